@@ -1,0 +1,1 @@
+"""The contracts everything rests on: the seam, trees, seeding, the registry, errors."""

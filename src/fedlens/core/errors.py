@@ -1,0 +1,69 @@
+"""Errors that a user can cause, each a sentence that says what, where and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedlensError(Exception):
+    """A request that cannot be carried out; nothing was started.
+
+    Args:
+        what: what is wrong, as a sentence without a full stop.
+        where: the file, key or line where it is wrong.
+        hint: what to do about it.
+
+    The command line prints it without a traceback and exits with `exit_code`.
+
+    >>> print(FedlensError("alpha is -1, and it has to be at least 0", where="data.partition.alpha", hint="take 0.1"))
+    alpha is -1, and it has to be at least 0 (data.partition.alpha). take 0.1.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.what = what.rstrip(".")
+        self.where = where
+        self.hint = hint.rstrip(".") if hint else None
+        text = self.what + (f" ({where})" if where else "") + "."
+        super().__init__(text + (f" {self.hint}." if self.hint else ""))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The default would rebuild the error from its finished text and lose the parts.
+        return (_rebuild, (type(self), self.what, self.where, self.hint))
+
+
+class ConfigError(FedlensError):
+    """A setting that is unknown, of the wrong type, or out of range."""
+
+
+class DataError(FedlensError):
+    """Data that are missing, truncated or corrupt."""
+
+
+class RunDirectoryError(FedlensError):
+    """A run directory that exists already, is not one, or cannot be read."""
+
+
+class RunFailed(FedlensError):
+    """A run that started and could not go on; its directory says why."""
+
+    exit_code = 1
+
+
+def _rebuild(kind: type[FedlensError], what: str, where: str | None, hint: str | None) -> FedlensError:
+    return kind(what, where=where, hint=hint)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint that names the nearest right name, and otherwise all of them.
+
+    >>> nearest("fedproxy", ["fedavg", "fedavgm", "fedprox"])
+    "did you mean 'fedprox'"
+    >>> nearest("x", ["fedavg", "fedprox"])
+    'known: fedavg, fedprox'
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'" if close else f"known: {', '.join(names)}"

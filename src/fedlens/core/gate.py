@@ -1,0 +1,129 @@
+"""The gate between an algorithm and an engine: each request answered once, states committed on acceptance, all counted."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedlens.core.protocol import (
+    Answer,
+    Answers,
+    Ask,
+    ClientId,
+    ClientStates,
+    Engine,
+    Failure,
+    Id,
+    Reply,
+)
+from fedlens.core.schema import nbytes
+
+
+@dataclass
+class Tally:
+    """What happened in a round, over the clients of the federation (what the server holds itself is left out)."""
+
+    clients: int = 0
+    failed: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    batches_max: int = 0
+    per_client: list[dict[str, Any]] = field(default_factory=list)
+    failures: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def asked(self, ask: Ask) -> None:
+        """Counts what goes out."""
+        shared = nbytes(ask.shared)
+        for request in ask.requests:
+            if not isinstance(request.client, str):
+                self.bytes_down += shared + nbytes(request.payload)
+
+    def accepted(self, reply: Reply) -> None:
+        """Counts a reply that was folded."""
+        if isinstance(reply.client, str):
+            return
+        self.clients += 1
+        self.bytes_up += reply.nbytes
+        for name, value in reply.metrics.items():
+            self.sums[name] += value
+        self.batches_max = max(self.batches_max, int(reply.metrics.get("batches", 0)))
+        self.per_client.append({"client": reply.client, "exchange": reply.id.exchange, **reply.metrics})
+
+    def failure(self, client: ClientId, reason: str) -> None:
+        """Counts what did not come or was not good."""
+        self.failed += 1
+        self.failures[client][reason] += 1
+
+
+class Gate:
+    """Drives an algorithm's generators over an engine.
+
+    It is the one place that decides what counts as an answer: a second answer to the same request is refused, a
+    proposed client state is committed only when the algorithm has taken the reply without refusing it, and all the
+    requests of an ask see the states as they were when it was asked (a client that appears twice included; of its
+    two proposals the later slot's stays).
+    """
+
+    def __init__(self, engine: Engine, states: ClientStates) -> None:
+        self.engine = engine
+        self.states = states
+        self.tally = Tally()
+        self._out: set[Id] = set()
+
+    def drive(self, steps: Generator[Ask, Answers, Any], round: int) -> Any:
+        """Runs a generator of asks to its end and returns its value."""
+        exchange = 0
+        try:
+            ask = next(steps)
+            while True:
+                answers = self.exchange(ask, round, exchange)
+                try:
+                    ask = steps.send(answers)
+                finally:
+                    answers.close()
+                exchange += 1
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            steps.close()
+
+    def exchange(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """The answers to one ask, each checked for being the first to its request."""
+        self.tally.asked(ask)
+        for slot in range(len(ask.requests)):
+            self._out.add(Id(round, exchange, slot))
+        staged: dict[ClientId, Any] = {}
+        answers = self.engine.answer(ask, round, exchange)
+        try:
+            for answer in answers:
+                if answer.id not in self._out:
+                    # The first answer stands; this one is counted and goes no further.
+                    self.tally.failure(answer.client, "answered a request twice, or one that was not asked")
+                    continue
+                self._out.discard(answer.id)
+                try:
+                    yield answer
+                finally:
+                    self._settle(answer, staged, at_once=ask.order == "arrival")
+        finally:
+            answers.close()
+            if ask.order == "request":
+                self._out = {i for i in self._out if i[:2] != (round, exchange)}
+            for client, state in staged.items():
+                self.states.commit(client, state)
+
+    def _settle(self, answer: Answer, staged: dict[ClientId, Any], at_once: bool) -> None:
+        if isinstance(answer, Failure):
+            self.tally.failure(answer.client, answer.reason)
+        elif answer.refused is not None:
+            self.tally.failure(answer.client, answer.refused)
+        else:
+            self.tally.accepted(answer)
+            if answer.state is not None:
+                if at_once:
+                    self.states.commit(answer.client, answer.state)
+                else:
+                    staged[answer.client] = answer.state

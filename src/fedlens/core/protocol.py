@@ -1,0 +1,282 @@
+"""The seam: an algorithm asks, an engine answers, and neither knows the other.
+
+An algorithm's round is a generator of `Ask`s; whoever drives it sends back an iterator of answers, and its return
+value is the new state of the server. An engine answers asks, in this process, in others, or on other machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from fedlens.core.schema import Schema
+from fedlens.core.seeding import Rng, Secrets
+from fedlens.core.tree import Tree, TreeSpec
+
+# An int is a client of the federation, its row in the partition. A string that begins with "@" is data that the
+# server holds itself: "@test", "@validation", "@train".
+ClientId = int | str
+
+# All that crosses the wire: trees, tensors, bytes, plain values, and sequences or mappings of these. No code.
+Payload = Mapping[str, Any]
+Metrics = dict[str, float]
+
+
+class Id(NamedTuple):
+    """Which request an answer belongs to. It is answered once."""
+
+    round: int
+    exchange: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """One client's part of an ask: who, and what differs from client to client."""
+
+    client: ClientId
+    payload: Payload = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Fold the replies of `block` neighbouring slots where the work ran, so that one tree crosses, not `block`.
+
+    `fields` maps a payload name to how its trees are folded: `"sum"` adds them, each times the reply's `weight`
+    field; `"max"` takes the largest value leaf by leaf. The folded payload also holds the sum of the weights. It
+    stands in `folded` of the block's last answer; the folded names are gone from the replies themselves. The tree
+    of additions depends on the slots alone, so every engine gets the same bits.
+    """
+
+    fields: Mapping[str, Literal["sum", "max"]]
+    weight: str = "weight"
+    block: int = 1
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One exchange: one operation, asked of several clients.
+
+    Attributes:
+        op: which of the algorithm's operations.
+        requests: one for each slot; a client may appear twice and is told apart by its slot.
+        shared: what is the same for all; it is sent once a worker or node, not once a client.
+        expect: what a good reply has; a reply that has not becomes a `Failure` before it is folded.
+        order: `"request"` gives the answers in the order of the slots, the same sum on every engine. `"arrival"`
+            gives them as they come, those of earlier arrival asks that are still out among them.
+        deadline: seconds after which what is still out becomes a `Failure`.
+        reduce: fold where the work ran (request order only).
+    """
+
+    op: str
+    requests: Sequence[Request]
+    shared: Payload = field(default_factory=dict)
+    expect: Schema = field(default_factory=Schema)
+    order: Literal["request", "arrival"] = "request"
+    deadline: float | None = None
+    reduce: Reduce | None = None
+
+
+@dataclass
+class Reply:
+    """A client's answer. Its proposed state is committed when the algorithm has taken it, unless it was refused."""
+
+    id: Id
+    client: ClientId
+    payload: Payload
+    metrics: Metrics = field(default_factory=dict)
+    state: Payload | None = None
+    nbytes: int = 0
+    folded: Payload | None = None
+    refused: str | None = None
+
+    def refuse(self, reason: str) -> None:
+        """Turns the reply down after a look at it: the client's state stays as it was, and the run counts it."""
+        self.refused = reason
+
+
+@dataclass
+class Failure:
+    """What stands in place of a reply that did not come or was not good."""
+
+    id: Id
+    client: ClientId
+    reason: str
+    folded: Payload | None = None
+
+
+Answer = Reply | Failure
+Answers = Iterator[Answer]
+
+
+class Outcome(NamedTuple):
+    """What an operation gives back: what is sent, the client's new state (None: unchanged), and numbers to log."""
+
+    payload: Payload
+    state: Payload | None = None
+    metrics: Mapping[str, float] = {}
+
+
+@dataclass
+class Client:
+    """What an operation finds at home; none of it leaves unless the operation sends it.
+
+    `scratch` is a cache that lives as long as the worker, shared by its clients: results must not depend on it.
+    """
+
+    id: ClientId
+    data: Any
+    state: Payload
+    secrets: Secrets
+    scratch: dict[Any, Any]
+    device: torch.device
+
+
+class Op(Protocol):
+    """An operation at a client: pure but for `client.scratch`; it leaves its inputs untouched.
+
+    The payload holds the names of `Ask.shared` and of `Request.payload` together.
+    """
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng, /) -> Outcome: ...
+
+
+class ClientDataSource(Protocol):
+    """Where the data of the clients is found: by row, or by name for what the server holds."""
+
+    def holder(self, client: ClientId, /) -> Any:
+        """The data of this client."""
+        ...
+
+
+@dataclass(frozen=True)
+class Program:
+    """What an engine is opened with, once: operations, data, the seed, the device."""
+
+    ops: Mapping[str, Op]
+    data: ClientDataSource
+    seed: int
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """How a model is made: a name or import path, its settings, and what it is made for.
+
+    `build()` gives a new module; its initial weights depend on `seed` alone.
+    """
+
+    factory: Callable[..., torch.nn.Module]
+    name: str
+    settings: Mapping[str, Any]
+    input_shape: tuple[int, ...]
+    classes: int
+    seed: int
+
+    def build(self) -> torch.nn.Module:
+        """A new module with the initial weights, leaving the global random state as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)
+            return self.factory(self.input_shape, self.classes, **self.settings)
+
+
+@dataclass(frozen=True)
+class FederationInfo:
+    """What the server knows of its clients: how many, how many examples each, and what the task is."""
+
+    sizes: np.ndarray
+    classes: int
+    input_shape: tuple[int, ...]
+    held: Mapping[str, int] = field(default_factory=dict)  # examples at the server, by name: "@test", ...
+
+    @property
+    def clients(self) -> int:
+        """The number of clients in the population."""
+        return len(self.sizes)
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """Where the run is: the round (1 is the first that trains), and the server's randomness for it."""
+
+    round: int
+    rounds: int
+    federation: FederationInfo
+    rng: Rng
+
+
+State = Payload
+Round = Generator[Ask, Answers, State]
+Evaluation = Generator[Ask, Answers, Metrics]
+
+
+class Algorithm(Protocol):
+    """A coordinator that asks clients for work and folds the replies. Its state is a payload, never `self`."""
+
+    ops: Mapping[str, Op]
+
+    def init(self, model: ModelSpec, federation: FederationInfo) -> State:
+        """The state before the first round."""
+        ...
+
+    def round(self, state: State, ctx: RoundContext) -> Round:
+        """One round: yields asks, gets answers, returns the new state."""
+        ...
+
+    def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
+        """The metrics of the state, by asking holders of data; `fedlens.tasks.evaluation` has the central default."""
+        ...
+
+    def model(self, state: State) -> tuple[ModelSpec, Tree]:
+        """What is exported."""
+        ...
+
+
+class Engine(Protocol):
+    """Anything that answers asks. It reads client states from `states` and never changes them."""
+
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Takes the program, once, before the first ask."""
+        ...
+
+    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """Answers an ask; closing the generator drops what is still out (request order)."""
+        ...
+
+    def close(self) -> None:
+        """Ends all work and gives back every process and all memory. May be called twice."""
+        ...
+
+
+class ClientStates:
+    """The state of every client that has one, owned by the driver, so that a lost worker loses nothing."""
+
+    def __init__(self) -> None:
+        self._states: dict[ClientId, Payload] = {}
+
+    def get(self, client: ClientId) -> Payload:
+        """The committed state of a client; empty before its first commit."""
+        return self._states.get(client, {})
+
+    def commit(self, client: ClientId, state: Payload) -> None:
+        """Makes `state` what the client finds next time."""
+        self._states[client] = state
+
+    def snapshot(self) -> dict[str, Payload]:
+        """All states by client, for a checkpoint."""
+        return {str(client): state for client, state in sorted(self._states.items(), key=lambda x: str(x[0]))}
+
+    def restore(self, snapshot: Mapping[str, Payload]) -> None:
+        """Takes a snapshot back, and forgets everything else."""
+        self._states = {client if client.startswith("@") else int(client): s for client, s in snapshot.items()}
+
+
+__all__ = [
+    "Algorithm", "Answer", "Answers", "Ask", "Client", "ClientDataSource", "ClientId", "ClientStates", "Engine",
+    "Evaluation", "Failure", "FederationInfo", "Id", "Metrics", "ModelSpec", "Op", "Outcome", "Payload", "Program",
+    "Reduce", "Reply", "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec",
+]  # fmt: skip

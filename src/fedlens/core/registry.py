@@ -1,0 +1,185 @@
+"""Names to factories, and the settings of a factory read off its signature.
+
+A *factory* is a plain function. Its positional parameters are handed in by whoever builds it; its keyword-only
+parameters are the user's settings, with their types, bounds and defaults. So a setting is written down once:
+
+>>> from typing import Annotated
+>>> from pydantic import Field
+>>> def disc(image: object, *, radius: Annotated[float, Field(gt=0)] = 1.0) -> float:
+...     return 3 * radius**2
+>>> settings_model(disc).model_validate({"radius": 2}).model_dump()
+{'radius': 2.0}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from fedlens.core.errors import ConfigError, FedlensError, nearest
+
+Factory = Callable[..., Any]
+USER_MODULE_PREFIX = "fedlens_user_"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a registry: where the factory is, and one line on what it is."""
+
+    target: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A table of names, imported only when asked for.
+
+    Besides its own rows a registry finds factories that a user names as `path/to/file.py:function` or
+    `package.module:function`, and those that an installed package offers under the entry point group
+    `fedlens.<kind>s`.
+    """
+
+    kind: str
+    entries: Mapping[str, Entry]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Each name with its one-line summary, installed plug-ins included; imports no factory."""
+        own = [(name, entry.summary) for name, entry in self.entries.items()]
+        return own + [(p.name, f"from {p.value}") for p in self._plugins() if p.name not in self.entries]
+
+    def find(self, name: str, where: str | None = None) -> Factory:
+        """The factory called `name`; raises `ConfigError` with the nearest right name where there is none."""
+        if name in self.entries:
+            return _load(self.entries[name].target)
+        for plugin in self._plugins():
+            if plugin.name == name:
+                return _callable(plugin.load(), name, self.kind, where)
+        if ":" in name:
+            return _callable(load_target(name, where=where), name, self.kind, where)
+        known = [row for row, _ in self.rows()]
+        raise ConfigError(f"there is no {self.kind} '{name}'", where=where, hint=nearest(name, known))
+
+    def _plugins(self) -> list[Any]:
+        return list(entry_points(group=f"fedlens.{self.kind}s"))
+
+
+def _load(target: str) -> Factory:
+    module, _, attribute = target.partition(":")
+    factory: Factory = getattr(importlib.import_module(module), attribute)
+    return factory
+
+
+def _callable(found: object, name: str, kind: str, where: str | None) -> Factory:
+    if not callable(found):
+        raise ConfigError(f"'{name}' is {type(found).__name__}, not a function that makes a {kind}", where=where)
+    return found
+
+
+def load_target(target: str, where: str | None = None) -> Any:
+    """The object behind `file.py:name` or `package.module:name`.
+
+    Raises `ConfigError` where the file, the module or the name is not there, or importing it fails.
+    """
+    source, _, attribute = target.rpartition(":")
+    try:
+        module = load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the file {source} is not there", where=where, hint="give its path from where you are"
+        ) from None
+    except FedlensError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"importing {source} failed: {type(error).__name__}: {error}", where=where) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise ConfigError(
+            f"{source} has nothing called '{attribute}'", where=where, hint=nearest(attribute, public)
+        ) from None
+
+
+def load_file(path: Path) -> Any:
+    """The module in a user's own file, once a process, under a name that depends on its path alone."""
+    path = path.expanduser().resolve()
+    name = USER_MODULE_PREFIX + hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def user_files() -> list[str]:
+    """The files that `load_file` has loaded: a worker loads them before it unpickles what they define."""
+    found = [m for n, m in sys.modules.items() if n.startswith(USER_MODULE_PREFIX)]
+    return [str(m.__file__) for m in found]
+
+
+@lru_cache(maxsize=None)
+def settings_model(factory: Factory) -> type[BaseModel]:
+    """The pydantic model of a factory's settings: its keyword-only parameters, and nothing else allowed."""
+    signature = inspect.signature(factory)
+    hints = get_type_hints(factory, include_extras=True)
+    fields: dict[str, Any] = {}
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            required = parameter.default is inspect.Parameter.empty
+            fields[parameter.name] = (hints[parameter.name], Field(... if required else parameter.default))
+    config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
+    name = getattr(factory, "__name__", type(factory).__name__)
+    return create_model(f"{name}_settings", __config__=config, **fields)
+
+
+def read_settings(factory: Factory, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The settings of `factory` in `values`, checked and with the defaults filled in.
+
+    Raises `ConfigError` that names the key below `where`.
+    """
+    model = settings_model(factory)
+    try:
+        checked = model.model_validate(dict(values))
+    except ValidationError as error:
+        raise explain(error, where, known=list(model.model_fields)) from None
+    return {name: getattr(checked, name) for name in model.model_fields}
+
+
+def explain(error: ValidationError, where: str = "", known: list[str] | None = None) -> ConfigError:
+    """The first fault of a pydantic error as one sentence with the key and the nearest right name."""
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    key = ".".join(filter(None, [where, *location]))
+    last = location[-1] if location else where
+    if first["type"] == "extra_forbidden":
+        names = known if known is not None and len(location) == 1 else []
+        hint = nearest(last, names) if names else "remove it, or see the page on settings"
+        return ConfigError(f"there is no setting '{last}' here", where=key, hint=hint)
+    if first["type"] == "missing":
+        return ConfigError(f"the setting '{last}' is missing", where=key, hint=f"give it a value, say with --set {key}=...")
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return ConfigError(f"'{last}' is {first['input']!r}: {message}", where=key)

@@ -1,0 +1,152 @@
+"""What a good reply has, checked before it is folded.
+
+In many tools one NaN update turns the global model to NaN while the run reports success, a tensor of shape (1,) is
+silently broadcast, and a weight of zero everywhere divides by zero. A schema turns each into a counted failure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlens.core.tree import TreeSpec, all_finite
+
+
+@dataclass(frozen=True)
+class TreeField:
+    """A tree with exactly these leaves, in exactly these shapes and dtypes, all of it finite."""
+
+    leaves: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+    @classmethod
+    def like(cls, spec: TreeSpec) -> TreeField:
+        """The field for a tree of this spec."""
+        return cls({name: (leaf.shape, leaf.dtype) for name, leaf in spec.items()})
+
+    def fault(self, name: str, value: Any) -> str | None:
+        """What is wrong with `value`, or None."""
+        if not isinstance(value, Mapping):
+            return f"{name} is {type(value).__name__}, not a tree"
+        if value.keys() != self.leaves.keys():
+            missing, extra = sorted(self.leaves.keys() - value.keys()), sorted(value.keys() - self.leaves.keys())
+            return f"{name} lacks {missing[0]}" if missing else f"{name} has an extra {extra[0]}"
+        for leaf, (shape, dtype) in self.leaves.items():
+            fault = _tensor_fault(f"{name}.{leaf}", value[leaf], shape, dtype)
+            if fault:
+                return fault
+        return None if all_finite(list(value.values())) else f"{name} holds NaN or Inf"
+
+
+@dataclass(frozen=True)
+class TensorField:
+    """A tensor of this shape and dtype, all of it finite."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def fault(self, name: str, value: Any) -> str | None:
+        """What is wrong with `value`, or None."""
+        fault = _tensor_fault(name, value, self.shape, self.dtype)
+        return fault or (None if all_finite([value]) else f"{name} holds NaN or Inf")
+
+
+@dataclass(frozen=True)
+class NumberField:
+    """A finite number above `above` (exclusive) and at most `most`."""
+
+    above: float = -math.inf
+    most: float = math.inf
+
+    def fault(self, name: str, value: Any) -> str | None:
+        """What is wrong with `value`, or None."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"{name} is {type(value).__name__}, not a number"
+        if not math.isfinite(value):
+            return f"{name} is {value}"
+        if not self.above < value <= self.most:
+            return f"{name} is {value:g}, outside ({self.above:g}, {self.most:g}]"
+        return None
+
+
+Field = TreeField | TensorField | NumberField
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields that a reply's payload must have, and no others.
+
+    With `fields=None`, the default, any payload is good whose tensors are finite.
+
+    >>> schema = Schema({"weight": NumberField(above=0)})
+    >>> schema.fault({"weight": 0})
+    'weight is 0, outside (0, inf]'
+    >>> schema.fault({"weight": 3.0, "note": 1})
+    'there is an extra note'
+    """
+
+    fields: Mapping[str, Field] | None = None
+
+    def fault(self, payload: Any) -> str | None:
+        """Why this payload is refused, or None if it is good."""
+        if not isinstance(payload, Mapping):
+            return f"the payload is {type(payload).__name__}, not a mapping"
+        if self.fields is None:
+            return finite_fault(payload)
+        for name in self.fields:
+            if name not in payload:
+                return f"{name} is missing"
+        for name in payload:
+            if name not in self.fields:
+                return f"there is an extra {name}"
+        for name, field in self.fields.items():
+            fault = field.fault(name, payload[name])
+            if fault:
+                return fault
+        return None
+
+
+def finite_fault(payload: Mapping[str, Any]) -> str | None:
+    """The first name in a payload whose tensors are not all finite, as a sentence; None if there is none."""
+    for name, value in payload.items():
+        if not all_finite(tensors_in(value)):
+            return f"{name} holds NaN or Inf"
+    return None
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in a payload, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [t for item in value.values() for t in tensors_in(item)]
+    if isinstance(value, list | tuple):
+        return [t for item in value for t in tensors_in(item)]
+    return []
+
+
+def nbytes(value: Any) -> int:
+    """The bytes of a payload's tensors and byte strings, which is what a network would carry but for the envelope."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(nbytes(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(nbytes(item) for item in value)
+    if isinstance(value, bytes):
+        return len(value)
+    return 8 if isinstance(value, int | float) else 0
+
+
+def _tensor_fault(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+    if not isinstance(value, Tensor):
+        return f"{name} is {type(value).__name__}, not a tensor"
+    if tuple(value.shape) != shape:
+        return f"{name} has shape {tuple(value.shape)} where {shape} is expected"
+    if value.dtype != dtype:
+        return f"{name} is {value.dtype} where {dtype} is expected"
+    return None

@@ -1,0 +1,142 @@
+"""Trees: named tensors, what each leaf is, and the few pure operations on them.
+
+A tree is named like a `state_dict`. Its spec says of every leaf which *role* it plays, because each role is
+aggregated differently and on purpose: weights are averaged and moved by server optimizers, running statistics
+(`buffer`) are averaged and never touched by a server optimizer, integer `counter`s take the largest value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Tree = Mapping[str, Tensor]
+Role = Literal["weight", "buffer", "counter", "head", "arch"]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What one named tensor is: its role, shape, dtype, and whether training changes it."""
+
+    role: Role
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    trainable: bool
+
+
+TreeSpec = Mapping[str, Leaf]
+
+
+def spec_of(module: nn.Module) -> dict[str, Leaf]:
+    """The spec of a module's state: parameters are weights, float buffers `buffer`, integer ones `counter`.
+
+    >>> spec = spec_of(nn.BatchNorm1d(3))
+    >>> {name: leaf.role for name, leaf in spec.items()}["num_batches_tracked"]
+    'counter'
+    """
+    parameters = dict(module.named_parameters())
+    spec: dict[str, Leaf] = {}
+    for name, value in module.state_dict().items():
+        if name in parameters:
+            spec[name] = Leaf("weight", tuple(value.shape), value.dtype, parameters[name].requires_grad)
+        else:
+            role: Role = "buffer" if value.is_floating_point() else "counter"
+            spec[name] = Leaf(role, tuple(value.shape), value.dtype, False)
+    return spec
+
+
+def part(spec: TreeSpec, *roles: Role, trainable: bool | None = None) -> list[str]:
+    """The names of the leaves with one of these roles, in the spec's order."""
+    return [
+        name
+        for name, leaf in spec.items()
+        if leaf.role in roles and (trainable is None or leaf.trainable == trainable)
+    ]
+
+
+def tree_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of a module's state as a tree."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def load_into(module: nn.Module, tree: Tree) -> None:
+    """Copies a tree into a module of the same names."""
+    with torch.no_grad():
+        own = module.state_dict()
+        for name, value in tree.items():
+            own[name].copy_(value)
+
+
+def select(tree: Tree, names: Sequence[str]) -> dict[str, Tensor]:
+    """The leaves of these names, not copied."""
+    return {name: tree[name] for name in names}
+
+
+def map_tree(function: Callable[..., Tensor], *trees: Tree) -> dict[str, Tensor]:
+    """A new tree from the leaves of the same name."""
+    return {name: function(*(tree[name] for tree in trees)) for name in trees[0]}
+
+
+def zeros_like(tree: Tree) -> dict[str, Tensor]:
+    """A tree of zeros in the shapes and dtypes of `tree`."""
+    return map_tree(torch.zeros_like, tree)
+
+
+def add(a: Tree, b: Tree, scale: float = 1.0) -> dict[str, Tensor]:
+    """a + scale b, as a new tree.
+
+    >>> add({"w": torch.ones(2)}, {"w": torch.ones(2)}, scale=-0.5)["w"]
+    tensor([0.5000, 0.5000])
+    """
+    return map_tree(lambda x, y: torch.add(x, y, alpha=scale), a, b)
+
+
+def subtract(a: Tree, b: Tree) -> dict[str, Tensor]:
+    """a - b, as a new tree."""
+    return map_tree(torch.sub, a, b)
+
+
+def scale(tree: Tree, factor: float) -> dict[str, Tensor]:
+    """factor * tree, as a new tree."""
+    return map_tree(lambda x: x * factor, tree)
+
+
+def norm(tree: Tree) -> Tensor:
+    """The Euclidean norm over all leaves, a 0-dim tensor."""
+    parts = torch._foreach_norm(list(tree.values()))
+    return torch.linalg.vector_norm(torch.stack([p.double() for p in parts]))
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no floating-point tensor holds a NaN or an infinity.
+
+    One pass over the memory: the largest magnitude of a tensor is finite only if every value is.
+
+    >>> all_finite([torch.tensor([1.0]), torch.tensor([float("nan")])])
+    False
+    """
+    floats = [t for t in tensors if t.is_floating_point() and t.numel()]
+    if not floats:
+        return True
+    largest = torch._foreach_norm(floats, float("inf"))
+    return all(bool(torch.isfinite(value)) for value in largest)
+
+
+def count(spec: TreeSpec) -> int:
+    """The number of parameters: weights alone, trainable or frozen."""
+    return sum(torch.Size(leaf.shape).numel() for leaf in spec.values() if leaf.role != "buffer" and leaf.role != "counter")
+
+
+def digest(tree: Tree) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes, in the order of the names."""
+    total = hashlib.sha256()
+    for name in sorted(tree):
+        value = tree[name].detach().cpu().contiguous()
+        total.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
+        total.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return total.hexdigest()

@@ -1,0 +1,11 @@
+"""Engines: anything that answers asks. They are siblings and know no algorithm."""
+
+from fedlens.core.registry import Entry, Registry
+
+ENGINES = Registry(
+    "engine",
+    {
+        "inline": Entry("fedlens.engines.inline:inline", "this process, one client after the other"),
+        "processes": Entry("fedlens.engines.processes:processes", "local workers that share data and weights in memory"),
+    },
+)

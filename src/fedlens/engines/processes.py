@@ -1,0 +1,313 @@
+"""The engine of persistent local workers; data, weights and replies lie in memory that they share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from typing import Annotated, Any
+
+from pydantic import Field
+from torch import Tensor
+
+from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program, Reply
+from fedlens.engines.answering import Item
+from fedlens.engines.inline import Threads
+from fedlens.engines.shared import Packer, Pool, Region
+from fedlens.engines.workers import Nursery, Worker
+
+Workers = Annotated[int, Field(ge=0, le=1024, description="local worker processes; 0 takes one a core")]
+Window = Annotated[int, Field(ge=1, description="MiB of finished replies that wait for an earlier one, at most")]
+
+_DEATHS = 3  # a task that has ended this many workers fails instead of being tried again
+_SHORT = 0.02  # seconds: below it a worker gets its next task before it has finished, so that it never waits
+
+
+def processes(*, workers: Workers = 0, threads: Threads = 1, window: Window = 512) -> Processes:
+    """Persistent local workers, one thread each by default; bit-identical to `inline` with the same threads."""
+    if sys.platform == "win32":
+        raise ConfigError(
+            "the engine 'processes' needs Linux or macOS", where="engine.name", hint="use engine.name=inline"
+        )
+    return Processes(workers or max(1, (os.cpu_count() or 1) // threads), threads, window)
+
+
+@dataclass
+class _Job:
+    """One ask on its way: cut into blocks of slots, each done once."""
+
+    number: int
+    ask: Ask
+    round: int
+    exchange: int
+    due: float | None
+    blocks: list[range]
+    envelope: bytes = b""
+    region: Region | None = None
+    waiting: deque[int] = field(default_factory=deque)
+    running: int = 0
+    done: dict[int, list[Answer]] = field(default_factory=dict)
+    answered: set[int] = field(default_factory=set)  # blocks handed to the gate, or given up
+    closed: bool = False
+
+    def failures(self, block: int, reason: str) -> list[Answer]:
+        slots = self.blocks[block]
+        return [Failure(Id(self.round, self.exchange, s), self.ask.requests[s].client, reason) for s in slots]
+
+
+@dataclass
+class _Task:
+    job: _Job
+    block: int
+    region: Region | None
+    sent: float
+
+
+class Processes:
+    """See `processes`.
+
+    Workers take blocks of requests one at a time, so a slow client does not idle the others. Finished replies that
+    must wait for an earlier slot stay in shared memory, within `window`; when it is full, no new block is begun.
+    """
+
+    def __init__(self, workers: int, threads: int, window: int) -> None:
+        self.count = workers
+        self._window = window * 2**20
+        self._nursery = Nursery(threads)
+        self._workers: list[Worker] = []
+        self._tasks: dict[int, _Task] = {}
+        self._arrivals: deque[_Job] = deque()  # arrival-order jobs with work left
+        self._numbers = itertools.count(1)
+        self._deaths: dict[tuple[int, int], int] = {}
+        self._pool = Pool()
+        self._seconds = 1.0  # a task's time, smoothed: tasks are taken for long until shown otherwise
+        self._reply_bytes = 0
+
+    def warm(self) -> None:
+        """Begins to start up in the background, before the program is known."""
+        self._nursery.start()
+
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Puts the program into shared memory and starts the workers."""
+        self._states = states
+        packer = Packer(program, code=True)
+        self._program = Region(max(packer.size, 4096))
+        packer.write(self._program.view())
+        self._envelope = packer.envelope
+        self._workers = [self._new_worker() for _ in range(self.count)]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return [worker.pid for worker in self._workers]
+
+    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """Answers an ask by the workers."""
+        job = self._publish(ask, round, exchange)
+        if ask.order == "arrival":
+            self._arrivals.append(job)
+            return self._as_they_come()
+        return self._in_order(job)
+
+    def close(self) -> None:
+        """Ends the workers and gives back the memory."""
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
+        self._nursery.close()
+        self._pool.close()
+        if hasattr(self, "_program"):
+            self._program.close()
+        self._tasks.clear()
+        self._arrivals.clear()
+
+    # -- what is asked ------------------------------------------------------------------------------------------
+
+    def _publish(self, ask: Ask, round: int, exchange: int) -> _Job:
+        size = ask.reduce.block if ask.reduce else 1
+        slots = len(ask.requests)
+        blocks = [range(first, min(first + size, slots)) for first in range(0, slots, size)]
+        due = None if ask.deadline is None else time.monotonic() + ask.deadline
+        job = _Job(next(self._numbers), ask, round, exchange, due, blocks, waiting=deque(range(len(blocks))))
+        packer = Packer((ask.shared, ask.expect, ask.reduce))
+        job.envelope, job.region = packer.envelope, self._lay(packer)
+        return job
+
+    def _lay(self, packer: Packer) -> Region | None:
+        if packer.size == 0:
+            return None
+        region = self._pool.take(packer.size)
+        packer.write(region.view())
+        return region
+
+    # -- answering ----------------------------------------------------------------------------------------------
+
+    def _in_order(self, job: _Job) -> Generator[Answer, None, None]:
+        try:
+            for block in range(len(job.blocks)):
+                while block not in job.done:
+                    if job.due is not None and time.monotonic() > job.due:
+                        job.done[block] = job.failures(block, "the deadline passed")
+                        break
+                    self._dispatch(job)
+                    self._pump(job.due)
+                answers = job.done.pop(block)
+                job.answered.add(block)
+                self._dispatch(job)
+                while answers:
+                    yield answers.pop(0)
+        finally:
+            self._retire(job)
+
+    def _as_they_come(self) -> Generator[Answer, None, None]:
+        while self._arrivals:
+            for job in list(self._arrivals):
+                if job.due is not None and time.monotonic() > job.due:
+                    for block in set(range(len(job.blocks))) - job.answered - job.done.keys():
+                        job.done[block] = job.failures(block, "the deadline passed")
+                for block in list(job.done):
+                    answers = job.done.pop(block)
+                    job.answered.add(block)
+                    if len(job.answered) == len(job.blocks):
+                        self._arrivals.remove(job)
+                        self._retire(job)
+                    self._dispatch(None)
+                    while answers:
+                        yield answers.pop(0)
+            if self._arrivals and not any(job.done for job in self._arrivals):
+                self._dispatch(None)
+                self._pump(min((job.due for job in self._arrivals if job.due is not None), default=None))
+
+    def _retire(self, job: _Job) -> None:
+        """Drops what is left of a job; its memory is free once no worker looks at it any more."""
+        job.closed = True
+        job.waiting.clear()
+        job.done.clear()
+        self._release(job)
+
+    def _release(self, job: _Job) -> None:
+        if job.closed and job.running == 0:
+            for worker in self._workers:
+                if job.number in worker.knows_asks:
+                    worker.forget.append(job.number)
+            if job.region is not None:
+                self._pool.give(job.region)
+                job.region = None
+
+    # -- the workers --------------------------------------------------------------------------------------------
+
+    def _dispatch(self, current: _Job | None) -> None:
+        """Gives work to every worker that has room for it: the current ask's first, then what arrives when it does."""
+        depth = 2 if self._seconds < _SHORT else 1
+        for worker in sorted(self._workers, key=lambda w: len(w.tasks)):
+            while len(worker.tasks) < depth:
+                job = self._next_job(current)
+                if job is None:
+                    return
+                self._send(worker, job, job.waiting.popleft())
+
+    def _next_job(self, current: _Job | None) -> _Job | None:
+        room = max(len(self._workers) + 1, self._window // max(self._reply_bytes, 1))
+        if current is not None and current.waiting:
+            held = current.running + len(current.done)
+            return current if held < room else None
+        held = sum(job.running + len(job.done) for job in self._arrivals)
+        return next((job for job in self._arrivals if job.waiting), None) if held < room else None
+
+    def _send(self, worker: Worker, job: _Job, block: int) -> None:
+        items = [
+            Item(Id(job.round, job.exchange, s), request.client, request.payload, self._states.get(request.client))
+            for s, request in ((s, job.ask.requests[s]) for s in job.blocks[block])
+        ]
+        packer = Packer(items)
+        task = _Task(job, block, self._lay(packer), time.monotonic())
+        number = next(self._numbers)
+        self._tasks[number] = task
+        job.running += 1
+        try:
+            if job.number not in worker.knows_asks:
+                worker.send("ask", job.number, job.ask.op, job.envelope, worker.show(job.region))
+                worker.knows_asks.add(job.number)
+            worker.task(number, job.number, packer.envelope, task.region)
+        except OSError:
+            if number not in worker.tasks:
+                worker.tasks.append(number)
+            self._replace(worker)
+
+    def _pump(self, due: float | None) -> None:
+        """Waits until at least one worker has something to say, and takes what it says."""
+        timeout = None if due is None else max(0.0, due - time.monotonic())
+        by_connection: dict[Any, Worker] = {worker.connection: worker for worker in self._workers}
+        for ready in connection.wait(list(by_connection), timeout):
+            worker = by_connection[ready]
+            try:
+                number, answers = worker.receive()
+            except (EOFError, OSError):
+                self._replace(worker)
+            else:
+                self._finish(number, answers)
+
+    def _finish(self, number: int, answers: Sequence[Answer]) -> None:
+        task = self._end(number)
+        elapsed = time.monotonic() - task.sent
+        self._seconds += 0.2 * (elapsed - self._seconds)
+        for answer in answers:
+            if isinstance(answer, Reply):
+                self._reply_bytes = max(self._reply_bytes, answer.nbytes)
+                if answer.state is not None:
+                    # A state outlives the round: a copy of its own lets the worker have its memory back.
+                    answer.state = _copied(answer.state)
+        if not task.job.closed and task.block not in task.job.answered:
+            task.job.done[task.block] = list(answers)
+
+    def _end(self, number: int) -> _Task:
+        task = self._tasks.pop(number)
+        task.job.running -= 1
+        if task.region is not None:
+            self._pool.give(task.region)
+        self._release(task.job)
+        return task
+
+    def _replace(self, dead: Worker) -> None:
+        """A worker is gone: its unfinished tasks go back to the front, and a new worker takes its place."""
+        dead.close()
+        self._workers.remove(dead)
+        for number in reversed(dead.tasks):
+            task = self._end(number)
+            job, key = task.job, (task.job.number, task.block)
+            if job.closed or task.block in job.answered:
+                continue
+            # Only the first of its tasks was being worked on; the others merely waited.
+            if number == dead.tasks[0]:
+                self._deaths[key] = self._deaths.get(key, 0) + 1
+            if self._deaths.get(key, 0) >= _DEATHS:
+                job.done[task.block] = job.failures(
+                    task.block, f"its worker process was killed {_DEATHS} times (out of memory?)"
+                )
+            else:
+                job.waiting.appendleft(task.block)
+        self._workers.append(self._new_worker())
+
+    def _new_worker(self) -> Worker:
+        worker = self._nursery.worker()
+        try:
+            worker.send("program", worker.show(self._program), self._envelope)
+        except OSError as error:
+            raise RunFailed("a local worker died as it started", hint="engine.name=inline runs without") from error
+        return worker
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value]
+    return value

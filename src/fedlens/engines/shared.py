@@ -1,0 +1,175 @@
+"""Payloads in memory that processes share: a small envelope is sent, the tensors stay where they are.
+
+A region is anonymous memory behind a file descriptor. It has no name, so nothing is left over when every process
+that maps it is gone, killed or not.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import mmap
+import os
+import pickle
+import tempfile
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch import Tensor
+
+_ALIGN = 64
+_LARGE = 4096  # bytes objects from this size on travel in the region, not in the envelope
+_numbers = itertools.count(1)
+
+
+class Region:
+    """One piece of shared memory, mapped in this process."""
+
+    def __init__(self, size: int, fd: int | None = None, number: int | None = None) -> None:
+        self.size = size
+        self.number = next(_numbers) if number is None else number
+        self.fd = _anonymous_file(size) if fd is None else fd
+        self.map = mmap.mmap(self.fd, size)
+
+    def view(self, freed: Callable[[], None] | None = None) -> memoryview:
+        """A view of it all. `freed` is called when the last tensor made from this view is gone."""
+        view = memoryview(self.map)
+        if freed is not None:
+            # A tensor keeps the object alive whose memory it looks at, so this tells when no tensor is left.
+            weakref.finalize(view, freed).atexit = False
+        return view
+
+    def close(self) -> None:
+        """Gives back the descriptor; the memory goes when the last tensor that looks at it is gone."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _anonymous_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("fedlens")
+    else:  # macOS
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, size)
+    return fd
+
+
+class Pool:
+    """Regions for reuse, so that a steady run maps its memory once."""
+
+    def __init__(self) -> None:
+        self._free: list[Region] = []
+
+    def take(self, size: int) -> Region:
+        """A free region of at least this size: the smallest that fits, or a new one."""
+        fits = [region for region in self._free if region.size >= size]
+        if fits:
+            region = min(fits, key=lambda r: r.size)
+            self._free.remove(region)
+            return region
+        return Region(max(size, mmap.PAGESIZE))
+
+    def give(self, region: Region) -> None:
+        """Takes a region back."""
+        self._free.append(region)
+
+    def close(self) -> None:
+        """Gives back every free region."""
+        for region in self._free:
+            region.close()
+        self._free.clear()
+
+
+class Packer:
+    """A payload, ready to be laid into a region: `envelope` is what is sent, `size` what the region must hold."""
+
+    def __init__(self, payload: Any, code: bool = False) -> None:
+        self._parts: list[tuple[int, Tensor | np.ndarray | bytes]] = []
+        self._seen: dict[int, tuple[Any, ...]] = {}
+        self.size = 0
+        buffer = io.BytesIO()
+        pickler = (_CodePickler if code else _PlainPickler)(buffer, self._place)
+        pickler.dump(payload)
+        self.envelope = buffer.getvalue()
+
+    def _place(self, value: Any) -> tuple[Any, ...] | None:
+        about: tuple[Any, ...]
+        if isinstance(value, Tensor):
+            kind, size, about = "t", value.numel() * value.element_size(), (tuple(value.shape), value.dtype)
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "iufb" and value.nbytes >= _LARGE:
+            kind, size, about = "a", value.nbytes, (value.shape, value.dtype.str)
+        elif isinstance(value, bytes) and len(value) >= _LARGE:
+            kind, size, about = "b", len(value), ()
+        else:
+            return None
+        if id(value) not in self._seen:
+            self._seen[id(value)] = (kind, self.size, size, *about)
+            self._parts.append((self.size, value))  # keeps it alive, so that its id stays its own
+            self.size += -(-size // _ALIGN) * _ALIGN
+        return self._seen[id(value)]
+
+    def write(self, view: memoryview) -> None:
+        """Copies the tensors in."""
+        for offset, value in self._parts:
+            if isinstance(value, bytes):
+                view[offset : offset + len(value)] = value
+            elif isinstance(value, Tensor):
+                if value.numel():
+                    _tensor(view, offset, value.shape, value.dtype).copy_(value.detach())
+            else:
+                np.frombuffer(view, value.dtype, value.size, offset).reshape(value.shape)[...] = value
+
+
+def unpack(envelope: bytes, view: memoryview) -> Any:
+    """The payload behind an envelope; its tensors look at the region, nothing is copied."""
+    return _Unpickler(io.BytesIO(envelope), view).load()
+
+
+def _tensor(view: memoryview, offset: int, shape: Any, dtype: torch.dtype) -> Tensor:
+    count = 1
+    for extent in shape:
+        count *= extent
+    if count == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(view, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+
+
+class _PlainPickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, place: Callable[[Any], tuple[Any, ...] | None]) -> None:
+        super().__init__(file, protocol=5)
+        self._place = place
+
+    def persistent_id(self, value: Any) -> Any:
+        return self._place(value)
+
+
+class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Also takes functions and classes of a notebook or script, by value."""
+
+    def __init__(self, file: io.BytesIO, place: Callable[[Any], tuple[Any, ...] | None]) -> None:
+        super().__init__(file, protocol=5)
+        self._place = place
+
+    def persistent_id(self, value: Any) -> Any:
+        return self._place(value)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, view: memoryview) -> None:
+        super().__init__(file)
+        self._view = view
+
+    def persistent_load(self, place: Any) -> Any:
+        kind, offset, size, *about = place
+        if kind == "t":
+            return _tensor(self._view, offset, *about)
+        if kind == "a":
+            shape, dtype = about
+            return np.frombuffer(self._view, dtype, size // np.dtype(dtype).itemsize, offset).reshape(shape)
+        return bytes(self._view[offset : offset + size])

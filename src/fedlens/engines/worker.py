@@ -1,0 +1,99 @@
+"""The loop of a local worker: gets blocks of requests, answers them, lays the replies into shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens.core.registry import load_file
+from fedlens.engines.answering import Site
+from fedlens.engines.shared import Packer, Region, unpack
+
+
+def main(driver: Connection, settings: dict[str, Any]) -> None:
+    """Serves the driver until it says so or is gone."""
+    torch.set_num_threads(settings["threads"])
+    sys.path[:] = settings["path"]
+    # The driver is gone: nobody is left to tell.
+    with contextlib.suppress(EOFError, ConnectionError):
+        try:
+            _Worker(driver, settings["files"]).serve()
+        except (EOFError, ConnectionError):
+            raise
+        except BaseException:
+            driver.send_bytes(pickle.dumps(("broken", traceback.format_exc())))
+
+
+class _Worker:
+    def __init__(self, driver: Connection, files: list[str]) -> None:
+        self.driver = driver
+        self.regions: dict[int, Region] = {}  # the driver's, by its number
+        self.own: dict[int, Region] = {}  # for replies, by ours
+        self.free: list[Region] = []
+        self.asks: dict[int, tuple[Any, ...]] = {}
+        for file in files:
+            load_file(Path(file))
+
+    def serve(self) -> None:
+        while True:
+            kind, *rest = pickle.loads(self.driver.recv_bytes())
+            if kind == "task":
+                self.task(*rest)
+            elif kind == "ask":
+                self.ask(*rest)
+            elif kind == "region":
+                number, size = rest
+                self.regions[number] = Region(size, recv_handle(self.driver), number)
+            elif kind == "program":
+                number, envelope = rest
+                self.site = Site(unpack(envelope, self.regions[number].view()))
+            else:
+                return
+
+    def ask(self, number: int, op: str, envelope: bytes, region: int | None) -> None:
+        shared, expect, reduce = unpack(envelope, self.look(region))
+        self.asks[number] = (op, shared, expect, reduce)
+
+    def task(self, number: int, ask: int, envelope: bytes, region: int | None, freed: list[int], forget: list[int]) -> None:
+        for done in forget:
+            self.asks.pop(done, None)
+        self.free.extend(self.own[own] for own in freed)
+        op, shared, expect, reduce = self.asks[ask]
+        items = unpack(envelope, self.look(region))
+        answers = self.site.block(op, shared, items, expect, reduce)
+        self.send(number, answers)
+
+    def look(self, region: int | None) -> memoryview:
+        return memoryview(b"") if region is None else self.regions[region].view()
+
+    def send(self, number: int, answers: Any) -> None:
+        packer = Packer(answers)
+        region, new = self.reply_region(packer.size)
+        if region is not None:
+            packer.write(region.view())
+        head = (number, packer.envelope, region.number if region else None, region.size if new and region else 0)
+        self.driver.send_bytes(pickle.dumps(("done", *head)))
+        if new and region is not None:
+            send_handle(self.driver, region.fd, os.getpid())
+            region.close()
+
+    def reply_region(self, size: int) -> tuple[Region | None, bool]:
+        """A free region of ours that is large enough, or a new one, or none where there is nothing to lay in."""
+        if size == 0:
+            return None, False
+        for region in self.free:
+            if region.size >= size:
+                self.free.remove(region)
+                return region, False
+        region = Region(max(size, 4096))
+        self.own[region.number] = region
+        return region, True

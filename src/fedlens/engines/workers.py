@@ -1,0 +1,145 @@
+"""The driver's side of local workers: starting them, talking to them, replacing the ones that die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+from fedlens.core.errors import RunFailed
+from fedlens.core.registry import user_files
+from fedlens.engines.shared import Region, unpack
+
+
+class Nursery:
+    """Starts workers by forking them from a process that has imported torch and nothing else has touched."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begins to import torch in the background; the first worker waits for it."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                "OMP_NUM_THREADS": str(self.threads),
+                "MKL_NUM_THREADS": str(self.threads),
+            }
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fedlens.engines.zygote", str(theirs.fileno())],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                start_new_session=True,  # its group is ended as one, and Ctrl-C does not reach it
+            )
+        self._control = Connection(ours.detach())
+        self._ready = False
+
+    def worker(self) -> Worker:
+        """A new worker, ready for a program."""
+        self.start()
+        try:
+            if not self._ready:
+                self._control.recv_bytes()
+                self._ready = True
+            ours, theirs = socket.socketpair()
+            with theirs:
+                settings = {"threads": self.threads, "path": list(sys.path), "files": user_files()}
+                self._control.send_bytes(pickle.dumps(settings))
+                send_handle(self._control, theirs.fileno(), os.getpid())
+                pid = int(self._control.recv_bytes())
+            return Worker(Connection(ours.detach()), pid)
+        except (EOFError, OSError) as error:
+            raise RunFailed(
+                "the process that starts local workers died",
+                hint="its last words are above; engine.name=inline runs without it",
+            ) from error
+
+    def close(self) -> None:
+        """Ends every worker and waits until the group is gone."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._control.close()
+        self._process = None
+
+
+class Worker:
+    """One local worker, as the driver sees it."""
+
+    def __init__(self, connection: Connection, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        self.tasks: list[int] = []
+        self.knows_regions: set[int] = set()
+        self.knows_asks: set[int] = set()
+        self.forget: list[int] = []
+        self._freed: list[int] = []
+        self._replies: dict[int, Region] = {}
+
+    def send(self, *message: Any) -> None:
+        """Sends a message; raises OSError where the worker is gone."""
+        self.connection.send_bytes(pickle.dumps(message))
+
+    def show(self, region: Region | None) -> int | None:
+        """Makes a region of the driver's known to the worker; its number is what messages name it by."""
+        if region is None:
+            return None
+        if region.number not in self.knows_regions:
+            self.send("region", region.number, region.size)
+            send_handle(self.connection, region.fd, self.pid)
+            self.knows_regions.add(region.number)
+        return region.number
+
+    def task(self, number: int, ask: int, envelope: bytes, region: Region | None) -> None:
+        """Sends a task, and with it which of the worker's regions and asks are done with."""
+        shown = self.show(region)
+        freed, self._freed = self._freed, []
+        forget, self.forget = self.forget, []
+        self.knows_asks.difference_update(forget)
+        self.tasks.append(number)
+        self.send("task", number, ask, envelope, shown, freed, forget)
+
+    def receive(self) -> tuple[int, Any]:
+        """The number of a finished task and its answers; raises EOFError where the worker is gone."""
+        kind, *rest = pickle.loads(self.connection.recv_bytes())
+        if kind == "broken":
+            raise RunFailed(f"a local worker failed outside any client's work:\n{rest[0]}")
+        number, envelope, region, size = rest
+        if size:
+            fd = recv_handle(self.connection)
+            self._replies[region] = Region(size, fd, region)
+            self._replies[region].close()  # the mapping keeps the memory
+        self.tasks.remove(number)
+        if region is None:
+            return number, unpack(envelope, memoryview(b""))
+        view = self._replies[region].view(freed=lambda: self._freed.append(region))
+        return number, unpack(envelope, view)
+
+    def close(self) -> None:
+        """Closes the connection, at which the worker ends itself."""
+        self.connection.close()
+
+
+def _has_fileno(stream: Any) -> bool:
+    try:
+        stream.fileno()
+    except (AttributeError, OSError):
+        return False
+    return True
