@@ -3,4 +3,19 @@
 Describe how the data is scattered and how the clients learn; fedlens trains it and shows what the scatter cost.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedlens.api import Experiment, Result, load_result, resume
+
 __version__ = "0.1.0"
+__all__ = ["Experiment", "Result", "__version__", "load_result", "resume"]
+
+
+def __getattr__(name: str) -> Any:
+    # Looked up when asked for, so that importing fedlens costs nothing.
+    if name in __all__:
+        from fedlens import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'fedlens' has no attribute '{name}'")

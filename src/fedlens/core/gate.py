@@ -42,11 +42,12 @@ class Tally:
                 self.bytes_down += shared + nbytes(request.payload)
 
     def accepted(self, reply: Reply) -> None:
-        """Counts a reply that was folded."""
-        if isinstance(reply.client, str):
+        """Counts a reply that was folded; of what the server holds itself only work done on it counts, no bytes."""
+        if not isinstance(reply.client, str):
+            self.bytes_up += reply.nbytes
+        elif "batches" not in reply.metrics:
             return
         self.clients += 1
-        self.bytes_up += reply.nbytes
         for name, value in reply.metrics.items():
             self.sums[name] += value
         self.batches_max = max(self.batches_max, int(reply.metrics.get("batches", 0)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -198,6 +199,16 @@ class FederationInfo:
         """The number of clients in the population."""
         return len(self.sizes)
 
+    @cached_property
+    def eligible(self) -> np.ndarray:
+        """The clients that hold at least one example, int64; made once, so that a round does not scan them all."""
+        return np.flatnonzero(self.sizes)
+
+    @cached_property
+    def largest(self) -> int:
+        """The examples of the largest client."""
+        return int(self.sizes.max())
+
 
 @dataclass(frozen=True)
 class RoundContext:
@@ -266,13 +277,13 @@ class ClientStates:
         """Makes `state` what the client finds next time."""
         self._states[client] = state
 
-    def snapshot(self) -> dict[str, Payload]:
-        """All states by client, for a checkpoint."""
-        return {str(client): state for client, state in sorted(self._states.items(), key=lambda x: str(x[0]))}
+    def snapshot(self) -> dict[ClientId, Payload]:
+        """All states by client; they are replaced, never changed, so this copies none."""
+        return dict(self._states)
 
-    def restore(self, snapshot: Mapping[str, Payload]) -> None:
+    def restore(self, snapshot: Mapping[ClientId, Payload]) -> None:
         """Takes a snapshot back, and forgets everything else."""
-        self._states = {client if client.startswith("@") else int(client): s for client, s in snapshot.items()}
+        self._states = dict(snapshot)
 
 
 __all__ = [

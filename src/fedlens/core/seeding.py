@@ -16,15 +16,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-
-def derive(*parts: int | str) -> int:
-    """A 63-bit seed from any sequence of numbers and words; the same everywhere.
-
-    >>> derive(0, "select", 3) == derive(0, "select", 3) != derive(0, "select", 4)
-    True
-    """
-    text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+from fedlens.core.seeds import derive
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,9 @@ def scale(tree: Tree, factor: float) -> dict[str, Tensor]:
 
 def norm(tree: Tree) -> Tensor:
     """The Euclidean norm over all leaves, a 0-dim tensor."""
-    parts = torch._foreach_norm(list(tree.values()))
-    return torch.linalg.vector_norm(torch.stack([p.double() for p in parts]))
+    parts = [value.double() for value in torch._foreach_norm(list(tree.values()))]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    return total
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:

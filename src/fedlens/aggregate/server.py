@@ -1,0 +1,92 @@
+"""Server steps: how the aggregated update moves the model. They see trainable weights and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+from pydantic import Field
+from torch import Tensor
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import Payload
+from fedlens.core.registry import Entry, Registry
+from fedlens.core.tree import Tree, add, map_tree, zeros_like
+
+Rate = Annotated[float, Field(gt=0, description="server learning rate gamma (hsu2020 section 5.1)")]
+
+
+class ServerStep(Protocol):
+    """An optimizer at the server: a pure function, its state handed in and out."""
+
+    def init(self, weights: Tree) -> Payload:
+        """The state before the first step."""
+        ...
+
+    def step(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
+        """The new weights and the new state."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """w <- w - gamma Delta."""
+
+    lr: float = 1.0
+
+    def init(self, weights: Tree) -> Payload:
+        """No state."""
+        return {}
+
+    def step(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
+        """One step."""
+        return add(weights, update, scale=-self.lr), state
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """FedAvgM: v <- beta v + Delta, w <- w - gamma v (hsu2019 section 4.2, hsu2020 section 5.1).
+
+    With Nesterov's momentum, which hsu2019 uses, w <- w - gamma (Delta + beta v), v being the new one.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def init(self, weights: Tree) -> Payload:
+        """v = 0."""
+        return {"v": zeros_like(weights)}
+
+    def step(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
+        """One step."""
+        v: Mapping[str, Tensor] = map_tree(lambda old, delta: self.momentum * old + delta, state["v"], update)
+        direction = add(update, v, scale=self.momentum) if self.nesterov else v
+        return add(weights, direction, scale=-self.lr), {"v": v}
+
+
+def plain(*, lr: Rate = 1.0) -> Plain:
+    """The plain step of FedAvg, with a server learning rate."""
+    return Plain(lr)
+
+
+def momentum(
+    *,
+    lr: Rate = 1.0,
+    momentum: Annotated[float, Field(ge=0, lt=1, description="beta")] = 0.9,
+    nesterov: Annotated[bool, Field(description="Nesterov's momentum")] = False,
+) -> Momentum:
+    """The server momentum of FedAvgM."""
+    if nesterov and momentum == 0:
+        raise ConfigError("nesterov needs a momentum above 0", where="nesterov")
+    return Momentum(lr, momentum, nesterov)
+
+
+SERVERS = Registry(
+    "server step",
+    {
+        "plain": Entry("fedlens.aggregate.server:plain", "w - lr * update"),
+        "momentum": Entry("fedlens.aggregate.server:momentum", "FedAvgM's server momentum, plain and Nesterov"),
+    },
+)

@@ -1,0 +1,275 @@
+"""Experiments in Python: what the command line does, in three lines.
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> experiment = Experiment(
+...     rounds=2, model="linear", local={"lr": 0.1},
+...     data={"dataset": "digits", "partition": {"name": "iid", "clients": 4}})
+>>> result = experiment.run(Path(tempfile.mkdtemp()) / "first")
+>>> len(result.metrics), result.summary["status"]
+(3, 'finished')
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedlens.core.errors import FedlensError, RunDirectoryError
+from fedlens.experiment.config import Config, plain, read_config
+from fedlens.experiment.progress import Progress, Silent
+from fedlens.experiment.sources import Source, override, read_source
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from fedlens.experiment.build import Built
+    from fedlens.experiment.rundir import RunDir
+    from fedlens.experiment.runner import Standing
+
+
+class Experiment:
+    """An experiment: all that a TOML file can say, as keyword arguments.
+
+    A table is a dictionary; a named thing (`model`, `algorithm`, ...) is a table with a `name`, its name alone, or
+    your own function. Raises `ConfigError` where a setting is wrong, before anything is started.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._take(Source(dict(settings)))
+
+    @classmethod
+    def load(cls, recipe_or_file: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+        """The experiment of a recipe or a TOML file, with overrides such as `"local.lr=0.1"`."""
+        made = cls.__new__(cls)
+        made._take(read_source(str(recipe_or_file), overrides))
+        return made
+
+    def _take(self, source: Source) -> None:
+        self._source = source
+        self.config: Config = read_config(source.values, source.locate)
+
+    def with_settings(self, *overrides: str) -> Experiment:
+        """The same experiment with some settings changed, such as `"seed=1"`."""
+        made = type(self).__new__(type(self))
+        made._take(override(self._source, overrides))
+        return made
+
+    def run(
+        self,
+        out: Path | str | None = None,
+        *,
+        data_dir: Path | str | None = None,
+        download: bool = False,
+        progress: Progress | None = None,
+    ) -> Result:
+        """Trains, and writes the run directory `out` (default `runs/<name>/<run-id>`).
+
+        Everything is checked first, so that a request that cannot be carried out leaves nothing behind. Raises
+        `FedlensError` where something is wrong, `RunFailed` where the run could not go on, and passes on
+        `KeyboardInterrupt` after the last whole round is saved.
+        """
+        import tomli_w
+
+        from fedlens.experiment.build import build, data_directory, plan
+        from fedlens.experiment.rundir import RunDir
+
+        root = data_directory(None if data_dir is None else Path(data_dir))
+        planned = plan(self.config, self._source)
+        engine = planned.chosen["engine"]()
+        try:
+            _warm(engine)
+            built = build(planned, root, download, engine)
+            directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
+            with directory.lock():
+                directory.write_config(tomli_w.dumps(plain(built.config)))
+                _describe(directory, built, root)
+                return _carry_out(built, directory, progress or Silent(), None)
+        finally:
+            engine.close()
+
+
+def resume(directory: Path | str, *, data_dir: Path | str | None = None, progress: Progress | None = None) -> Result:
+    """Goes on with a run that was interrupted or killed, to the same numbers as if it had not been.
+
+    A run that is finished is given back as it is. Raises `RunDirectoryError` where `directory` is no run, is from
+    another version, or has no whole checkpoint left; `DataError` where the data are not what they were.
+    """
+    from fedlens.data.partition.partition import Partition
+    from fedlens.experiment import checkpoint
+    from fedlens.experiment.build import build, data_directory, plan
+    from fedlens.experiment.rundir import RunDir
+    from fedlens.experiment.runner import Standing
+
+    run = RunDir.open(Path(directory))
+    listener = progress or Silent()
+    source = Source(run.read_config(), run.config_path)
+    config = read_config(source.values, source.locate)
+    with run.lock():
+        summary = run.read_summary()
+        if summary is not None and summary["status"] == "finished":
+            listener.note(f"the run {run.path} is finished: nothing is left to do")
+            return Result(run.path)
+        environment = run.read_environment() or {}
+        root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
+        planned = plan(config, source)
+        engine = planned.chosen["engine"]()
+        try:
+            _warm(engine)
+            built = build(planned, root, False, engine)
+            if run.partition_path.exists():
+                before = Partition.load(run.partition_path)
+                if before.digest != built.partition.digest:
+                    raise RunDirectoryError(
+                        "the data give another partition now than when the run began, so they are not the same",
+                        where=str(run.partition_path),
+                        hint=f"point --data-dir at the data of then (it was {environment.get('data_dir', 'unknown')})",
+                    )
+            else:
+                _describe(run, built, root)
+            loaded = checkpoint.load_latest(run.checkpoint_path)
+            for sentence in loaded.skipped if loaded else []:
+                listener.note(sentence)
+            standing = Standing.of(loaded.payload) if loaded else None
+            run.truncate_metrics(standing.round - 1 if standing else -1)
+            run.truncate_clients(standing.round - 1 if standing else -1)
+            if standing is not None:
+                run.append_metrics(standing.line)
+                if standing.rows:
+                    run.append_clients(standing.rows)
+                listener.note(f"going on after round {standing.round} of {config.rounds}")
+            return _carry_out(built, run, listener, standing)
+        finally:
+            engine.close()
+
+
+def _warm(engine: Any) -> None:
+    """Lets an engine begin to start up while the data are read."""
+    if hasattr(engine, "warm"):
+        engine.warm()
+
+
+def _describe(directory: RunDir, built: Built, root: Path) -> None:
+    """Writes what is known before the first round."""
+    import numpy as np
+
+    from fedlens.experiment.environment import describe_environment
+    from fedlens.experiment.rundir import FORMAT
+
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv and sys.argv[0] else ["python"]
+    environment = describe_environment(command, built.config.seed)
+    directory.write_environment({**environment, "format": FORMAT, "data_dir": str(root.resolve())})
+    np.save(directory.class_counts_path, built.class_counts)
+    built.partition.save(directory.partition_path)
+
+
+def _carry_out(built: Built, directory: RunDir, progress: Progress, standing: Standing | None) -> Result:
+    """Runs, and writes the end down whatever it is: summary, model, report."""
+    from fedlens.experiment.results import outline, summarize, write_final
+    from fedlens.experiment.runner import Runner
+
+    progress.started(outline(built, directory))
+    runner = Runner(built, directory, progress, standing)
+    status, error = "failed", None
+    try:
+        runner.run()
+        write_final(built, directory, runner.standing)
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    except FedlensError as failure:
+        error = str(failure)
+        raise
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        raise
+    finally:
+        summary = summarize(built, directory, runner.standing, status, error)
+        directory.write_summary(summary)
+        _report(directory.path, progress)
+        progress.finished(summary)
+    return Result(directory.path)
+
+
+def _report(directory: Path, progress: Progress) -> None:
+    """Writes the result page; a page that cannot be written is no reason to lose a result."""
+    from fedlens.report.page import write_report
+
+    try:
+        write_report(directory)
+    except Exception as error:
+        progress.note(f"the result page could not be written: {type(error).__name__}: {error}")
+
+
+class Metrics(list[dict[str, Any]]):
+    """One dictionary a round."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A table with one row a round. Raises `FedlensError` where pandas is not installed."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise FedlensError("to_pandas() needs pandas", hint="pip install 'fedlens[pandas]'") from None
+        return pd.DataFrame.from_records(list(self))
+
+
+class Result:
+    """What a run left in its directory, read when asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def metrics(self) -> Metrics:
+        """The lines of metrics.jsonl."""
+        return Metrics(self._run.read_metrics())
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json."""
+        return self._run.read_summary() or {}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.toml."""
+        return self._run.read_config()
+
+    @property
+    def model(self) -> nn.Module:
+        """The final model, in evaluation mode."""
+        from fedlens.experiment.results import read_module
+
+        return read_module(self._run.model_path)
+
+    @property
+    def best_model(self) -> nn.Module:
+        """The model of the best round, in evaluation mode; `summary["best"]` says which round and why."""
+        from fedlens.experiment.results import best_path, read_module
+
+        return read_module(best_path(self._run))
+
+    @property
+    def _run(self) -> RunDir:
+        from fedlens.experiment.rundir import RunDir
+
+        return RunDir.open(self.directory)
+
+    def __repr__(self) -> str:
+        final = self.summary.get("final") or {}
+        return f"Result({shlex.quote(str(self.directory))}, {json.dumps(final)})"
+
+
+def load_result(directory: Path | str) -> Result:
+    """The result of a run that was made before."""
+    from fedlens.experiment.rundir import RunDir
+
+    return Result(RunDir.open(Path(directory)).path)
+
+
+__all__ = ["Config", "Experiment", "Metrics", "Result", "load_result", "resume"]

@@ -1,0 +1,166 @@
+"""The schema of an experiment: what TOML can say, and Python likewise. No import of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.core.registry import explain
+from fedlens.core.seeds import derive
+from fedlens.local.settings import LocalSettings
+
+
+def _named(value: Any) -> Any:
+    """A table with a name; the name alone, or a Python function, is short for a table."""
+    if isinstance(value, str) or (callable(value) and not isinstance(value, Mapping)):
+        return {"name": value}
+    if isinstance(value, Mapping) and "name" not in value:
+        raise ValueError("the table has no 'name'")
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+Named = Annotated[dict[str, Any], BeforeValidator(_named)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSettings(_Table):
+    """The `[data]` table."""
+
+    dataset: Named
+    partition: Named
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share of the training data held out for validation"
+    )
+    augment: Literal["none", "pad-crop-flip"] = Field(
+        "none", description="none, or pad-crop-flip (by 4 pixels)"
+    )
+
+
+class Seeds(_Table):
+    """The `[seeds]` table. Each is derived from `seed` unless it is set."""
+
+    data: int = Field(ge=0, description="synthetic data, and which examples are held out")
+    partition: int = Field(ge=0, description="which example belongs to which client")
+    initialization: int = Field(ge=0, description="the model's first weights")
+    selection: int = Field(ge=0, description="who takes part")
+    training: int = Field(ge=0, description="the order of batches, augmentation, dropout")
+
+
+class Evaluation(_Table):
+    """The `[evaluation]` table."""
+
+    every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last")
+    batch_size: int = Field(500, ge=1, description="images at a time")
+    train: bool = Field(False, description="also measure the global model on the clients' training data")
+
+
+class CheckpointSettings(_Table):
+    """The `[checkpoint]` table."""
+
+    seconds: float = Field(30.0, ge=0, description="least time between two checkpoints; 0 saves every round")
+
+
+class Record(_Table):
+    """The `[record]` table."""
+
+    clients: bool = Field(False, description="write clients.jsonl, one object a client and round")
+
+
+class Config(_Table):
+    """All settings of an experiment.
+
+    >>> config = Config.model_validate({
+    ...     "rounds": 3, "model": "linear", "local": {"lr": 0.1},
+    ...     "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}})
+    >>> config.algorithm["name"], config.engine["name"], config.evaluation.every
+    ('fedavg', 'inline', 1)
+    """
+
+    name: str = Field("run", min_length=1, description="what the run is called")
+    seed: int = Field(0, ge=0, description="everything random is derived from it")
+    rounds: int = Field(ge=1, description="communication rounds")
+    data: DataSettings
+    model: Named
+    algorithm: Named = Field(default_factory=lambda: {"name": "fedavg"})
+    local: LocalSettings
+    select: Named | None = Field(None, description="who takes part in a round")
+    client: Named | None = Field(None, description="how local training bends")
+    aggregate: Named | None = Field(None, description="how replies are folded")
+    server: Named | None = Field(None, description="how the update moves the model")
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    record: Record = Field(default_factory=Record)
+    engine: Named = Field(default_factory=lambda: {"name": "inline"})
+    seeds: Seeds
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        seed, given = values.get("seed", 0), values.get("seeds", {})
+        filled = dict(values)
+        if isinstance(given, Mapping) and isinstance(seed, int):
+            filled["seeds"] = {name: derive(seed, "seeds", name) for name in Seeds.model_fields} | dict(given)
+        # A selection needs no name as long as it is the usual one.
+        if isinstance(values.get("select"), Mapping):
+            filled["select"] = {"name": "uniform"} | dict(values["select"])
+        return filled
+
+
+SLOTS = ("select", "client", "aggregate", "server")
+
+
+def read_config(values: Mapping[str, Any], locate: Callable[[str], str] = str) -> Config:
+    """The checked settings. `locate` turns a key such as `local.lr` into where a person finds it.
+
+    Raises `ConfigError` with the key, and the nearest right name where a name is wrong. The settings of a named
+    thing (a partition, an algorithm) are checked when it is built, before any work starts.
+    """
+    try:
+        return Config.model_validate(dict(values))
+    except ValidationError as error:
+        raise _explain(error, locate) from None
+
+
+def _explain(error: ValidationError, locate: Callable[[str], str]) -> ConfigError:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    found = explain(error)
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(path[:-1])
+        found = ConfigError(found.what, where=found.where, hint=nearest(path[-1], known))
+    return ConfigError(found.what, where=locate(".".join(path)), hint=found.hint)
+
+
+def _fields_at(path: list[str]) -> list[str]:
+    model: type[BaseModel] = Config
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The settings as TOML can hold them: tables and plain values, what is not set left out."""
+    cleaned = _clean(config.model_dump())
+    assert isinstance(cleaned, dict)
+    return cleaned
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _clean(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    if callable(value):
+        return f"{value.__module__}:{value.__qualname__}"
+    return value

@@ -1,0 +1,127 @@
+"""The end of a run: its summary, its model, and reading the model back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.core.protocol import ModelSpec, State
+from fedlens.core.tree import load_into
+from fedlens.experiment import checkpoint
+from fedlens.experiment.build import Built
+from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.runner import Standing
+from fedlens.models import MODELS
+
+
+def outline(built: Built, directory: RunDir) -> dict[str, Any]:
+    """What a listener is told before the first round."""
+    config = built.config
+    return {
+        "name": config.name,
+        "rounds": config.rounds,
+        "clients": built.federation.clients,
+        "clients_per_round": built.clients_per_round,
+        "algorithm": config.algorithm["name"],
+        "dataset": config.data.dataset["name"],
+        "model": config.model["name"],
+        "parameters": built.parameters,
+        "engine": config.engine["name"],
+        "directory": str(directory.path),
+    }
+
+
+def summarize(
+    built: Built, directory: RunDir, standing: Standing | None, status: str, error: str | None
+) -> dict[str, Any]:
+    """summary.json."""
+    config, metrics = built.config, directory.read_metrics()
+    evaluated = [line for line in metrics if any(name.startswith("test_") for name in line)]
+    totals = {
+        name: sum(line.get(name) or 0 for line in metrics)
+        for name in ("examples", "bytes_up", "bytes_down", "clients", "failed")
+    }
+    return {
+        "name": config.name,
+        "run_id": directory.run_id,
+        "status": status,
+        "error": error,
+        "rounds": config.rounds,
+        "rounds_done": metrics[-1]["round"] if metrics else 0,
+        "final": evaluated[-1] if evaluated else None,
+        "best": standing.best if standing else None,
+        "totals": {"seconds": metrics[-1]["elapsed"] if metrics else 0.0, **totals},
+        "failures": {client: dict(reasons) for client, reasons in standing.failures.items()} if standing else {},
+        "partition": {
+            "clients": len(built.partition),
+            "examples": int(built.partition.sizes().sum()),
+            "digest": built.partition.digest,
+            "emd": emd(built),
+        },
+        "model": {"name": config.model["name"], "parameters": built.parameters},
+        "algorithm": config.algorithm["name"],
+        "dataset": config.data.dataset["name"],
+        "engine": config.engine["name"],
+        "seed": config.seed,
+        "directory": str(directory.path),
+    }
+
+
+def emd(built: Built) -> float:
+    """The weighted mean of the clients' distances from the population (hsu2020 section 6.1)."""
+    return float(built.partition.emd(built.holders.data.train.targets.numpy()))
+
+
+def write_final(built: Built, directory: RunDir, standing: Standing | None) -> None:
+    """model.safetensors and best.safetensors: the last model and that of the best round, ready to be used."""
+    assert standing is not None
+    _write_model(built, directory.model_path, standing.state)
+    if standing.best is not None:
+        path = checkpoint.path_of(directory.checkpoint_path, standing.best["round"])
+        _write_model(built, best_path(directory), checkpoint.load(path).payload["state"])
+
+
+def best_path(directory: RunDir) -> Path:
+    """Where the model of the best round is."""
+    return directory.path / "best.safetensors"
+
+
+def _write_model(built: Built, path: Path, state: State) -> None:
+    model, tree = built.algorithm.model(state)
+    checkpoint.write_model(path, tree, metadata(built, model))
+
+
+def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
+    """What a model file says of itself: how to build the module, the classes, the preprocessing."""
+    data = built.holders.data
+    spec = {
+        "name": built.config.model["name"],
+        "settings": dict(model.settings),
+        "input_shape": list(model.input_shape),
+        "classes": model.classes,
+    }
+    return {
+        "model": json.dumps(spec),
+        "classes": json.dumps(list(data.classes)),
+        "preprocessing": json.dumps({"scale": "1/255", "mean": list(data.mean), "std": list(data.std)}),
+        "dataset": built.config.data.dataset["name"],
+    }
+
+
+def read_module(path: Path) -> nn.Module:
+    """The module in a model file, in evaluation mode. Raises `RunDirectoryError` where the run has not written it."""
+    if not path.exists():
+        raise RunDirectoryError(
+            "the run has no such model yet", where=str(path), hint=f"'fedlens resume {path.parent}' finishes it"
+        )
+    tree, about = checkpoint.read_model(path)
+    spec = json.loads(about["model"])
+    factory = MODELS.find(spec["name"])
+    model = ModelSpec(factory, spec["name"], spec["settings"], tuple(spec["input_shape"]), spec["classes"], seed=0)
+    module = model.build()
+    load_into(module, tree)
+    return module.eval()

@@ -1,0 +1,227 @@
+"""The round loop: ask, fold, measure, write down, save."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedlens.core.errors import RunFailed
+from fedlens.core.gate import Gate, Tally
+from fedlens.core.protocol import ClientId, ClientStates, Payload, Program, RoundContext, State
+from fedlens.core.seeding import Rng
+from fedlens.experiment import checkpoint
+from fedlens.experiment.build import Built
+from fedlens.experiment.progress import Progress
+from fedlens.experiment.rundir import RunDir
+
+
+@dataclass
+class Standing:
+    """How far a run has come: all that a checkpoint holds. The trees in it are never changed, only replaced."""
+
+    round: int
+    state: State
+    clients: Mapping[ClientId, Payload]
+    line: dict[str, Any]  # the round's line of metrics.jsonl: it may not have reached the file
+    rows: list[dict[str, Any]] = field(default_factory=list)  # likewise of clients.jsonl
+    best: dict[str, Any] | None = None
+    failures: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def payload(self) -> dict[str, Any]:
+        """As a checkpoint holds it."""
+        return {
+            "round": self.round,
+            "state": self.state,
+            "clients": {str(client): state for client, state in self.clients.items()},
+            "line": self.line,
+            "rows": self.rows,
+            "best": self.best,
+            "failures": {client: dict(reasons) for client, reasons in self.failures.items()},
+        }
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> Standing:
+        """From a checkpoint."""
+        clients = {name if name.startswith("@") else int(name): s for name, s in payload["clients"].items()}
+        failures = {client: Counter(reasons) for client, reasons in payload["failures"].items()}
+        return cls(**{**payload, "clients": clients, "failures": failures})
+
+
+class Runner:
+    """Runs one experiment into one run directory, from the start or from where it stood."""
+
+    def __init__(
+        self, built: Built, directory: RunDir, progress: Progress, standing: Standing | None = None
+    ) -> None:
+        self.built, self.directory, self.progress = built, directory, progress
+        self.standing = standing
+        self._elapsed = 0.0 if standing is None else self._elapsed_before()
+        self._best: Standing | None = None  # as it stood at the best round, until it is saved
+        self._saved_at = time.monotonic()
+        self._saved_round = -1 if standing is None else standing.round
+
+    def run(self) -> None:
+        """Runs to the last round. Whatever ends it early, the last whole round is saved first."""
+        states = ClientStates()
+        config, engine = self.built.config, self.built.engine
+        self._began = time.monotonic()
+        try:
+            engine.open(Program(self.built.algorithm.ops, self.built.holders, config.seeds.training), states)
+            gate = Gate(engine, states)
+            if self.standing is None:
+                state = self.built.algorithm.init(self.built.model, self.built.federation)
+                self._measured(0, state, gate, Tally(), 0.0)
+            else:
+                states.restore(self.standing.clients)
+            for round in range(self._reached.round + 1, config.rounds + 1):
+                self._round(round, gate)
+        finally:
+            try:
+                if self.standing is not None:
+                    self._save()
+            finally:
+                engine.close()
+
+    @property
+    def _reached(self) -> Standing:
+        assert self.standing is not None
+        return self.standing
+
+    def _round(self, round: int, gate: Gate) -> None:
+        gate.tally = tally = Tally()
+        began = time.perf_counter()
+        state = gate.drive(self.built.algorithm.round(self._reached.state, self._context(round)), round)
+        seconds = time.perf_counter() - began
+        if tally.clients == 0 or not math.isfinite(tally.sums.get("loss", 0.0)):
+            self._count(tally)
+            raise hopeless(round, tally, self.built.config.local.lr)
+        self._measured(round, state, gate, tally, seconds)
+        if time.monotonic() - self._saved_at >= self.built.config.checkpoint.seconds:
+            self._save()
+
+    def _measured(self, round: int, state: State, gate: Gate, tally: Tally, seconds: float) -> None:
+        """Evaluates if it is time to, writes the round down, and makes it the last whole round."""
+        config = self.built.config
+        measured: dict[str, float] = {}
+        if round % config.evaluation.every == 0 or round == config.rounds:
+            gate.tally = Tally()
+            measured = gate.drive(self.built.algorithm.evaluate(state, self._context(round)), round)
+            if round and not math.isfinite(measured.get("test_loss", 0.0)):
+                self._count(tally)
+                raise diverged(round, config.local.lr)
+        line = self._line(round, measured, tally, seconds)
+        rows = self._client_lines(round, tally) if config.record.clients else []
+        failures, best = self._count(tally), self._better(line)
+        # From here on the round counts: a run that is stopped below writes the lines when it is resumed.
+        self.standing = Standing(round, state, gate.states.snapshot(), line, rows, best, failures)
+        if best and best["round"] == round:
+            self._best = self.standing
+        self.directory.append_metrics(line)
+        if rows:
+            self.directory.append_clients(rows)
+        self.progress.round_done(line)
+
+    def _context(self, round: int) -> RoundContext:
+        rng = Rng((self.built.config.seeds.selection, "round", round))
+        return RoundContext(round, self.built.config.rounds, self.built.federation, rng)
+
+    def _line(
+        self, round: int, measured: Mapping[str, float], tally: Tally, seconds: float
+    ) -> dict[str, Any]:
+        examples = tally.sums.get("examples", 0.0)
+        return {
+            "round": round,
+            **measured,
+            "local_loss": tally.sums["loss"] / examples if examples else None,
+            "clients": tally.clients,
+            "failed": tally.failed,
+            "examples": int(examples),
+            "batches_max": tally.batches_max,
+            "bytes_up": tally.bytes_up,
+            "bytes_down": tally.bytes_down,
+            "seconds": round_to(seconds),
+            "elapsed": round_to(self._elapsed + time.monotonic() - self._began),
+        }
+
+    def _client_lines(self, round: int, tally: Tally) -> list[dict[str, Any]]:
+        rows = []
+        for row in tally.per_client:
+            examples = row.get("examples", 0)
+            loss = {"loss": row["loss"] / examples} if examples and "loss" in row else {}
+            rows.append({"round": round, **row, **loss, "client": self._name(row["client"])})
+        for client, reasons in tally.failures.items():
+            rows += [
+                {"round": round, "client": self._name(client), "failure": r, "times": n}
+                for r, n in reasons.items()
+            ]
+        return rows
+
+    def _name(self, client: ClientId) -> str:
+        return client if isinstance(client, str) else self.built.partition.ids[client]
+
+    def _count(self, tally: Tally) -> dict[str, Counter[str]]:
+        """The failures so far, by client and reason, with this round's."""
+        before = self.standing.failures if self.standing else {}
+        failures = {client: Counter(reasons) for client, reasons in before.items()}
+        for client, reasons in tally.failures.items():
+            failures.setdefault(self._name(client), Counter()).update(reasons)
+        if self.standing is not None:
+            self.standing.failures = failures
+        return failures
+
+    def _better(self, line: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The best round so far: chosen on validation where there is one, else on test."""
+        best = self.standing.best if self.standing else None
+        on = "validation" if "@validation" in self.built.federation.held else "test"
+        metric = f"{on}_{self.built.task.score}"
+        if metric not in line or (best is not None and line[metric] <= best["value"]):
+            return best
+        return {"round": line["round"], "metric": metric, "value": line[metric], "chosen_on": on}
+
+    def _save(self) -> None:
+        """Saves the best round, where it is not saved yet, and the last."""
+        path, standing = self.directory.checkpoint_path, self._reached
+        if standing.round == self._saved_round:
+            return
+        self.directory.sync()
+        best = self._best
+        if best is not None and self._saved_round < best.round < standing.round:
+            checkpoint.save(path, best.round, best.payload())
+        checkpoint.save(path, standing.round, standing.payload())
+        checkpoint.prune(path, keep=2, best=standing.best["round"] if standing.best else None)
+        self._saved_round, self._saved_at, self._best = standing.round, time.monotonic(), None
+
+    def _elapsed_before(self) -> float:
+        lines = self.directory.read_metrics()
+        return float(lines[-1]["elapsed"]) if lines else 0.0
+
+
+def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
+    """What to say when no reply of a round was good."""
+    reasons = Counter[str]()
+    for counts in tally.failures.values():
+        reasons.update(counts)
+    if not reasons:
+        return diverged(round, lr)
+    reason, times = reasons.most_common(1)[0]
+    usual = "the same fault at every client is usually in the model, the data or the algorithm"
+    if "NaN or Inf" in reason:
+        usual = f"this is usually a learning rate that is too high: local.lr is {lr:g}, try a tenth, or set local.clip_norm"
+    return RunFailed(f"no reply of round {round} was good: {reason} ({times} of {tally.failed})", hint=usual)
+
+
+def diverged(round: int, lr: float) -> RunFailed:
+    """What to say when the loss is not a number any more."""
+    return RunFailed(
+        f"the loss of round {round} is not a finite number",
+        hint=f"this is usually a learning rate that is too high: local.lr is {lr:g}, try a tenth, or set local.clip_norm",
+    )
+
+
+def round_to(seconds: float) -> float:
+    """Seconds to the millisecond and below: what a timer can tell."""
+    return float(f"{seconds:.6f}")

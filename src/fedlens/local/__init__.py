@@ -1,0 +1,1 @@
+"""Local training: what a client does with the global model and its own data."""

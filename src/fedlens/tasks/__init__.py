@@ -1,0 +1,1 @@
+"""Tasks: what a model's outputs are compared with, and how that is measured."""
