@@ -137,7 +137,8 @@ def digest(tree: Tree) -> str:
     """SHA-256 over names, dtypes, shapes and bytes, in the order of the names."""
     total = hashlib.sha256()
     for name in sorted(tree):
-        value = tree[name].detach().cpu().contiguous()
+        # contiguous() would leave a tensor of one element with the stride that it has.
+        value = tree[name].detach().cpu().clone(memory_format=torch.contiguous_format)
         total.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
         total.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
     return total.hexdigest()

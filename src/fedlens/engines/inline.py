@@ -12,6 +12,7 @@ from pydantic import Field
 
 from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program
 from fedlens.engines.answering import Item, Site
+from fedlens.engines.memory import keep_freed_memory
 
 Threads = Annotated[int, Field(ge=1, description="threads of one computation; results depend on it in the last bit")]
 
@@ -36,6 +37,7 @@ class Inline:
     def open(self, program: Program, states: ClientStates) -> None:
         """Takes the program and sets the number of threads."""
         self._site, self._states = Site(program), states
+        keep_freed_memory()
         self._before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
 

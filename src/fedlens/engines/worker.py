@@ -16,11 +16,13 @@ import torch
 
 from fedlens.core.registry import load_file
 from fedlens.engines.answering import Site
+from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.shared import Packer, Region, unpack
 
 
 def main(driver: Connection, settings: dict[str, Any]) -> None:
     """Serves the driver until it says so or is gone."""
+    keep_freed_memory()
     torch.set_num_threads(settings["threads"])
     sys.path[:] = settings["path"]
     # The driver is gone: nobody is left to tell.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,9 @@ def build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None =
         config.data.validation,
         config.seeds.data,
     )
+    if config.data.normalize == "unit":
+        channels = len(data.mean)
+        data = replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
     holders = Holders(data, config.data.augment)
     federation = FederationInfo(partition.sizes(), len(data.classes), data.input_shape, holders.held())
     model = ModelSpec(

@@ -40,6 +40,9 @@ class DataSettings(_Table):
     augment: Literal["none", "pad-crop-flip"] = Field(
         "none", description="none, or pad-crop-flip (by 4 pixels)"
     )
+    normalize: Literal["standard", "unit"] = Field(
+        "standard", description="standard: mean 0 and deviation 1 a channel; unit: 0 to 1, nothing more"
+    )
 
 
 class Seeds(_Table):

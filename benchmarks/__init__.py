@@ -1,0 +1,1 @@
+"""Speed and memory, against the bare-PyTorch limit of the machine at hand."""

@@ -1,0 +1,329 @@
+"""The limit: the same federated averaging in bare PyTorch, with nothing around it.
+
+A round takes a random cohort, gives every client the global weights, runs plain local SGD over its tensors, and
+averages the weights by hand. The clients are shared out over P processes of T threads. No settings, no checks,
+no metrics, no client state: what is left is what this machine needs for the arithmetic. fedlens is measured as a
+ratio to it, so nothing of fedlens may be imported here.
+
+    python benchmarks/limit.py                         # every workload, in the usual arrangements
+    python benchmarks/limit.py mnist-cnn --processes 2 --threads 1 --rounds 7
+    python benchmarks/limit.py --variants linear       # which optimizer and which use of memory is fastest
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+Optimizer = Literal["foreach", "fused", "forloop"]
+
+
+def cifar_cnn() -> nn.Module:
+    """The CNN of hsu2019: 1,756,426 parameters at 3x32x32 and ten classes."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(4096, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, 10),
+    )  # fmt: skip
+
+
+def mnist_cnn() -> nn.Module:
+    """McMahan's CNN: 1,663,370 parameters at 1x28x28 and ten classes."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+def linear() -> nn.Module:
+    """One linear layer over the pixels: 7,850 parameters at 1x28x28 and ten classes."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained: a model, and a population of equal clients that hold random images.
+
+    `optimizer` is the form of `torch.optim.SGD`, `keep_memory` whether freed memory is kept for the next
+    batch: the defaults are what `--variants` found fastest. `channels_last` stays off: it gives other sums than
+    the plain layout, so it is another piece of work, and `--variants` shows what it is worth.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    clients: int
+    examples: int
+    shape: tuple[int, ...]
+    cohort: int
+    batch: int
+    epochs: int = 1
+    lr: float = 0.01
+    optimizer: Optimizer = "forloop"
+    channels_last: bool = False
+    keep_memory: bool = True
+
+    @property
+    def images(self) -> int:
+        """Images that are trained on in one round."""
+        return self.cohort * self.examples * self.epochs
+
+    def tensors(self, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Every client's images [clients, examples, *shape] and labels [clients, examples]."""
+        rng = torch.Generator().manual_seed(seed)
+        images = torch.empty(self.clients, self.examples, *self.shape)
+        for client in images:  # one by one, so that the peak memory is what stays
+            client.normal_(generator=rng)
+        return images, torch.randint(10, (self.clients, self.examples), generator=rng)
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("cifar-cnn", cifar_cnn, clients=100, examples=500, shape=(3, 32, 32), cohort=10, batch=32),
+        Workload("mnist-cnn", mnist_cnn, clients=100, examples=600, shape=(1, 28, 28), cohort=10, batch=10),
+        Workload("linear", linear, clients=1000, examples=60, shape=(1, 28, 28), cohort=100, batch=10),
+    )
+}
+
+
+def keep_freed_memory() -> None:
+    """Asks glibc to keep what is freed: otherwise every batch of a large model pays for its pages again.
+
+    Concerns the whole process and cannot be taken back. Does nothing where the C library is another one.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        trim_threshold, mmap_threshold = -1, -3
+        mallopt(mmap_threshold, 1 << 30)
+        mallopt(trim_threshold, 1 << 30)
+
+
+class Learner:
+    """One model that plays one client after another: what every process holds."""
+
+    def __init__(self, workload: Workload, images: Tensor, labels: Tensor) -> None:
+        if workload.keep_memory:
+            keep_freed_memory()
+        self.workload, self.images, self.labels = workload, images, labels
+        self.model = workload.model()
+        if workload.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = torch.optim.SGD(
+            self.parameters,
+            lr=workload.lr,
+            foreach=workload.optimizer == "foreach",
+            fused=workload.optimizer == "fused",
+        )
+        self.loss = nn.functional.cross_entropy
+
+    def train(self, weights: list[Tensor], client: int, seed: int) -> None:
+        """Local SGD from `weights` on the client's examples, shuffled anew in every epoch."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.parameters, weights)
+        rng = torch.Generator().manual_seed(seed)
+        size = self.workload.batch
+        for _ in range(self.workload.epochs):
+            order = torch.randperm(self.workload.examples, generator=rng)
+            images, labels = self.images[client][order], self.labels[client][order]
+            if self.workload.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            for x, y in zip(images.split(size), labels.split(size), strict=True):
+                self.optimizer.zero_grad(set_to_none=True)
+                self.loss(self.model(x), y).backward()
+                self.optimizer.step()
+
+    def add_to(self, total: list[Tensor], share: float) -> None:
+        """Adds `share` times the trained weights to `total`."""
+        with torch.no_grad():
+            torch._foreach_add_(total, self.parameters, alpha=share)
+
+
+def fresh_weights(workload: Workload, seed: int = 0) -> list[Tensor]:
+    """The weights that the federation starts from."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return [p.detach().clone() for p in workload.model().parameters()]
+
+
+class BareLimit:
+    """Rounds of bare federated averaging, in P persistent processes of T threads each.
+
+    One process means this one, unless it is `apart`. Otherwise images, weights and sums lie in shared memory,
+    a round sends each worker its cohort and gets back a word, and the clients are taken one by one off a
+    shared counter, so that no worker idles while another has two left.
+
+    >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
+    >>> limit = BareLimit(tiny, processes=1, threads=1)
+    >>> limit.round() > 0
+    True
+    >>> limit.close()
+    """
+
+    def __init__(
+        self, workload: Workload | str, processes: int = 1, threads: int = 1, *, apart: bool = False
+    ) -> None:
+        self.workload = WORKLOADS[workload] if isinstance(workload, str) else workload
+        self.processes, self.threads, self.rounds = processes, threads, 0
+        self.weights = fresh_weights(self.workload)
+        images, labels = self.workload.tensors()
+        self._workers: list[Any] = []
+        self._here = processes == 1 and not apart
+        if self._here:
+            self._learner = Learner(self.workload, images, labels)
+            self._sum = [torch.zeros_like(w) for w in self.weights]
+            return
+        spawn = mp.get_context("spawn")
+        self._next = spawn.Value("q", 0)
+        self._sums = [[torch.zeros_like(w).share_memory_() for w in self.weights] for _ in range(processes)]
+        for tensor in (images, labels, *self.weights):
+            tensor.share_memory_()
+        for total in self._sums:
+            here, there = spawn.Pipe()
+            everything = (self.workload, threads, images, labels, self.weights, total, self._next, there)
+            worker = spawn.Process(target=_work, args=everything, daemon=True)
+            worker.start()
+            there.close()
+            self._workers.append((worker, here))
+        for _, pipe in self._workers:
+            pipe.recv()
+
+    def round(self) -> float:
+        """One round of a random cohort; its wall time in seconds."""
+        self.rounds += 1
+        rng = torch.Generator().manual_seed(self.rounds)
+        cohort = torch.randperm(self.workload.clients, generator=rng)[: self.workload.cohort].tolist()
+        if self._here and torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        start = time.perf_counter()
+        if self._here:
+            torch._foreach_zero_(self._sum)
+            for client in cohort:
+                self._learner.train(self.weights, client, seed=self.rounds * 1_000_003 + client)
+                self._learner.add_to(self._sum, 1 / len(cohort))
+            self.weights, self._sum = self._sum, self.weights
+        else:
+            self._next.value = 0
+            for _, pipe in self._workers:
+                pipe.send((self.rounds, cohort))
+            for _, pipe in self._workers:
+                pipe.recv()
+            torch._foreach_copy_(self.weights, self._sums[0])
+            for total in self._sums[1:]:
+                torch._foreach_add_(self.weights, total)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for worker, pipe in self._workers:
+            pipe.send(None)
+            worker.join()
+            pipe.close()
+        self._workers = []
+
+
+def _work(
+    workload: Workload,
+    threads: int,
+    images: Tensor,
+    labels: Tensor,
+    weights: list[Tensor],
+    total: list[Tensor],
+    counter: Any,
+    pipe: Any,
+) -> None:
+    torch.set_num_threads(threads)
+    learner = Learner(workload, images, labels)
+    pipe.send("ready")
+    while (message := pipe.recv()) is not None:
+        number, cohort = message
+        torch._foreach_zero_(total)
+        while True:
+            with counter.get_lock():
+                slot = counter.value
+                counter.value += 1
+            if slot >= len(cohort):
+                break
+            learner.train(weights, cohort[slot], seed=number * 1_000_003 + cohort[slot])
+            learner.add_to(total, 1 / len(cohort))
+        pipe.send("done")
+
+
+def speeds(limits: Sequence[BareLimit], rounds: int) -> list[list[float]]:
+    """Images per second of every limit in every round: taken in turn, after one round each to warm up."""
+    for limit in limits:
+        limit.round()
+    rows = [[limit.workload.images / limit.round() for limit in limits] for _ in range(rounds)]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def report(limits: Sequence[BareLimit], names: Sequence[str], rounds: int) -> None:
+    """Prints the median and the range of each limit, and ends them."""
+    for limit, name, column in zip(limits, names, speeds(limits, rounds), strict=True):
+        middle, low, high = statistics.median(column), min(column), max(column)
+        print(f"{limit.workload.name:10} {name:25} {middle:9,.0f} images/s   {low:,.0f} to {high:,.0f}")
+        limit.close()
+
+
+def variants(workload: Workload) -> tuple[list[Workload], list[str]]:
+    """The workload as it is, and with one thing changed at a time."""
+    changes: dict[str, dict[str, Any]] = {
+        "as it is": {},
+        "SGD foreach": {"optimizer": "foreach"},
+        "SGD fused": {"optimizer": "fused"},
+        "channels last": {"channels_last": True},
+        "freed memory given back": {"keep_memory": False},
+    }
+    if workload.name == "linear":
+        del changes["channels last"]
+    return [replace(workload, **change) for change in changes.values()], list(changes)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="What bare PyTorch reaches on this machine.")
+    parser.add_argument("workload", nargs="*", help=f"any of: {', '.join(WORKLOADS)}; all of them by default")
+    parser.add_argument(
+        "--processes", type=int, help="processes (default: 1, and as many as there are cores)"
+    )
+    parser.add_argument(
+        "--threads", type=int, help="threads of each process (default: 1, and all in one process)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that are timed")
+    parser.add_argument(
+        "--variants", action="store_true", help="compare optimizers and memory layouts instead"
+    )
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.workload if name not in WORKLOADS]:
+        parser.error(f"there is no workload {unknown[0]}; known: {', '.join(WORKLOADS)}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    print(f"torch {torch.__version__}, {cores} cores, medians of {asked.rounds} rounds taken in turn")
+    for workload in [WORKLOADS[name] for name in asked.workload or WORKLOADS]:
+        if asked.variants:
+            processes, threads = asked.processes or 1, asked.threads or 1
+            loads, names = variants(workload)
+            limits = [BareLimit(load, processes, threads, apart=True) for load in loads]
+        else:
+            if asked.processes or asked.threads:
+                shapes = [(asked.processes or 1, asked.threads or 1)]
+            else:
+                shapes = sorted({(1, 1), (1, cores), (cores, 1)})
+            limits = [BareLimit(workload, p, t) for p, t in shapes]
+            names = [f"{p} process{'es' * (p > 1)} x {t} thread{'s' * (t > 1)}" for p, t in shapes]
+        report(limits, names, asked.rounds)
+
+
+if __name__ == "__main__":
+    main()

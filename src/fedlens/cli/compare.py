@@ -1,0 +1,38 @@
+"""`fedlens compare`: several runs beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedlens.cli.options import Debug
+from fedlens.cli.output import print_columns, print_json, reported
+
+
+def compare(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories.")],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with all curves on one axis.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the rows as JSON, and nothing else.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Compare runs: accuracy, accuracy relative to a centralized run, EMD, time and bytes."""
+    with reported(debug):
+        from fedlens.report import compare as comparison
+
+        rows = comparison.compare(directories)
+        if as_json:
+            print_json(rows)
+        else:
+            told = comparison.readable(rows)
+            words = ("run", "algorithm", "partition", "dataset")
+            numeric = [k for k, column in enumerate(told[0]) if column not in words]
+            print_columns([list(row.values()) for row in told], list(told[0]), numeric)
+        if html is not None:
+            page = comparison.write_comparison(directories, html)
+            typer.echo(f"page: {page}", err=as_json)

@@ -1,0 +1,57 @@
+"""`fedlens list`: what there is to choose from."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedlens.cli.options import Debug
+from fedlens.cli.output import print_columns, reported
+
+if TYPE_CHECKING:
+    from fedlens.core.registry import Registry
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    RECIPES = "recipes"
+    ALGORITHMS = "algorithms"
+    DATASETS = "datasets"
+    MODELS = "models"
+    PARTITIONS = "partitions"
+    ENGINES = "engines"
+
+
+REGISTRIES = {
+    Kind.ALGORITHMS: ("fedlens.algorithms", "ALGORITHMS"),
+    Kind.DATASETS: ("fedlens.data.datasets", "DATASETS"),
+    Kind.MODELS: ("fedlens.models", "MODELS"),
+    Kind.PARTITIONS: ("fedlens.data.partition", "PARTITIONS"),
+    Kind.ENGINES: ("fedlens.engines", "ENGINES"),
+}
+
+
+def list_names(
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)], debug: Debug = False
+) -> None:
+    """List the names that settings may use, with one line on each."""
+    with reported(debug):
+        if kind is Kind.RECIPES:
+            from fedlens.experiment.sources import recipes
+
+            print_columns([(name, _first_comment(path)) for name, path in recipes().items()])
+            return
+        module, name = REGISTRIES[kind]
+        registry: Registry = getattr(import_module(module), name)
+        print_columns(registry.rows())
+
+
+def _first_comment(path: Path) -> str:
+    """The one line that a recipe says of itself."""
+    with path.open(encoding="utf-8") as file:
+        return next((line.lstrip("# ").strip() for line in file if line.startswith("#")), "")

@@ -1,0 +1,50 @@
+"""`fedlens`: the verbs, and nothing that is slow to import."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedlens import __version__
+from fedlens.cli.compare import compare
+from fedlens.cli.list import list_names
+from fedlens.cli.report import report
+from fedlens.cli.resume import resume
+from fedlens.cli.run import run
+from fedlens.cli.show import show
+
+app = typer.Typer(
+    name="fedlens",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run)
+app.command("resume")(resume)
+app.command("list")(list_names)
+app.command("show")(show)
+app.command("compare")(compare)
+app.command("report")(report)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedlens {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="First steps: [bold]fedlens run digits[/bold], then open the page it names.")
+def fedlens(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Federated learning for computer vision: train on scattered data, and see what the scatter costs."""
+
+
+def main() -> None:
+    """The entry point of the `fedlens` command."""
+    app(prog_name="fedlens")

@@ -1,0 +1,19 @@
+"""The options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Debug = Annotated[bool, typer.Option("--debug", help="On an error, show where it came from.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only where the result is.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where the data are; else $FEDLENS_DATA, else ~/.cache/fedlens."),
+]
+RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory: runs/<name>/<run-id>.")]

@@ -1,0 +1,127 @@
+"""How the verbs print: errors as one sentence, tables, and JSON that has standard output to itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import typer
+
+from fedlens.core.errors import FedlensError
+
+INTERRUPTED = 130
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, with what to tell the person who sent it."""
+
+
+@contextmanager
+def reported(debug: bool) -> Iterator[None]:
+    """Turns what goes wrong inside into one sentence on standard error and the right exit code."""
+    try:
+        yield
+    except FedlensError as error:
+        if debug:
+            traceback.print_exc()
+        _complain("error", str(error))
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt as stop:
+        _complain("interrupted", str(stop))
+        raise typer.Exit(INTERRUPTED) from None
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        told = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
+        hint = "" if debug else " Run it again with --debug to see where."
+        _complain("error", f"something unexpected went wrong: {told}.{hint}")
+        raise typer.Exit(1) from None
+
+
+def _complain(kind: str, text: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    style = "bold yellow" if kind == "interrupted" else "bold red"
+    Console(stderr=True).print(
+        Text(f"{kind}: " if text else kind, style).append(text, "not bold default"), soft_wrap=True
+    )
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on standard output; numbers that are not finite become null."""
+    from fedlens.experiment.rundir import plain
+
+    print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+@contextmanager
+def stdout_kept_clean(wanted: bool) -> Iterator[None]:
+    """What is printed inside, by child processes too, goes to standard error."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    saved = os.dup(1) if _descriptor(sys.stdout) == 1 else None
+    try:
+        if saved is not None:
+            os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if saved is not None:
+            os.dup2(saved, 1)
+            os.close(saved)
+
+
+def _descriptor(stream: Any) -> int | None:
+    try:
+        return int(stream.fileno())
+    except (AttributeError, OSError, io.UnsupportedOperation):
+        return None
+
+
+def print_columns(
+    rows: Sequence[Sequence[str]], head: Sequence[str] = (), numeric: Sequence[int] = ()
+) -> None:
+    """Rows in columns: fitted to the terminal where there is one, plain lines of any width elsewhere."""
+    from rich.console import Console
+
+    console = Console(emoji=False, highlight=False)
+    if console.is_terminal:
+        console.print(_table(rows, head, numeric))
+        return
+    lines = [list(head), *rows] if head else list(rows)
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))] if lines else []
+    for line in lines:
+        cells = [
+            cell.rjust(width) if k in numeric else cell.ljust(width)
+            for k, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def _table(rows: Sequence[Sequence[str]], head: Sequence[str], numeric: Sequence[int]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=bool(head), header_style="bold", pad_edge=False)
+    for k in range(len(rows[0]) if rows else 0):
+        table.add_column(
+            head[k] if head else "",
+            justify="right" if k in numeric else "left",
+            no_wrap=k in numeric or (k == 0 and not head),
+            style="cyan" if k == 0 else "",
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table

@@ -1,0 +1,243 @@
+"""How a run goes, as it goes: a live line on a terminal, one plain line a round elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedlens.report.format import count, duration, finite, metric_value, number, size, split_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+
+class Shown(Protocol):
+    """What a person sees of a run."""
+
+    def started(self, plan: dict[str, Any]) -> None: ...
+    def round_done(self, metrics: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Watch:
+    """A run's progress, shown or not, and its directory as soon as it is known."""
+
+    def __init__(self, console: Console, shown: Shown | None) -> None:
+        self.directory: Path | None = None
+        self._console = console
+        self._shown = shown
+
+    def started(self, plan: dict[str, Any]) -> None:
+        """The run is about to begin."""
+        self.directory = Path(plan["directory"])
+        if self._shown:
+            self._shown.started(plan)
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        """A round is done; `metrics` is its line of metrics.jsonl."""
+        if self._shown:
+            self._shown.round_done(metrics)
+
+    def note(self, text: str) -> None:
+        """One sentence that a person should know, a damaged checkpoint that was passed over for example."""
+        if self._shown:
+            self._console.print(f"note: {text}", style="yellow", soft_wrap=True)
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """The run is over; `result` says how it ended."""
+
+    def close(self) -> None:
+        """Takes the live line away; may be called twice."""
+        if self._shown:
+            self._shown.close()
+
+    def result(self, summary: dict[str, Any], directory: Path) -> None:
+        """How it ended, and where the result page is; without anything shown, its path alone."""
+        from fedlens.experiment.rundir import RunDir
+
+        page = RunDir(directory).report_path
+        page = page if page.exists() else directory
+        if self._shown:
+            for line in closing_lines(summary):
+                self._console.print(line, soft_wrap=True)
+            self._console.print(f"result page: {page}", style="bold", soft_wrap=True)
+        elif not self._console.stderr:
+            print(page)
+
+
+def watch(*, quiet: bool, stderr: bool) -> Watch:
+    """What fits where the output goes: nothing, a live line, or plain lines."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if quiet:
+        return Watch(console, None)
+    return Watch(console, Live(console) if console.is_terminal else Plain(console))
+
+
+class Plain:
+    """One line a round."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rounds: int | None = None
+
+    def started(self, plan: dict[str, Any]) -> None:
+        self._rounds = plan.get("rounds")
+        for line in opening_lines(plan):
+            self._console.print(line, soft_wrap=True)
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        self._console.print(round_line(metrics, self._rounds), soft_wrap=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Live:
+    """A bar with the latest numbers and the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._rounds: int | None = None
+        self._pace = Pace()
+        self._tested = ""
+
+    def started(self, plan: dict[str, Any]) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        for line in opening_lines(plan):
+            self._console.print(line)
+        self._rounds = plan.get("rounds")
+        columns = (
+            SpinnerColumn(),
+            TextColumn("round {task.completed}/{task.total}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[told]}", markup=False),
+        )
+        self._bar = Progress(*columns, console=self._console, transient=True)
+        self._task = self._bar.add_task("", total=self._rounds, told="evaluating the untrained model")
+        self._bar.start()
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        if self._bar is None or self._task is None:
+            return
+        told = tested(metrics)
+        if told:
+            self._tested = "  ".join(f"{metric} {metric_value(metric, value)}" for metric, value in told)
+        left = self._pace.left(metrics, self._rounds)
+        parts = [self._tested, speed(metrics), f"{duration(left)} left" if left is not None else ""]
+        self._bar.update(self._task, completed=metrics["round"], told="  ".join(filter(None, parts)))
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class Pace:
+    """The time that is left, from the rounds seen so far (a resumed run begins in the middle)."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+
+    def left(self, metrics: dict[str, Any], rounds: int | None) -> float | None:
+        """Seconds until `rounds` are done, or None as long as it cannot be said.
+
+        >>> pace = Pace()
+        >>> pace.left({"round": 0, "elapsed": 0.0}, 10), pace.left({"round": 2, "elapsed": 3.0}, 10)
+        (None, 12.0)
+        """
+        at, elapsed = int(metrics["round"]), finite(metrics.get("elapsed"))
+        if elapsed is None or rounds is None:
+            return None
+        if self._first is None:
+            self._first = (at, elapsed)
+        done, since = at - self._first[0], elapsed - self._first[1]
+        return since / done * (rounds - at) if done > 0 else None
+
+
+def tested(metrics: dict[str, Any]) -> list[tuple[str, float | None]]:
+    """The test metrics of a round, the loss last; empty where the round was not evaluated.
+
+    >>> tested({"round": 1, "test_loss": 0.5, "test_accuracy": 0.9})
+    [('accuracy', 0.9), ('loss', 0.5)]
+    """
+    found = [
+        (pair[1], finite(value))
+        for key, value in metrics.items()
+        if (pair := split_of(key)) and pair[0] == "test"
+    ]
+    return sorted(found, key=lambda pair: pair[0] == "loss")
+
+
+def speed(metrics: dict[str, Any]) -> str:
+    """Images a second in this round, or nothing where there was no training."""
+    examples, seconds = finite(metrics.get("examples")), finite(metrics.get("seconds"))
+    return f"{count(examples / seconds)} images/s" if examples and seconds else ""
+
+
+def round_line(metrics: dict[str, Any], rounds: int | None) -> str:
+    """A round in one line.
+
+    >>> round_line({"round": 3, "test_accuracy": 0.8123, "test_loss": 0.61, "local_loss": 0.5512,
+    ...             "examples": 1532, "seconds": 1.0}, 80)
+    'round 3/80  accuracy 0.812  loss 0.61  local 0.551  1,532 images/s  1.0 s'
+    """
+    total = "" if rounds is None else f"/{rounds}"
+    parts = [f"round {metrics['round']}{total}"]
+    parts += [f"{metric} {_short(value)}" for metric, value in tested(metrics)]
+    if "local_loss" in metrics and metrics.get("clients", 1):
+        parts.append(f"local {_short(finite(metrics['local_loss']))}")
+    parts.append(speed(metrics))
+    if seconds := finite(metrics.get("seconds")):
+        parts.append(duration(seconds))
+    if metrics.get("failed"):
+        parts.append(f"{metrics['failed']} failed")
+    return "  ".join(filter(None, parts))
+
+
+def _short(value: float | None) -> str:
+    return "not finite" if value is None else number(float(f"{value:.3g}"))
+
+
+def opening_lines(plan: dict[str, Any]) -> list[str]:
+    """What is about to be trained, on what, and where it is written."""
+    parameters = finite(plan.get("parameters"))
+    model = f"{plan.get('model')} ({count(parameters)} parameters)" if parameters else f"{plan.get('model')}"
+    clients, cohort, rounds = (count(finite(plan.get(k))) for k in ("clients", "clients_per_round", "rounds"))
+    return [
+        f"{plan.get('name')}: {plan.get('algorithm')} on {plan.get('dataset')} with {model}",
+        f"{clients} clients, {cohort} a round, {rounds} rounds, engine {plan.get('engine')}",
+        f"run directory: {plan.get('directory')}",
+    ]
+
+
+def closing_lines(summary: dict[str, Any]) -> list[str]:
+    """How a run ended, and what it cost."""
+    final, best, totals = (summary.get(key) or {} for key in ("final", "best", "totals"))
+    lines = []
+    if told := tested(final):
+        metric, value = told[0]
+        line = f"{summary.get('status')}: {metric.replace('_', ' ')} {metric_value(metric, value)} on test"
+        line += f" after round {final.get('round')}"
+        if best:
+            chosen = split_of(str(best.get("metric"))) or ("", metric)
+            line += (
+                f"; best {metric_value(chosen[1], finite(best.get('value')))} in round {best.get('round')}"
+            )
+            line += f", chosen on {best.get('chosen_on')}"
+        lines.append(line)
+    else:
+        lines.append(f"{summary.get('status')} after {summary.get('rounds_done')} rounds")
+    cost = [
+        duration(finite(totals.get("seconds"))),
+        f"{count(finite(totals.get('examples')))} examples",
+        f"{size(finite(totals.get('bytes_down')))} down, {size(finite(totals.get('bytes_up')))} up",
+    ]
+    if totals.get("failed"):
+        cost.append(f"{count(totals['failed'])} replies lost or refused")
+    return [*lines, ", ".join(cost)]

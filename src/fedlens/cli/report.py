@@ -1,0 +1,27 @@
+"""`fedlens report`: the result page of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedlens.cli.options import Debug, RunDirectory
+from fedlens.cli.output import reported
+
+
+def report(
+    directory: RunDirectory,
+    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a run's result page anew, and print where it is; works while the run goes on."""
+    with reported(debug):
+        from fedlens.report.page import write_report
+
+        page = write_report(directory)
+        typer.echo(page)
+        if show:
+            import webbrowser
+
+            webbrowser.open(page.resolve().as_uri())

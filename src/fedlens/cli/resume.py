@@ -1,0 +1,31 @@
+"""`fedlens resume`: go on with a run that was stopped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedlens.cli.options import DataDir, Debug, Json, Quiet, RunDirectory
+from fedlens.cli.output import reported
+from fedlens.cli.training import train
+
+if TYPE_CHECKING:
+    from fedlens.api import Result
+    from fedlens.cli.progress import Watch
+
+
+def resume(
+    directory: RunDirectory,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run that was interrupted or killed, from its last checkpoint."""
+
+    def start(progress: Watch) -> Result:
+        from fedlens import api
+
+        return api.resume(directory, data_dir=data_dir, progress=progress)
+
+    with reported(debug):
+        train(start, quiet=quiet, as_json=as_json)

@@ -1,0 +1,61 @@
+"""`fedlens run`: train what a recipe or a file describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedlens.cli.options import DataDir, Debug, Json, Quiet
+from fedlens.cli.output import reported
+from fedlens.cli.training import train
+
+if TYPE_CHECKING:
+    from fedlens.api import Result
+    from fedlens.cli.progress import Watch
+
+
+def run(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE_OR_FILE", help="A recipe (fedlens list recipes) or a TOML file.")
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed that all randomness comes from.")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="NAME", help="What carries the work out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The run directory; else runs/<name>/<run-id>.")
+    ] = None,
+    data_dir: DataDir = None,
+    download: Annotated[bool, typer.Option("--download", help="Get data that are missing.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train a federation, and write a run directory with a result page."""
+
+    with reported(debug):
+        settings = overrides(changes or (), rounds, seed, engine)
+
+        def start(progress: Watch) -> Result:
+            from fedlens.api import Experiment
+
+            experiment = Experiment.load(recipe, settings)
+            return experiment.run(out, data_dir=data_dir, download=download, progress=progress)
+
+        train(start, quiet=quiet, as_json=as_json)
+
+
+def overrides(changes: Sequence[str], rounds: int | None, seed: int | None, engine: str | None) -> list[str]:
+    """All that the command line changes, as key=value; the options of their own come last and win.
+
+    >>> overrides(["local.lr=0.1"], 5, None, "inline")
+    ['local.lr=0.1', 'rounds=5', 'engine.name=inline']
+    """
+    named = {"rounds": rounds, "seed": seed, "engine.name": engine}
+    return [*changes, *(f"{key}={value}" for key, value in named.items() if value is not None)]

@@ -1,0 +1,1 @@
+"""The data floor: datasets as they are published, partitions of them over clients, batched transforms."""

@@ -1,0 +1,194 @@
+"""Clients with class distributions of their own, drawn from a Dirichlet distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedlens.core.errors import ConfigError
+from fedlens.data.partition.drawing import check_classes, check_population, streams
+from fedlens.data.partition.partition import Partition
+
+_AS_ZERO = 1e-200  # below it, log(u) / (alpha p) leaves float64, and q has long had one class
+
+
+def dirichlet(
+    labels: NDArray[Any],
+    seed: int,
+    *,
+    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    alpha: Annotated[
+        float, Field(ge=0, description="concentration: 0 is one class a client, inf is the prior itself")
+    ],
+    prior: Annotated[
+        Literal["uniform", "data"] | list[float],
+        Field(description="p: 'uniform', 'data' (the classes of the data), or a number for each class"),
+    ] = "uniform",
+    size: Annotated[
+        int | None, Field(ge=1, description="examples a client gets; by default as many as there are for all")
+    ] = None,
+) -> Partition:
+    """Each client k draws a class distribution q_k ~ Dir(alpha p), and from it examples without replacement.
+
+    hsu2019 section 3; hsu2020 appendix B.1. p is a *distribution*, so a uniform prior over C classes gives
+    each class the concentration alpha / C, not alpha. Clients are of equal size and filled one after another,
+    example by example: a class is drawn from q_k, then an example of that class that nobody has. Where a set
+    S of classes is exhausted, Eq. 5 goes on with
+
+        q~_k(y) = 0 for y in S, and q_k(y) / (1 - sum_{s in S} q_k(s)) otherwise.
+
+    For alpha = 0, q_k is all on one class, chosen by p. Eq. 5 is then 0/0 when this class is exhausted, and
+    q_k is drawn again on the remaining classes, as it is where no mass is left otherwise. For alpha = inf,
+    q_k = p.
+
+    Discarded, at random within the classes: what `clients * size` leaves over. By default `size` is the
+    number of examples (of classes with a prior above 0) divided by `clients`, rounded down.
+
+    Raises `ConfigError` where alpha is negative or NaN, the prior is none over the classes, or examples are
+    too few.
+
+    >>> labels = np.repeat(np.arange(10), 500)
+    >>> one_class = dirichlet(labels, 0, clients=10, alpha=0.0)
+    >>> one_class.sizes().tolist()[:3], round(one_class.emd(labels), 2)
+    ([500, 500, 500], 1.8)
+    """
+    classes = check_classes(labels)
+    check_population(len(classes), clients)
+    if not alpha >= 0:
+        raise ConfigError(
+            f"alpha is {alpha}, and has to be at least 0", where="alpha", hint="take 0.1, or inf"
+        )
+    counts = np.bincount(classes)
+    p = _prior(prior, counts)
+    each = _size(size, int(counts[p > 0].sum()), clients)
+    shuffling, concentration, drawing = streams(seed, 3)
+    drawn = _draw_classes(np.where(p > 0, counts, 0), p, alpha, clients, each, concentration, drawing)
+
+    # The j-th draw of a class, by whichever client, is the j-th example of that class in a random order.
+    order = shuffling.permutation(len(classes))
+    by_class = order[np.argsort(classes[order], kind="stable")]
+    starts = np.cumsum(counts) - counts
+    used = np.bincount(drawn, minlength=len(counts))
+    positions = np.arange(len(drawn)) + np.repeat(starts - (np.cumsum(used) - used), used)
+    owners = np.full(len(classes), -1, np.int64)
+    owners[by_class[positions]] = np.argsort(drawn, kind="stable") // each
+    return Partition.of_owners(owners, clients, spec=_spec(clients, alpha, prior, each, seed))
+
+
+def _draw_classes(
+    left: NDArray[np.int64],
+    p: NDArray[np.float64],
+    alpha: float,
+    clients: int,
+    each: int,
+    concentration: np.random.RandomState,
+    drawing: np.random.RandomState,
+) -> NDArray[np.int16] | NDArray[np.int32]:
+    """[clients * each]: the class of each draw, client after client.
+
+    Draw j of client k uses the uniform number u[k, j], through the inverse of the distribution function of
+    q~_k as it is then. Between two exhaustions this function does not change, so that all draws are made at
+    once, and those after an exhaustion again: at most one pass a client and one an exhausted class.
+    """
+    left = left.copy()
+    drawn = np.empty((clients, each), np.int16 if len(left) <= np.iinfo(np.int16).max else np.int32)
+    for row in drawn:
+        weights = log_weights(p, alpha, concentration)
+        uniform = drawing.random_sample(each)
+        done = 0
+        while done < each:
+            alive = np.flatnonzero(left)
+            picks = np.searchsorted(distribution_function(weights[alive]), uniform[done:], side="right")
+            picked = np.bincount(picks, minlength=len(alive))
+            upto = len(picks)
+            for over in np.flatnonzero(picked >= left[alive]):
+                upto = min(upto, int(np.flatnonzero(picks == over)[left[alive[over]] - 1]) + 1)
+            if upto < len(picks):
+                picks = picks[:upto]
+                picked = np.bincount(picks, minlength=len(alive))
+            left[alive] -= picked
+            row[done : done + upto] = alive[picks]
+            done += upto
+    return drawn.ravel()
+
+
+def log_weights(p: NDArray[np.float64], alpha: float, stream: np.random.RandomState) -> NDArray[np.float64]:
+    """[C]: logarithms of numbers proportional to a draw q ~ Dir(alpha p); -inf where p is 0.
+
+    Logarithms, because for a small alpha all of q but one entry underflows, and Eq. 5 would divide by zero:
+    with them, dropping exhausted classes and normalizing is exact whatever is left. Uses Gamma(a) = Gamma(a +
+    1) U^(1/a). At alpha = 0 the order of the weights is that of repeated draws by p without replacement, so
+    that normalizing again on the classes that are left *is* the new draw of q on them: log(U) / p tells which
+    is first.
+    """
+    with np.errstate(divide="ignore"):
+        if math.isinf(alpha):
+            return np.log(p)
+        some = p > 0
+        weights = np.full(len(p), -np.inf)
+        exponential = -np.log1p(-stream.random_sample(int(some.sum())))
+        if alpha < _AS_ZERO:
+            place = np.empty(len(exponential))
+            place[np.argsort(exponential / p[some], kind="stable")] = np.arange(len(exponential))
+            weights[some] = -1e6 * place  # so far apart that exp() of the difference is 0
+        else:
+            a = alpha * p[some]
+            weights[some] = np.log(stream.standard_gamma(a + 1)) - exponential / a
+        return weights
+
+
+def distribution_function(log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[C]: the cumulative sums of the normalized weights; the last is exactly 1."""
+    total = np.cumsum(np.exp(log_weights - log_weights.max()))
+    normalized: NDArray[np.float64] = total / total[-1]
+    return normalized
+
+
+def _prior(prior: str | Sequence[float], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    if isinstance(prior, str):
+        if prior not in ("uniform", "data"):
+            raise ConfigError(
+                f"there is no prior '{prior}'", where="prior", hint="take 'uniform', 'data' or numbers"
+            )
+        p = np.ones(len(counts)) if prior == "uniform" else counts.astype(np.float64)
+    else:
+        p = np.array(prior, np.float64)
+        if p.shape != counts.shape:
+            raise ConfigError(
+                f"the prior has {p.size} numbers, and there are {len(counts)} classes", where="prior"
+            )
+        if not (np.isfinite(p).all() and p.min() >= 0 and p.sum() > 0):
+            raise ConfigError("the prior has to be finite and at least 0, not all of it 0", where="prior")
+    normalized: NDArray[np.float64] = p / p.sum()
+    return normalized
+
+
+def _size(size: int | None, available: int, clients: int) -> int:
+    check_population(available, clients)
+    each = available // clients if size is None else size
+    if each < 1:
+        raise ConfigError(f"size is {each}, and has to be at least 1", where="size")
+    if each * clients > available:
+        raise ConfigError(
+            f"{clients} clients of {each} need {clients * each} examples, and there are {available}",
+            where="size",
+            hint=f"take a size of at most {available // clients}",
+        )
+    return each
+
+
+def _spec(clients: int, alpha: float, prior: str | Sequence[float], each: int, seed: int) -> dict[str, Any]:
+    named = prior if isinstance(prior, str) else [float(number) for number in prior]
+    return {
+        "name": "dirichlet",
+        "clients": clients,
+        "alpha": alpha,
+        "prior": named,
+        "size": each,
+        "seed": seed,
+    }

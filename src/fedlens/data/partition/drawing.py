@@ -1,0 +1,46 @@
+"""What the partitioners share: random numbers that stay the same, and the checks before they are drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.core.errors import ConfigError, DataError
+
+
+def streams(seed: int, count: int) -> list[np.random.RandomState]:
+    """`count` independent streams of `seed`.
+
+    `RandomState` is frozen by NumPy's policy on streams (NEP 19), unlike `Generator`: the same seed gives the
+    same partition in every version. Its generator here is PCG64.
+
+    Raises `ConfigError` where the seed is negative.
+    """
+    if seed < 0:
+        raise ConfigError(f"the seed is {seed}, and has to be at least 0")
+    children = np.random.SeedSequence(seed).spawn(count)
+    return [np.random.RandomState(np.random.PCG64(child)) for child in children]
+
+
+def check_population(examples: int, clients: int) -> None:
+    """Raises `ConfigError` where `examples` cannot give each of `clients` at least one."""
+    if clients < 1:
+        raise ConfigError(f"there are {clients} clients, and there has to be at least 1", where="clients")
+    if clients > examples:
+        raise ConfigError(
+            f"{clients} clients cannot share {examples} examples",
+            where="clients",
+            hint=f"take at most {examples} clients, or more data",
+        )
+
+
+def check_classes(labels: NDArray[Any]) -> NDArray[np.int64]:
+    """The labels as int64 [n]; raises `DataError` where they are not one class an example."""
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and array.min() < 0):
+        raise DataError(
+            f"the labels are {array.dtype} {list(array.shape)}, and have to be whole numbers [n] from 0 on"
+        )
+    return array.astype(np.int64, copy=False)

@@ -1,0 +1,249 @@
+"""Which example belongs to which client, with the recipe and the seed that made it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedlens.core.errors import DataError
+
+FORMAT = "fedlens partition 1"
+_UNREADABLE = (
+    OSError,
+    MemoryError,
+    EOFError,
+    KeyError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Compressed rows: client k holds the examples `indices[offsets[k] : offsets[k + 1]]`.
+
+    Args:
+        ids: a name for each client, all different.
+        indices: int64 [m], positions in the training split of the dataset; no example twice.
+        offsets: int64 [clients + 1], from 0 to m.
+        spec: the recipe: its name, its settings and its seed; carried along, and no part of the digest.
+        dataset: the name of the dataset that the indices point into.
+
+    The arrays are read-only. Raises `DataError` where they contradict each other.
+
+    >>> p = Partition(("a", "b"), np.array([4, 0, 2]), np.array([0, 1, 3]))
+    >>> len(p), p[1].tolist(), p.sizes().tolist()
+    (2, [0, 2], [1, 2])
+    """
+
+    ids: tuple[str, ...]
+    indices: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    dataset: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", tuple(self.ids))
+        object.__setattr__(self, "indices", _read_only(self.indices, "indices"))
+        object.__setattr__(self, "offsets", _read_only(self.offsets, "offsets"))
+        object.__setattr__(self, "spec", dict(self.spec))
+        fault = _fault(self.ids, self.indices, self.offsets)
+        if fault:
+            raise DataError(f"this is no partition: {fault}", where=self.dataset or None)
+
+    @classmethod
+    def of_owners(
+        cls,
+        owners: ArrayLike,
+        clients: int | Sequence[str],
+        *,
+        spec: Mapping[str, Any] | None = None,
+        dataset: str = "",
+    ) -> Partition:
+        """Example i belongs to client number `owners[i]`, or to nobody where that is negative.
+
+        `clients` is their number or their ids. The examples of a client come in ascending order.
+
+        >>> Partition.of_owners([1, 0, -1, 1], 2)[1].tolist()
+        [0, 3]
+        """
+        owner = np.asarray(owners)
+        ids = tuple(map(str, range(clients))) if isinstance(clients, int) else tuple(clients)
+        if owner.ndim != 1 or (owner.size and owner.dtype.kind not in "iu"):
+            raise DataError(f"owners are one whole number an example, not {owner.dtype} {list(owner.shape)}")
+        if owner.size and owner.max() >= len(ids):
+            raise DataError(f"an example belongs to client {owner.max()}, and there are {len(ids)} clients")
+        given = np.flatnonzero(owner >= 0)
+        held = owner[given].astype(np.int64)
+        offsets = np.zeros(len(ids) + 1, np.int64)
+        np.cumsum(np.bincount(held, minlength=len(ids)), out=offsets[1:])
+        return cls(ids, given[np.argsort(held, kind="stable")], offsets, spec or {}, dataset)
+
+    def __len__(self) -> int:
+        """The number of clients."""
+        return len(self.ids)
+
+    def __getitem__(self, client: int) -> NDArray[np.int64]:
+        """The indices of client number `client`: a view."""
+        if not -len(self) <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        client %= len(self)
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 in hexadecimal of dataset, ids, offsets and indices; the same on every machine."""
+        head = json.dumps([FORMAT, self.dataset, list(self.ids)], ensure_ascii=True, separators=(",", ":"))
+        hashed = hashlib.sha256(head.encode("ascii"))
+        for array in (self.offsets, self.indices):
+            hashed.update(np.array([len(array)], "<i8").tobytes())
+            hashed.update(array.astype("<i8", copy=False).tobytes())
+        return hashed.hexdigest()
+
+    def sizes(self) -> NDArray[np.int64]:
+        """int64 [clients]: how many examples each client holds."""
+        return np.diff(self.offsets)
+
+    def owners(self) -> NDArray[np.int64]:
+        """int64 [m]: the client of each entry of `indices`."""
+        return np.repeat(np.arange(len(self)), self.sizes())
+
+    def class_counts(self, labels: NDArray[Any], classes: int | None = None) -> NDArray[np.int64]:
+        """int64 [clients, classes]: how many examples of each class each client holds.
+
+        `labels` are those of the whole training split. Raises `DataError` where they are too few, or where a
+        client holds a label that is not below `classes`.
+        """
+        labels = np.asarray(labels)
+        if self.indices.size and self.indices.max() >= len(labels):
+            raise DataError(
+                f"the partition points to example {self.indices.max()} of {len(labels)}", where=self.dataset
+            )
+        columns = int(labels.max(initial=-1)) + 1 if classes is None else classes
+        held = labels[self.indices].astype(np.int64)
+        if held.size and not (held.min() >= 0 and held.max() < columns):
+            raise DataError(f"the labels are not all in 0 .. {columns - 1}", where=self.dataset)
+        cells = np.bincount(self.owners() * columns + held, minlength=len(self) * columns)
+        return cells.reshape(len(self), columns)
+
+    def client_emds(self, labels: NDArray[Any]) -> NDArray[np.float64]:
+        """float64 [clients]: the earth mover's distance of each client's classes from the population's.
+
+        EMD(q_i, p) = ||q_i - p||_1, in [0, 2], with p = sum_i (n_i / n) q_i (hsu2020, section 6.1). It is NaN
+        for a client without examples.
+        """
+        counts = self.class_counts(labels)
+        sizes = counts.sum(axis=1, keepdims=True)
+        population = counts.sum(axis=0) / max(1, len(self.indices))
+        shares = np.divide(counts, sizes, out=np.full(counts.shape, np.nan), where=sizes > 0)
+        distances: NDArray[np.float64] = np.abs(shares - population).sum(axis=1)
+        return distances
+
+    def emd(self, labels: NDArray[Any]) -> float:
+        """The non-identicalness of the population: sum_i (n_i / n) EMD(q_i, p) (hsu2020, section 6.1).
+
+        >>> Partition.of_owners([0, 0, 1, 1], 2).emd(np.array([0, 0, 1, 1]))
+        1.0
+        """
+        if not len(self.indices):
+            return float("nan")
+        return float(np.nansum(self.client_emds(labels) * self.sizes()) / len(self.indices))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the partition as an npz file without pickled objects, whole or not at all."""
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                np.savez(
+                    file,
+                    format=_text(FORMAT),
+                    ids=_text(json.dumps(self.ids)),
+                    indices=self.indices.astype("<i8", copy=False),
+                    offsets=self.offsets.astype("<i8", copy=False),
+                    spec=_text(json.dumps(self.spec)),
+                    dataset=_text(self.dataset),
+                    digest=_text(self.digest),
+                )
+            part.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise DataError(f"the partition cannot be written: {error.strerror}", where=str(path)) from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Partition:
+        """Reads what `save` wrote.
+
+        Raises `DataError` where the file is not there, is not a partition, or is damaged (its digest is
+        compared).
+        """
+        path = Path(path)
+        try:
+            # Opened here, because NumPy leaves a file open that turns out to be no archive.
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                found = _string(file["format"])
+                if found != FORMAT:
+                    raise DataError(f"the format is '{found}', and '{FORMAT}' was expected", where=str(path))
+                ids = tuple(json.loads(_string(file["ids"])))
+                spec = json.loads(_string(file["spec"]))
+                digest, dataset = _string(file["digest"]), _string(file["dataset"])
+                partition = cls(ids, file["indices"], file["offsets"], spec, dataset)
+        except FileNotFoundError:
+            raise DataError("there is no partition", where=str(path)) from None
+        except DataError as error:
+            raise DataError(error.what, where=str(path), hint=error.hint) from None
+        except _UNREADABLE as error:
+            raise DataError(f"this cannot be read as a partition: {error}", where=str(path)) from error
+        if partition.digest != digest:
+            raise DataError(f"the digest is {partition.digest}, and the file says {digest}", where=str(path))
+        return partition
+
+
+def _read_only(array: ArrayLike, name: str) -> NDArray[np.int64]:
+    given = np.asarray(array)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise DataError(
+            f"this is no partition: {name} are {given.dtype} {list(given.shape)}, not whole numbers [n]"
+        )
+    view = np.ascontiguousarray(given, np.int64).view()
+    view.flags.writeable = False
+    return view
+
+
+def _fault(ids: tuple[str, ...], indices: NDArray[np.int64], offsets: NDArray[np.int64]) -> str | None:
+    if len(offsets) != len(ids) + 1:
+        return f"{len(ids)} clients need {len(ids) + 1} offsets, not {len(offsets)}"
+    if offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
+        return f"offsets do not go up from 0 to {len(indices)}"
+    if not all(isinstance(client, str) for client in ids) or len(set(ids)) < len(ids):
+        return "the ids are not all strings, or not all different"
+    if len(indices) and indices.min() < 0:
+        return f"index {indices.min()} is negative"
+    ordered = np.sort(indices)
+    twice = np.flatnonzero(ordered[1:] == ordered[:-1])
+    return f"example {ordered[twice[0]]} is assigned twice" if len(twice) else None
+
+
+def _text(value: str) -> NDArray[np.uint8]:
+    return np.frombuffer(value.encode(), np.uint8)
+
+
+def _string(array: NDArray[np.uint8]) -> str:
+    return array.tobytes().decode()

@@ -1,0 +1,318 @@
+"""Checkpoints that survive a kill at any moment and notice a flipped bit, and the final model's file.
+
+A checkpoint is a directory `round-000012` with `tensors.safetensors` and `manifest.json`. The manifest holds
+everything that is not a tensor, and the SHA-256 of the tensor file and of itself. Both are written under
+another name, fsynced and renamed, so `round-000012` is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedlens import __version__
+from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
+from fedlens.experiment import tensorfile
+from fedlens.experiment.files import fsync_directory, refused, replacing, write_durably
+from fedlens.experiment.payload import Payload, decode, encode
+
+FORMAT = 1
+
+_TENSORS, _MANIFEST = "tensors.safetensors", "manifest.json"
+_NAME = re.compile(r"round-(\d{6,})(\.saving|\.replaced|\.removing)?")
+_ENVELOPE = re.compile(rb'\{"sha256": "([0-9a-f]{64})", "content": (.*)\}\n', re.DOTALL)
+_DIGEST = "fedlens.digest"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that was read; `skipped` has a sentence for each newer one that was damaged."""
+
+    round: int
+    payload: dict[str, Any]
+    path: Path
+    skipped: list[str] = field(default_factory=list)
+
+
+class _Damaged(Exception):
+    """A checkpoint that is not what was written; the text says how that shows."""
+
+
+def save(directory: Path, round: int, payload: Payload) -> Path:
+    """Save `payload` as the checkpoint of `round` below `directory`, and return its path.
+
+    Checkpoints of later rounds belong to a course that the run has left (it was resumed from before them), so
+    they are removed once this one is on the disk. A tensor that stands in two places of the payload is stored
+    once and read back as one tensor.
+
+    Raises `RunFailed` where the disk is full or refuses (earlier checkpoints are left as they were), or where
+    the payload has something in it that a checkpoint cannot hold.
+
+    >>> import tempfile, torch
+    >>> directory = Path(tempfile.mkdtemp())
+    >>> save(directory, 3, {"state": {"w": torch.ones(2)}, "clients": {"7": {"steps": 5}}}).name
+    'round-000003'
+    >>> load_latest(directory).payload
+    {'state': {'w': tensor([1., 1.])}, 'clients': {'7': {'steps': 5}}}
+    """
+    structure, tensors = encode(payload)
+    final = path_of(directory, round)
+    temporary = final.with_name(final.name + ".saving")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        written = tensorfile.write(temporary / _TENSORS, tensors)
+        write_durably(temporary / _MANIFEST, _manifest(round, structure, written))
+        fsync_directory(temporary)
+        _take_place(temporary, final)
+        fsync_directory(directory)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        hint = f"then go on with 'fedlens resume {directory.parent}': the checkpoint before is untouched"
+        raise refused(error, f"the checkpoint of round {round}", final, hint) from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for number, _, path in _entries(directory):
+        if number > round:
+            _remove(path)
+    return final
+
+
+def load_latest(directory: Path) -> Loaded | None:
+    """The newest checkpoint below `directory` that is whole, or None where none was ever finished.
+
+    Raises `RunDirectoryError` where there are checkpoints and each is damaged, or where the newest whole one
+    is in the format of another version of fedlens.
+
+    >>> import tempfile
+    >>> load_latest(Path(tempfile.mkdtemp())) is None
+    True
+    """
+    skipped: list[str] = []
+    damaged = False
+    for number, suffix, path in sorted(_entries(directory), key=lambda entry: (-entry[0], entry[1])):
+        if suffix == ".saving":
+            skipped.append(f"the checkpoint of round {number} was not finished: its save was cut off")
+        elif suffix != ".removing":
+            try:
+                return Loaded(number, _read(path, number), path, skipped)
+            except _Damaged as fault:
+                damaged = True
+                skipped.append(f"the checkpoint of round {number} is damaged ({fault}) and was passed over")
+    if damaged:
+        hint = f"start anew: 'fedlens run {directory.parent / 'config.toml'} --out ANOTHER_DIRECTORY'"
+        what = f"no checkpoint can be read: {'; '.join(skipped)}"
+        raise RunDirectoryError(what, where=str(directory), hint=hint)
+    return None
+
+
+def load(path: Path) -> Loaded:
+    """The checkpoint at `path`, say that of the best round; raises `RunDirectoryError` where it is damaged.
+
+    >>> import tempfile
+    >>> load(save(Path(tempfile.mkdtemp()), 1, {"best": 0.5})).payload
+    {'best': 0.5}
+    """
+    match = _NAME.fullmatch(path.name)
+    if match is None or not path.is_dir():
+        raise RunDirectoryError("there is no checkpoint here", where=str(path))
+    try:
+        return Loaded(int(match[1]), _read(path, int(match[1])), path)
+    except _Damaged as fault:
+        raise RunDirectoryError(f"the checkpoint is damaged ({fault})", where=str(path)) from None
+
+
+def path_of(directory: Path, round: int) -> Path:
+    """Where the checkpoint of `round` is or would be.
+
+    >>> path_of(Path("checkpoint"), 12).name
+    'round-000012'
+    """
+    if round < 0:
+        raise ValueError(f"round is {round}, and rounds count from 0")
+    return directory / f"round-{round:06d}"
+
+
+def prune(directory: Path, keep: int = 2, best: int | None = None) -> None:
+    """Remove all but the last `keep` checkpoints and that of round `best`, and what killed saves left.
+
+    >>> import tempfile
+    >>> directory = Path(tempfile.mkdtemp())
+    >>> for round in range(6):
+    ...     _ = save(directory, round, {})
+    >>> prune(directory, keep=2, best=1)
+    >>> sorted(path.name for path in directory.iterdir())
+    ['round-000001', 'round-000004', 'round-000005']
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}, and a run needs at least its last checkpoint")
+    entries = _entries(directory)
+    whole = {number for number, suffix, _ in entries if suffix == ""}
+    usable = sorted(whole | {number for number, suffix, _ in entries if suffix == ".replaced"})
+    kept = {*usable[-keep:], best}
+    for number, suffix, path in entries:
+        leftover = suffix in (".saving", ".removing") or (suffix == ".replaced" and number in whole)
+        if leftover or number not in kept:
+            _remove(path)
+
+
+def weights_digest(tree: Mapping[str, Tensor]) -> str:
+    """SHA-256, as hex, over the names, dtypes, shapes and bytes of a tree, in the order of the names.
+
+    Two trees have the same digest when they are equal bit for bit, wherever and however their memory lies.
+
+    >>> import torch
+    >>> weights_digest({"w": torch.zeros(2)})[:16]
+    '958fa745ba8382d5'
+    >>> weights_digest({"w": torch.zeros(2)}) == weights_digest({"w": torch.zeros(2, 1)})
+    False
+    """
+    digest = hashlib.sha256()
+    for name in sorted(tree):
+        tensor = tree[name]
+        # The line fixes how many bytes follow it, so no two trees give the same stream.
+        line = json.dumps([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
+        digest.update(line.encode() + b"\n")
+        digest.update(tensorfile.raw(tensor))
+    return digest.hexdigest()
+
+
+def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a model as one safetensors file, with `metadata` and a digest of it all in the file's metadata.
+
+    The file at `path` is the old one or the new one, whole, at any moment.
+    Raises `RunFailed` where the disk is full or refuses, or where a tensor cannot be stored.
+
+    >>> import tempfile, torch
+    >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
+    >>> write_model(path, {"w": torch.ones(2)}, {"classes": '["cat", "dog"]'})
+    >>> read_model(path)
+    ({'w': tensor([1., 1.])}, {'classes': '["cat", "dog"]'})
+    """
+    try:
+        with replacing(path) as temporary:
+            tensorfile.write(temporary, tree, {**metadata, _DIGEST: _model_digest(tree, metadata)})
+    except OSError as error:
+        raise refused(error, "the model", path) from error
+    except ValueError as error:
+        raise RunFailed(f"the model could not be written: {error}", where=str(path)) from error
+
+
+def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tree and the metadata of a file from `write_model`.
+
+    Raises `DataError` where the file is missing, is not one of fedlens, or is not what was written.
+    """
+    try:
+        contents = tensorfile.read(path)
+    except OSError as error:
+        raise DataError(f"the model cannot be read: {error.strerror or error}", where=str(path)) from error
+    except ValueError as error:
+        what = f"the model is damaged, or is no safetensors file: {error}"
+        raise DataError(what, where=str(path)) from error
+    metadata = dict(contents.metadata)
+    digest = metadata.pop(_DIGEST, None)
+    if digest is None:
+        raise DataError("the file has no digest, so it is not a model that fedlens wrote", where=str(path))
+    if digest != _model_digest(contents.tensors, metadata):
+        hint = "take it from its source again, or from a checkpoint of the run"
+        raise DataError("the model is damaged: its digest is another", where=str(path), hint=hint)
+    return contents.tensors, metadata
+
+
+def _model_digest(tree: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    text = json.dumps([weights_digest(tree), dict(metadata)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _entries(directory: Path) -> list[tuple[int, str, Path]]:
+    """Each checkpoint, or what is left of one, as (round, suffix, path)."""
+    if not directory.is_dir():
+        return []
+    matches = [(_NAME.fullmatch(path.name), path) for path in directory.iterdir()]
+    return [(int(match[1]), match[2] or "", path) for match, path in matches if match]
+
+
+def _take_place(temporary: Path, final: Path) -> None:
+    """Rename `temporary` to `final`; one of that name steps aside first, so that one is always there."""
+    aside = final.with_name(final.name + ".replaced")
+    if final.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(final, aside)
+    try:
+        os.rename(temporary, final)
+    except BaseException:
+        if aside.exists() and not final.exists():
+            os.rename(aside, final)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory, by a rename first: one that is half removed must not look damaged.
+
+    What the disk does not let go of stays: a run does not end for that.
+    """
+    doomed = path.with_suffix(".removing")
+    with suppress(OSError):
+        if path != doomed:
+            shutil.rmtree(doomed, ignore_errors=True)
+            os.rename(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _manifest(round: int, structure: Any, written: tensorfile.Written) -> bytes:
+    content = {
+        "fedlens": __version__,
+        "format": FORMAT,
+        "round": round,
+        "tensors": {"file": _TENSORS, "bytes": written.size, "sha256": written.sha256},
+        "payload": structure,
+    }
+    text = json.dumps(content).encode()
+    return b'{"sha256": "%s", "content": %s}\n' % (hashlib.sha256(text).hexdigest().encode(), text)
+
+
+def _read(path: Path, number: int) -> dict[str, Any]:
+    try:
+        match = _ENVELOPE.fullmatch((path / _MANIFEST).read_bytes())
+        if match is None or hashlib.sha256(match[2]).hexdigest().encode() != match[1]:
+            raise _Damaged(f"{_MANIFEST} does not have the checksum it should")
+        content = json.loads(match[2])
+        _check_format(content, path)
+        if content["round"] != number:
+            raise _Damaged(f"it is that of round {content['round']}")
+        contents = tensorfile.read(path / _TENSORS)
+    except OSError as error:
+        name = Path(error.filename).name if error.filename else "a file"
+        raise _Damaged(f"{name}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise _Damaged(f"{_TENSORS}: {error}") from error
+    said = tensorfile.Written(content["tensors"]["bytes"], content["tensors"]["sha256"])
+    if contents.written != said:
+        raise _Damaged(f"{_TENSORS} does not have the checksum it should")
+    payload: dict[str, Any] = decode(content["payload"], contents.tensors)
+    return payload
+
+
+def _check_format(content: Mapping[str, Any], path: Path) -> None:
+    if content["format"] != FORMAT:
+        by = content.get("fedlens", "another version")
+        raise RunDirectoryError(
+            f"the checkpoint was written by fedlens {by} in format {content['format']}, "
+            f"and this is fedlens {__version__}, which reads format {FORMAT}",
+            where=str(path),
+            hint=f"resume the run with fedlens {by}, or start it anew in another directory",
+        )

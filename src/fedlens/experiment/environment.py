@@ -1,0 +1,115 @@
+"""What a run ran on: versions, hardware, the source's revision, the command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fedlens import __version__
+
+LIBRARIES = ("torchvision", "numpy", "safetensors", "pydantic", "scikit-learn", "plotly", "pandas")
+_GIT_SECONDS = 2.0
+
+
+def describe_environment(command: Sequence[str], seed: int) -> dict[str, Any]:
+    """What `environment.json` says of a run that starts now in the current directory.
+
+    Keys: `fedlens`, `python`, `torch`, `cuda` (what torch was built for, or None), `libraries` (name to
+    version), `os`, `cpu` (`model`, `cores` of the machine, `usable` by this process, `capability` as torch
+    sees it), `memory` in bytes, `gpus` (each `name` and `memory`), `git` (`revision` and `dirty`, or None
+    outside a repository), `command`, `seed` and `started` (UTC).
+
+    >>> found = describe_environment(["fedlens", "run", "my file.toml"], seed=3)
+    >>> found["command"], found["seed"]
+    ("fedlens run 'my file.toml'", 3)
+    """
+    import torch
+
+    return {
+        "fedlens": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "libraries": _libraries(),
+        "os": platform.platform(),
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": os.cpu_count(),
+            "usable": _usable_cores(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+        },
+        "memory": _memory(),
+        "gpus": _gpus(),
+        "git": _git_revision(),
+        "command": shlex.join(command),
+        "seed": seed,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _libraries() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    names = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+def _gpus() -> list[dict[str, Any]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [{"name": device.name, "memory": device.total_memory} for device in devices]
+
+
+def _git_revision() -> dict[str, Any] | None:
+    """The commit that the current directory is at; None without a repository, a commit or git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        # Without optional locks git only reads, so a run never blocks the user's own git commands.
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_GIT_SECONDS,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if answer.returncode != 0:
+        return None
+    revision = answer.stdout.strip()
+    return {"revision": revision.removesuffix("-dirty"), "dirty": revision.endswith("-dirty")}

@@ -1,0 +1,306 @@
+"""The run directory: all that a run leaves, and the one thing that reports and comparisons read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedlens import __version__
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment import lines
+from fedlens.experiment.files import write_atomically
+from fedlens.experiment.lock import locked
+
+FORMAT = 1
+_PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
+_SEARCH_DEPTH = 3
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run's directory. Make one with `RunDir.create` or `RunDir.open`.
+
+    Nothing is held open or in memory: every reading looks at the disk again, so it may be used on a run that
+    is still going on. One process writes; it holds `lock` meanwhile.
+
+    >>> import tempfile
+    >>> run = RunDir.create(Path(tempfile.mkdtemp()) / "first", "digits", None)
+    >>> run.write_config('name = "digits"')
+    >>> with run.lock():
+    ...     run.append_metrics({"round": 0, "test_accuracy": 0.1, "test_loss": float("nan")})
+    >>> run.read_metrics()
+    [{'round': 0, 'test_accuracy': 0.1, 'test_loss': None}]
+    """
+
+    path: Path
+
+    @staticmethod
+    def create(out: Path | None, name: str, run_id: str | None) -> RunDir:
+        """A new, empty run directory: `out` where the user named one, else `runs/<name>/<run_id>`.
+
+        `run_id` is made by `new_run_id` where it is None. Raises `RunDirectoryError` where there is something
+        already, where a file is in the way, where `name` is not a plain name, or where the disk refuses.
+        """
+        if out is not None:
+            return RunDir(_make(out.expanduser()))
+        _check_name(name, "name")
+        if run_id is not None:
+            _check_name(run_id, "run id")
+        while True:
+            path = Path("runs") / name / (run_id or new_run_id())
+            if run_id is not None or not path.exists():
+                return RunDir(_make(path))
+
+    @staticmethod
+    def open(path: Path) -> RunDir:
+        """The run directory at `path`.
+
+        Raises `RunDirectoryError` where it is none (and names the latest one below it), or where another
+        version of fedlens wrote it in another format.
+        """
+        path = path.expanduser()
+        run = RunDir(path)
+        if not run.config_path.is_file():
+            raise _not_a_run(path)
+        environment = run.read_environment() or {}
+        if environment.get("format", FORMAT) != FORMAT:
+            by = environment.get("fedlens", "another version")
+            raise RunDirectoryError(
+                f"the run was written by fedlens {by} in format {environment['format']}, "
+                f"and this is fedlens {__version__}, which reads format {FORMAT}",
+                where=str(path),
+                hint=f"use fedlens {by} for it",
+            )
+        return run
+
+    @property
+    def run_id(self) -> str:
+        """The name of the directory."""
+        return self.path.resolve().name
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def environment_path(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def partition_path(self) -> Path:
+        return self.path / "partition.npz"
+
+    @property
+    def class_counts_path(self) -> Path:
+        return self.path / "class_counts.npy"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def clients_path(self) -> Path:
+        return self.path / "clients.jsonl"
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def model_path(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / "report.html"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing to this run as long as the block lasts or this process lives.
+
+        Raises `RunDirectoryError` where another process holds it.
+        """
+        with locked(self.path / ".lock", f"the run {self.path}"):
+            yield
+
+    def write_config(self, text: str) -> None:
+        """Write `config.toml`, whole or not at all."""
+        write_atomically(self.config_path, text.encode())
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Write `environment.json`, with the format of the run directory in it."""
+        _write_json(self.environment_path, {"format": FORMAT, **environment})
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`; numbers that are not finite become null."""
+        _write_json(self.summary_path, summary)
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """Add one line to `metrics.jsonl`, visible to readers at once; non-finite numbers become null.
+
+        It survives a kill of the process; `sync` makes it survive a power cut.
+        """
+        lines.append(self.metrics_path, [plain(line)])
+
+    def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add the lines of one round to `clients.jsonl` in one write."""
+        lines.append(self.clients_path, [plain(row) for row in rows])
+
+    def sync(self) -> None:
+        """Wait until the disk has the lines appended so far; a checkpoint is saved after that, not before."""
+        for path in (self.metrics_path, self.clients_path):
+            lines.sync(path)
+
+    def truncate_metrics(self, after_round: int) -> int:
+        """Drop the lines of `metrics.jsonl` past `after_round`, and one that was cut; how many they were."""
+        return lines.truncate(self.metrics_path, after_round)
+
+    def truncate_clients(self, after_round: int) -> int:
+        """Drop the lines of `clients.jsonl` past `after_round`, and one that was cut; how many they were."""
+        return lines.truncate(self.clients_path, after_round)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, oldest first; a last line that was cut is left out."""
+        return lines.read(self.metrics_path)
+
+    def read_clients(self) -> list[dict[str, Any]]:
+        """The lines of `clients.jsonl`, oldest first; none where they were not recorded."""
+        return lines.read(self.clients_path)
+
+    def read_config(self) -> dict[str, Any]:
+        """What `config.toml` says; raises `RunDirectoryError` where it is missing or cannot be read."""
+        where = str(self.config_path)
+        try:
+            return tomllib.loads(self.config_path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise RunDirectoryError(f"config.toml cannot be read: {error.strerror}", where=where) from error
+        except ValueError as error:
+            raise RunDirectoryError(f"config.toml is damaged: {error}", where=where) from error
+
+    def read_environment(self) -> dict[str, Any] | None:
+        """What `environment.json` says, or None where there is none."""
+        return _read_json(self.environment_path)
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """What `summary.json` says, or None where there is none: the run is going on, or was killed."""
+        return _read_json(self.summary_path)
+
+
+def new_run_id() -> str:
+    """The time in UTC and four random hexadecimal digits: `20261120-122105-a1b2`."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can say it: numbers that are not finite become None, array scalars become numbers.
+
+    Raises `TypeError` for what JSON has no word for.
+
+    >>> import numpy as np
+    >>> plain({"loss": float("inf"), 3: (np.float32(0.5), Path("runs/a"))})
+    {'loss': None, '3': [0.5, 'runs/a']}
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):  # an array of one number, of numpy or torch, neither of which is imported here
+        return plain(value.item())
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
+
+
+def _check_name(name: str, what: str) -> None:
+    if not _PLAIN_NAME.fullmatch(name) or name in (".", "..") or len(name.encode()) > 200:
+        hint = "take a short one without path separators, or name the directory with --out"
+        raise RunDirectoryError(f"the {what} {name!r} cannot be a directory's name", hint=hint)
+
+
+def _make(path: Path) -> Path:
+    another = "name another directory with --out"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        # A lock alone is what a run leaves that ended before it began.
+        occupied = any(entry.name != ".lock" for entry in path.iterdir())
+    except (FileExistsError, NotADirectoryError):
+        what, hint = "a file is in the way of the run directory", another
+    except OSError as error:
+        what, hint = f"the run directory cannot be made: {error.strerror}", another
+    else:
+        if not occupied and os.access(path, os.W_OK | os.X_OK):
+            return path
+        what, hint = "the directory for the run cannot be written to", another
+        if occupied and (path / "config.toml").is_file():
+            what = "there is a run in this directory already"
+            hint = f"go on with it ('fedlens resume {path}'), or {another}"
+        elif occupied:
+            what = "the directory for the run is not empty"
+    raise RunDirectoryError(what, where=str(path), hint=hint)
+
+
+def _not_a_run(path: Path) -> RunDirectoryError:
+    if not path.exists():
+        hint = "look in 'runs' for the runs there are" if Path("runs").is_dir() else None
+        return RunDirectoryError("there is no such directory", where=str(path), hint=hint)
+    if not path.is_dir():
+        hint = f"did you mean {path.parent}" if (path.parent / "config.toml").is_file() else None
+        return RunDirectoryError("this is a file, not a run directory", where=str(path), hint=hint)
+    below = _runs_below(path, _SEARCH_DEPTH)
+    hint = None
+    if below:
+        latest = max(below, key=lambda run: ((run / "config.toml").stat().st_mtime_ns, run.name))
+        count = "the one run" if len(below) == 1 else f"the latest of {len(below)} runs"
+        hint = f"{count} below it is {latest}"
+    return RunDirectoryError("this is not a run directory: it has no config.toml", where=str(path), hint=hint)
+
+
+def _runs_below(path: Path, depth: int) -> list[Path]:
+    found: list[Path] = []
+    try:
+        children = [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    except OSError:
+        return found
+    for child in children:
+        if (child / "config.toml").is_file():
+            found.append(child)
+        elif depth > 1:
+            found += _runs_below(child, depth - 1)
+    return found
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, (json.dumps(plain(content), indent=2, allow_nan=False) + "\n").encode())
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        message = f"{path.name} cannot be read: {error.strerror}"
+        raise RunDirectoryError(message, where=str(path)) from error
+    except ValueError as error:
+        raise RunDirectoryError(f"{path.name} is damaged: {error}", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise RunDirectoryError(f"{path.name} is damaged: it has no object in it", where=str(path))
+    return content

@@ -1,0 +1,273 @@
+"""Several runs beside each other: a table, and a page with their curves on one axis."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from fedlens.experiment.files import write_atomically
+from fedlens.report import parts
+from fedlens.report.format import (
+    MISSING,
+    count,
+    duration,
+    finite,
+    is_share,
+    metric_value,
+    number,
+    percent,
+    size,
+)
+from fedlens.report.read import Run, read_run
+
+CENTRALIZED = "centralized"
+
+
+def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
+    """One row a run: what it was, how well it did, and what it cost.
+
+    Keys: run, status, algorithm, partition, dataset, model, seed, rounds (done), metric, final and best (the
+    test value of `metric`), best_round, chosen_on, accuracy and best_accuracy (the same where the metric is
+    accuracy, and None elsewhere), relative_accuracy, emd, seconds, bytes, directory. What is unknown is None.
+
+    relative_accuracy is Acc_federated / Acc_centralized (hsu2020 section 6) of the final values, against the
+    mean of the `centralized` runs of the same dataset and model among `run_dirs`; None where there is none.
+
+    Raises `RunDirectoryError` where one of `run_dirs` is no run directory.
+    """
+    return _rows([read_run(directory) for directory in run_dirs])
+
+
+def _rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    rows = [_row(run, label) for run, label in zip(runs, labels(runs), strict=True)]
+    for row in rows:
+        bound = [
+            other["final"]
+            for other in rows
+            if other["algorithm"] == CENTRALIZED and other["final"] is not None and _task(other) == _task(row)
+        ]
+        if bound and row["final"] is not None and (upper := statistics.fmean(bound)) > 0:
+            row["relative_accuracy"] = row["final"] / upper
+    return rows
+
+
+def _task(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["dataset"], row["model"], row["metric"]
+
+
+def _row(run: Run, label: str) -> dict[str, Any]:
+    metric = run.metric()
+    _, final = run.final(metric)
+    best_round, best, chosen_on = run.best(metric)
+    up, down = run.total("bytes_up"), run.total("bytes_down")
+    accuracy = metric == "accuracy"
+    return {
+        "run": label,
+        "status": run.status,
+        "algorithm": run.part("algorithm"),
+        "partition": _partition(run),
+        "dataset": run.part("data", "dataset"),
+        "model": run.part("model"),
+        "seed": run.summary.get("seed", run.config.get("seed")),
+        "rounds": run.rounds_done,
+        "metric": metric,
+        "final": final,
+        "best": best,
+        "best_round": best_round,
+        "chosen_on": chosen_on,
+        "accuracy": final if accuracy else None,
+        "best_accuracy": best if accuracy else None,
+        "relative_accuracy": None,
+        "emd": run.emd(),
+        "seconds": run.seconds(),
+        "bytes": None if up is None and down is None else (up or 0) + (down or 0),
+        "directory": str(run.directory),
+    }
+
+
+def _partition(run: Run) -> str | None:
+    """The partition with its settings other than the number of clients: `dirichlet alpha=0.1`."""
+    data = run.config.get("data")
+    chosen = data.get("partition") if isinstance(data, dict) else None
+    if not isinstance(chosen, dict):
+        return None if chosen is None else str(chosen)
+    settings = [f"{key}={value}" for key, value in chosen.items() if key not in ("name", "clients", "seed")]
+    return " ".join([str(chosen.get("name", "")), *settings]).strip()
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A name for each run, with its run id where two share the name, and a number where they share both."""
+    names = Counter(run.name for run in runs)
+    found = [run.name if names[run.name] == 1 else f"{run.name} ({run.run_id})" for run in runs]
+    repeated = Counter(found)
+    seen: Counter[str] = Counter()
+    for k, label in enumerate(found):
+        seen[label] += 1
+        if repeated[label] > 1:
+            found[k] = f"{label} #{seen[label]}"
+    return found
+
+
+def write_comparison(run_dirs: Sequence[Path], html_path: Path) -> Path:
+    """Writes one page with the curves of all runs on one axis, and the table; returns its path.
+
+    Raises `RunDirectoryError` where one of `run_dirs` is no run directory.
+    """
+    runs = [read_run(directory) for directory in run_dirs]
+    rows = _rows(runs)
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    charts = [chart for metric in metrics if (chart := _chart(runs, rows, metric))]
+    head = f"<header><h1>{len(runs)} runs compared</h1><p>{_said(rows)}</p></header>"
+    losses = _chart(runs, rows, "loss")
+    body = (
+        head
+        + "".join(parts.card(chart) for chart in charts)
+        + _table(rows)
+        + (parts.card(losses) if losses else "")
+    )
+    html_path = Path(html_path)
+    html_path.parent.mkdir(parents=True, exist_ok=True)
+    foot = "<footer>Made by fedlens from the run directories; opens offline.</footer>"
+    write_atomically(
+        html_path, parts.document("Runs compared · fedlens", "fedlens", "", body + foot).encode()
+    )
+    return html_path
+
+
+def _said(rows: Sequence[dict[str, Any]]) -> str:
+    datasets = sorted({str(row["dataset"]) for row in rows})
+    algorithms = sorted({str(row["algorithm"]) for row in rows})
+    return f"<b>{escape(', '.join(algorithms))}</b> on <b>{escape(', '.join(datasets))}</b>"
+
+
+def _chart(runs: Sequence[Run], rows: Sequence[dict[str, Any]], metric: str) -> str:
+    """The test values of one metric over rounds, time and bytes, of those runs that have it."""
+    from fedlens.report import figures
+
+    lines, seconds, sent = [], [], []
+    for k, (run, row) in enumerate(zip(runs, rows, strict=True)):
+        x, y = run.series(f"test_{metric}")
+        if metric not in (row["metric"], "loss") or not any(value is not None for value in y):
+            continue
+        color, dash = _mark(k, row)
+        lines.append(figures.Curve(row["run"], x, y, color, dash))
+        seconds.append(_along(run, x, ("seconds",)))
+        sent.append(_along(run, x, ("bytes_up", "bytes_down")))
+    if not lines:
+        return ""
+    title = metric.replace("_", " ").capitalize() + " on test data"
+    rounds = [list(line.x) for line in lines]
+    views = [_view("rounds", rounds, "round", "round %{x:,~r}")]
+    if all(any(x) for x in seconds):
+        views.append(_view("time", seconds, "seconds of training", "%{x:,.4~r} s"))
+    if all(any(x) for x in sent):
+        views.append(_view("data", sent, "bytes sent, both ways", "%{x:.3~s}B"))
+    return parts.plot(
+        figures.curves(lines, metric), title, f"{title} of {len(lines)} runs.", shape="tall", views=views
+    )
+
+
+def _view(label: str, x: Sequence[Sequence[float]], title: str, hover: str) -> parts.View:
+    from fedlens.report import figures
+
+    axis = {
+        "xaxis.title.text": title,
+        "xaxis.range": figures.x_range(max(max(along) for along in x)),
+        "xaxis.tickformat": "~s" if label == "data" else ",",
+        "xaxis.unifiedhovertitle.text": hover,
+    }
+    return parts.View(label, {"x": x}, axis)
+
+
+def _along(run: Run, rounds: Sequence[int], keys: Sequence[str]) -> list[float]:
+    """The sum of `keys` over all rounds up to each of `rounds`."""
+    steps = [sum(finite(line.get(key)) or 0 for key in keys) for line in run.metrics]
+    reached = dict(zip((line["round"] for line in run.metrics), accumulate(steps), strict=True))
+    return [reached[at] for at in rounds]
+
+
+def readable(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """The rows of `compare` as a person reads them: one text a column, the same columns in every row.
+
+    The column `relative` is there where one run has a relative accuracy.
+    """
+    relative = any(row["relative_accuracy"] is not None for row in rows)
+    metrics = {row["metric"] for row in rows}
+    name = "" if len(metrics) > 1 else " " + "".join(metrics).replace("_", " ")
+    return [_readable(row, relative, name) for row in rows]
+
+
+def _readable(row: dict[str, Any], relative: bool, name: str) -> dict[str, str]:
+    unit = "" if name else f" {row['metric']}"
+    told = {
+        "run": row["run"],
+        "algorithm": row["algorithm"] or MISSING,
+        "partition": row["partition"] or MISSING,
+        "dataset": row["dataset"] or MISSING,
+        "rounds": count(row["rounds"]),
+        f"final{name}": metric_value(row["metric"], row["final"]) + unit,
+        f"best{name}": metric_value(row["metric"], row["best"]) + unit,
+    }
+    if relative:
+        told["relative"] = percent(row["relative_accuracy"])
+    emd = None if row["emd"] is None else round(row["emd"], 3)
+    return told | {"EMD": number(emd), "time": duration(row["seconds"]), "data": size(row["bytes"])}
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    told = readable(rows)
+    best = _winners(rows)
+    head = [column for column in told[0] if column not in ("algorithm", "dataset", "partition", "rounds")]
+    head += ["partition", "rounds"]
+    body = []
+    for k, (row, texts) in enumerate(zip(rows, told, strict=True)):
+        cells = [escape(texts[column]) for column in head]
+        cells[0] = _name(k, row)
+        if k in best:
+            cells[1] = f'<span class="top-of">{cells[1]}</span>'
+        body.append(cells)
+    lead = (
+        "Relative is the final accuracy over that of the centralized run on the same dataset and model."
+        if "relative" in head
+        else ""
+    )
+    return parts.card(
+        parts.table(
+            head, body, numeric=[k for k, column in enumerate(head) if column not in ("run", "partition")]
+        ),
+        "Results",
+        lead,
+    )
+
+
+def _winners(rows: Sequence[dict[str, Any]]) -> set[int]:
+    """The federated run that did best in each task that several of them share."""
+    tasks: dict[tuple[Any, ...], list[int]] = {}
+    for k, row in enumerate(rows):
+        if row["final"] is not None and row["algorithm"] != CENTRALIZED and is_share(row["metric"]):
+            tasks.setdefault((row["dataset"], row["metric"]), []).append(k)
+    return {max(members, key=lambda k: rows[k]["final"]) for members in tasks.values() if len(members) > 1}
+
+
+def _name(position: int, row: dict[str, Any]) -> str:
+    color, dash = _mark(position, row)
+    about = [str(row[key]) for key in ("algorithm", "dataset", "model") if row[key]]
+    about += [row["status"]] if row["status"] != "finished" else []
+    style = f"border-top:3px {parts.BORDERS.get(dash, 'solid')} {color};vertical-align:middle"
+    return (
+        f'<div class="name"><span class="swatch" style="{style}"></span> '
+        f"{escape(row['run'])}<small>{escape(' · '.join(about))}</small></div>"
+    )
+
+
+def _mark(position: int, row: dict[str, Any]) -> tuple[str, str]:
+    """Colour and dash of a run in every chart; the centralized bound is dashed, as in hsu2019 figure 3."""
+    from fedlens.report.figures import DASHES, TEN
+
+    again = position // len(TEN) + (row["algorithm"] == CENTRALIZED)
+    return TEN[position % len(TEN)], DASHES[again % len(DASHES)]

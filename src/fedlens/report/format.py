@@ -1,0 +1,122 @@
+"""Numbers as people read them: 82.3 %, 1.6 MB, 2 min 10 s.
+
+Everything here takes None for "not known" and answers with `MISSING`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+MISSING = "–"
+
+SPLITS = ("test", "validation", "train", "local")
+_SHARES = {"miou", "iou", "map", "map50", "f1", "dice", "auc", "precision", "recall", "error"}
+
+
+def percent(value: float | None) -> str:
+    """A share as per cent, with one digit.
+
+    >>> percent(0.8234), percent(1), percent(None)
+    ('82.3 %', '100.0 %', '–')
+    """
+    return MISSING if _unknown(value) else f"{value:.1%}".replace("%", " %")
+
+
+def number(value: float | None) -> str:
+    """A real number with four significant digits; in powers of ten where it is very large or small.
+
+    >>> number(0.612345), number(12.5), number(0), number(3.2e-7), number(float("nan"))
+    ('0.6123', '12.5', '0', '3.2e-07', '–')
+    """
+    if value is None or _unknown(value):
+        return MISSING
+    if value and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.3g}"
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with its thousands set apart.
+
+    >>> count(1663370)
+    '1,663,370'
+    """
+    return MISSING if _unknown(value) else f"{value:,.0f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in units of 1000.
+
+    >>> size(0), size(999), size(1_600_000), size(23.4e9)
+    ('0 B', '999 B', '1.6 MB', '23.4 GB')
+    """
+    if value is None or _unknown(value):
+        return MISSING
+    left, units = float(value), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while abs(left) >= 999.5 and len(units) > 1:
+        left, units = left / 1000, units[1:]
+    return f"{left:.0f} {units[0]}" if units[0] == "B" or left >= 99.95 else f"{left:.1f} {units[0]}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time in its two largest units.
+
+    >>> duration(0.0042), duration(1.23), duration(130), duration(3900), duration(200_000)
+    ('4 ms', '1.2 s', '2 min 10 s', '1 h 5 min', '2 d 7 h')
+    """
+    if seconds is None or _unknown(seconds):
+        return MISSING
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    for large, small, unit, below in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
+        if whole >= large:
+            rest = whole % large // small
+            return f"{whole // large} {unit}" + (f" {rest} {below}" if rest else "")
+    raise AssertionError("whole is at least 60")
+
+
+def split_of(key: str) -> tuple[str, str] | None:
+    """The split and the metric in a key of metrics.jsonl, or None where it is not a metric.
+
+    >>> split_of("test_accuracy"), split_of("seconds")
+    (('test', 'accuracy'), None)
+    """
+    split, _, metric = key.partition("_")
+    return (split, metric) if split in SPLITS and metric else None
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric lies between 0 and 1 and is read as per cent.
+
+    >>> is_share("accuracy"), is_share("loss")
+    (True, False)
+    """
+    return "accuracy" in metric or metric in _SHARES
+
+
+def metric_value(metric: str, value: float | None) -> str:
+    """A metric's value in the unit that people read it in.
+
+    >>> metric_value("accuracy", 0.5), metric_value("loss", 0.5)
+    ('50.0 %', '0.5')
+    """
+    return percent(value) if is_share(metric) else number(value)
+
+
+def finite(value: Any) -> float | None:
+    """`value` where it is a finite number, and None otherwise (null, text, NaN).
+
+    >>> finite(2), finite(None), finite("2"), finite(float("inf"))
+    (2, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _unknown(value: float | None) -> bool:
+    return value is None or not math.isfinite(value)

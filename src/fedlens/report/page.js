@@ -1,0 +1,51 @@
+// Draws the page's figures, again when the colour scheme changes. A figure is the JSON in its own script element;
+// "var(--x)" in it stands for the page's variable of that name.
+(() => {
+  "use strict";
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  const touch = matchMedia("(pointer: coarse)").matches;
+
+  const resolve = (value, style) => {
+    if (typeof value === "string")
+      return value.includes("var(--") ? value.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim()) : value;
+    if (Array.isArray(value)) return value.map((item) => resolve(item, style));
+    if (value && typeof value === "object")
+      return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, resolve(item, style)]));
+    return value;
+  };
+
+  const draw = (figure) => {
+    const plot = figure.querySelector(".plot");
+    const spec = resolve(JSON.parse(figure.querySelector("script").textContent), getComputedStyle(document.documentElement));
+    // A finger that scrolls the page past a chart must not zoom it.
+    if (touch) spec.layout.dragmode = false;
+    // Names of clients beside each other need room for themselves.
+    if (spec.layout.xaxis.type === "category") spec.layout.xaxis.nticks = Math.max(4, Math.floor(plot.clientWidth / 30));
+    const chosen = figure.querySelector('.toggle [aria-pressed="true"]');
+    for (const key of figure.querySelectorAll('.key[aria-pressed="false"]')) spec.data[key.dataset.trace].visible = "legendonly";
+    Plotly.react(plot, spec.data, spec.layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
+    if (chosen) apply(plot, chosen);
+  };
+
+  const apply = (plot, button) => Plotly.update(plot, JSON.parse(button.dataset.data), JSON.parse(button.dataset.layout));
+
+  const listen = (figure) => {
+    const plot = figure.querySelector(".plot");
+    for (const key of figure.querySelectorAll(".key"))
+      key.addEventListener("click", () => {
+        const shown = key.getAttribute("aria-pressed") !== "true";
+        key.setAttribute("aria-pressed", shown);
+        Plotly.restyle(plot, { visible: shown ? true : "legendonly" }, [Number(key.dataset.trace)]);
+      });
+    const buttons = [...figure.querySelectorAll(".toggle button")];
+    for (const button of buttons)
+      button.addEventListener("click", () => {
+        for (const other of buttons) other.setAttribute("aria-pressed", other === button);
+        apply(plot, button);
+      });
+  };
+
+  const figures = [...document.querySelectorAll("figure[data-plot]")];
+  for (const figure of figures) { draw(figure); listen(figure); }
+  scheme.addEventListener("change", () => figures.forEach(draw));
+})();

@@ -1,0 +1,224 @@
+"""A run as its directory tells it, whatever state the directory is in.
+
+A report is asked for of runs that are still going, that failed, or that were killed; so everything but the
+settings may be missing here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlens.core.errors import DataError
+from fedlens.data.partition.partition import Partition
+from fedlens.experiment.rundir import RunDir
+from fedlens.report.format import finite, is_share, split_of
+
+Row = dict[str, Any]
+_HEADER_LIMIT = 100 * 2**20
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory says.
+
+    `metrics` are the lines of metrics.jsonl in order; `class_counts` is int64 [clients, classes] and `sizes`
+    int64 [clients], both None where they are not known.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    metrics: Sequence[Row]
+    summary: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    class_counts: np.ndarray | None
+    client_ids: Sequence[str]
+    sizes: np.ndarray | None
+    classes: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        return str(self.summary.get("name") or self.config.get("name") or self.directory.name)
+
+    @property
+    def run_id(self) -> str:
+        return str(self.summary.get("run_id") or self.directory.resolve().name)
+
+    @property
+    def status(self) -> str:
+        """finished, failed, interrupted, or running where there is no summary yet."""
+        return str(self.summary.get("status") or "running")
+
+    @property
+    def rounds_done(self) -> int:
+        done = self.summary.get("rounds_done")
+        return (
+            int(done) if done is not None else max((int(line["round"]) for line in self.metrics), default=0)
+        )
+
+    @property
+    def rounds(self) -> int | None:
+        asked = self.summary.get("rounds", self.config.get("rounds"))
+        return asked if isinstance(asked, int) else None
+
+    def part(self, table: str, key: str = "name") -> str | None:
+        """The name chosen in a table of the settings: `part("model")`, `part("data", "dataset")`."""
+        value = subtable(self.config, table).get(key)
+        if isinstance(value, Mapping):
+            value = value.get("name")
+        known = self.summary.get(key if table == "data" else table)
+        if value is None:
+            value = known.get("name") if isinstance(known, Mapping) else known
+        return None if value is None else str(value)
+
+    def series(self, key: str) -> tuple[list[int], list[float | None]]:
+        """The rounds that carry `key`, and its value there (None where it was not finite)."""
+        lines = [line for line in self.metrics if key in line]
+        return [int(line["round"]) for line in lines], [finite(line[key]) for line in lines]
+
+    def total(self, key: str) -> float | None:
+        """A total of the summary; where there is none yet, the sum over the rounds so far."""
+        known = finite(subtable(self.summary, "totals").get(key))
+        return self.sum(key) if known is None else known
+
+    def seconds(self) -> float | None:
+        """How long the run took: training, evaluation and all else."""
+        known = finite(subtable(self.summary, "totals").get("seconds"))
+        elapsed = [v for line in self.metrics if (v := finite(line.get("elapsed"))) is not None]
+        return known if known is not None else elapsed[-1] if elapsed else self.sum("seconds")
+
+    def sum(self, key: str) -> float | None:
+        """The sum of `key` over the rounds so far, or None where no round has it."""
+        values = [v for line in self.metrics if (v := finite(line.get(key))) is not None]
+        return sum(values) if values else None
+
+    def metric(self) -> str:
+        """The metric that the run is judged by: accuracy for a classifier."""
+        chosen = split_of(str(subtable(self.summary, "best").get("metric", "")))
+        if chosen and chosen[1] != "loss":
+            return chosen[1]
+        found = [parts[1] for line in self.metrics for key in line if (parts := split_of(key))]
+        shares = sorted({metric for metric in found if is_share(metric)}, key=lambda m: (m != "accuracy", m))
+        others = [metric for metric in dict.fromkeys(found) if metric != "loss"]
+        return (shares or others or ["accuracy"])[0]
+
+    def final(self, metric: str) -> tuple[int | None, float | None]:
+        """The last evaluated round and the test value there."""
+        rounds, values = self.series(f"test_{metric}")
+        return (rounds[-1], values[-1]) if rounds else (None, None)
+
+    def best(self, metric: str) -> tuple[int | None, float | None, str | None]:
+        """The best round, the *test* value there, and the split on which it was chosen.
+
+        Where the summary does not say, the best test value so far.
+        """
+        best = subtable(self.summary, "best")
+        rounds, values = self.series(f"test_{metric}")
+        tested = dict(zip(rounds, values, strict=True))
+        if best:
+            at, chosen = best.get("round"), best.get("chosen_on")
+            value = tested.get(int(at)) if at is not None else None
+            if value is None and chosen != "validation":
+                value = finite(best.get("value"))
+            return at, value, chosen
+        known = [(value, at) for at, value in tested.items() if value is not None and at > 0]
+        if not known:
+            return None, None, None
+        value, at = max(known, key=lambda pair: (pair[0], -pair[1]))
+        return at, value, "test"
+
+    def emd(self) -> float | None:
+        """The mean earth mover's distance of clients to the population, weighted by size (hsu2020 6.1)."""
+        known = finite(subtable(self.summary, "partition").get("emd"))
+        if known is not None or self.class_counts is None:
+            return known
+        counts = self.class_counts.astype(np.float64)
+        sizes, total = counts.sum(axis=1), counts.sum()
+        if total == 0:
+            return None
+        held = sizes > 0
+        shares = counts[held] / sizes[held, None]
+        distances = np.abs(shares - counts.sum(axis=0) / total).sum(axis=1)
+        return float((distances * sizes[held]).sum() / total)
+
+
+def read_run(directory: Path) -> Run:
+    """Everything that `directory` says about its run.
+
+    Raises `RunDirectoryError` where it is no run directory, another version wrote it, or its settings, its
+    metrics or its summary are damaged.
+    """
+    run = RunDir.open(Path(directory))
+    counts = _array(run.class_counts_path)
+    ids, sizes = _partition(run.partition_path)
+    if counts is not None and (counts.ndim != 2 or (sizes is not None and len(counts) != len(sizes))):
+        counts = None
+    if sizes is None and counts is not None:
+        sizes = counts.sum(axis=1)
+    if sizes is not None and len(ids) != len(sizes):
+        ids = [str(k) for k in range(len(sizes))]
+    return Run(
+        directory=run.path,
+        config=run.read_config(),
+        metrics=_rounds(run.read_metrics()),
+        summary=run.read_summary() or {},
+        environment=run.read_environment() or {},
+        class_counts=counts,
+        client_ids=ids,
+        sizes=sizes,
+        classes=_classes(run.model_path, counts.shape[1] if counts is not None else 0),
+    )
+
+
+def _rounds(lines: Sequence[Row]) -> list[Row]:
+    """One line a round, the later one where a killed run wrote a round twice."""
+    found = {line["round"]: line for line in lines if isinstance(line.get("round"), int)}
+    return [found[at] for at in sorted(found)]
+
+
+def _array(path: Path) -> np.ndarray | None:
+    try:
+        array: np.ndarray = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return array
+
+
+def _partition(path: Path) -> tuple[list[str], np.ndarray | None]:
+    """The clients' ids and sizes; empty and None where there is no partition that can be read.
+
+    A damaged one costs a page its picture and nothing else.
+    """
+    try:
+        partition = Partition.load(path)
+    except DataError:
+        return [], None
+    return list(partition.ids), partition.sizes()
+
+
+def _classes(model: Path, width: int) -> list[str]:
+    """The names of the classes, from the header of the exported model; numbers where it has none.
+
+    A safetensors file begins with the length of its header in eight bytes and then the header as JSON, so
+    neither torch nor the weights are needed.
+    """
+    numbered = [f"class {k}" for k in range(width)]
+    try:
+        with model.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, _HEADER_LIMIT)))
+        names = json.loads(header["__metadata__"]["classes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return numbered
+    return [str(name) for name in names] if isinstance(names, list) and len(names) == width else numbered
+
+
+def subtable(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table `key` of `of`, empty where there is none."""
+    value = of.get(key)
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,38 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+# The same examples in every run, and none of them fails for being slow on a busy machine.
+settings.register_profile("fedlens", deadline=None, derandomize=True, max_examples=50, database=None)
+settings.load_profile("fedlens")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real data; the test is skipped where there is none."""
+    folder = os.environ.get("FEDLENS_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip(
+            "no real data: point FEDLENS_DATA at a folder with FashionMNIST/, cifar-10-batches-bin/, ..."
+        )
+    return Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Torch's threads, on which the last bits of a sum depend: one, or as many as a test asks for, at most two.
+
+    It asks with `@pytest.mark.parametrize("threads", [2], indirect=True)`.
+    """
+    asked = min(2, getattr(request, "param", 1))
+    torch.set_num_threads(asked)
+    yield asked
+    torch.set_num_threads(1)

@@ -1,0 +1,377 @@
+"""Local workers that die, dawdle or are told to stop."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.engines.engine_kit import (
+    answers_to,
+    ask,
+    descriptors,
+    expected,
+    fresh,
+    gone_within,
+    opened,
+    same,
+    shared_bytes,
+    vectors,
+)
+
+from fedlens.core.gate import Gate
+from fedlens.core.protocol import Ask, Failure, Reply, Request
+from fedlens.engines.processes import Processes, processes
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[tuple[Processes, Any]]:
+    """Two workers for all tests here, one after the other: what one leaves behind, the next would notice."""
+    made = processes(workers=2)
+    try:
+        yield opened(made)
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def gate(engine: tuple[Processes, Any]) -> Gate:
+    made, states = engine
+    states.restore({})
+    return Gate(made, states)
+
+
+def slow_again(gate: Gate) -> None:
+    """Makes the engine take tasks for long, so that a worker gets one at a time."""
+    gate.engine._seconds = 1.0  # type: ignore[attr-defined]
+
+
+def quick_again(gate: Gate) -> None:
+    """Makes the engine take tasks for short, so that a worker gets the next before it has finished."""
+    gate.engine._seconds = 0.001  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("depth", [slow_again, quick_again])
+@pytest.mark.parametrize("when", ["at the start", "in the middle"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_killed_worker_is_replaced_and_its_work_done_again(
+    gate: Gate, tmp_path: Path, when: str, times: int, depth: Any
+) -> None:
+    depth(gate)
+    wanted = ask([{"die": when} if k == 3 else {} for k in range(8)], shared={"graves": str(tmp_path), "times": times})
+    found = answers_to(gate, wanted)
+    assert len(list(tmp_path.iterdir())) == times
+    assert same(vectors(found), expected(wanted))
+    assert gate.tally.failed == 0
+    assert all(gate.states.get(k) == {"visits": 1} for k in range(8))
+
+
+@pytest.mark.parametrize("depth", [slow_again, quick_again])
+def test_a_task_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
+    gate: Gate, tmp_path: Path, depth: Any
+) -> None:
+    depth(gate)
+    wanted = ask(
+        [{"die": "in the middle"} if k == 2 else {} for k in range(6)], shared={"graves": str(tmp_path), "times": 99}
+    )
+    found = answers_to(gate, wanted)
+    assert isinstance(found[2], Failure)
+    assert found[2].reason == "its worker process was killed 3 times (out of memory?)"
+    assert len(list(tmp_path.iterdir())) == 3
+    rest = [k for k in range(6) if k != 2]
+    assert same(vectors([found[k] for k in rest]), [expected(wanted)[k] for k in rest])
+    assert gate.states.get(2) == {}
+    assert {client: dict(reasons) for client, reasons in gate.tally.failures.items()} == {2: {found[2].reason: 1}}
+
+
+def test_all_workers_killed_at_once_in_mid_round(gate: Gate) -> None:
+    slow_again(gate)
+    wanted = ask([{"seconds": 0.1}] * 8)
+
+    def kill() -> None:
+        for pid in gate.engine.pids:  # type: ignore[attr-defined]
+            os.kill(pid, signal.SIGKILL)
+
+    timer = threading.Timer(0.15, kill)
+    timer.start()
+    before = set(gate.engine.pids)  # type: ignore[attr-defined]
+    found = answers_to(gate, wanted)
+    timer.join()
+    assert same(vectors(found), expected(wanted))
+    assert before.isdisjoint(gate.engine.pids)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("depth", [slow_again, quick_again])
+def test_workers_killed_while_they_are_idle(gate: Gate, depth: Any) -> None:
+    """The driver hears of it when it sends them their next task; with short tasks it sends two."""
+    for _ in range(2):
+        depth(gate)
+        before = list(gate.engine.pids)  # type: ignore[attr-defined]
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        assert gone_within(5, before)
+        wanted = ask([{}] * 6)
+        assert same(vectors(answers_to(gate, wanted)), expected(wanted))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_workers_killed_again_and_again_from_outside(gate: Gate, seconds: float) -> None:
+    slow_again(gate)
+    wanted = ask([{"seconds": seconds}] * 12)
+    right = expected(wanted)
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.wait(0.12):
+            pids = gate.engine.pids  # type: ignore[attr-defined]
+            if pids:
+                os.kill(pids[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        for _ in range(3):
+            found = answers_to(gate, wanted)
+            assert same(vectors(found), right)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_the_process_that_starts_workers_is_killed() -> None:
+    with fresh() as gate:
+        nursery = gate.engine._nursery._process  # type: ignore[attr-defined]
+        wanted = ask([{"seconds": 0.02}] * 6)
+        right = expected(wanted)
+        os.kill(nursery.pid, signal.SIGKILL)
+        assert same(vectors(answers_to(gate, wanted)), right)  # the workers it made go on without it
+        os.kill(gate.engine.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]
+        assert same(vectors(answers_to(gate, wanted)), right)  # and a new one makes new workers
+        pids = [*gate.engine.pids, nursery.pid]  # type: ignore[attr-defined]
+    assert gone_within(5, pids)
+
+
+def test_a_slow_client_does_not_idle_the_other_worker(gate: Gate) -> None:
+    slow_again(gate)
+    began = time.monotonic()
+    found = answers_to(gate, ask([{"seconds": 1.0}, *[{"seconds": 0.05}] * 8]))
+    elapsed = time.monotonic() - began
+    slow, *quick = [answer.metrics for answer in found if isinstance(answer, Reply)]
+    assert len(quick) == 8
+    assert {m["pid"] for m in quick}.isdisjoint({slow["pid"]})
+    assert max(m["ended"] for m in quick) < slow["ended"]
+    assert elapsed < 1.0 + 0.4  # one after the other would be 1.4 and more, and waiting for each its turn as well
+    assert [answer.client for answer in found] == list(range(9))
+
+
+def test_replies_that_wait_for_their_turn_stay_within_the_window() -> None:
+    size, window = 2**20, 16  # 4 MiB each; four of them fit
+    with fresh(window=window) as gate:
+        answers_to(gate, ask([{"size": size}] * 2))
+        slow_again(gate)
+        most, held, stop = 0, [], threading.Event()
+
+        def watch() -> None:
+            nonlocal most
+            while not stop.wait(0.01):
+                most = max(most, shared_bytes())
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        wanted = ask([{"seconds": 0.6}, *[{}] * 23], shared={"size": size})
+
+        def steps() -> Any:
+            for answer in (yield wanted):
+                assert isinstance(answer, Reply)
+                held.append(float(answer.payload["vector"].sum()))
+
+        gate.drive(steps(), 1)
+        stop.set()
+        thread.join()
+    assert len(held) == 24
+    room = window // 4 + 2  # the window's worth, and one in the hands of each worker
+    assert most < (room + 1) * (4 * size + 2**16), most / (4 * size)
+
+
+def test_replies_that_grow_beyond_the_window_do_not_stop_the_round(gate: Gate, tmp_path: Path) -> None:
+    """The slot that all wait for has to be done again when the window is full already."""
+    slow_again(gate)
+    engine = gate.engine
+    engine._window, engine._reply_bytes, before = 2**20, 1, engine._window  # type: ignore[attr-defined]
+    requests = [
+        {"seconds": 0.5, "die": "in the middle"},
+        *[{"seconds": 0.02, "size": 4}] * 6,
+        {"seconds": 0.05, "size": 2**19},
+        *[{"size": 4}] * 4,
+    ]
+    wanted = ask(requests, shared={"graves": str(tmp_path), "times": 1})
+    try:
+        assert same(vectors(answers_to(gate, wanted)), expected(wanted))
+    finally:
+        engine._window, engine._reply_bytes = before, 0  # type: ignore[attr-defined]
+
+
+def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate: Gate) -> None:
+    slow_again(gate)
+    wanted = ask([{}, {"seconds": 0.9}, {"seconds": 0.9}, {}, {}], deadline=0.4)
+    began = time.monotonic()
+    found = answers_to(gate, wanted)
+    assert time.monotonic() - began < 0.8
+    assert [type(answer).__name__ for answer in found] == ["Reply", "Failure", "Failure", "Failure", "Failure"]
+    assert {f.reason for f in found if isinstance(f, Failure)} == {"the deadline passed"}
+    again = answers_to(gate, ask([{}] * 5), round=2)  # the late replies come in the meantime
+    assert same(vectors(again), expected(ask([{}] * 5), round=2))
+    assert gate.states.snapshot() == {0: {"visits": 2}} | {k: {"visits": 1} for k in range(1, 5)}
+    assert gate.tally.failed == 4
+
+
+def test_nothing_new_is_begun_after_the_deadline(gate: Gate, tmp_path: Path) -> None:
+    slow_again(gate)
+    answers_to(gate, ask([{"seconds": 0.4}] * 2 + [{"die": "at the start"}] * 4, deadline=0.2, shared={"graves": str(tmp_path)}))
+    answers_to(gate, ask([{}] * 4))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_algorithm_that_stops_looking_drops_the_rest(gate: Gate) -> None:
+    slow_again(gate)
+    wanted = ask([{"seconds": 0.05}] * 10)
+
+    def steps() -> Any:
+        taken = []
+        for answer in (yield wanted):
+            taken.append(answer.client)
+            if len(taken) == 3:
+                break
+        return taken
+
+    assert gate.drive(steps(), 1) == [0, 1, 2]
+    assert set(gate.states.snapshot()) == {0, 1, 2}
+    assert same(vectors(answers_to(gate, ask([{}] * 4), 2)), expected(ask([{}] * 4), 2))
+    assert gate.states.snapshot() == {0: {"visits": 2}, 1: {"visits": 2}, 2: {"visits": 2}, 3: {"visits": 1}}
+
+
+def test_replies_that_are_kept_stay_as_they_were(gate: Gate) -> None:
+    """A reply's memory is used again only when nobody looks at it any more, whatever part of it is kept."""
+    kept, copies = [], []
+    for round in range(1, 13):
+        wanted = ask([{"size": 1000 + 100 * k} for k in range(6)])
+        for k, vector in enumerate(vectors(answers_to(gate, wanted, round))):
+            part = [vector, vector[3:], vector.view(-1, 10), vector.numpy(), vector[0]][(k + round) % 5]
+            kept.append(part)
+            copies.append(torch.as_tensor(part).clone())
+        gc.collect()
+    assert all(torch.equal(torch.as_tensor(a), b) for a, b in zip(kept, copies, strict=True))
+
+
+def test_arrays_that_are_kept_stay_as_they_were(gate: Gate) -> None:
+    import numpy as np
+
+    kept = []
+    for round in range(1, 9):
+        array = np.full(2000, round, np.int64)
+        for answer in answers_to(gate, ask([{"more": {"array": array}}] * 4), round):
+            assert isinstance(answer, Reply)
+            kept.append((round, answer.payload["array"]))
+        del answer
+        gc.collect()
+    assert all((array == round).all() for round, array in kept)
+
+
+def test_memory_does_not_grow_from_round_to_round(gate: Gate) -> None:
+    def rounds(first: int, last: int) -> int:
+        for round in range(first, last):
+            answers_to(gate, ask([{"size": 50_000}] * 6), round)
+        gc.collect()
+        return shared_bytes()
+
+    assert rounds(4, 30) <= rounds(1, 4)
+
+
+def test_several_asks_in_arrival_order(gate: Gate) -> None:
+    """Each answer comes once, those of an earlier ask beside those of a later one, each with its own numbers."""
+    slow_again(gate)
+    seen: list[Reply] = []
+
+    def steps(round: int, requests: list[Request], take: int) -> Any:
+        answers = yield Ask("work", requests, order="arrival")
+        for answer in answers:
+            assert isinstance(answer, Reply)
+            seen.append(answer)
+            take -= 1
+            if take == 0:
+                break
+
+    slow = {"seconds": 0.5}
+    gate.drive(steps(1, [Request(0, slow), *[Request(k) for k in range(1, 4)]], 3), 1)
+    assert [answer.client for answer in seen] == [1, 2, 3]
+    gate.drive(steps(2, [Request(k, {"seconds": 0.05}) for k in range(4, 8)], 3), 2)
+    gate.drive(steps(3, [], 2), 3)  # asks nothing new: takes what is still out
+    assert sorted(answer.client for answer in seen) == list(range(8))
+    assert [answer.client for answer in seen][-1] == 0
+    assert {answer.client: answer.id[0] for answer in seen} == {k: 1 if k < 4 else 2 for k in range(8)}
+    first = expected(Ask("work", [Request(k) for k in range(4)]), 1)
+    assert all(torch.equal(a.payload["vector"], first[int(a.client)]) for a in seen if a.id.round == 1)
+    gate.drive(steps(4, [], 0), 4)  # and nothing is out any more: no waiting for ever
+
+
+def test_a_deadline_in_arrival_order(gate: Gate, tmp_path: Path) -> None:
+    slow_again(gate)
+    late = [{"seconds": 0.6}, {"seconds": 0.6}, {"die": "at the start"}]
+    wanted = ask(late, order="arrival", deadline=0.3, shared={"graves": str(tmp_path)})
+    began = time.monotonic()
+    found = answers_to(gate, wanted)
+    assert time.monotonic() - began < 0.55
+    assert [type(answer) for answer in found] == [Failure] * 3
+    assert gate.states.snapshot() == {}
+    assert same(vectors(answers_to(gate, ask([{}] * 3), 2)), expected(ask([{}] * 3), 2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_long_messages_both_ways_do_not_wait_for_each_other(gate: Gate) -> None:
+    """A socket holds some 200 kB: two that both want to write more, and read after that, would wait for ever."""
+    long = [float(k) for k in range(60_000)]
+    for _ in range(3):
+        quick_again(gate)
+        found = answers_to(gate, ask([{"more": {"long": long}}] * 8))
+        assert all(isinstance(a, Reply) and a.payload["long"] == long for a in found)
+
+
+def test_nothing_is_left_when_an_engine_is_closed() -> None:
+    """Processes, descriptors, shared memory: after an orderly end, and after an exception in mid-round."""
+
+    def once(stop: bool) -> list[int]:
+        with fresh() as gate:
+            pids = [*gate.engine.pids, gate.engine._nursery._process.pid]  # type: ignore[attr-defined]
+
+            def steps() -> Any:
+                for answer in (yield ask([{"seconds": 0.02, "size": 4096}] * 8, shared={"scale": torch.ones(4096)})):
+                    if stop and answer.client == 1:
+                        raise ZeroDivisionError
+
+            try:
+                gate.drive(steps(), 1)
+            except ZeroDivisionError:
+                assert stop
+            if stop:
+                gate.drive(_first_of(Ask("work", [Request(k, {"seconds": 1.0}) for k in range(4)], order="arrival")), 2)
+        return pids
+
+    once(False)
+    gc.collect()
+    before, named = (descriptors(), shared_bytes()), os.listdir("/dev/shm")
+    for stop in (False, True, True):
+        assert gone_within(5, once(stop))
+        gc.collect()
+        assert (descriptors(), shared_bytes()) == before, stop
+    assert os.listdir("/dev/shm") == named
+
+
+def _first_of(wanted: Ask) -> Any:
+    (yield wanted).close()

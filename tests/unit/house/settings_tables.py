@@ -1,0 +1,91 @@
+"""The tables of docs/settings.md, read off the schema and the registries.
+
+`python tests/unit/house/settings_tables.py` writes them anew; test_docs.py says when that is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from fedlens.aggregate.mean import AGGREGATES
+from fedlens.aggregate.server import SERVERS
+from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.selecting import SELECTS
+from fedlens.core.registry import Registry, settings_model
+from fedlens.data.datasets import DATASETS
+from fedlens.data.partition import PARTITIONS
+from fedlens.engines import ENGINES
+from fedlens.experiment.config import Config, Seeds
+from fedlens.local.rules import RULES
+from fedlens.models import MODELS
+
+REGISTRIES: dict[str, Registry] = {
+    "data.dataset": DATASETS,
+    "data.partition": PARTITIONS,
+    "model": MODELS,
+    "select": SELECTS,
+    "algorithm": ALGORITHMS,
+    "client": RULES,
+    "aggregate": AGGREGATES,
+    "server": SERVERS,
+    "engine": ENGINES,
+}
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
+SHORT = ("| setting | default | |", "|---|---|---|")
+LONG = ("| name | what it is | its settings |", "|---|---|---|")
+TABLE = re.compile(r"(<!-- table: (\S+) -->\n)(?:\|.*\n)*")
+
+
+def rendered(page: str) -> str:
+    """The page with every table that follows a `<!-- table: NAME -->` written anew."""
+    made = tables()
+    return TABLE.sub(lambda match: match[1] + "".join(f"{row}\n" for row in made[match[2]]), page)
+
+
+def tables() -> dict[str, list[str]]:
+    """Every table of the page by its name: `top`, or the table of the TOML file that it is about."""
+    made = {"top": [*SHORT, *_fields(Config, skip={*REGISTRIES, "data", "seeds"})]}
+    for name, field in Config.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            made[name] = [*SHORT, *_fields(kind, skip=REGISTRIES if name == "data" else ())]
+    for name, registry in REGISTRIES.items():
+        found = {row: settings_model(registry.find(row)) for row, _ in registry.rows()}
+        made[name] = [*LONG]
+        for row, summary in registry.rows():
+            made[name].append(f"| `{row}` | {summary} | {'<br>'.join(_settings(found[row]))} |")
+    return made
+
+
+def _fields(model: type[BaseModel], skip: Container[str]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if name not in skip and field.description:
+            default = "from `seed`" if model is Seeds else _default(field) or "none"
+            yield f"| `{name}` | {default} | {field.description} |"
+
+
+def _settings(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        default = _default(field)
+        yield f"`{name}`" + (f" ({default})" if default else "") + f": {field.description or ''}"
+
+
+def _default(field: Any) -> str:
+    if field.default is PydanticUndefined:
+        return "needed"
+    if field.default is None:
+        return ""
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    return f"`{str(value).lower() if isinstance(value, bool) else repr(value)}`".replace("'", '"')
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,95 @@
+"""What the pages promise, tried."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlens import Experiment
+from fedlens.core.registry import load_file
+from fedlens.local.rules import Visit
+from tests.unit.house.settings_tables import PAGE, rendered
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "docs" / "examples" / "clipped_fedavg.py"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def digits(*overrides: str) -> Experiment:
+    return Experiment.load(
+        "digits", ["rounds=2", "select.clients_per_round=3", "evaluation.every=2", *overrides]
+    )
+
+
+def weights(experiment: Experiment, out: Path) -> dict[str, torch.Tensor]:
+    return dict(experiment.run(out).model.state_dict())
+
+
+def test_the_example_is_fedavg_where_no_update_reaches_the_bound(tmp_path: Path) -> None:
+    clipped = digits(f"algorithm.name={EXAMPLE}:clipped_fedavg", "algorithm.norm=1e9")
+    ours, fedavg = weights(clipped, tmp_path / "clipped"), weights(digits(), tmp_path / "fedavg")
+    assert all(torch.equal(ours[name], fedavg[name]) for name in fedavg)
+
+
+def test_the_example_runs_on_the_other_engine_too(tmp_path: Path) -> None:
+    clipped = digits(f"algorithm.name={EXAMPLE}:clipped_fedavg", "algorithm.norm=0.1")
+    here = weights(clipped, tmp_path / "inline")
+    there = weights(
+        clipped.with_settings("engine.name=processes", "engine.workers=2"), tmp_path / "processes"
+    )
+    assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+def test_the_example_bounds_what_a_client_sends() -> None:
+    clip = load_file(EXAMPLE).clip
+    visit = Visit(["w", "b"], [torch.zeros(3), torch.zeros(2)], {}, {}, torch.tensor([]), 0.1, 1)
+    far = [torch.full((3,), 2.0), torch.full((2,), -1.0)]
+    reply, state = clip(far, visit, norm=0.5)
+    assert state is None
+    sent = torch.cat([reply["update"]["w"], reply["update"]["b"]])
+    assert sent.norm().item() == pytest.approx(0.5)
+    assert torch.allclose(sent, -torch.cat(far) * 0.5 / torch.cat(far).norm())
+    still, _ = clip([torch.zeros(3), torch.zeros(2)], visit, norm=0.5)
+    assert all(torch.equal(leaf, torch.zeros_like(leaf)) for leaf in still["update"].values())
+
+
+def test_the_page_of_settings_has_every_setting() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == rendered(page), "run: python tests/unit/house/settings_tables.py"
+
+
+def _commands() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+            found += [(page.name, line[2:].strip()) for line in block.splitlines() if line.startswith("$ ")]
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), [c for c in _commands() if c[1].startswith("fedlens run")])
+def test_a_run_that_a_page_shows_is_one_that_starts(page: str, command: str) -> None:
+    _, _, recipe, *words = command.split()
+    overrides = [words[k + 1] for k, word in enumerate(words) if word == "--set"]
+    overrides = [text.replace("=clipped_fedavg.py:", f"={EXAMPLE}:") for text in overrides]
+    options = {word for word in words if word.startswith("--")}
+    assert options <= {"--set", "--out", "--rounds", "--seed", "--download"}
+    from fedlens.experiment.build import plan
+    from fedlens.experiment.sources import read_source
+
+    plan(Experiment.load(recipe, overrides).config, read_source(recipe, overrides))
+
+
+def test_every_verb_that_a_page_shows_is_there() -> None:
+    verbs = {command.split()[1] for _, command in _commands() if command.startswith("fedlens ")}
+    assert verbs
+    assert verbs <= {"run", "resume", "list", "show", "compare", "report"}
+
+
+def test_every_make_target_that_a_page_shows_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {command.split()[1] for _, command in _commands() if command.startswith("make ")}
+    assert {"demo", "test", "check"} <= targets
+    assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.report.page import write_report
+from fedlens.report.parts import script_json
+from tests.unit.report.fake_run import class_counts, line, make_run
+from tests.unit.report.reading import Page, assert_self_contained, read_page
+
+EVIL = "</script><script>alert(1)</script><b>&amp;\"'"
+
+
+def page_of(run: Path) -> Page:
+    path = write_report(run)
+    assert path == run / "report.html"
+    html = path.read_text(encoding="utf-8")
+    assert_self_contained(html)
+    return read_page(html)
+
+
+def test_a_finished_run_tells_what_it_was_and_how_well_it_did(tmp_path: Path) -> None:
+    words = page_of(make_run(tmp_path, rounds=30, counts=class_counts())).words
+    for said in (
+        "digits finished",
+        "fedavg on digits with small-cnn (28,938 parameters), scattered by shards",
+        "Final accuracy 84.6 % on test, after round 30",
+        "chosen on test",
+        "Rounds 30 of 30",
+        "Clients a round 5 of 20",
+        "Time 45 s 1.5 s a round",
+        "Data sent down 5.4 MB 5.4 MB sent up",
+        "2026-11-20 10:15 UTC",
+        "fedlens run runs/digits/20261120-101500/config.toml",
+        "fedlens run digits --set local.lr=0.05",
+        "Mean EMD (0 alike, 2 apart) 1.6",
+        "Examples a second of training 300",
+    ):
+        assert said in words
+    assert "Failures" not in words
+    assert "resume" not in words
+
+
+def test_every_setting_and_the_environment_are_there(tmp_path: Path) -> None:
+    words = page_of(make_run(tmp_path)).words
+    for said in (
+        "partition.classes_per_client 2",
+        "lr 0.05",
+        "momentum 0.9",
+        "every 1",
+        "clients no",
+        "seed 0",
+    ):
+        assert said in words
+    assert "torch 2.10.0" in words
+    assert "hardware.cores 2" in words
+
+
+def test_the_curves_are_the_metrics(tmp_path: Path) -> None:
+    rows = [line(at, validation_accuracy=0.3, train_loss=1.0) for at in range(6)]
+    page = page_of(make_run(tmp_path, rounds=5, metrics=rows))
+    accuracy = page.trace("test")
+    assert accuracy["x"] == [0, 1, 2, 3, 4, 5]
+    assert accuracy["y"] == pytest.approx([row["test_accuracy"] for row in rows])
+    assert page.trace("validation")["y"] == [0.3] * 6
+    assert page.trace("seen by clients", 1)["y"][:2] == [None, pytest.approx(rows[1]["local_loss"])]
+    assert page.trace("training", 1)["y"] == [1.0] * 6
+    assert page.figures[0]["layout"]["hovermode"] == "x unified"
+    assert page.figures[0]["layout"]["yaxis"]["tickformat"].endswith("%")
+
+
+def test_best_that_was_chosen_on_validation_shows_the_test_value_of_that_round(tmp_path: Path) -> None:
+    rows = [line(at, test_accuracy=at / 10, validation_accuracy=0.9 if at == 2 else 0.1) for at in range(6)]
+    best = {"round": 2, "metric": "validation_accuracy", "value": 0.9, "chosen_on": "validation"}
+    page = page_of(make_run(tmp_path, rounds=5, metrics=rows, summary={"best": best}))
+    assert "Best accuracy 20.0 % round 2, chosen on validation" in page.words
+    assert page.trace("best, chosen on validation")["y"] == [0.2]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("failed", "The run failed The loss is NaN everywhere Round 4 of 30 was the last one done."),
+        ("interrupted", "Continue it with: fedlens resume runs/digits/20261120-101500"),
+    ],
+)
+def test_what_went_wrong_stands_before_everything_else(tmp_path: Path, status: str, said: str) -> None:
+    error = "the loss is NaN everywhere" if status == "failed" else None
+    rows = [line(at) for at in range(5)]
+    run = make_run(tmp_path, metrics=rows, summary={"status": status, "error": error})
+    words = page_of(run).words
+    assert said in words
+    assert words.index(said) < words.index("Final accuracy")
+
+
+def test_a_run_without_a_summary_is_running_or_was_killed(tmp_path: Path) -> None:
+    run = make_run(tmp_path, metrics=[line(at) for at in range(4)], summary={}, counts=class_counts())
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"round": 4, "test_acc')
+    words = page_of(run).words
+    assert "digits running" in words
+    assert f"fedlens resume {run}" in words
+    assert "Rounds 3 of 30" in words
+    assert "Time 4.5 s" in words
+
+
+def test_only_round_0(tmp_path: Path) -> None:
+    words = page_of(make_run(tmp_path, metrics=[line(0)], summary={})).words
+    assert "Final accuracy 10.0 % on test, untrained" in words
+    assert "Best accuracy – not known yet" in words
+
+
+def test_no_round_at_all(tmp_path: Path) -> None:
+    run = make_run(tmp_path, metrics=[], summary={})
+    (run / "metrics.jsonl").unlink()
+    (run / "environment.json").unlink()
+    page = page_of(run)
+    assert "No round has been evaluated yet." in page.words
+    assert page.figures == []
+    assert (run / "report.html").stat().st_size < 100_000
+
+
+def test_rounds_without_evaluation_and_values_that_are_null(tmp_path: Path) -> None:
+    bare: dict[str, Any] = {"test_loss": ..., "test_accuracy": ...}
+    rows = [line(0), line(1, **bare), line(2, test_loss=None), line(3, **bare), line(4, local_loss=None)]
+    page = page_of(make_run(tmp_path, metrics=rows))
+    assert page.trace("test")["x"] == [0, 2, 4]
+    assert page.trace("test", 1)["y"][1] is None
+    assert page.trace("seen by clients", 1)["y"][-1] is None
+
+
+def test_all_values_null_draw_no_empty_chart(tmp_path: Path) -> None:
+    rows = [line(at, test_loss=None, test_accuracy=None, local_loss=None) for at in range(3)]
+    page = page_of(make_run(tmp_path, metrics=rows, summary={"final": None, "best": None}))
+    assert page.figures == []
+    assert "Final accuracy –" in page.words
+
+
+def test_a_task_with_metrics_of_its_own(tmp_path: Path) -> None:
+    rows = [
+        {"round": at, "test_loss": 1.0, "test_miou": 0.1 * at, "test_perplexity": 90.0 - at, "clients": 3}
+        for at in range(5)
+    ]
+    page = page_of(make_run(tmp_path, metrics=rows, summary={"best": None}))
+    assert "Final miou 40.0 % on test, after round 4" in page.words
+    assert [figure["data"][0]["y"][0] for figure in page.figures] == [0.0, 1.0, 90.0]
+
+
+def test_the_partition_is_bars_of_classes(tmp_path: Path) -> None:
+    counts = class_counts(20)
+    page = page_of(make_run(tmp_path, counts=counts))
+    bars = [trace for trace in page.traces() if trace["type"] == "bar"]
+    assert np.array_equal(np.array([bar["y"] for bar in bars]).T, counts)
+    assert bars[0]["x"] == [str(k) for k in range(20)]
+    assert len({bar["marker"]["color"] for bar in bars}) == 10
+    assert "Examples a client 90" in page.words
+    assert "heatmap" not in {trace["type"] for trace in page.traces()}
+
+
+def test_many_clients_are_a_sample_a_heat_map_and_sizes(tmp_path: Path) -> None:
+    counts = class_counts(500, 10, even=False)
+    page = page_of(make_run(tmp_path, counts=counts))
+    assert "Classes of 60 of 500 clients, evenly spread" in page.words
+    bars = [trace for trace in page.traces() if trace["type"] == "bar" and trace.get("name")]
+    shown = [int(name) for name in bars[0]["x"]]
+    assert (len(shown), shown[0], shown[-1]) == (60, 0, 499)
+    assert np.array_equal(np.array([bar["y"] for bar in bars]).T, counts[shown])
+    heat = next(trace for trace in page.traces() if trace["type"] == "heatmap")
+    assert np.array(heat["z"]).shape == (400, 10)
+    assert np.allclose(np.sum(heat["z"], axis=1), 1, atol=1e-3)
+    sizes = next(trace for trace in page.traces() if trace["type"] == "bar" and not trace.get("name"))
+    assert sum(sizes["y"]) == 500
+    assert "Smallest, median, largest" in page.words
+
+
+def test_the_emd_is_worked_out_where_no_summary_says_it(tmp_path: Path) -> None:
+    counts = np.array([[10, 0], [0, 30]])
+    words = page_of(make_run(tmp_path, metrics=[line(0)], summary={}, counts=counts)).words
+    # p = (1/4, 3/4), so |q - p| is 3/2 and 1/2, weighted by 1/4 and 3/4.
+    assert "Mean EMD (0 alike, 2 apart) 0.75" in words
+
+
+def test_a_partition_without_classes_shows_its_sizes(tmp_path: Path) -> None:
+    run = make_run(tmp_path, counts=class_counts(30, even=False))
+    (run / "class_counts.npy").unlink()
+    page = page_of(run)
+    assert "This run recorded sizes only" in page.words
+    assert sum(page.figures[-1]["data"][0]["y"]) == 30
+
+
+def test_class_counts_without_a_partition(tmp_path: Path) -> None:
+    run = make_run(tmp_path, counts=class_counts(5))
+    (run / "partition.npz").unlink()
+    assert "Clients 5" in page_of(run).words
+
+
+@pytest.mark.parametrize("name", ["partition.npz", "class_counts.npy", "model.safetensors"])
+def test_a_damaged_side_file_costs_its_picture_and_no_more(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path, counts=class_counts())
+    (run / name).write_bytes(b"\x07damaged")
+    assert "Final accuracy" in page_of(run).words
+
+
+def test_clients_without_examples(tmp_path: Path) -> None:
+    counts = class_counts(4)
+    counts[2] = 0
+    assert "0, 90, 90" in page_of(make_run(tmp_path, counts=counts, summary={"partition": {}})).words
+
+
+def test_classes_have_their_names_from_the_model(tmp_path: Path) -> None:
+    run = make_run(tmp_path, counts=class_counts(3, 2))
+    header = json.dumps({"__metadata__": {"classes": json.dumps(["sandal", "sneaker"])}}).encode()
+    (run / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    page = page_of(run)
+    assert [trace["name"] for trace in page.traces() if trace["type"] == "bar"] == ["sandal", "sneaker"]
+
+
+def test_failures_by_client_and_reason_the_most_frequent_first(tmp_path: Path) -> None:
+    failures = {"3": {"late": 1}, "17": {"update is not finite": 4, "late": 2}}
+    words = page_of(make_run(tmp_path, summary={"failures": failures})).words
+    assert "7 replies were lost or refused, from 2 clients." in words
+    assert "17 update is not finite 4 17 late 2 3 late 1" in words
+
+
+def test_very_many_failures_are_cut(tmp_path: Path) -> None:
+    failures = {str(k): {"late": 1} for k in range(2000)}
+    assert (
+        "And 1,950 more lines in summary.json."
+        in page_of(make_run(tmp_path, summary={"failures": failures})).words
+    )
+
+
+def test_nothing_that_a_user_names_becomes_markup(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path,
+        name="evil",
+        counts=class_counts(3, 2),
+        config={
+            "name": EVIL,
+            "data": {"dataset": EVIL, "partition": {"name": EVIL, EVIL: EVIL}},
+            EVIL: {EVIL: EVIL},
+        },
+        summary={"name": EVIL, "error": EVIL, "status": "failed", "algorithm": EVIL, "run_id": EVIL}
+        | {"failures": {EVIL: {EVIL: 1}}, "directory": EVIL, "partition": {"digest": EVIL}},
+    )
+    header = json.dumps({"__metadata__": {"classes": json.dumps([EVIL, "plain"])}}).encode()
+    (run / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (run / "environment.json").write_text(
+        json.dumps({"command": EVIL, EVIL: EVIL, "started": EVIL}), encoding="utf-8"
+    )
+    page = page_of(run)
+    assert not [script for script in page.scripts if "alert(1)" in script]
+    # Plotly reads markup in names, so they are escaped in the figures once more.
+    names = [trace["name"] for trace in page.traces() if trace["type"] == "bar"]
+    assert names[0].startswith("&lt;/script&gt;")
+    assert page.words.count(EVIL) >= 10
+
+
+def test_no_json_ends_its_script_element() -> None:
+    text = json.dumps([EVIL, "\u2028"], ensure_ascii=False)
+    safe = script_json(text)
+    assert not set("<>&\u2028") & set(safe)
+    assert json.loads(safe) == json.loads(text)
+
+
+def test_plotly_is_inlined_once(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path, counts=class_counts()))
+    assert [len(script) > 1_000_000 for script in page.scripts] == [True, False]
+
+
+def test_the_page_follows_the_colour_scheme(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path))
+    assert "prefers-color-scheme: dark" in page.styles
+    assert page.trace("test")["line"]["color"] == "var(--test)"
+
+
+def test_a_report_is_written_anew(tmp_path: Path) -> None:
+    run = make_run(tmp_path, rounds=2)
+    (run / "report.html").write_text("old", encoding="utf-8")
+    assert page_of(run).figures
+    assert {path.name for path in run.iterdir()} >= {"report.html"}
+    assert not [path.name for path in run.iterdir() if "part" in path.suffix or path.name.endswith("~")]
+
+
+def test_no_run_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="not a run directory"):
+        write_report(tmp_path)
+    with pytest.raises(RunDirectoryError, match="no such directory"):
+        write_report(tmp_path / "nowhere")
