@@ -32,7 +32,9 @@ MODELS = {"cifar-cnn": "hsu-cnn", "mnist-cnn": "mcmahan-cnn", "linear": "linear"
 class Fedlens:
     """Rounds of fedlens's FedAvg on a workload."""
 
-    def __init__(self, workload: Workload, engine: str, threads: int, workers: int, algorithm: str = "fedavg") -> None:
+    def __init__(
+        self, workload: Workload, engine: str, threads: int, workers: int, algorithm: str = "fedavg"
+    ) -> None:
         settings = {
             "rounds": 1_000_000,
             "data": {
@@ -48,7 +50,8 @@ class Fedlens:
             "algorithm": algorithm,
             "select": {"clients_per_round": workload.cohort},
             "local": {"lr": workload.lr, "epochs": workload.epochs, "batch_size": workload.batch},
-            "engine": {"name": engine, "threads": threads} | ({"workers": workers} if engine == "processes" else {}),
+            "engine": {"name": engine, "threads": threads}
+            | ({"workers": workers} if engine == "processes" else {}),
         }
         self.built = build(plan(read_config(settings), Source(settings)), Path(), download=False)
         self.number = 0
@@ -80,7 +83,9 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return ordered[max(0, n // 2 - reach)], ordered[min(n - 1, n // 2 + reach)]
 
 
-def compare(workload: Workload, engine: str, processes: int, threads: int, pairs: int) -> dict[str, float | str]:
+def compare(
+    workload: Workload, engine: str, processes: int, threads: int, pairs: int
+) -> dict[str, float | str]:
     """Medians of alternating pairs, after a warm-up round each."""
     limit = BareLimit(workload, processes, threads)
     ours = Fedlens(workload, engine, threads, processes)
@@ -117,7 +122,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows here")
     asked = parser.parse_args()
     cores = os.cpu_count() or 1
-    arrangements = {"inline-1": ("inline", 1, 1), "inline-all": ("inline", 1, cores), "processes": ("processes", cores, 1)}
+    arrangements = {
+        "inline-1": ("inline", 1, 1),
+        "inline-all": ("inline", 1, cores),
+        "processes": ("processes", cores, 1),
+    }
     rows = []
     for name in asked.workload or WORKLOADS:
         for arrangement in asked.engines:

@@ -94,7 +94,9 @@ class Experiment:
             engine.close()
 
 
-def resume(directory: Path | str, *, data_dir: Path | str | None = None, progress: Progress | None = None) -> Result:
+def resume(
+    directory: Path | str, *, data_dir: Path | str | None = None, progress: Progress | None = None
+) -> Result:
     """Goes on with a run that was interrupted or killed, to the same numbers as if it had not been.
 
     A run that is finished is given back as it is. Raises `RunDirectoryError` where `directory` is no run, is from

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tests.seam.seam_kit import ENGINES, gate
 from torch import nn
 
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.seeding import Rng
 from fedlens.core.tree import load_into, part, select, spec_of, tree_of
+from tests.seam.seam_kit import ENGINES, gate
 
 
 def build() -> nn.Module:
@@ -57,5 +57,7 @@ def test_statistics_stay_and_evaluation_is_personal(engine: str) -> None:
             history.append(losses)
         means = [g.states.get(k)["0.running_mean"].mean().item() for k in range(4)]
     assert set(model) == set(SHARED) == set(part(SPEC, "weight")) - set(PERSONAL)
-    assert all(means[k + 1] - means[k] > 0.5 for k in range(3))  # each client's own: they differ by their shift
+    assert all(
+        means[k + 1] - means[k] > 0.5 for k in range(3)
+    )  # each client's own: they differ by their shift
     assert max(history[-1]) < 0.2 * max(history[0])

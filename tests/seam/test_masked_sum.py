@@ -9,10 +9,10 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from tests.seam.seam_kit import ENGINES, gate
 
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.seeding import Rng
+from tests.seam.seam_kit import ENGINES, gate
 
 PRIME = int(
     "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74020BBEA63B139B22514A08798E3404DD"

@@ -6,11 +6,11 @@ breaks at once if a refused client's new variate were kept, or an accepted one's
 
 import pytest
 import torch
-from tests.seam.seam_kit import ENGINES, gate
 
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Reply, Request
 from fedlens.core.schema import Schema, TensorField
 from fedlens.core.seeding import Rng
+from tests.seam.seam_kit import ENGINES, gate
 
 N, LR, STEPS = 4, 0.002, 3
 VECTOR = TensorField((3,), torch.float64)

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.seam.seam_kit import ENGINES, Points, gate
 
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.schema import Schema, TensorField
 from fedlens.core.seeding import Rng
+from tests.seam.seam_kit import ENGINES, Points, gate
 
 LR = 0.05
 
@@ -45,7 +45,10 @@ def test_split_training_is_central_training(engine: str) -> None:
         split = g.states.get(0)["w"]
 
     x, y = Points().holder(0)
-    w, top = torch.eye(3, dtype=torch.float64).requires_grad_(), torch.ones(3, dtype=torch.float64).requires_grad_()
+    w, top = (
+        torch.eye(3, dtype=torch.float64).requires_grad_(),
+        torch.ones(3, dtype=torch.float64).requires_grad_(),
+    )
     optimizer = torch.optim.SGD([w, top], lr=LR)
     for _ in range(10):
         optimizer.zero_grad()

@@ -76,22 +76,31 @@ class Mean:
 def _add(total: dict[str, Any] | None, folded: Payload) -> dict[str, Any]:
     if total is None:
         # Copied: what came may look at a worker's memory, which is wanted back.
-        trees = {name: {leaf: t.clone() for leaf, t in folded[name].items()} for name in ("update", "buffers", "counters")}
+        trees = {
+            name: {leaf: t.clone() for leaf, t in folded[name].items()}
+            for name in ("update", "buffers", "counters")
+        }
         return {**trees, "weight": folded["weight"]}
     for name in ("update", "buffers"):
         if total[name]:
             torch._foreach_add_(list(total[name].values()), [folded[name][leaf] for leaf in total[name]])
-    total["counters"] = {leaf: torch.maximum(t, folded["counters"][leaf]) for leaf, t in total["counters"].items()}
+    total["counters"] = {
+        leaf: torch.maximum(t, folded["counters"][leaf]) for leaf, t in total["counters"].items()
+    }
     total["weight"] += folded["weight"]
     return total
 
 
 def mean(
     *,
-    weighting: Annotated[Weighting, Field(description="weight of a client: its examples, or the same for all")] = "examples",
+    weighting: Annotated[
+        Weighting, Field(description="weight of a client: its examples, or the same for all")
+    ] = "examples",
 ) -> Mean:
     """The weighted mean of the clients' updates."""
     return Mean(weighting)
 
 
-AGGREGATES = Registry("aggregate", {"mean": Entry("fedlens.aggregate.mean:mean", "weighted mean, by examples or uniform")})
+AGGREGATES = Registry(
+    "aggregate", {"mean": Entry("fedlens.aggregate.mean:mean", "weighted mean, by examples or uniform")}
+)

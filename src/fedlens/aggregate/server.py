@@ -87,6 +87,8 @@ SERVERS = Registry(
     "server step",
     {
         "plain": Entry("fedlens.aggregate.server:plain", "w - lr * update"),
-        "momentum": Entry("fedlens.aggregate.server:momentum", "FedAvgM's server momentum, plain and Nesterov"),
+        "momentum": Entry(
+            "fedlens.aggregate.server:momentum", "FedAvgM's server momentum, plain and Nesterov"
+        ),
     },
 )

@@ -7,7 +7,11 @@ ALGORITHMS = Registry(
     {
         "fedavg": Entry("fedlens.algorithms.fedavg:fedavg", "Federated Averaging (McMahan et al. 2017)"),
         "fedavgm": Entry("fedlens.algorithms.fedavgm:fedavgm", "FedAvg with server momentum (hsu2019)"),
-        "fedprox": Entry("fedlens.algorithms.fedprox:fedprox", "a proximal term at the clients (Li et al. 2020)"),
-        "centralized": Entry("fedlens.algorithms.centralized:centralized", "the upper bound: the pooled data in one place"),
+        "fedprox": Entry(
+            "fedlens.algorithms.fedprox:fedprox", "a proximal term at the clients (Li et al. 2020)"
+        ),
+        "centralized": Entry(
+            "fedlens.algorithms.centralized:centralized", "the upper bound: the pooled data in one place"
+        ),
     },
 )

@@ -90,7 +90,10 @@ class Averaging:
         shared = {"model": state["model"], "lr": self.parts.local.lr_at(ctx.round)}
         ask = Ask(
             "train",
-            [Request(client, {"work": work[slot]} if slot in work else {}) for slot, client in enumerate(cohort)],
+            [
+                Request(client, {"work": work[slot]} if slot in work else {})
+                for slot, client in enumerate(cohort)
+            ],
             shared,
             expect=self.train.expect(self.parts.spec, most=ctx.federation.largest),
             reduce=self.aggregate.reduce(len(cohort)),
@@ -142,4 +145,3 @@ def straggling(local: LocalSettings, cohort: Sequence[int], ctx: RoundContext) -
     draw = ctx.rng.numpy("stragglers")
     slots = draw.choice(len(cohort), round(local.stragglers * len(cohort)), replace=False)
     return {int(slot): int(draw.integers(1, local.work)) for slot in sorted(slots)}
-

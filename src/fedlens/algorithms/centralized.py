@@ -50,7 +50,10 @@ class Centralized:
         if isinstance(answer, Failure):
             return state
         reply = answer.payload
-        model = {**state["model"], **add({n: state["model"][n] for n in reply["update"]}, reply["update"], -1.0)}
+        model = {
+            **state["model"],
+            **add({n: state["model"][n] for n in reply["update"]}, reply["update"], -1.0),
+        }
         more = {name: value.clone() for name, value in {**reply["buffers"], **reply["counters"]}.items()}
         return {"model": {**model, **more}}
 
@@ -69,9 +72,13 @@ def centralized(parts: Parts) -> Centralized:
     It is the upper bound that relative accuracy is measured against (hsu2020 section 6). Unlike a client's, its
     optimizer is not cleared from round to round. Nothing is selected or aggregated, so those tables are refused.
     """
-    filled = [slot for slot in ("select", "client", "aggregate", "server") if getattr(parts, slot) is not None]
+    filled = [
+        slot for slot in ("select", "client", "aggregate", "server") if getattr(parts, slot) is not None
+    ]
     if filled:
-        raise ConfigError(f"'centralized' has no use for a table [{filled[0]}]", where=filled[0], hint="take it out")
+        raise ConfigError(
+            f"'centralized' has no use for a table [{filled[0]}]", where=filled[0], hint="take it out"
+        )
     if parts.local.stragglers:
         raise ConfigError("'centralized' has no stragglers", where="local.stragglers", hint="set it to 0")
     return Centralized(parts, Train(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True))

@@ -14,7 +14,9 @@ from fedlens.local.rules import proximal
 def fedprox(
     parts: Parts,
     *,
-    mu: Annotated[float, Field(ge=0, description="weight of the proximal term; 0 is FedAvg, ghaemi2022 takes 3")] = 0.01,
+    mu: Annotated[
+        float, Field(ge=0, description="weight of the proximal term; 0 is FedAvg, ghaemi2022 takes 3")
+    ] = 0.01,
     lr: Rate = 1.0,
 ) -> Averaging:
     """Clients minimize F_k(w) + mu/2 ||w - w^t||^2; selection and weights are FedAvg's.

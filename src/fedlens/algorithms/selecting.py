@@ -92,11 +92,15 @@ class Fixed:
 def uniform(
     *,
     clients_per_round: Annotated[int | None, Field(ge=1, description="how many take part in a round")] = None,
-    fraction: Annotated[float | None, Field(gt=0, le=1, description="... or which share of the population")] = None,
+    fraction: Annotated[
+        float | None, Field(gt=0, le=1, description="... or which share of the population")
+    ] = None,
 ) -> Uniform:
     """A uniformly random cohort; everyone where neither setting is given."""
     if clients_per_round is not None and fraction is not None:
-        raise ConfigError("clients_per_round and fraction are both set", where="select", hint="give one of them")
+        raise ConfigError(
+            "clients_per_round and fraction are both set", where="select", hint="give one of them"
+        )
     return Uniform(clients_per_round, fraction)
 
 

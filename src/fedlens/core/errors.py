@@ -17,7 +17,7 @@ class FedlensError(Exception):
     The command line prints it without a traceback and exits with `exit_code`.
 
     >>> print(FedlensError("alpha is -1, and it has to be at least 0", where="data.partition.alpha", hint="take 0.1"))
-    alpha is -1, and it has to be at least 0 (data.partition.alpha). take 0.1.
+    alpha is -1, and it has to be at least 0 (data.partition.alpha); take 0.1.
     """
 
     exit_code = 2
@@ -26,8 +26,8 @@ class FedlensError(Exception):
         self.what = what.rstrip(".")
         self.where = where
         self.hint = hint.rstrip(".") if hint else None
-        text = self.what + (f" ({where})" if where else "") + "."
-        super().__init__(text + (f" {self.hint}." if self.hint else ""))
+        place = f" ({where})" if where else ""
+        super().__init__(f"{self.what}{place}{f'; {self.hint}' if self.hint else ''}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default would rebuild the error from its finished text and lose the parts.

@@ -1,4 +1,4 @@
-"""The gate between an algorithm and an engine: each request answered once, states committed on acceptance, all counted."""
+"""Between algorithm and engine: each request answered once, states committed on acceptance, all of it counted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import (
     Answer,
     Answers,
@@ -77,6 +78,11 @@ class Gate:
     def drive(self, steps: Generator[Ask, Answers, Any], round: int) -> Any:
         """Runs a generator of asks to its end and returns its value."""
         exchange = 0
+        if not isinstance(steps, Generator):
+            raise RunFailed(
+                f"the algorithm gave a {type(steps).__name__} where a generator of asks was wanted",
+                hint="its round() and evaluate() have to 'yield' every Ask and to return what comes of it",
+            )
         try:
             ask = next(steps)
             while True:
@@ -92,12 +98,24 @@ class Gate:
             steps.close()
 
     def exchange(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """The answers to one ask, each checked for being the first to its request."""
+        """The answers to one ask, each checked for being the first to its request.
+
+        In request order the ask is sent when the first answer is looked for; in arrival order at once, as its
+        answers may be looked for in a later exchange.
+        """
+        sent = self._send(ask, round, exchange) if ask.order == "arrival" else None
+        return self._answers(ask, round, exchange, sent)
+
+    def _send(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
         self.tally.asked(ask)
-        for slot in range(len(ask.requests)):
-            self._out.add(Id(round, exchange, slot))
+        self._out.update(Id(round, exchange, slot) for slot in range(len(ask.requests)))
+        return self.engine.answer(ask, round, exchange)
+
+    def _answers(
+        self, ask: Ask, round: int, exchange: int, sent: Generator[Answer, None, None] | None
+    ) -> Generator[Answer, None, None]:
         staged: dict[ClientId, Any] = {}
-        answers = self.engine.answer(ask, round, exchange)
+        answers = sent or self._send(ask, round, exchange)
         try:
             for answer in answers:
                 if answer.id not in self._out:

@@ -20,7 +20,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -85,7 +85,9 @@ def _load(target: str) -> Factory:
 
 def _callable(found: object, name: str, kind: str, where: str | None) -> Factory:
     if not callable(found):
-        raise ConfigError(f"'{name}' is {type(found).__name__}, not a function that makes a {kind}", where=where)
+        raise ConfigError(
+            f"'{name}' is {type(found).__name__}, not a function that makes a {kind}", where=where
+        )
     return found
 
 
@@ -104,7 +106,9 @@ def load_target(target: str, where: str | None = None) -> Any:
     except FedlensError:
         raise
     except Exception as error:
-        raise ConfigError(f"importing {source} failed: {type(error).__name__}: {error}", where=where) from error
+        raise ConfigError(
+            f"importing {source} failed: {type(error).__name__}: {error}", where=where
+        ) from error
     try:
         return getattr(module, attribute)
     except AttributeError:
@@ -123,7 +127,8 @@ def load_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(path)
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -140,7 +145,7 @@ def user_files() -> list[str]:
     return [str(m.__file__) for m in found]
 
 
-@lru_cache(maxsize=None)
+@cache
 def settings_model(factory: Factory) -> type[BaseModel]:
     """The pydantic model of a factory's settings: its keyword-only parameters, and nothing else allowed."""
     signature = inspect.signature(factory)
@@ -179,7 +184,9 @@ def explain(error: ValidationError, where: str = "", known: list[str] | None = N
         hint = nearest(last, names) if names else "remove it, or see the page on settings"
         return ConfigError(f"there is no setting '{last}' here", where=key, hint=hint)
     if first["type"] == "missing":
-        return ConfigError(f"the setting '{last}' is missing", where=key, hint=f"give it a value, say with --set {key}=...")
+        return ConfigError(
+            f"the setting '{last}' is missing", where=key, hint=f"give it a value, say with --set {key}=..."
+        )
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     return ConfigError(f"'{last}' is {first['input']!r}: {message}", where=key)

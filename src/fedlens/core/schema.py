@@ -33,7 +33,10 @@ class TreeField:
         if not isinstance(value, Mapping):
             return f"{name} is {type(value).__name__}, not a tree"
         if value.keys() != self.leaves.keys():
-            missing, extra = sorted(self.leaves.keys() - value.keys()), sorted(value.keys() - self.leaves.keys())
+            missing, extra = (
+                sorted(self.leaves.keys() - value.keys()),
+                sorted(value.keys() - self.leaves.keys()),
+            )
             return f"{name} lacks {missing[0]}" if missing else f"{name} has an extra {extra[0]}"
         for leaf, (shape, dtype) in self.leaves.items():
             fault = _tensor_fault(f"{name}.{leaf}", value[leaf], shape, dtype)

@@ -130,7 +130,11 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 def count(spec: TreeSpec) -> int:
     """The number of parameters: weights alone, trainable or frozen."""
-    return sum(torch.Size(leaf.shape).numel() for leaf in spec.values() if leaf.role != "buffer" and leaf.role != "counter")
+    return sum(
+        torch.Size(leaf.shape).numel()
+        for leaf in spec.values()
+        if leaf.role != "buffer" and leaf.role != "counter"
+    )
 
 
 def digest(tree: Tree) -> str:

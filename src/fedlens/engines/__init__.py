@@ -6,6 +6,8 @@ ENGINES = Registry(
     "engine",
     {
         "inline": Entry("fedlens.engines.inline:inline", "this process, one client after the other"),
-        "processes": Entry("fedlens.engines.processes:processes", "local workers that share data and weights in memory"),
+        "processes": Entry(
+            "fedlens.engines.processes:processes", "local workers that share data and weights in memory"
+        ),
     },
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -45,6 +48,8 @@ class Site:
         """Runs one operation and checks what comes out. An exception in it is the client's failure, not the run's."""
         rng = Rng((self.program.seed, "op", *item.id, item.client))
         try:
+            if op not in self.program.ops:
+                return Failure(item.id, item.client, f"the algorithm has no operation '{op}'")
             client = Client(
                 id=item.client,
                 data=self.program.data.holder(item.client),
@@ -55,18 +60,18 @@ class Site:
             )
             torch.default_generator.manual_seed(rng.seed("torch"))
             outcome = Outcome(*self.program.ops[op]({**shared, **item.payload}, client, rng))
-        except Exception as error:
-            return Failure(item.id, item.client, f"{type(error).__name__}: {error}")
-        fault = expect.fault(outcome.payload)
-        if fault is None and outcome.state is not None:
-            fault = finite_fault(outcome.state)
+            metrics = {name: float(value) for name, value in outcome.metrics.items()}
+            fault = expect.fault(outcome.payload) or _fault(outcome, metrics)
+        except (Exception, SystemExit) as error:
+            return Failure(item.id, item.client, told(error))
         if fault is not None:
             return Failure(item.id, item.client, fault)
-        metrics = {name: float(value) for name, value in outcome.metrics.items()}
         size = nbytes(outcome.payload)
         return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size)
 
-    def block(self, op: str, shared: Payload, items: Sequence[Item], expect: Schema, reduce: Reduce | None) -> list[Answer]:
+    def block(
+        self, op: str, shared: Payload, items: Sequence[Item], expect: Schema, reduce: Reduce | None
+    ) -> list[Answer]:
         """Answers neighbouring slots; with `reduce`, their folded payload stands in the last answer."""
         if reduce is None:
             return [self.answer(op, shared, item, expect) for item in items]
@@ -74,6 +79,65 @@ class Site:
         answers = [fold.take(self.answer(op, shared, item, expect)) for item in items]
         answers[-1].folded = fold.result()
         return answers
+
+
+def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:
+    """What is wrong with a reply besides what its schema says."""
+    fault = foreign(outcome.payload)
+    if fault is None and outcome.state is not None:
+        if not isinstance(outcome.state, Mapping):
+            return f"its state is a {type(outcome.state).__name__}, not a mapping"
+        fault = foreign(outcome.state, "its state") or finite_fault(outcome.state)
+    if fault is None and not all(map(math.isfinite, metrics.values())):
+        name = next(name for name, value in metrics.items() if not math.isfinite(value))
+        fault = f"its metric '{name}' holds NaN or Inf"
+    return fault
+
+
+def foreign(value: Any, name: str = "the payload") -> str | None:
+    """What in `value` no payload can hold, as a sentence; every engine refuses it, also one that sends nothing.
+
+    >>> foreign({"model": {"w": torch.ones(1)}, "sizes": [1, {2}]})
+    'the payload.sizes holds a set, which cannot be sent'
+    """
+    if value is None or isinstance(value, torch.Tensor | bytes | str | int | float):
+        return None
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return next(filter(None, (foreign(item, f"{name}.{key}") for key, item in value.items())), None)
+    if isinstance(value, list | tuple):
+        return next(filter(None, (foreign(item, name) for item in value)), None)
+    kind = f"a {type(value).__name__}" + (
+        " with keys that are no strings" if isinstance(value, Mapping) else ""
+    )
+    return f"{name} holds {kind}, which cannot be sent"
+
+
+def copied(value: Any) -> Any:
+    """The same payload in memory of its own.
+
+    >>> copied({"steps": (1, torch.ones(1, requires_grad=True))})
+    {'steps': (1, tensor([1.]))}
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {name: copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [copied(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def told(error: BaseException) -> str:
+    """An exception in a client's work in one line, with the place in the code that was nearest to it.
+
+    Frames of installed libraries are passed over where there are others: the fault is seldom there.
+    """
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)][1:]
+    own = [place for place in places if "site-packages" not in place[0]] or places
+    where = f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+    text = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
 
 
 class Fold:
@@ -104,8 +168,12 @@ def fold_payload(total: dict[str, Any], reduce: Reduce, payload: Payload, weight
     for name, how in reduce.fields.items():
         tree: Mapping[str, torch.Tensor] = payload[name]
         if first:
-            total[name] = {leaf: value * weight if how == "sum" else value.clone() for leaf, value in tree.items()}
+            total[name] = {
+                leaf: value * weight if how == "sum" else value.clone() for leaf, value in tree.items()
+            }
         elif tree and how == "sum":
-            torch._foreach_add_(list(total[name].values()), [tree[leaf] for leaf in total[name]], alpha=weight)
+            torch._foreach_add_(
+                list(total[name].values()), [tree[leaf] for leaf in total[name]], alpha=weight
+            )
         else:
             total[name] = {leaf: torch.maximum(value, tree[leaf]) for leaf, value in total[name].items()}

@@ -10,11 +10,13 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program
-from fedlens.engines.answering import Item, Site
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program, Reply
+from fedlens.engines.answering import Item, Site, copied
 from fedlens.engines.memory import keep_freed_memory
 
-Threads = Annotated[int, Field(ge=1, description="threads of one computation; results depend on it in the last bit")]
+Threads = Annotated[
+    int, Field(ge=1, description="threads of one computation; results depend on it in the last bit")
+]
 
 
 def inline(*, threads: Threads = 1) -> Inline:
@@ -48,10 +50,14 @@ class Inline:
             Item(Id(round, exchange, slot), request.client, request.payload, self._states.get(request.client))
             for slot, request in enumerate(ask.requests)
         )
+        if ask.order == "arrival":
+            self._queue.extend((ask, item, due) for item in items)
+        return self._answers(ask, items, due)
+
+    def _answers(self, ask: Ask, items: Iterator[Item], due: float | None) -> Generator[Answer, None, None]:
         random_state = torch.get_rng_state()
         try:
             if ask.order == "arrival":
-                self._queue.extend((ask, item, due) for item in items)
                 while self._queue:
                     earlier, item, until = self._queue.popleft()
                     yield from self._work(earlier, [item], until)
@@ -66,6 +72,12 @@ class Inline:
         if due is not None and time.monotonic() > due:
             return late
         answers = self._site.block(ask.op, ask.shared, items, ask.expect, ask.reduce)
+        for answer in answers:
+            # As if it had been sent: the operation may work on in the memory that it answered with.
+            if isinstance(answer, Reply):
+                answer.state = copied(answer.state)
+                if ask.reduce is None:
+                    answer.payload = copied(answer.payload)
         return late if due is not None and time.monotonic() > due else answers
 
     def close(self) -> None:

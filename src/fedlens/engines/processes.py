@@ -7,25 +7,27 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Annotated, Any
 
 from pydantic import Field
-from torch import Tensor
 
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program, Reply
-from fedlens.engines.answering import Item
+from fedlens.engines.answering import Item, copied
 from fedlens.engines.inline import Threads
 from fedlens.engines.shared import Packer, Pool, Region
 from fedlens.engines.workers import Nursery, Worker
 
 Workers = Annotated[int, Field(ge=0, le=1024, description="local worker processes; 0 takes one a core")]
-Window = Annotated[int, Field(ge=1, description="MiB of finished replies that wait for an earlier one, at most")]
+Window = Annotated[
+    int, Field(ge=1, description="MiB of finished replies that wait for an earlier one, at most")
+]
 
 _DEATHS = 3  # a task that has ended this many workers fails instead of being tried again
+_LATE = "the deadline passed"
 _SHORT = 0.02  # seconds: below it a worker gets its next task before it has finished, so that it never waits
 
 
@@ -96,7 +98,7 @@ class Processes:
     def open(self, program: Program, states: ClientStates) -> None:
         """Puts the program into shared memory and starts the workers."""
         self._states = states
-        packer = Packer(program, code=True)
+        packer = _packed(program, "the algorithm's operations or its data", code=True)
         self._program = Region(max(packer.size, 4096))
         packer.write(self._program.view())
         self._envelope = packer.envelope
@@ -111,7 +113,10 @@ class Processes:
         """Answers an ask by the workers."""
         job = self._publish(ask, round, exchange)
         if ask.order == "arrival":
-            self._arrivals.append(job)
+            if job.blocks:
+                self._arrivals.append(job)
+            else:
+                self._retire(job)  # it asks for nothing new, only for what is still out
             return self._as_they_come()
         return self._in_order(job)
 
@@ -124,6 +129,13 @@ class Processes:
         self._pool.close()
         if hasattr(self, "_program"):
             self._program.close()
+        jobs = {job.number: job for job in [*self._arrivals, *(task.job for task in self._tasks.values())]}
+        for region in [
+            *(task.region for task in self._tasks.values()),
+            *(job.region for job in jobs.values()),
+        ]:
+            if region is not None:
+                region.close()
         self._tasks.clear()
         self._arrivals.clear()
 
@@ -135,7 +147,7 @@ class Processes:
         blocks = [range(first, min(first + size, slots)) for first in range(0, slots, size)]
         due = None if ask.deadline is None else time.monotonic() + ask.deadline
         job = _Job(next(self._numbers), ask, round, exchange, due, blocks, waiting=deque(range(len(blocks))))
-        packer = Packer((ask.shared, ask.expect, ask.reduce))
+        packer = _packed((ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
         job.envelope, job.region = packer.envelope, self._lay(packer)
         return job
 
@@ -153,7 +165,8 @@ class Processes:
             for block in range(len(job.blocks)):
                 while block not in job.done:
                     if job.due is not None and time.monotonic() > job.due:
-                        job.done[block] = job.failures(block, "the deadline passed")
+                        job.waiting.clear()
+                        job.done[block] = job.failures(block, _LATE)
                         break
                     self._dispatch(job)
                     self._pump(job.due)
@@ -169,8 +182,9 @@ class Processes:
         while self._arrivals:
             for job in list(self._arrivals):
                 if job.due is not None and time.monotonic() > job.due:
-                    for block in set(range(len(job.blocks))) - job.answered - job.done.keys():
-                        job.done[block] = job.failures(block, "the deadline passed")
+                    job.waiting.clear()
+                    for block in sorted(set(range(len(job.blocks))) - job.answered - job.done.keys()):
+                        job.done[block] = job.failures(block, _LATE)
                 for block in list(job.done):
                     answers = job.done.pop(block)
                     job.answered.add(block)
@@ -205,27 +219,36 @@ class Processes:
     def _dispatch(self, current: _Job | None) -> None:
         """Gives work to every worker that has room for it: the current ask's first, then what arrives when it does."""
         depth = 2 if self._seconds < _SHORT else 1
-        for worker in sorted(self._workers, key=lambda w: len(w.tasks)):
-            while len(worker.tasks) < depth:
-                job = self._next_job(current)
-                if job is None:
-                    return
-                self._send(worker, job, job.waiting.popleft())
+        while True:
+            # Looked for anew each time: one that turns out to be dead is replaced while it is sent to.
+            worker = min(self._workers, key=lambda w: len(w.tasks))
+            if len(worker.tasks) >= depth:
+                return
+            job = self._next_job(current)
+            if job is None:
+                return
+            self._send(worker, job, job.waiting.popleft())
 
     def _next_job(self, current: _Job | None) -> _Job | None:
         room = max(len(self._workers) + 1, self._window // max(self._reply_bytes, 1))
         if current is not None and current.waiting:
             held = current.running + len(current.done)
-            return current if held < room else None
+            # With nothing on its way the window would stay full: the slot that all wait for was lost with its worker.
+            return current if held < room or current.running == 0 else None
         held = sum(job.running + len(job.done) for job in self._arrivals)
         return next((job for job in self._arrivals if job.waiting), None) if held < room else None
 
     def _send(self, worker: Worker, job: _Job, block: int) -> None:
         items = [
-            Item(Id(job.round, job.exchange, s), request.client, request.payload, self._states.get(request.client))
+            Item(
+                Id(job.round, job.exchange, s),
+                request.client,
+                request.payload,
+                self._states.get(request.client),
+            )
             for s, request in ((s, job.ask.requests[s]) for s in job.blocks[block])
         ]
-        packer = Packer(items)
+        packer = _packed(items, f"a request of the ask '{job.ask.op}', or a client's state")
         task = _Task(job, block, self._lay(packer), time.monotonic())
         number = next(self._numbers)
         self._tasks[number] = task
@@ -262,7 +285,7 @@ class Processes:
                 self._reply_bytes = max(self._reply_bytes, answer.nbytes)
                 if answer.state is not None:
                     # A state outlives the round: a copy of its own lets the worker have its memory back.
-                    answer.state = _copied(answer.state)
+                    answer.state = copied(answer.state)
         if not task.job.closed and task.block not in task.job.answered:
             task.job.done[task.block] = list(answers)
 
@@ -295,19 +318,25 @@ class Processes:
         self._workers.append(self._new_worker())
 
     def _new_worker(self) -> Worker:
-        worker = self._nursery.worker()
-        try:
-            worker.send("program", worker.show(self._program), self._envelope)
-        except OSError as error:
-            raise RunFailed("a local worker died as it started", hint="engine.name=inline runs without") from error
-        return worker
+        for _ in range(_DEATHS):
+            worker = self._nursery.worker()
+            try:
+                worker.send("program", worker.show(self._program), self._envelope)
+            except OSError:
+                worker.close()  # killed as it started
+            else:
+                return worker
+        raise RunFailed(
+            f"{_DEATHS} local workers died as they started (out of memory?)",
+            hint="engine.name=inline runs without them",
+        )
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, Mapping):
-        return {name: _copied(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copied(item) for item in value]
-    return value
+def _packed(payload: Any, what: str, code: bool = False) -> Packer:
+    try:
+        return Packer(payload, code)
+    except Exception as error:
+        raise RunFailed(
+            f"{what} cannot be sent to local workers: {type(error).__name__}: {error}",
+            hint="take tensors, bytes, plain values, and lists or mappings of these; engine.name=inline sends nothing",
+        ) from error

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 _ALIGN = 64
+_LONG = 16384  # an envelope from this size on travels in the region too
 _LARGE = 4096  # bytes objects from this size on travel in the region, not in the envelope
 _numbers = itertools.count(1)
 
@@ -97,6 +98,18 @@ class Packer:
         pickler = (_CodePickler if code else _PlainPickler)(buffer, self._place)
         pickler.dump(payload)
         self.envelope = buffer.getvalue()
+        if len(self.envelope) >= _LONG:
+            self.envelope = self._letter(self.envelope)
+
+    def _letter(self, envelope: bytes) -> bytes:
+        """A short envelope that says where in the region the long one lies.
+
+        A socket holds some 200 kB: a driver and a worker that both write more would wait for each other for ever.
+        """
+        place = self._append("e", envelope, len(envelope))
+        buffer = io.BytesIO()
+        _PlainPickler(buffer, lambda value: place if value is envelope else None).dump(envelope)
+        return buffer.getvalue()
 
     def _place(self, value: Any) -> tuple[Any, ...] | None:
         about: tuple[Any, ...]
@@ -109,10 +122,16 @@ class Packer:
         else:
             return None
         if id(value) not in self._seen:
-            self._seen[id(value)] = (kind, self.size, size, *about)
-            self._parts.append((self.size, value))  # keeps it alive, so that its id stays its own
-            self.size += -(-size // _ALIGN) * _ALIGN
+            self._seen[id(value)] = self._append(kind, value, size, *about)
         return self._seen[id(value)]
+
+    def _append(
+        self, kind: str, value: Tensor | np.ndarray | bytes, size: int, *about: Any
+    ) -> tuple[Any, ...]:
+        place = (kind, self.size, size, *about)
+        self._parts.append((self.size, value))  # keeps it alive, so that its id stays its own
+        self.size += -(-size // _ALIGN) * _ALIGN
+        return place
 
     def write(self, view: memoryview) -> None:
         """Copies the tensors in."""
@@ -171,5 +190,8 @@ class _Unpickler(pickle.Unpickler):
             return _tensor(self._view, offset, *about)
         if kind == "a":
             shape, dtype = about
-            return np.frombuffer(self._view, dtype, size // np.dtype(dtype).itemsize, offset).reshape(shape)
+            # By way of a tensor: numpy keeps the memory alive, but not the view that tells when it is free.
+            return _tensor(self._view, offset, (size,), torch.uint8).numpy().view(dtype).reshape(shape)
+        if kind == "e":
+            return unpack(bytes(self._view[offset : offset + size]), self._view)
         return bytes(self._view[offset : offset + size])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import sys
@@ -25,14 +26,19 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
     keep_freed_memory()
     torch.set_num_threads(settings["threads"])
     sys.path[:] = settings["path"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            line_buffering=True
+        )  # what an operation prints is not lost when the worker is ended
     # The driver is gone: nobody is left to tell.
     with contextlib.suppress(EOFError, ConnectionError):
         try:
             _Worker(driver, settings["files"]).serve()
         except (EOFError, ConnectionError):
             raise
-        except BaseException:
-            driver.send_bytes(pickle.dumps(("broken", traceback.format_exc())))
+        except BaseException as error:
+            traceback.print_exc()
+            driver.send_bytes(pickle.dumps(("broken", traceback.format_exception_only(error)[-1].strip())))
 
 
 class _Worker:
@@ -65,7 +71,9 @@ class _Worker:
         shared, expect, reduce = unpack(envelope, self.look(region))
         self.asks[number] = (op, shared, expect, reduce)
 
-    def task(self, number: int, ask: int, envelope: bytes, region: int | None, freed: list[int], forget: list[int]) -> None:
+    def task(
+        self, number: int, ask: int, envelope: bytes, region: int | None, freed: list[int], forget: list[int]
+    ) -> None:
         for done in forget:
             self.asks.pop(done, None)
         self.free.extend(self.own[own] for own in freed)
@@ -82,7 +90,12 @@ class _Worker:
         region, new = self.reply_region(packer.size)
         if region is not None:
             packer.write(region.view())
-        head = (number, packer.envelope, region.number if region else None, region.size if new and region else 0)
+        head = (
+            number,
+            packer.envelope,
+            region.number if region else None,
+            region.size if new and region else 0,
+        )
         self.driver.send_bytes(pickle.dumps(("done", *head)))
         if new and region is not None:
             send_handle(self.driver, region.fd, os.getpid())

@@ -49,25 +49,28 @@ class Nursery:
         self._control = Connection(ours.detach())
         self._ready = False
 
-    def worker(self) -> Worker:
-        """A new worker, ready for a program."""
+    def worker(self, again: bool = True) -> Worker:
+        """A new worker, ready for a program. The process that makes them is started again, once, if it was killed."""
         self.start()
-        try:
-            if not self._ready:
-                self._control.recv_bytes()
-                self._ready = True
-            ours, theirs = socket.socketpair()
-            with theirs:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            try:
+                if not self._ready:
+                    self._control.recv_bytes()
+                    self._ready = True
                 settings = {"threads": self.threads, "path": list(sys.path), "files": user_files()}
                 self._control.send_bytes(pickle.dumps(settings))
                 send_handle(self._control, theirs.fileno(), os.getpid())
                 pid = int(self._control.recv_bytes())
-            return Worker(Connection(ours.detach()), pid)
-        except (EOFError, OSError) as error:
-            raise RunFailed(
-                "the process that starts local workers died",
-                hint="its last words are above; engine.name=inline runs without it",
-            ) from error
+                return Worker(Connection(ours.detach()), pid)
+            except (EOFError, OSError) as error:
+                self.close()
+                if not again:
+                    raise RunFailed(
+                        "the process that starts local workers died twice",
+                        hint="its last words are above; engine.name=inline runs without it",
+                    ) from error
+        return self.worker(again=False)
 
     def close(self) -> None:
         """Ends every worker and waits until the group is gone."""
@@ -120,7 +123,10 @@ class Worker:
         """The number of a finished task and its answers; raises EOFError where the worker is gone."""
         kind, *rest = pickle.loads(self.connection.recv_bytes())
         if kind == "broken":
-            raise RunFailed(f"a local worker failed outside any client's work:\n{rest[0]}")
+            raise RunFailed(
+                f"a local worker could not go on: {rest[0]}",
+                hint="where is above; engine.name=inline runs without local workers",
+            )
         number, envelope, region, size = rest
         if size:
             fd = recv_handle(self.connection)

@@ -246,17 +246,12 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
 
 
 def _take_place(temporary: Path, final: Path) -> None:
-    """Rename `temporary` to `final`; one of that name steps aside first, so that one is always there."""
+    """Rename `temporary` to `final`; one of that name steps aside first, to where `load_latest` finds it."""
     aside = final.with_name(final.name + ".replaced")
     if final.exists():
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(final, aside)
-    try:
-        os.rename(temporary, final)
-    except BaseException:
-        if aside.exists() and not final.exists():
-            os.rename(aside, final)
-        raise
+    os.rename(temporary, final)
     shutil.rmtree(aside, ignore_errors=True)
 
 

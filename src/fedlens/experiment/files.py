@@ -74,9 +74,9 @@ def refused(error: OSError, thing: str, where: Path, hint: str | None = None) ->
     """The `RunFailed` that says why `thing` could not be written.
 
     >>> print(refused(OSError(errno.ENOSPC, "No space left on device"), "summary.json", Path("runs/a")))
-    the disk is full, so summary.json could not be written (runs/a). free some space.
+    the disk is full, so summary.json could not be written (runs/a); free some space.
     >>> print(refused(OSError(errno.EACCES, "Permission denied"), "summary.json", Path("runs/a")))
-    summary.json could not be written: Permission denied (runs/a). put that right.
+    summary.json could not be written: Permission denied (runs/a); put that right.
     """
     if error.errno in _FULL:
         what, advice = f"the disk is full, so {thing} could not be written", "free some space"

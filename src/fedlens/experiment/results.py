@@ -55,7 +55,9 @@ def summarize(
         "final": evaluated[-1] if evaluated else None,
         "best": standing.best if standing else None,
         "totals": {"seconds": metrics[-1]["elapsed"] if metrics else 0.0, **totals},
-        "failures": {client: dict(reasons) for client, reasons in standing.failures.items()} if standing else {},
+        "failures": {client: dict(reasons) for client, reasons in standing.failures.items()}
+        if standing
+        else {},
         "partition": {
             "clients": len(built.partition),
             "examples": int(built.partition.sizes().sum()),
@@ -116,12 +118,16 @@ def read_module(path: Path) -> nn.Module:
     """The module in a model file, in evaluation mode. Raises `RunDirectoryError` where the run has not written it."""
     if not path.exists():
         raise RunDirectoryError(
-            "the run has no such model yet", where=str(path), hint=f"'fedlens resume {path.parent}' finishes it"
+            "the run has no such model yet",
+            where=str(path),
+            hint=f"'fedlens resume {path.parent}' finishes it",
         )
     tree, about = checkpoint.read_model(path)
     spec = json.loads(about["model"])
     factory = MODELS.find(spec["name"])
-    model = ModelSpec(factory, spec["name"], spec["settings"], tuple(spec["input_shape"]), spec["classes"], seed=0)
+    model = ModelSpec(
+        factory, spec["name"], spec["settings"], tuple(spec["input_shape"]), spec["classes"], seed=0
+    )
     module = model.build()
     load_into(module, tree)
     return module.eval()

@@ -210,7 +210,7 @@ def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
     reason, times = reasons.most_common(1)[0]
     usual = "the same fault at every client is usually in the model, the data or the algorithm"
     if "NaN or Inf" in reason:
-        usual = f"this is usually a learning rate that is too high: local.lr is {lr:g}, try a tenth, or set local.clip_norm"
+        usual = _too_high(lr)
     return RunFailed(f"no reply of round {round} was good: {reason} ({times} of {tally.failed})", hint=usual)
 
 
@@ -218,8 +218,12 @@ def diverged(round: int, lr: float) -> RunFailed:
     """What to say when the loss is not a number any more."""
     return RunFailed(
         f"the loss of round {round} is not a finite number",
-        hint=f"this is usually a learning rate that is too high: local.lr is {lr:g}, try a tenth, or set local.clip_norm",
+        hint=_too_high(lr),
     )
+
+
+def _too_high(lr: float) -> str:
+    return f"usually the learning rate is too high: local.lr is {lr:g}, try a tenth, or set local.clip_norm"
 
 
 def round_to(seconds: float) -> float:

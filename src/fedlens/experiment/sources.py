@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
+from fedlens.core.seeds import derive
 
 _RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 _TABLE = re.compile(r"\s*\[([^\[\]]+)\]")
@@ -97,6 +98,8 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
         path = key.split(".")
         if path[-1] == "name" and len(path) > 1:
             renamed.add(".".join(path[:-1]))
+        if key == "seed":
+            _forget_derived_seeds(values)
         _put(values, path, _value(value.strip()), text)
         keys.add(key)
     return Source(values, source.path, source.lines, frozenset(keys), frozenset(renamed))
@@ -113,6 +116,13 @@ def _put(values: dict[str, Any], path: list[str], value: Any, text: str) -> None
             raise ConfigError(f"'{key}' is a value and has no settings below it", where=f"--set {text}")
         table = inner
     table[path[-1]] = value
+
+
+def _forget_derived_seeds(values: dict[str, Any]) -> None:
+    """A run's own config.toml has every seed written out; those that came from the old `seed` give way to the new."""
+    seeds, old = values.get("seeds"), values.get("seed", 0)
+    if isinstance(seeds, dict) and isinstance(old, int):
+        values["seeds"] = {name: n for name, n in seeds.items() if n != derive(old, "seeds", name)}
 
 
 def _value(text: str) -> Any:

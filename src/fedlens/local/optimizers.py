@@ -80,4 +80,3 @@ def clip(gradients: Tensors, largest: float) -> Tensors:
     """
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     return list(torch._foreach_mul(gradients, (largest / (norm + 1e-6)).clamp(max=1.0)))
-

@@ -73,7 +73,9 @@ def plain() -> ClientRule:
     return ClientRule()
 
 
-def proximal(*, mu: Annotated[float, Field(ge=0, description="weight of the proximal term")] = 0.01) -> ClientRule:
+def proximal(
+    *, mu: Annotated[float, Field(ge=0, description="weight of the proximal term")] = 0.01
+) -> ClientRule:
     """FedProx: F_k(w) + mu/2 ||w - w^t||^2 (ghaemi2022 Algorithm 2), whose gradient adds mu (w - w^t).
 
     >>> visit = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)

@@ -27,13 +27,17 @@ class LocalSettings(BaseModel):
     betas: tuple[float, float] = Field((0.9, 0.999), description="decay rates of adam's two moments")
     eps: float = Field(1e-8, gt=0, description="adam's epsilon")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient")
-    epochs: Positive | None = Field(None, description="passes over the client's data a round (1 unless steps is set)")
+    epochs: Positive | None = Field(
+        None, description="passes over the client's data a round (1 unless steps is set)"
+    )
     steps: Positive | None = Field(None, description="a fixed number of steps instead of epochs")
     batch_size: Positive | Literal["all"] = Field(32, description="examples a step; 'all' is one full batch")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate ...")
     lr_decay_every: Positive = Field(1, description="... every so many rounds")
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a step's gradient")
-    stragglers: float = Field(0.0, ge=0, le=1, description="share of a cohort that does partial work (FedProx)")
+    stragglers: float = Field(
+        0.0, ge=0, le=1, description="share of a cohort that does partial work (FedProx)"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> LocalSettings:
@@ -46,7 +50,9 @@ class LocalSettings(BaseModel):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("betas have to be at least 0 and below 1")
         if self.stragglers and self.work == 1:
-            raise ValueError("stragglers run fewer epochs than the others, so epochs (or steps) has to be above 1")
+            raise ValueError(
+                "stragglers run fewer epochs than the others, so epochs (or steps) has to be above 1"
+            )
         return self
 
     @property

@@ -76,7 +76,13 @@ class Train:
         return any((self.rule.loss, self.rule.grad, self.rule.finish))
 
     def _train(
-        self, learner: Loadable, parameters: list[Tensor], visit: Visit, client: Client, rng: Rng, state: OptimizerState
+        self,
+        learner: Loadable,
+        parameters: list[Tensor],
+        visit: Visit,
+        client: Client,
+        rng: Rng,
+        state: OptimizerState,
     ) -> tuple[float, int]:
         """The loop itself; gives the mean loss while training, and how many examples it saw."""
         settings, rule, task, module = self.settings, self.rule, self.task, learner.module

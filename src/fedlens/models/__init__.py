@@ -7,8 +7,12 @@ MODELS = Registry(
     {
         "linear": Entry("fedlens.models.simple:linear", "multinomial logistic regression on the pixels"),
         "mlp": Entry("fedlens.models.simple:mlp", "McMahan's 2NN: two hidden layers of 200 ReLU units"),
-        "small-cnn": Entry("fedlens.models.simple:small_cnn", "two 3x3 convolutions for small images such as digits"),
-        "mcmahan-cnn": Entry("fedlens.models.simple:mcmahan_cnn", "McMahan's CNN, 1,663,370 parameters at 28x28x1"),
+        "small-cnn": Entry(
+            "fedlens.models.simple:small_cnn", "two 3x3 convolutions for small images such as digits"
+        ),
+        "mcmahan-cnn": Entry(
+            "fedlens.models.simple:mcmahan_cnn", "McMahan's CNN, 1,663,370 parameters at 28x28x1"
+        ),
         "hsu-cnn": Entry("fedlens.models.simple:hsu_cnn", "hsu2019's CNN, 1,756,426 parameters on CIFAR-10"),
     },
 )

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from fedlens.core.errors import RunFailed
 from fedlens.core.modules import loadable
-from fedlens.core.protocol import Ask, Client, Evaluation, Failure, Metrics, ModelSpec, Outcome, Payload, Request
+from fedlens.core.protocol import (
+    Ask,
+    Client,
+    Evaluation,
+    Failure,
+    Metrics,
+    ModelSpec,
+    Outcome,
+    Payload,
+    Request,
+)
 from fedlens.core.seeding import Rng
 from fedlens.core.tree import Tree
 
@@ -54,7 +64,9 @@ class Evaluate:
         return Outcome({"sums": dict(sums)})
 
 
-def central(model: Tree, held: Mapping[str, int], task: Task, names: Sequence[str], stretch: int = 1000) -> Evaluation:
+def central(
+    model: Tree, held: Mapping[str, int], task: Task, names: Sequence[str], stretch: int = 1000
+) -> Evaluation:
     """Asks for the metrics of `model` on each of `names` (`@test`, ...), in stretches of `stretch` examples.
 
     The metrics are called `test_loss`, `test_accuracy` and so on. The stretches are a fixed cut, and their sums are

@@ -62,7 +62,7 @@ def test_the_revision_is_that_of_the_current_directory(repository: Path) -> None
     (repository / "a").write_text("1")
     git("add", "a")
     git("commit", "--quiet", "-m", "one")
-    git("tag", "v1-dirty")
+    git("tag", "--annotate", "--message", "one", "v1-dirty")
     revision = git("rev-parse", "HEAD")
     assert describe_environment([], 0)["git"] == {"revision": revision, "dirty": False}
     (repository / "untracked").write_text("")
