@@ -5,9 +5,9 @@ averages the weights by hand. The clients are shared out over P processes of T t
 no metrics, no client state: what is left is what this machine needs for the arithmetic. fedlens is measured as a
 ratio to it, so nothing of fedlens may be imported here.
 
-    python benchmarks/limit.py                         # every workload, in the usual arrangements
-    python benchmarks/limit.py mnist-cnn --processes 2 --threads 1 --rounds 7
-    python benchmarks/limit.py --variants linear       # which optimizer and which use of memory is fastest
+    python -m benchmarks.limit                         # every workload, in the usual arrangements
+    python -m benchmarks.limit mnist-cnn --processes 2 --threads 1 --rounds 7
+    python -m benchmarks.limit --variants linear       # which optimizer and which use of memory is fastest
 """
 
 from __future__ import annotations

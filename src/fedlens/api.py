@@ -88,8 +88,7 @@ class Experiment:
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
             with directory.lock():
                 directory.write_config(tomli_w.dumps(plain(built.config)))
-                _describe(directory, built, root)
-                return _carry_out(built, directory, progress or Silent(), None)
+                return _carry_out(built, directory, progress or Silent(), None, root)
         finally:
             engine.close()
 
@@ -102,7 +101,6 @@ def resume(
     A run that is finished is given back as it is. Raises `RunDirectoryError` where `directory` is no run, is from
     another version, or has no whole checkpoint left; `DataError` where the data are not what they were.
     """
-    from fedlens.data.partition.partition import Partition
     from fedlens.experiment import checkpoint
     from fedlens.experiment.build import build, data_directory, plan
     from fedlens.experiment.rundir import RunDir
@@ -124,16 +122,9 @@ def resume(
         try:
             _warm(engine)
             built = build(planned, root, False, engine)
-            if run.partition_path.exists():
-                before = Partition.load(run.partition_path)
-                if before.digest != built.partition.digest:
-                    raise RunDirectoryError(
-                        "the data give another partition now than when the run began, so they are not the same",
-                        where=str(run.partition_path),
-                        hint=f"point --data-dir at the data of then (it was {environment.get('data_dir', 'unknown')})",
-                    )
-            else:
-                _describe(run, built, root)
+            described = run.partition_path.exists()  # it is the last that is written before the first round
+            if described:
+                _check_same_data(run, built, environment)
             loaded = checkpoint.load_latest(run.checkpoint_path)
             for sentence in loaded.skipped if loaded else []:
                 listener.note(sentence)
@@ -145,7 +136,8 @@ def resume(
                 if standing.rows:
                     run.append_clients(standing.rows)
                 listener.note(f"going on after round {standing.round} of {config.rounds}")
-            return _carry_out(built, run, listener, standing)
+            run.summary_path.unlink(missing_ok=True)  # it tells of an end that is none any more
+            return _carry_out(built, run, listener, standing, None if described else root)
         finally:
             engine.close()
 
@@ -156,22 +148,48 @@ def _warm(engine: Any) -> None:
         engine.warm()
 
 
+def _check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]) -> None:
+    from fedlens.data.partition.partition import Partition
+    from fedlens.experiment.build import data_digest
+
+    what = None
+    if Partition.load(directory.partition_path).digest != built.partition.digest:
+        what = "the data give another partition now than when the run began"
+    elif environment.get("data_sha256", (now := data_digest(built))) != now:
+        what = "the images or labels are not those that the run began with"
+    if what is not None:
+        then = environment.get("data_dir", "unknown")
+        hint = f"point --data-dir at the data of then (it was {then}), or start a new run"
+        raise RunDirectoryError(what, where=str(directory.path), hint=hint)
+
+
 def _describe(directory: RunDir, built: Built, root: Path) -> None:
     """Writes what is known before the first round."""
+    import io
+
     import numpy as np
 
+    from fedlens.experiment.build import data_digest
     from fedlens.experiment.environment import describe_environment
+    from fedlens.experiment.files import write_atomically
     from fedlens.experiment.rundir import FORMAT
 
     command = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv and sys.argv[0] else ["python"]
     environment = describe_environment(command, built.config.seed)
-    directory.write_environment({**environment, "format": FORMAT, "data_dir": str(root.resolve())})
-    np.save(directory.class_counts_path, built.class_counts)
+    data = {"data_dir": str(root.resolve()), "data_sha256": data_digest(built)}
+    directory.write_environment({**environment, "format": FORMAT, **data})
+    np.save(counts := io.BytesIO(), built.class_counts)
+    write_atomically(directory.class_counts_path, counts.getvalue())
     built.partition.save(directory.partition_path)
 
 
-def _carry_out(built: Built, directory: RunDir, progress: Progress, standing: Standing | None) -> Result:
-    """Runs, and writes the end down whatever it is: summary, model, report."""
+def _carry_out(
+    built: Built, directory: RunDir, progress: Progress, standing: Standing | None, root: Path | None
+) -> Result:
+    """Runs, and writes the end down whatever it is: summary, model, report.
+
+    `root` is where the data are, if the directory still has to be told what is run.
+    """
     from fedlens.experiment.results import outline, summarize, write_final
     from fedlens.experiment.runner import Runner
 
@@ -179,8 +197,11 @@ def _carry_out(built: Built, directory: RunDir, progress: Progress, standing: St
     runner = Runner(built, directory, progress, standing)
     status, error = "failed", None
     try:
+        if root is not None:
+            _describe(directory, built, root)
         runner.run()
-        write_final(built, directory, runner.standing)
+        for sentence in write_final(built, directory, runner.standing):
+            progress.note(sentence)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -192,8 +213,13 @@ def _carry_out(built: Built, directory: RunDir, progress: Progress, standing: St
         error = f"{type(failure).__name__}: {failure}"
         raise
     finally:
-        summary = summarize(built, directory, runner.standing, status, error)
-        directory.write_summary(summary)
+        summary = summarize(built, directory, runner, status, error)
+        try:
+            directory.write_summary(summary)
+        except FedlensError as failure:
+            if status == "finished":
+                raise
+            progress.note(str(failure))  # what went wrong first says more
         _report(directory.path, progress)
         progress.finished(summary)
     return Result(directory.path)

@@ -27,7 +27,9 @@ from fedlens.core.tree import (
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 VALUES = st.floats(-1e6, 1e6, width=32)
 FLOATS = st.sampled_from([torch.float32, torch.float64])
-DTYPES = st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
+DTYPES = st.sampled_from(
+    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
+)
 NAMES = st.text("abc.0_", min_size=1, max_size=6)
 ROLES = st.sampled_from(["weight", "buffer", "counter", "head", "arch"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -72,7 +73,9 @@ def same(a: Any, b: Any) -> bool:
         like = isinstance(b, Tensor) and (a.dtype, a.shape) == (b.dtype, b.shape)
         return like and bits(a) == bits(b)
     if isinstance(a, np.ndarray):
-        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b) and a.shape == b.shape
+        return (
+            isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b) and a.shape == b.shape
+        )
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
@@ -113,7 +116,7 @@ def test_the_same_tensor_twice_travels_once_and_comes_back_as_one_place(value: T
 def test_no_two_tensors_share_a_byte(values: list[Tensor]) -> None:
     back, region, packer = there_and_back(values)
     spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in back if t.numel())
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     assert packer.size >= sum(end - start for start, end in spans)
     if region:
         region.close()
@@ -178,7 +181,10 @@ def test_answers_and_schemas_travel() -> None:
     assert isinstance(got[0].id, Id)
     assert same(dict(answers[0].payload["update"]), got[0].payload["update"])
     assert got[1] == answers[1]
-    assert Leaf("weight", (1,), torch.float32, True) == there_and_back(Leaf("weight", (1,), torch.float32, True))[0]
+    assert (
+        Leaf("weight", (1,), torch.float32, True)
+        == there_and_back(Leaf("weight", (1,), torch.float32, True))[0]
+    )
     assert region is not None
     region.close()
 

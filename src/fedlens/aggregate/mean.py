@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Protocol
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.core.protocol import Answer, Payload, Reduce
+from fedlens.core.folding import fold
+from fedlens.core.protocol import Answer, Reduce, Reply
 from fedlens.core.registry import Entry, Registry
 
 Weighting = Literal["examples", "uniform"]
@@ -43,6 +43,9 @@ class Aggregate(Protocol):
         ...
 
 
+_FIELDS = Reduce({"update": "sum", "buffers": "sum", "counters": "max"})
+
+
 @dataclass(frozen=True)
 class Mean:
     """sum_k n_k Delta_k / sum_k n_k over the replies that came (hsu2019 section 4.2); n_k = 1 if uniform.
@@ -53,17 +56,22 @@ class Mean:
 
     weighting: Weighting = "examples"
 
-    def reduce(self, cohort: int) -> Reduce:
-        """Blocks of one up to 63 clients, of two up to 95, and so on: enough blocks to keep 16 workers busy."""
-        return Reduce({"update": "sum", "buffers": "sum", "counters": "max"}, block=max(1, cohort // 32))
+    def reduce(self, cohort: int) -> Reduce | None:
+        """Every reply by itself below 64 clients; then blocks of two, from 96 on of three, and so on.
+
+        So there are always enough blocks for 32 workers, and a thousand small replies do not cross one by one.
+        """
+        return replace(_FIELDS, block=cohort // 32) if cohort >= 64 else None
 
     def fold(self, answers: Iterable[Answer]) -> Update | None:
-        """Adds the folded blocks up and divides by the sum of the weights."""
-        total: dict[str, Any] | None = None
+        """Adds replies or folded blocks up and divides by the sum of the weights."""
+        total: dict[str, Any] = {}
         for answer in answers:
             if answer.folded is not None:
-                total = _add(total, answer.folded)
-        if total is None:
+                fold(total, _FIELDS, answer.folded, folded=True)
+            elif isinstance(answer, Reply) and "update" in answer.payload:
+                fold(total, _FIELDS, answer.payload)
+        if not total:
             return None
         weight = total["weight"]
         return Update(
@@ -71,24 +79,6 @@ class Mean:
             {name: value / weight for name, value in total["buffers"].items()},
             total["counters"],
         )
-
-
-def _add(total: dict[str, Any] | None, folded: Payload) -> dict[str, Any]:
-    if total is None:
-        # Copied: what came may look at a worker's memory, which is wanted back.
-        trees = {
-            name: {leaf: t.clone() for leaf, t in folded[name].items()}
-            for name in ("update", "buffers", "counters")
-        }
-        return {**trees, "weight": folded["weight"]}
-    for name in ("update", "buffers"):
-        if total[name]:
-            torch._foreach_add_(list(total[name].values()), [folded[name][leaf] for leaf in total[name]])
-    total["counters"] = {
-        leaf: torch.maximum(t, folded["counters"][leaf]) for leaf, t in total["counters"].items()
-    }
-    total["weight"] += folded["weight"]
-    return total
 
 
 def mean(

@@ -14,7 +14,9 @@ from fedlens.core.protocol import Payload
 from fedlens.core.registry import Entry, Registry
 from fedlens.core.tree import Tree, add, map_tree, zeros_like
 
-Rate = Annotated[float, Field(gt=0, description="server learning rate gamma (hsu2020 section 5.1)")]
+Rate = Annotated[
+    float, Field(gt=0, allow_inf_nan=False, description="server learning rate gamma (hsu2020 section 5.1)")
+]
 
 
 class ServerStep(Protocol):

@@ -185,7 +185,7 @@ def explain(error: ValidationError, where: str = "", known: list[str] | None = N
         return ConfigError(f"there is no setting '{last}' here", where=key, hint=hint)
     if first["type"] == "missing":
         return ConfigError(
-            f"the setting '{last}' is missing", where=key, hint=f"give it a value, say with --set {key}=..."
+            f"the setting '{last}' is missing", where=key, hint=f"give it a value, say with --set {key}=VALUE"
         )
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]

@@ -8,6 +8,7 @@ aggregated differently and on purpose: weights are averaged and moved by server 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -125,7 +126,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     if not floats:
         return True
     largest = torch._foreach_norm(floats, float("inf"))
-    return all(bool(torch.isfinite(value)) for value in largest)
+    return all(math.isfinite(value.item()) for value in largest)
 
 
 def count(spec: TreeSpec) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.protocol import ClientId
+from fedlens.core.seeding import Rng
 from fedlens.data.federated import FederatedData, TensorExamples
 from fedlens.data.transforms import normalize, pad_crop_flip
 
@@ -47,18 +48,18 @@ class Holding:
             images, labels = taken.inputs, taken.targets
         return normalize(images, self.mean, self.std), labels
 
-    def batches(
-        self, size: int, generator: torch.Generator, augmenting: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, size: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches without end, one epoch after the other, each in a new order; the last of an epoch may be short.
 
-        The order of an epoch is `torch.randperm(n)` from `generator`; where one batch holds everything, the
-        order is left as it is and nothing is drawn.
+        The order of an epoch is `torch.randperm(n)` from `rng.torch("batches")`; where one batch holds everything,
+        the order is left as it is and nothing is drawn.
         """
         n = len(self)
-        count = self.examples.inputs[0].numel() if n else 0
-        if self.augment == "none" and n * count * 4 <= _WHOLE:
+        values = self.examples.inputs[0].numel() if n else 0
+        generator = rng.torch("batches")
+        if self.augment == "none" and n * values * 4 <= _WHOLE:
             yield from self._from_memory(size, generator)
+        augmenting = rng.torch("augment")
         while True:
             order = self._order(n, size, generator)
             for start in range(0, n, size):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fedlens.core.folding import fold
 from fedlens.core.protocol import (
     Answer,
     Client,
@@ -25,6 +26,8 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import Schema, finite_fault, nbytes
 from fedlens.core.seeding import Rng, Secrets
+
+_FEDLENS = str(Path(__file__).parent.parent)
 
 
 @dataclass(frozen=True)
@@ -75,19 +78,20 @@ class Site:
         """Answers neighbouring slots; with `reduce`, their folded payload stands in the last answer."""
         if reduce is None:
             return [self.answer(op, shared, item, expect) for item in items]
-        fold = Fold(reduce)
-        answers = [fold.take(self.answer(op, shared, item, expect)) for item in items]
-        answers[-1].folded = fold.result()
+        folding = Fold(reduce)
+        answers = [folding.take(self.answer(op, shared, item, expect)) for item in items]
+        answers[-1].folded = folding.result()
         return answers
 
 
 def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:
     """What is wrong with a reply besides what its schema says."""
     fault = foreign(outcome.payload)
-    if fault is None and outcome.state is not None:
-        if not isinstance(outcome.state, Mapping):
-            return f"its state is a {type(outcome.state).__name__}, not a mapping"
-        fault = foreign(outcome.state, "its state") or finite_fault(outcome.state)
+    state: Any = outcome.state
+    if fault is None and state is not None:
+        if not isinstance(state, Mapping):
+            return f"its state is a {type(state).__name__}, not a mapping"
+        fault = foreign(state, "its state") or finite_fault(state)
     if fault is None and not all(map(math.isfinite, metrics.values())):
         name = next(name for name, value in metrics.items() if not math.isfinite(value))
         fault = f"its metric '{name}' holds NaN or Inf"
@@ -129,19 +133,16 @@ def copied(value: Any) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """An exception in a client's work in one line, with the place in the code that was nearest to it.
-
-    Frames of installed libraries are passed over where there are others: the fault is seldom there.
-    """
-    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)][1:]
-    own = [place for place in places if "site-packages" not in place[0]] or places
+    """An exception in one line, with the place in a user's code that was nearest to it, if there is one."""
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(_FEDLENS)]
     where = f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
     text = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
 
 
 class Fold:
-    """Adds replies up, one by one, in the order given."""
+    """A block of replies, added up in the order given."""
 
     def __init__(self, reduce: Reduce) -> None:
         self.reduce = reduce
@@ -151,29 +152,10 @@ class Fold:
         """Adds a reply's trees to the total and takes them out of the reply; a failure passes through."""
         if isinstance(answer, Failure):
             return answer
-        weight = float(answer.payload[self.reduce.weight])
-        fold_payload(self.total, self.reduce, answer.payload, weight)
+        fold(self.total, self.reduce, answer.payload)
         rest = {name: value for name, value in answer.payload.items() if name not in self.reduce.fields}
         return Reply(answer.id, answer.client, rest, answer.metrics, answer.state, answer.nbytes)
 
     def result(self) -> Payload | None:
         """The folded payload; None where every reply of the block failed."""
         return self.total or None
-
-
-def fold_payload(total: dict[str, Any], reduce: Reduce, payload: Payload, weight: float) -> None:
-    """Adds one reply to `total`, in place: weight * tree for `sum`, leaf-wise maximum for `max`."""
-    first = not total
-    total[reduce.weight] = total.get(reduce.weight, 0.0) + weight
-    for name, how in reduce.fields.items():
-        tree: Mapping[str, torch.Tensor] = payload[name]
-        if first:
-            total[name] = {
-                leaf: value * weight if how == "sum" else value.clone() for leaf, value in tree.items()
-            }
-        elif tree and how == "sum":
-            torch._foreach_add_(
-                list(total[name].values()), [tree[leaf] for leaf in total[name]], alpha=weight
-            )
-        else:
-            total[name] = {leaf: torch.maximum(value, tree[leaf]) for leaf, value in total[name].items()}

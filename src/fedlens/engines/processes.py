@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program, Reply
 from fedlens.engines.answering import Item, copied
 from fedlens.engines.inline import Threads
+from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.shared import Packer, Pool, Region
 from fedlens.engines.workers import Nursery, Worker
 
@@ -88,6 +90,7 @@ class Processes:
         self._numbers = itertools.count(1)
         self._deaths: dict[tuple[int, int], int] = {}
         self._pool = Pool()
+        self._threads_before: int | None = None
         self._seconds = 1.0  # a task's time, smoothed: tasks are taken for long until shown otherwise
         self._reply_bytes = 0
 
@@ -102,6 +105,10 @@ class Processes:
         self._program = Region(max(packer.size, 4096))
         packer.write(self._program.view())
         self._envelope = packer.envelope
+        # What this process adds up takes one core at a time: its threads would spin where the workers compute.
+        keep_freed_memory()
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(1)
         self._workers = [self._new_worker() for _ in range(self.count)]
 
     @property
@@ -127,6 +134,9 @@ class Processes:
         self._workers = []
         self._nursery.close()
         self._pool.close()
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
         if hasattr(self, "_program"):
             self._program.close()
         jobs = {job.number: job for job in [*self._arrivals, *(task.job for task in self._tasks.values())]}

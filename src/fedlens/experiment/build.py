@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server import SERVERS
 from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.selecting import SELECTS
-from fedlens.core.errors import ConfigError
+from fedlens.core.errors import ConfigError, FedlensError
 from fedlens.core.protocol import Algorithm, Engine, FederationInfo, ModelSpec
-from fedlens.core.registry import Factory, Registry, read_settings, settings_model
+from fedlens.core.registry import Factory, Registry, settings_model
 from fedlens.core.tree import count
 from fedlens.data.datasets import DATASETS
 from fedlens.data.federated import federate
@@ -26,7 +27,9 @@ from fedlens.data.holders import Holders
 from fedlens.data.partition import PARTITIONS
 from fedlens.data.partition.partition import Partition
 from fedlens.engines import ENGINES
+from fedlens.engines.answering import told
 from fedlens.experiment.config import SLOTS, Config
+from fedlens.experiment.faults import explained, no_such_setting, refuse_loose
 from fedlens.experiment.sources import Source
 from fedlens.local.rules import RULES
 from fedlens.models import MODELS
@@ -34,17 +37,55 @@ from fedlens.tasks.classification import Classification
 
 _SLOT_REGISTRIES = {"select": SELECTS, "client": RULES, "aggregate": AGGREGATES, "server": SERVERS}
 
+# What a factory has to make, by what is used of it: a user's own file may make anything.
+_PARTS = {
+    "data.dataset": ("train", "test", "classes", "mean", "std"),
+    "data.partition": ("ids", "indices", "offsets", "digest"),
+    "algorithm": ("ops", "init", "round", "evaluate", "model"),
+    "engine": ("open", "answer", "close"),
+    "model": ("state_dict", "named_parameters"),
+    "select": ("cohort", "size"),
+    "client": ("loss", "grad", "finish"),
+    "aggregate": ("weighting", "reduce", "fold"),
+    "server": ("init", "step"),
+}
+
 
 @dataclass(frozen=True)
 class Chosen:
-    """A factory that the settings name, and its checked settings."""
+    """A factory that the settings name, and its checked settings. `key` is where they stand."""
 
     factory: Factory
     name: str
     settings: dict[str, Any]
+    key: str
+    kind: str
+    locate: Callable[[str], str]
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.factory(*arguments, **self.settings)
+        """What the factory makes. Raises `ConfigError` that says where, also where a user's own factory breaks."""
+        return self.made(lambda: self.factory(*arguments, **self.settings))
+
+    def made(self, make: Callable[[], Any]) -> Any:
+        """What `make`, which calls the factory, gives; with the same errors."""
+        try:
+            made = make()
+        except ConfigError as error:
+            raise located(error, self.key, self.locate) from error
+        except FedlensError:
+            raise
+        except Exception as error:
+            raise self._fault(f"failed: {told(error)}") from error
+        if made is None:
+            raise self._fault("gave nothing back", hint="it has to 'return' what it makes")
+        for part in _PARTS[self.key]:
+            if not hasattr(made, part):
+                raise self._fault(f"made a {type(made).__name__}, which has no '{part}'")
+        return made
+
+    def _fault(self, what: str, hint: str | None = None) -> ConfigError:
+        where = self.locate(f"{self.key}.name")
+        return ConfigError(f"the {self.kind} '{self.name}' {what}", where=where, hint=hint)
 
     def table(self) -> dict[str, Any]:
         """The table with every setting in it, as it stands in the run's config.toml."""
@@ -57,6 +98,7 @@ class Plan:
 
     config: Config
     chosen: Mapping[str, Chosen]
+    locate: Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -94,7 +136,7 @@ def plan(config: Config, source: Source) -> Plan:
         update={"dataset": chosen["data.dataset"].table(), "partition": chosen["data.partition"].table()}
     )
     rest = {key: choice.table() for key, choice in chosen.items() if "." not in key}
-    return Plan(config.model_copy(update={"data": data, **rest}), chosen)
+    return Plan(config.model_copy(update={"data": data, **rest}), chosen, source.locate)
 
 
 def _choose(registry: Registry, table: Mapping[str, Any], key: str, source: Source) -> Chosen:
@@ -104,23 +146,71 @@ def _choose(registry: Registry, table: Mapping[str, Any], key: str, source: Sour
     elif isinstance(name, str):
         factory = registry.find(name, where=source.locate(f"{key}.name"))
     else:
-        raise ConfigError(f"the name of a {registry.kind} is {name!r}, not a word", where=source.locate(key))
+        where = source.locate(f"{key}.name")
+        raise ConfigError(f"the name of the {registry.kind} is {name!r}, and has to be a word", where=where)
+    model = _settings_model(factory, name, source.locate(f"{key}.name"))
     values = {setting: value for setting, value in table.items() if setting != "name"}
     if key in source.renamed:
         # The recipe's settings were meant for the thing it named; what the new one also has is kept.
         values = {
             setting: value
             for setting, value in values.items()
-            if setting in settings_model(factory).model_fields or f"{key}.{setting}" in source.overridden
+            if setting in model.model_fields or f"{key}.{setting}" in source.overridden
         }
+    settings = _settings(model, values, key, f"the {registry.kind} '{name}'", source.locate)
+    return Chosen(factory, name, settings, key, registry.kind, source.locate)
+
+
+def _settings_model(factory: Factory, name: str, where: str) -> type[BaseModel]:
     try:
-        return Chosen(factory, name, read_settings(factory, values, key))
-    except ConfigError as error:
-        raise ConfigError(error.what, where=source.locate(error.where or key), hint=error.hint) from None
+        return settings_model(factory)
+    except Exception as error:
+        raise ConfigError(
+            f"the settings of '{name}' cannot be read off its signature: {type(error).__name__}: {error}",
+            where=where,
+            hint="a setting is a keyword-only parameter with a type: def make(parts, *, mu: float = 0.1)",
+        ) from error
+
+
+def _settings(
+    model: type[BaseModel], values: Mapping[str, Any], key: str, thing: str, locate: Callable[[str], str]
+) -> dict[str, Any]:
+    known = list(model.model_fields)
+    for name in values:
+        if name not in known:
+            raise no_such_setting(name, locate(f"{key}.{name}"), known, thing)
+    try:
+        checked = model.model_validate(dict(values))
+    except ValidationError as error:
+        raise explained(error, values, key, locate, lambda _: known) from None
+    found = {name: getattr(checked, name) for name in known}
+    # An infinite alpha is the prior itself (hsu2020 appendix B.1).
+    refuse_loose(values, found, key, locate, finite=key != "data.partition")
+    return found
+
+
+def located(error: ConfigError, key: str, locate: Callable[[str], str]) -> ConfigError:
+    """The same error, with the file and line of the setting that it names, `key` being the table that it is in."""
+    name = error.where or ""
+    full = name if name.partition(".")[0] in Config.model_fields else ".".join(filter(None, [key, name]))
+    return ConfigError(error.what, where=locate(full) if full else None, hint=error.hint)
 
 
 def build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None = None) -> Built:
-    """Loads the data, scatters it, and makes the algorithm and the engine."""
+    """Loads the data, scatters it, and makes the algorithm and the engine.
+
+    Raises `ConfigError` where the settings do not fit the data or each other, and `DataError` where the data are
+    missing or damaged.
+    """
+    try:
+        return _build(planned, data_dir, download, engine)
+    except ConfigError as error:
+        if error.where is None or error.where.partition(".")[0] not in Config.model_fields:
+            raise
+        raise located(error, "", planned.locate) from error
+
+
+def _build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None) -> Built:
     config, chosen = planned.config, planned.chosen
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
     data, partition = federate(
@@ -152,11 +242,11 @@ def build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None =
         config.evaluation.batch_size,
         **{slot: chosen[slot]() for slot in SLOTS if slot in chosen},
     )
+    chosen["model"].made(model.build)
     parameters = count(parts.spec)
     algorithm = chosen["algorithm"](parts)
-    _check_algorithm(algorithm, chosen["algorithm"].name)
     select = getattr(algorithm, "select", None)
-    size = select.size(federation) if select is not None else None
+    size = select.size(federation) if select is not None and hasattr(select, "size") else None
     return Built(
         config,
         holders,
@@ -170,6 +260,17 @@ def build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None =
         task,
         size,
     )
+
+
+def data_digest(built: Built) -> str:
+    """SHA-256 in hexadecimal of the images and labels that are trained and tested on."""
+    data = built.holders.data
+    hashed = hashlib.sha256()
+    for split in (data.train, data.test):
+        for tensor in (split.inputs, split.targets):
+            hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            hashed.update(tensor.contiguous().numpy().data)
+    return hashed.hexdigest()
 
 
 def measure(config: Config, federation: FederationInfo) -> Sequence[str]:
@@ -189,19 +290,4 @@ def data_directory(given: Path | None) -> Path:
     return Path(os.environ.get("FEDLENS_DATA") or "~/.cache/fedlens").expanduser()
 
 
-def _check_algorithm(algorithm: object, name: str) -> None:
-    for part in ("ops", "init", "round", "evaluate", "model"):
-        if not hasattr(algorithm, part):
-            raise ConfigError(
-                f"the algorithm '{name}' made a {type(algorithm).__name__}, which has no '{part}'",
-                where="algorithm.name",
-                hint="see the page 'add an algorithm'",
-            )
-    if not inspect.isgeneratorfunction(algorithm.round):  # type: ignore[attr-defined]
-        raise ConfigError(
-            f"the algorithm '{name}' has a round() that is no generator of asks", where="algorithm.name",
-            hint="it has to 'yield' at least one Ask",
-        )  # fmt: skip
-
-
-__all__ = ["Built", "Chosen", "Plan", "build", "data_directory", "measure", "plan"]
+__all__ = ["Built", "Chosen", "Plan", "build", "data_digest", "data_directory", "measure", "plan"]

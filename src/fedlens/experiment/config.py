@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fedlens.core.errors import ConfigError, nearest
-from fedlens.core.registry import explain
 from fedlens.core.seeds import derive
+from fedlens.experiment.faults import explained, refuse_loose
 from fedlens.local.settings import LocalSettings
 
 
@@ -18,7 +17,7 @@ def _named(value: Any) -> Any:
     if isinstance(value, str) or (callable(value) and not isinstance(value, Mapping)):
         return {"name": value}
     if isinstance(value, Mapping) and "name" not in value:
-        raise ValueError("the table has no 'name'")
+        raise ValueError("the table needs a 'name'")
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -127,24 +126,16 @@ def read_config(values: Mapping[str, Any], locate: Callable[[str], str] = str) -
     thing (a partition, an algorithm) are checked when it is built, before any work starts.
     """
     try:
-        return Config.model_validate(dict(values))
+        config = Config.model_validate(dict(values))
     except ValidationError as error:
-        raise _explain(error, locate) from None
+        raise explained(error, values, "", locate, _fields_at) from None
+    refuse_loose(values, config, "", locate, finite=True)
+    return config
 
 
-def _explain(error: ValidationError, locate: Callable[[str], str]) -> ConfigError:
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
-    found = explain(error)
-    if first["type"] == "extra_forbidden":
-        known = _fields_at(path[:-1])
-        found = ConfigError(found.what, where=found.where, hint=nearest(path[-1], known))
-    return ConfigError(found.what, where=locate(".".join(path)), hint=found.hint)
-
-
-def _fields_at(path: list[str]) -> list[str]:
+def _fields_at(key: str) -> list[str]:
     model: type[BaseModel] = Config
-    for part in path:
+    for part in key.split(".") if key else ():
         annotation = model.model_fields[part].annotation
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []

@@ -14,7 +14,7 @@ from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.runner import Standing
+from fedlens.experiment.runner import Runner, Standing
 from fedlens.models import MODELS
 
 
@@ -36,10 +36,10 @@ def outline(built: Built, directory: RunDir) -> dict[str, Any]:
 
 
 def summarize(
-    built: Built, directory: RunDir, standing: Standing | None, status: str, error: str | None
+    built: Built, directory: RunDir, runner: Runner, status: str, error: str | None
 ) -> dict[str, Any]:
     """summary.json."""
-    config, metrics = built.config, directory.read_metrics()
+    config, metrics, standing = built.config, directory.read_metrics(), runner.standing
     evaluated = [line for line in metrics if any(name.startswith("test_") for name in line)]
     totals = {
         name: sum(line.get(name) or 0 for line in metrics)
@@ -55,9 +55,7 @@ def summarize(
         "final": evaluated[-1] if evaluated else None,
         "best": standing.best if standing else None,
         "totals": {"seconds": metrics[-1]["elapsed"] if metrics else 0.0, **totals},
-        "failures": {client: dict(reasons) for client, reasons in standing.failures.items()}
-        if standing
-        else {},
+        "failures": {client: dict(reasons) for client, reasons in runner.failures.items()},
         "partition": {
             "clients": len(built.partition),
             "examples": int(built.partition.sizes().sum()),
@@ -78,13 +76,26 @@ def emd(built: Built) -> float:
     return float(built.partition.emd(built.holders.data.train.targets.numpy()))
 
 
-def write_final(built: Built, directory: RunDir, standing: Standing | None) -> None:
-    """model.safetensors and best.safetensors: the last model and that of the best round, ready to be used."""
+def write_final(built: Built, directory: RunDir, standing: Standing | None) -> list[str]:
+    """model.safetensors and best.safetensors: the last model and that of the best round, ready to be used.
+
+    Gives back what there is to say: a best checkpoint that is damaged costs its model, and not the run.
+    """
     assert standing is not None
     _write_model(built, directory.model_path, standing.state)
-    if standing.best is not None:
-        path = checkpoint.path_of(directory.checkpoint_path, standing.best["round"])
-        _write_model(built, best_path(directory), checkpoint.load(path).payload["state"])
+    if standing.best is None:
+        return []
+    path = checkpoint.path_of(directory.checkpoint_path, standing.best["round"])
+    try:
+        state = (
+            standing.state
+            if standing.best["round"] == standing.round
+            else checkpoint.load(path).payload["state"]
+        )
+    except RunDirectoryError as error:
+        return [f"best.safetensors was not written: {error}"]
+    _write_model(built, best_path(directory), state)
+    return []
 
 
 def best_path(directory: RunDir) -> Path:

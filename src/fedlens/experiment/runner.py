@@ -59,6 +59,8 @@ class Runner:
     ) -> None:
         self.built, self.directory, self.progress = built, directory, progress
         self.standing = standing
+        # By client and reason; unlike the standing's, with those of a round that came to nothing.
+        self.failures = {} if standing is None else standing.failures
         self._elapsed = 0.0 if standing is None else self._elapsed_before()
         self._best: Standing | None = None  # as it stood at the best round, until it is saved
         self._saved_at = time.monotonic()
@@ -96,8 +98,8 @@ class Runner:
         began = time.perf_counter()
         state = gate.drive(self.built.algorithm.round(self._reached.state, self._context(round)), round)
         seconds = time.perf_counter() - began
-        if tally.clients == 0 or not math.isfinite(tally.sums.get("loss", 0.0)):
-            self._count(tally)
+        if (tally.failed and tally.clients == 0) or not math.isfinite(tally.sums.get("loss", 0.0)):
+            self.failures = self._with(tally)
             raise hopeless(round, tally, self.built.config.local.lr)
         self._measured(round, state, gate, tally, seconds)
         if time.monotonic() - self._saved_at >= self.built.config.checkpoint.seconds:
@@ -111,13 +113,13 @@ class Runner:
             gate.tally = Tally()
             measured = gate.drive(self.built.algorithm.evaluate(state, self._context(round)), round)
             if round and not math.isfinite(measured.get("test_loss", 0.0)):
-                self._count(tally)
+                self.failures = self._with(tally)
                 raise diverged(round, config.local.lr)
         line = self._line(round, measured, tally, seconds)
         rows = self._client_lines(round, tally) if config.record.clients else []
-        failures, best = self._count(tally), self._better(line)
+        best, self.failures = self._better(line), self._with(tally)
         # From here on the round counts: a run that is stopped below writes the lines when it is resumed.
-        self.standing = Standing(round, state, gate.states.snapshot(), line, rows, best, failures)
+        self.standing = Standing(round, state, gate.states.snapshot(), line, rows, best, self.failures)
         if best and best["round"] == round:
             self._best = self.standing
         self.directory.append_metrics(line)
@@ -136,7 +138,7 @@ class Runner:
         return {
             "round": round,
             **measured,
-            "local_loss": tally.sums["loss"] / examples if examples else None,
+            "local_loss": tally.sums["loss"] / examples if examples and "loss" in tally.sums else None,
             "clients": tally.clients,
             "failed": tally.failed,
             "examples": int(examples),
@@ -163,14 +165,12 @@ class Runner:
     def _name(self, client: ClientId) -> str:
         return client if isinstance(client, str) else self.built.partition.ids[client]
 
-    def _count(self, tally: Tally) -> dict[str, Counter[str]]:
+    def _with(self, tally: Tally) -> dict[str, Counter[str]]:
         """The failures so far, by client and reason, with this round's."""
         before = self.standing.failures if self.standing else {}
         failures = {client: Counter(reasons) for client, reasons in before.items()}
         for client, reasons in tally.failures.items():
             failures.setdefault(self._name(client), Counter()).update(reasons)
-        if self.standing is not None:
-            self.standing.failures = failures
         return failures
 
     def _better(self, line: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.seeds import derive
 
 _RECIPES = Path(__file__).resolve().parent.parent / "recipes"
-_TABLE = re.compile(r"\s*\[([^\[\]]+)\]")
+_TABLE = re.compile(r"\s*\[([A-Za-z0-9_. -]+)\]\s*(#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
 
 
@@ -35,12 +35,15 @@ class Source:
         'my.toml, line 12: local.lr'
         """
         parts = key.split(".")
-        for length in range(len(parts), 0, -1):
-            prefix = ".".join(parts[:length])
-            if prefix in self.overridden:
-                return f"--set {key}"
-            if prefix in self.lines and self.path is not None:
-                return f"{self.path}, line {self.lines[prefix]}: {key}"
+        prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        if not self.overridden.isdisjoint(prefixes):
+            return f"--set {key}"
+        line = next((self.lines[prefix] for prefix in prefixes if prefix in self.lines), None)
+        if line is not None and self.path is not None:
+            return f"{self.path}, line {line}: {key}"
+        below = sorted(given for given in self.overridden if given.startswith(f"{key}."))
+        if below:
+            return f"--set {below[0]}"
         return f"{self.path}: {key}" if self.path else key
 
 
@@ -64,6 +67,12 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
     Raises `ConfigError` where the file is not there or is no TOML (with the line), or an override is not `key=value`.
     """
     path = Path(recipe_or_file)
+    if path.is_dir() and recipe_or_file not in recipes():
+        run = (path / "config.toml").is_file()
+        raise ConfigError(
+            f"{path} is a directory, not a recipe or a file",
+            hint=f"'fedlens resume {path}' goes on with the run in it" if run else "name a TOML file in it",
+        )
     looks_like_file = path.suffix == ".toml" or path.is_file()
     if not looks_like_file:
         path = recipe_path(recipe_or_file)
@@ -137,7 +146,7 @@ def _lines(text: str) -> dict[str, int]:
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
-        if match := _TABLE.match(line):
+        if match := _TABLE.fullmatch(line):
             table = match[1].strip()
             lines.setdefault(table, number)
         elif match := _KEY.match(line):

@@ -44,7 +44,8 @@ def _sgd(settings: LocalSettings, lr: float, state: OptimizerState) -> Step:
                 gradients = list(torch._foreach_add(gradients, state["momentum"], alpha=momentum))
             else:
                 gradients = state["momentum"]
-        torch._foreach_add_(parameters, gradients, alpha=-lr)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.add_(gradient, alpha=-lr)
 
     return step
 

@@ -73,9 +73,17 @@ def plain() -> ClientRule:
     return ClientRule()
 
 
-def proximal(
-    *, mu: Annotated[float, Field(ge=0, description="weight of the proximal term")] = 0.01
-) -> ClientRule:
+Mu = Annotated[
+    float,
+    Field(
+        ge=0,
+        allow_inf_nan=False,
+        description="weight of the proximal term; 0 is FedAvg, ghaemi2022 takes 3",
+    ),
+]
+
+
+def proximal(*, mu: Mu = 0.01) -> ClientRule:
     """FedProx: F_k(w) + mu/2 ||w - w^t||^2 (ghaemi2022 Algorithm 2), whose gradient adds mu (w - w^t).
 
     >>> visit = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)

@@ -18,7 +18,7 @@ class LocalSettings(BaseModel):
     (80, 0.1)
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="sgd, or adam (chen2022 table 6)")
     lr: float = Field(gt=0, description="learning rate in the first round")

@@ -87,27 +87,27 @@ class Train:
         """The loop itself; gives the mean loss while training, and how many examples it saw."""
         settings, rule, task, module = self.settings, self.rule, self.task, learner.module
         step = optimizer(settings, visit.lr, state)
+        # The same memory without history: changing it in place needs no leave from autograd.
+        weights = [p.detach() for p in parameters]
         module.train()
-        size = settings.batch(len(client.data))
-        batches = client.data.batches(size, rng.torch("batches"), rng.torch("augment"))
-        total: Tensor | float = 0.0
-        seen = 0
+        batches = client.data.batches(settings.batch(len(client.data)), rng)
+        losses: list[Tensor] = []
+        counts: list[int] = []
         for inputs, targets in islice(batches, visit.steps):
             outputs = module(inputs)
             loss = task.loss(outputs, targets)
             if rule.loss is not None:
                 loss = rule.loss(loss, outputs, targets, visit)
-            # A parameter that the loss does not depend on has a gradient of zero.
-            gradients = list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
-            with torch.no_grad():
-                if rule.grad is not None:
-                    gradients = rule.grad(gradients, parameters, visit)
-                if settings.clip_norm is not None:
-                    gradients = clip(gradients, settings.clip_norm)
-                step(parameters, gradients)
-                total = total + loss.detach() * len(targets)
-            seen += len(targets)
-        return float(total) / seen, seen
+            gradients = _gradients(loss, parameters)
+            if rule.grad is not None:
+                gradients = rule.grad(gradients, weights, visit)
+            if settings.clip_norm is not None:
+                gradients = clip(gradients, settings.clip_norm)
+            step(weights, gradients)
+            losses.append(loss.detach())
+            counts.append(len(targets))
+        seen = sum(counts)
+        return float(torch.stack(losses).double() @ torch.tensor(counts, dtype=torch.float64)) / seen, seen
 
     def _finish(
         self, parameters: list[Tensor], visit: Visit, state: OptimizerState
@@ -125,6 +125,12 @@ class Train:
             "weight": NumberField(above=0, most=most if self.weighting == "examples" else 1.0),
         }
         return Schema(fields | dict(self.rule.expect(spec)) if self.rule.expect else fields)
+
+
+def _gradients(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    """The gradient of each parameter; zero for one that the loss does not depend on."""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
 
 
 def _copies(learner: Loadable, role: Literal["buffer", "counter"]) -> dict[str, Tensor]:

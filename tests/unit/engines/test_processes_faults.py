@@ -270,20 +270,6 @@ def test_replies_that_are_kept_stay_as_they_were(gate: Gate) -> None:
     assert all(torch.equal(torch.as_tensor(a), b) for a, b in zip(kept, copies, strict=True))
 
 
-def test_arrays_that_are_kept_stay_as_they_were(gate: Gate) -> None:
-    import numpy as np
-
-    kept = []
-    for round in range(1, 9):
-        array = np.full(2000, round, np.int64)
-        for answer in answers_to(gate, ask([{"more": {"array": array}}] * 4), round):
-            assert isinstance(answer, Reply)
-            kept.append((round, answer.payload["array"]))
-        del answer
-        gc.collect()
-    assert all((array == round).all() for round, array in kept)
-
-
 def test_memory_does_not_grow_from_round_to_round(gate: Gate) -> None:
     def rounds(first: int, last: int) -> int:
         for round in range(first, last):

@@ -56,6 +56,11 @@ def test_the_example_bounds_what_a_client_sends() -> None:
     assert all(torch.equal(leaf, torch.zeros_like(leaf)) for leaf in still["update"].values())
 
 
+def test_the_page_shows_the_file_that_is_tested() -> None:
+    page = (ROOT / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
+    assert f'\n--8<-- "examples/{EXAMPLE.name}"\n' in page
+
+
 def test_the_page_of_settings_has_every_setting() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == rendered(page), "run: python tests/unit/house/settings_tables.py"
@@ -65,7 +70,8 @@ def _commands() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
-            found += [(page.name, line[2:].strip()) for line in block.splitlines() if line.startswith("$ ")]
+            lines = re.sub(r"\\\n\s*", "", block).splitlines()
+            found += [(page.name, line[2:].strip()) for line in lines if line.startswith("$ ")]
     return found
 
 

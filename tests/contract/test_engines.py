@@ -1,0 +1,165 @@
+"""What an engine must not change: weights, metrics and client states are those of `inline`, to the bit."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlens.api import Experiment, resume
+from tests.contract.contract_kit import (
+    ALGORITHMS,
+    INLINE,
+    PARTITIONS,
+    USERS,
+    Stopping,
+    experiment,
+    failures,
+    outcome,
+    settings,
+    weights,
+)
+
+MANY = {"select": {"name": "uniform"}}  # everyone: more clients than workers
+
+
+def workers(count: int, threads: int = 1) -> dict:
+    return {"name": "processes", "workers": count, "threads": threads}
+
+
+# Each algorithm with another partition, so that a run of the table says something of both.
+PAIRS = list(zip(ALGORITHMS, [*PARTITIONS, *PARTITIONS], strict=False))
+
+
+@pytest.mark.parametrize(("algorithm", "partition"), PAIRS)
+def test_processes_give_the_bits_of_inline(algorithm: str, partition: str, tmp_path) -> None:
+    """With dropout, batch normalization, augmentation, a frozen layer and momentum in one."""
+    inline = experiment(algorithm, partition, rounds=2).run(tmp_path / "inline")
+    shared = experiment(algorithm, partition, rounds=2, engine=workers(2)).run(tmp_path / "processes")
+    assert outcome(inline) == outcome(shared)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_number_of_workers_does_not_show(count: int, tmp_path) -> None:
+    inline = experiment("fedavgm", "dirichlet", rounds=2, **MANY).run(tmp_path / "inline")
+    shared = experiment("fedavgm", "dirichlet", rounds=2, engine=workers(count), **MANY).run(
+        tmp_path / "shared"
+    )
+    assert outcome(inline) == outcome(shared)
+
+
+@pytest.mark.parametrize(("told", "drivers"), [(1, 2), (2, 1)])
+def test_the_servers_sums_have_the_threads_that_the_engine_says(told: int, drivers: int, tmp_path) -> None:
+    """`centred` sums many numbers at the server, where the driver's own threads would show."""
+    torch.set_num_threads(drivers)  # the fixture of tests/conftest.py sets it back
+    runs = [
+        experiment("centred", engine=engine, model="mlp", rounds=2).run(tmp_path / str(engine["name"]))
+        for engine in ({"name": "inline", "threads": told}, workers(1, told))
+    ]
+    assert torch.get_num_threads() == drivers
+    assert outcome(runs[0]) == outcome(runs[1])
+
+
+def test_a_cohort_that_is_folded_at_the_workers_gives_the_same_bits(tmp_path) -> None:
+    """Blocks of two; client 0 holds nothing and client 1, in the same block, one example."""
+    changes = {
+        "data": {"dataset": "digits", "partition": {"name": f"{USERS}:uneven", "clients": 80}},
+        "select": {"name": "fixed", "clients": list(range(75))},
+        "rounds": 2,
+    }
+    runs = [
+        experiment("fedavg", engine=engine, **changes).run(tmp_path / str(at))
+        for at, engine in enumerate([INLINE, workers(2)])
+    ]
+    assert outcome(runs[0]) == outcome(runs[1])
+    assert runs[0].metrics[-1]["clients"] == 74
+
+
+@pytest.mark.parametrize("algorithm", ["centralized", "remembering"])
+def test_processes_resume_exactly_also_on_the_other_engine(algorithm: str, tmp_path) -> None:
+    """Both keep a state at a client, which crosses rounds, workers and the interruption."""
+    whole = outcome(experiment(algorithm, "shards").run(tmp_path / "whole"))
+    directory = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        experiment(algorithm, "shards", engine=workers(2)).run(directory, progress=Stopping(2))
+    assert outcome(resume(directory)) == whole
+
+
+def test_a_missing_client_is_the_same_on_both(tmp_path) -> None:
+    flaky = settings(rounds=2, **MANY) | {"algorithm": {"name": f"{USERS}:flaky", "client": 4}}
+    inline = Experiment(**flaky).run(tmp_path / "inline")
+    shared = Experiment(**flaky | {"engine": workers(2)}).run(tmp_path / "shared")
+    assert outcome(inline) == outcome(shared)
+    assert failures(shared) == {"4": {"ConnectionError: no answer": 2}}
+
+
+SCRIPT = """
+    import sys
+    from dataclasses import dataclass, field
+    from functools import partial
+    from pathlib import Path
+
+    import torch
+
+    import fedlens
+    from fedlens.algorithms.averaging import averaging
+    from fedlens.local.rules import ClientRule
+
+    ANCHOR = torch.tensor(0.25)
+
+
+    @dataclass(frozen=True)
+    class Shrinking:
+        lr: float
+        seen: list = field(default_factory=list)
+
+        def init(self, weights):
+            return {}
+
+        def step(self, weights, update, state):
+            return {n: (1 - 1e-3) * weights[n] - self.lr * update[n] for n in weights}, state
+
+
+    def mine(parts, *, pull: float = 0.1):
+        def grad(gradients, parameters, visit):
+            return [g + pull * ANCHOR * (p - a) for g, p, a in zip(gradients, parameters, visit.anchor)]
+
+        return averaging(parts, client=ClientRule(grad=grad), server=Shrinking(0.9))
+
+
+    if __name__ == "__main__":
+        for engine in ({"name": "inline"}, {"name": "processes", "workers": 2}):
+            experiment = fedlens.Experiment(
+                rounds=2,
+                data={"dataset": "digits", "partition": {"name": "iid", "clients": 4}},
+                model="small-cnn",
+                local={"lr": 0.1, "momentum": 0.9},
+                algorithm={"name": mine, "pull": 0.5},
+                engine=engine,
+            )
+            result = experiment.run(Path(sys.argv[1]) / engine["name"])
+            assert result.summary["status"] == "finished"
+"""
+
+
+def test_an_algorithm_of_a_script_runs_on_both_engines(tmp_path: Path) -> None:
+    """It is defined in `__main__`, closes over a tensor, and no worker runs the script again."""
+    from fedlens.api import load_result
+
+    script = tmp_path / "mine.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    path = os.pathsep.join(filter(None, ["src", os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    inline, shared = (load_result(tmp_path / name) for name in ("inline", "processes"))
+    assert weights(inline) == weights(shared)
+    assert [m["test_loss"] for m in inline.metrics] == [m["test_loss"] for m in shared.metrics]

@@ -1,0 +1,177 @@
+"""Every algorithm with every kind of partition: what has to hold for all of them."""
+
+import math
+
+import pytest
+import torch
+
+from fedlens.algorithms import ALGORITHMS as REGISTERED
+from fedlens.api import Experiment, resume
+from fedlens.core.gate import Gate
+from fedlens.core.protocol import ClientStates, Program, RoundContext
+from fedlens.core.schema import tensors_in
+from fedlens.core.seeding import Rng
+from fedlens.core.tree import digest
+from fedlens.data.partition import PARTITIONS as REGISTERED_PARTITIONS
+from fedlens.data.partition.partition import Partition
+from fedlens.experiment.build import build, plan
+from tests.contract.contract_kit import (
+    ALGORITHMS,
+    PARTITIONS,
+    USERS,
+    Stopping,
+    experiment,
+    failures,
+    lines,
+    outcome,
+    separable,
+    settings,
+)
+
+EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+def test_the_table_has_every_algorithm_and_every_partition() -> None:
+    assert {row["name"] for row in ALGORITHMS.values()} >= set(REGISTERED)
+    assert {row["name"] for row in PARTITIONS.values()} >= set(REGISTERED_PARTITIONS)
+
+
+@EVERY
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_it_learns_a_separable_problem(algorithm: str, partition: str, tmp_path) -> None:
+    result = separable(algorithm, partition).run(tmp_path / "run")
+    assert all(math.isfinite(line["test_loss"]) for line in result.metrics)
+    assert all(math.isfinite(line["local_loss"]) for line in result.metrics[1:])
+    first, last = result.metrics[0], result.metrics[-1]
+    assert result.summary["status"] == "finished"
+    assert last["test_accuracy"] >= 0.9
+    assert last["test_loss"] < first["test_loss"] / 2
+
+
+@EVERY
+def test_the_seed_decides_everything(algorithm: str, tmp_path) -> None:
+    made = experiment(algorithm, "dirichlet", rounds=2)
+    first = outcome(made.run(tmp_path / "first"))
+    torch.manual_seed(1234)  # the state of the process has no say
+    assert outcome(made.run(tmp_path / "second")) == first
+    other = outcome(made.with_settings("seed=1").run(tmp_path / "other"))
+    assert other[0] != first[0]
+
+
+@pytest.mark.parametrize("seed", ["initialization", "selection", "training", "partition"])
+def test_each_seed_has_its_own_say(seed: str, tmp_path) -> None:
+    base = experiment("fedavg", "dirichlet", rounds=1)
+    first = base.run(tmp_path / "first")
+    other = base.with_settings(f"seeds.{seed}=7").run(tmp_path / "other")
+    assert outcome(other)[0] != outcome(first)[0]
+    same_start = lines(other)[0] == lines(first)[0]
+    assert same_start == (seed != "initialization")
+    digests = [r.summary["partition"]["digest"] for r in (first, other)]
+    assert (digests[0] == digests[1]) == (seed != "partition")
+
+
+@EVERY
+def test_it_resumes_exactly(algorithm: str, tmp_path) -> None:
+    made = experiment(algorithm, "shards", rounds=4)
+    whole = outcome(made.run(tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        made.run(tmp_path / "stopped", progress=Stopping(2))
+    assert outcome(resume(tmp_path / "stopped")) == whole
+
+
+@pytest.mark.parametrize("stop", [0, 4])
+def test_it_resumes_exactly_from_before_the_first_and_after_the_last_round(stop: int, tmp_path) -> None:
+    made = experiment("remembering", "shards", rounds=4)
+    whole = outcome(made.run(tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        made.run(tmp_path / "stopped", progress=Stopping(stop))
+    assert outcome(resume(tmp_path / "stopped")) == whole
+
+
+def test_it_resumes_exactly_when_it_is_interrupted_again_and_again(tmp_path) -> None:
+    made = experiment("fedavgm", "shards", rounds=4, checkpoint={"seconds": 0})
+    whole = outcome(made.run(tmp_path / "whole"))
+    directory = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        made.run(directory, progress=Stopping(0))
+    for stop in (1, 2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            resume(directory, progress=Stopping(stop))
+    assert outcome(resume(directory)) == whole
+
+
+@EVERY
+def test_it_leaves_its_inputs_untouched(algorithm: str, tmp_path) -> None:
+    made = experiment(algorithm, "iid")
+    built = build(plan(made.config, made._source), tmp_path, download=False)
+    data = built.holders.data
+
+    def fingerprint() -> str:
+        held = {"train": data.train.inputs, "labels": data.train.targets, "test": data.test.inputs}
+        return digest({**held, "test labels": data.test.targets, "indices": data.indices})
+
+    before, states = fingerprint(), ClientStates()
+    built.engine.open(Program(built.algorithm.ops, built.holders, 0), states)
+    try:
+        gate = Gate(built.engine, states)
+        state = built.algorithm.init(built.model, built.federation)
+        kept = []
+        for round in (1, 2, 3):
+            context = RoundContext(round, 3, built.federation, Rng((0, "round", round)))
+            gate.drive(built.algorithm.evaluate(state, context), round)
+            kept += [(t, t.clone()) for t in tensors_in([state, states.snapshot()])]
+            state = gate.drive(built.algorithm.round(state, context), round)
+        gate.drive(built.algorithm.evaluate(state, context), 3)
+    finally:
+        built.engine.close()
+    assert len(kept) > 20
+    assert all(torch.equal(now, then) for now, then in kept)
+    assert fingerprint() == before
+
+
+FAMILY = [name for name, row in ALGORITHMS.items() if row["name"] in ("fedavg", "fedavgm", "fedprox")]
+
+
+@pytest.mark.parametrize("inner", sorted({ALGORITHMS[name]["name"] for name in FAMILY}))
+def test_it_survives_a_missing_client_as_if_it_were_not_there(inner: str, tmp_path) -> None:
+    flaky = {"name": f"{USERS}:flaky", "inner": inner, "client": 1}
+    there = {"name": "fixed", "clients": [0, 4, 1]}
+    result = Experiment(**settings(rounds=3) | {"algorithm": flaky, "select": there}).run(
+        tmp_path / "missing"
+    )
+    rest = {"algorithm": inner, "select": {"name": "fixed", "clients": [0, 4]}}
+    other = Experiment(**settings(rounds=3) | rest).run(tmp_path / "without")
+    assert failures(result) == {"1": {"ConnectionError: no answer": 3}}
+    assert [line["failed"] for line in result.metrics] == [0, 1, 1, 1]
+    assert [line["clients"] for line in result.metrics] == [0, 2, 2, 2]
+    assert outcome(result)[0] == outcome(other)[0]
+    measured = [[(m["test_loss"], m["test_accuracy"]) for m in r.metrics] for r in (result, other)]
+    assert measured[0] == measured[1]
+
+
+@EVERY
+def test_it_survives_a_client_with_one_example_and_one_with_none(algorithm: str, tmp_path) -> None:
+    select = {} if algorithm == "centralized" else {"select": {"name": "fixed", "clients": [0, 1, 2]}}
+    result = experiment(algorithm, "uneven", rounds=2, **select).run(tmp_path / "run")
+    assert all(math.isfinite(line["test_loss"]) for line in result.metrics)
+    if algorithm == "centralized":
+        assert result.metrics[-1]["examples"] == result.summary["partition"]["examples"]
+    else:
+        assert failures(result) == {"0": {"ValueError: the client holds no example": 2}}
+        sizes = Partition.load(result.directory / "partition.npz").sizes()
+        assert sizes[:2].tolist() == [0, 1]
+        assert result.metrics[-1]["examples"] == sizes[1] + sizes[2]
+
+
+def test_one_clients_loss_that_is_no_number_does_not_end_the_run(tmp_path) -> None:
+    mumbling = {"algorithm": {"name": f"{USERS}:mumbling", "client": 4}, "select": {"name": "all"}}
+    result = Experiment(**settings(rounds=2) | mumbling).run(tmp_path / "run")
+    assert result.summary["status"] == "finished"
+    assert math.isfinite(result.metrics[-1]["test_loss"])
+
+
+def test_uniform_selection_passes_over_a_client_that_holds_nothing(tmp_path) -> None:
+    made = experiment("fedavg", "uneven", rounds=2, select={"name": "uniform"})
+    result = made.run(tmp_path / "run")
+    assert [line["clients"] for line in result.metrics[1:]] == [5, 5]
+    assert result.summary["failures"] == {}

@@ -1,0 +1,122 @@
+"""A user's own file: a model, a partition and algorithms that fedlens does not have."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.core.protocol import Client, Outcome, Payload
+from fedlens.core.seeding import Rng
+from fedlens.data.partition.partition import Partition
+from fedlens.local.rules import ClientRule, Tensors, Visit
+from fedlens.local.training import Train
+
+
+def norm_net(input_shape: Sequence[int], classes: int, *, width: int = 6) -> nn.Module:
+    """Batch normalization, dropout, and a frozen layer."""
+    channels, height, long = input_shape
+    module = nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.Dropout(0.25),
+        nn.Conv2d(width, width, 1),
+        nn.Flatten(),
+        nn.Linear(width * height * long, classes),
+    )
+    module[4].requires_grad_(False)
+    return module
+
+
+def uneven(labels: np.ndarray, seed: int, *, clients: int = 5) -> Partition:
+    """Client 0 holds nothing, client 1 one example, the others share the rest."""
+    owners = 2 + np.random.default_rng(seed).permutation(len(labels)) % (clients - 2)
+    owners[3] = 1
+    return Partition.of_owners(owners, clients, spec={"name": "uneven", "clients": clients, "seed": seed})
+
+
+def remembering(parts: Parts, *, pull: float = 0.1) -> Averaging:
+    """A client is also pulled to where it ended the last time: a state at the client."""
+    return averaging(parts, client=ClientRule(grad=partial(pulled, pull=pull), finish=remember))
+
+
+def pulled(gradients: Tensors, parameters: Tensors, visit: Visit, *, pull: float) -> Tensors:
+    last = visit.state.get("last", visit.anchor)
+    return [g + pull * (p - w) for g, p, w in zip(gradients, parameters, last, strict=True)]
+
+
+def remember(parameters: Tensors, visit: Visit) -> tuple[Mapping[str, Any], Payload]:
+    times = visit.state.get("times", 0) + 1
+    return {}, {"last": [p.clone() for p in parameters], "times": times}
+
+
+@dataclass(frozen=True)
+class Centred:
+    """A server step along the update less a share of its mean, which is a sum over all weights at the server."""
+
+    share: float
+
+    def init(self, weights: Mapping[str, Tensor]) -> Payload:
+        return {"steps": 0}
+
+    def step(
+        self, weights: Mapping[str, Tensor], update: Mapping[str, Tensor], state: Payload
+    ) -> tuple[dict[str, Tensor], Payload]:
+        row = torch.cat([value.flatten() for value in update.values()])
+        middle = self.share * row.sum() / len(row)
+        return {n: weights[n] - (update[n] - middle) for n in weights}, {"steps": state["steps"] + 1}
+
+
+def centred(parts: Parts, *, share: float = 1.0) -> Averaging:
+    """FedAvg with a centred step."""
+    return averaging(parts, server=Centred(share))
+
+
+@dataclass(frozen=True)
+class Flaky:
+    """Local training that is never heard of at one client."""
+
+    inner: Train
+    client: int
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        if client.id == self.client:
+            raise ConnectionError("no answer")
+        return self.inner(payload, client, rng)
+
+    def expect(self, *given: Any, **named: Any) -> Any:
+        return self.inner.expect(*given, **named)
+
+
+@dataclass(frozen=True)
+class Mumbling:
+    """Local training whose reported loss at one client is not a number; its update is good."""
+
+    inner: Train
+    client: int
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        outcome = self.inner(payload, client, rng)
+        loss = float("nan") if client.id == self.client else outcome.metrics["loss"]
+        return outcome._replace(metrics={**outcome.metrics, "loss": loss})
+
+    def expect(self, *given: Any, **named: Any) -> Any:
+        return self.inner.expect(*given, **named)
+
+
+def mumbling(parts: Parts, *, client: int = 1) -> Any:
+    """FedAvg with a client that reports a loss which is not a number."""
+    made = ALGORITHMS.find("fedavg")(parts)
+    return replace(made, train=Mumbling(made.train, client))
+
+
+def flaky(parts: Parts, *, inner: str = "fedavg", client: int = 1) -> Any:
+    """Any algorithm of the family, with a client that is missing."""
+    made = ALGORITHMS.find(inner)(parts)
+    return replace(made, train=Flaky(made.train, client))

@@ -1,0 +1,120 @@
+"""A run that dies and is resumed, again and again, in one process that has imported everything once.
+
+Reads a plan, JSON, from standard input: a list of lives. Each is a forked `fedlens` command with the `args` given,
+or with `"auto"` for `run` the first time and `resume` from then on, and with
+
+- `call`, `signal`: the signal it gets right before its n-th step in writing to disk (a sync, a rename, a tensor);
+- `after`, `signal`: the signal it gets so many seconds after it began, or, with `lines`, after so many rounds of its
+  own were written to metrics.jsonl in `out`;
+- `limit`: the largest file that it may write, in bytes.
+
+Writes a line of JSON for each: how it ended, in what time, and what it said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fedlens.report.page
+from fedlens import api
+from fedlens.cli.main import app
+from fedlens.experiment import build, checkpoint, environment, files, results, runner, tensorfile
+
+PRELOADED = (api, build, checkpoint, environment, files, results, runner, fedlens.report.page)
+
+
+def arguments(life: dict[str, Any]) -> list[str]:
+    if life["args"] != "auto":
+        return list(life["args"])
+    out = Path(life["out"])
+    if (out / "config.toml").exists():
+        return ["resume", str(out), "--json"]
+    shutil.rmtree(out, ignore_errors=True)
+    return ["run", "run.toml", "--out", str(out), "--json"]
+
+
+def dying_at(call: int, number: int) -> None:
+    """Sends this process the signal right before the call-th step of writing."""
+    count = 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **more: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == call:
+                os.kill(os.getpid(), number)
+            return function(*arguments, **more)
+
+        return step
+
+    os.fsync, os.rename, os.replace = map(counted, (os.fsync, os.rename, os.replace))
+    tensorfile.raw = counted(tensorfile.raw)
+
+
+def live(life: dict[str, Any]) -> None:
+    """The child's whole life; does not return."""
+    if "limit" in life:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (life["limit"], resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    if "call" in life:
+        dying_at(life["call"], getattr(signal, life["signal"]))
+    sys.argv = ["fedlens", *arguments(life)]
+    code: Any = 0
+    try:
+        app(prog_name="fedlens")
+    except SystemExit as end:
+        code = end.code or 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(code))
+
+
+def lines(life: dict[str, Any]) -> int:
+    try:
+        return (Path(life["out"]) / "metrics.jsonl").read_bytes().count(b"\n")
+    except (OSError, KeyError):
+        return 0
+
+
+def outcome(life: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        began, before = time.monotonic(), lines(life)
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            live(life)
+        waiting = "after" in life
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if waiting and ("lines" not in life or lines(life) >= before + life["lines"]):
+                time.sleep(life["after"])
+                waiting = False
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, getattr(signal, life["signal"]))
+            time.sleep(0.002)
+        status = os.waitstatus_to_exitcode(ended[1])
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read().decode())
+        return {"code": status, "seconds": time.monotonic() - began, "out": said[0], "err": said[1]}
+
+
+def main() -> None:
+    for life in json.loads(sys.stdin.readline()):
+        print(json.dumps(outcome(life)), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Runs for the tests of faults: a small experiment with state everywhere, and what two runs of it must share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedlens.experiment import checkpoint
+from fedlens.experiment.payload import encode
+
+ROOT = Path(__file__).parents[2]
+
+OWN = '''
+"""An algorithm whose clients remember something, and whose server too."""
+
+import torch
+
+from fedlens.aggregate.server import momentum
+from fedlens.algorithms.averaging import Parts, averaging
+from fedlens.local.rules import ClientRule
+
+
+def lean(gradients, parameters, visit):
+    past = visit.state.get("past")
+    return gradients if past is None else list(torch._foreach_add(gradients, past, alpha=0.05))
+
+
+def remember(parameters, visit):
+    past = torch._foreach_sub(visit.anchor, parameters)
+    return {}, {"past": list(past), "visits": visit.state.get("visits", 0) + 1}
+
+
+def stateful(parts: Parts):
+    return averaging(parts, client=ClientRule(grad=lean, finish=remember), server=momentum(momentum=0.5))
+'''
+
+TOML = """
+name = "faults"
+seed = 3
+rounds = {rounds}
+
+[data]
+dataset = "digits"
+partition = {{ name = "dirichlet", clients = 8, alpha = 0.5 }}
+validation = 0.1
+
+[model]
+name = "small-cnn"
+width = 4
+
+[select]
+clients_per_round = 4
+
+[algorithm]
+name = "own.py:stateful"
+
+[local]
+lr = 0.05
+epochs = {epochs}
+
+[engine]
+name = "{engine}"
+
+[evaluation]
+every = 2
+
+[checkpoint]
+seconds = 0
+
+[record]
+clients = true
+"""
+
+
+def experiment(directory: Path, engine: str = "inline", rounds: int = 6, epochs: int = 1) -> Path:
+    """Writes the experiment's two files."""
+    (directory / "own.py").write_text(OWN, encoding="utf-8")
+    workers = "processes\"\nworkers = 2\nthreads = \"1" if engine == "processes" else engine
+    (directory / "run.toml").write_text(TOML.format(engine=workers, rounds=rounds, epochs=epochs), encoding="utf-8")
+    return directory / "run.toml"
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "PYTHONWARNINGS": "error"}
+
+
+def fedlens(*arguments: str, cwd: Path, **more: Any) -> subprocess.Popen[str]:
+    """`fedlens ...` as a process of its own, in a process group of its own."""
+    code = "from fedlens.cli.main import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **more,
+    )
+
+
+@contextmanager
+def lives(cwd: Path) -> Iterator[Any]:
+    """A function that takes a plan and gives back how each of its lives ended; see `tests.faults.lives`."""
+
+    def play(plan: list[dict[str, Any]], *, prefix: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        done = subprocess.run(
+            [*prefix, sys.executable, "-m", "tests.faults.lives"],
+            cwd=cwd,
+            env=environment(),
+            input=json.dumps(plan) + "\n",
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    yield play
+
+
+def sha(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """All of a run's results that another run of the same must share: to the bit, wall times aside."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"], line["elapsed"]
+    summary = json.loads((run / "summary.json").read_text())
+    for name in ("run_id", "directory"):
+        del summary[name]
+    for part in (summary["totals"], summary["final"] or {}):
+        for name in ("seconds", "elapsed"):
+            part.pop(name, None)
+    last = checkpoint.load_latest(run / "checkpoint")
+    assert last is not None
+    last.payload["line"] = None  # has the wall times
+    structure, tensors = encode(last.payload)
+    return {
+        "model": sha(run / "model.safetensors") if (run / "model.safetensors").exists() else None,
+        "best": sha(run / "best.safetensors") if (run / "best.safetensors").exists() else None,
+        "metrics": lines,
+        "clients": (run / "clients.jsonl").read_text() if (run / "clients.jsonl").exists() else None,
+        "summary": summary,
+        "checkpoints": sorted(path.name for path in (run / "checkpoint").iterdir()),
+        "state": json.dumps(structure),
+        "tensors": checkpoint.weights_digest(tensors),
+    }
+
+
+def summary(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found

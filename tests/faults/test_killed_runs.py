@@ -1,0 +1,155 @@
+"""Runs that are killed, interrupted, or run out of disk, and go on to the numbers of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.run_kit import experiment, fedlens, lives, outcome, summary
+
+ROUNDS = 6
+
+
+def plain(name: str = "ref") -> dict[str, Any]:
+    return {"args": ["run", "run.toml", "--out", name, "--json"]}
+
+
+def auto(**how: Any) -> dict[str, Any]:
+    return {"args": "auto", "out": "broken", **how}
+
+
+def at_random(number: str) -> list[dict[str, Any]]:
+    """Ten ends: at some moment after each of the rounds 0 to 4, and, before each of these, at one before any round."""
+    draw = random.Random(number)
+    plan = []
+    for _ in range(ROUNDS - 1):
+        plan += [auto(after=draw.uniform(0.0, 0.3), signal=number)]
+        plan += [auto(lines=1, after=draw.uniform(0.0, 0.1), signal=number)]
+    return plan
+
+
+def test_killed_at_each_step_of_writing_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Each life gets one step further: before, in and after the saves of the first rounds, and of the last ones."""
+    experiment(tmp_path, rounds=ROUNDS)
+    steps = [*range(1, 40, 2), *range(2, 40, 4), 60, 80, 50, 40, 70, 30]
+    with lives(tmp_path) as play:
+        first, *rest = play([plain(), *(auto(call=n, signal="SIGKILL") for n in steps), auto()])
+    assert first["code"] == 0, first["err"]
+    codes = [life["code"] for life in rest]
+    assert codes[-1] == 0, rest[-1]["err"]
+    assert codes.count(-signal.SIGKILL) >= 20, codes
+    assert set(codes) <= {0, -signal.SIGKILL}, rest
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref")
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    experiment(tmp_path, rounds=ROUNDS, epochs=4)
+    with lives(tmp_path) as play:
+        first, second, *rest = play([plain(), plain("again"), *at_random("SIGKILL"), auto()])
+    assert (first["code"], second["code"], rest[-1]["code"]) == (0, 0, 0), rest[-1]["err"]
+    assert [life["code"] for life in rest].count(-signal.SIGKILL) >= 8, [life["code"] for life in rest]
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref") == outcome(tmp_path / "again")
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_interrupted_at_random_moments_it_says_how_to_go_on(tmp_path: Path, number: str) -> None:
+    experiment(tmp_path, rounds=ROUNDS, epochs=4)
+    with lives(tmp_path) as play:
+        first, *rest = play([plain(), *at_random(number), auto()])
+    assert first["code"] == rest[-1]["code"] == 0, rest[-1]["err"]
+    codes = [life["code"] for life in rest]
+    assert set(codes) <= {0, 130, -getattr(signal, number)}, codes  # the last: not yet in fedlens, or not any more
+    told = [life for life in rest if life["code"] == 130 and life["err"]]
+    assert len(told) >= 5, codes
+    for life in told:
+        assert "Traceback" not in life["err"]
+        last = life["err"].rstrip().splitlines()[-1]
+        if life["out"]:
+            assert json.loads(life["out"])["status"] == "interrupted"
+            assert last == "interrupted: continue with: fedlens resume broken"
+        else:
+            assert last == "interrupted: nothing was started"
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref")
+
+
+@pytest.mark.parametrize("call", [9, 13, 17, 21])
+def test_interrupted_in_mid_save_it_goes_on(tmp_path: Path, call: int) -> None:
+    experiment(tmp_path, rounds=3)
+    with lives(tmp_path) as play:
+        first, stopped, resumed = play([plain(), auto(call=call, signal="SIGINT"), auto()])
+    assert (first["code"], stopped["code"], resumed["code"]) == (0, 130, 0), stopped["err"]
+    assert summary(tmp_path / "broken")["status"] == "finished"
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref")
+
+
+def test_real_processes_with_workers_killed_and_interrupted(tmp_path: Path) -> None:
+    """The whole of it once, as a person would see it: own processes, local workers, kill, Ctrl-C, terminate."""
+    experiment(tmp_path, "processes", rounds=8, epochs=3)
+    plan = [(2, signal.SIGKILL, -9), (4, signal.SIGINT, 130), (5, signal.SIGTERM, 130), (None, None, 0)]
+    for at, (round, number, code) in enumerate(plan):
+        arguments = ["resume", "broken"] if at else ["run", "run.toml", "--out", "broken"]
+        process = fedlens(*arguments, cwd=tmp_path)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if round is not None and line.startswith(f"round {round}/"):
+                time.sleep(0.03)
+                (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
+                break
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+        assert "Traceback" not in err
+        if code == 130:
+            assert err == "interrupted: continue with: fedlens resume broken\n"
+            assert summary(tmp_path / "broken")["status"] == "interrupted"
+    # The other engine gives the same numbers without any of it, and says another name.
+    experiment(tmp_path, "inline", rounds=8, epochs=3)
+    with lives(tmp_path) as play:
+        (first,) = play([plain()])
+    assert first["code"] == 0, first["err"]
+    broken, ref = outcome(tmp_path / "broken"), outcome(tmp_path / "ref")
+    assert (broken["summary"].pop("engine"), ref["summary"].pop("engine")) == ("processes", "inline")
+    assert broken == ref
+
+
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    experiment(tmp_path, rounds=ROUNDS)
+    with lives(tmp_path) as play:
+        first, killed = play([plain(), auto(call=40, signal="SIGKILL")])
+        before = sorted(path.name for path in (tmp_path / "broken/checkpoint").iterdir() if "." not in path.name)
+        full, resumed = play([auto(limit=12_000), auto()])
+    assert (first["code"], killed["code"], full["code"], resumed["code"]) == (0, -9, 1, 0), (full, resumed)
+    assert before
+    assert full["err"].startswith("error: the checkpoint of round ") or "error: the checkpoint of round" in full["err"]
+    assert "fedlens resume broken" in full["err"]
+    assert "Traceback" not in full["err"]
+    told = json.loads(full["out"])
+    assert told["status"] == "failed"
+    assert "could not be written" in told["error"]
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref")
+
+
+def test_a_small_file_system_that_is_full(tmp_path: Path) -> None:
+    """The real thing, where one may be mounted: a run on a disk of its own that somebody else fills."""
+    mount = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+    small = tmp_path / "small"
+    small.mkdir()
+    script = f'mount -t tmpfs -o size=1m tmpfs "{small}" || exit 77; "$@"; code=$?; cp -r "{small}/." "{tmp_path}/kept"; exit $code'
+    if shutil.which("unshare") is None or os.system(f"unshare --user --map-root-user --mount true 2>/dev/null"):
+        pytest.skip("no small file system can be mounted here")
+    experiment(tmp_path, rounds=40)
+    out = str(small / "run")
+    with lives(tmp_path) as play:
+        (life,) = play(
+            [{"args": ["run", "run.toml", "--out", out, "--json", "--set", "model.width=64"]}],
+            prefix=(*mount, script, "sh"),
+        )
+    assert life["code"] == 1, life
+    assert "the disk is full, so " in life["err"]
+    assert "Traceback" not in life["err"]

@@ -1,0 +1,99 @@
+"""Registries: names to factories, files of the user, settings read off a signature."""
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.registry import Entry, Registry, load_file, load_target, read_settings, settings_model
+
+THINGS = Registry(
+    "thing",
+    {
+        "ordered": Entry("collections:OrderedDict", "keeps order"),
+        "bag": Entry("collections:Counter", "counts"),
+    },
+)
+
+
+def factory(
+    handed: object,
+    *,
+    size: Annotated[int, Field(ge=1)],
+    kind: Literal["soft", "hard"] = "soft",
+    rate: float | None = None,
+) -> tuple:
+    return handed, size, kind, rate
+
+
+def test_a_name_is_found_and_a_wrong_one_answered_with_the_nearest() -> None:
+    assert THINGS.find("bag").__name__ == "Counter"
+    assert list(THINGS) == ["ordered", "bag"]
+    assert THINGS.rows() == [("ordered", "keeps order"), ("bag", "counts")]
+    with pytest.raises(ConfigError) as caught:
+        THINGS.find("orderd", where="x.name")
+    assert str(caught.value) == "there is no thing 'orderd' (x.name); did you mean 'ordered'."
+
+
+def test_a_users_file_is_loaded_once(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import itertools\nCALLS = []\nCALLS.append(1)\ndef make(): return 'made'\nNUMBER = 3\n")
+    assert THINGS.find(f"{file}:make")() == "made"
+    assert load_file(file) is load_file(file)
+    assert load_file(file).CALLS == [1]
+    assert load_target(f"{file}:NUMBER") == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        ("{0}/absent.py:make", "is not there"),
+        ("{0}/mine.py:mak", "has nothing called 'mak'"),
+        ("{0}/mine.py:NUMBER", "is int, not a function that makes a thing"),
+        ("{0}/broken.py:make", "importing {0}/broken.py failed: ZeroDivisionError"),
+        ("no_such_package.module:make", "importing no_such_package.module failed"),
+    ],
+)
+def test_what_can_be_wrong_with_a_users_file(target: str, what: str, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text("def make(): pass\nNUMBER = 3\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(ConfigError) as caught:
+        THINGS.find(target.format(tmp_path), where="x.name")
+    assert what.format(tmp_path) in str(caught.value)
+    assert "x.name" in str(caught.value)
+
+
+def test_a_file_that_failed_is_tried_again(tmp_path) -> None:
+    file = tmp_path / "later.py"
+    file.write_text("1 / 0\n")
+    with pytest.raises(ConfigError):
+        load_target(f"{file}:x")
+    file.write_text("x = 5  # put right, and longer than before\n")
+    assert load_target(f"{file}:x") == 5
+
+
+def test_settings_are_the_keyword_only_parameters_with_their_defaults() -> None:
+    assert read_settings(factory, {"size": 3}, "t") == {"size": 3, "kind": "soft", "rate": None}
+    assert set(settings_model(factory).model_fields) == {"size", "kind", "rate"}
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({}, "the setting 'size' is missing (t.size); give it a value, say with --set t.size=VALUE."),
+        ({"size": 0}, "'size' is 0: input should be greater than or equal to 1 (t.size)."),
+        ({"size": 1, "sise": 2}, "there is no setting 'sise' here (t.sise); did you mean 'size'."),
+        ({"size": 1, "kind": "sof"}, "'kind' is 'sof': input should be 'soft' or 'hard' (t.kind)."),
+        ({"size": "many"}, "(t.size)"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_with_its_key(values, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_settings(factory, values, "t")
+    assert sentence in str(caught.value)
+
+
+def test_handed_in_parameters_are_no_settings() -> None:
+    with pytest.raises(ConfigError, match="handed"):
+        read_settings(factory, {"size": 1, "handed": 2}, "t")

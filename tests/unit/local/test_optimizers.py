@@ -1,0 +1,90 @@
+"""Local optimizers against torch.optim: the same bits for SGD, the last bits for Adam."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from fedlens.local.optimizers import clip, optimizer
+from fedlens.local.settings import LocalSettings
+
+STEPS = 25
+
+
+def gradients(dtype: torch.dtype) -> list[list[torch.Tensor]]:
+    g = torch.Generator().manual_seed(0)
+    shapes = [(7, 5), (5,), (3, 2, 3, 3), ()]
+    return [[torch.randn(s, generator=g, dtype=dtype) for s in shapes] for _ in range(STEPS)]
+
+
+def ours(settings: LocalSettings, start: list[torch.Tensor], course) -> tuple[list[torch.Tensor], dict]:
+    weights, state = [w.clone() for w in start], {}
+    step = optimizer(settings, settings.lr, state)
+    for gradient in course:
+        before = [g.clone() for g in gradient]
+        step(weights, gradient)
+        assert all(torch.equal(a, b) for a, b in zip(before, gradient, strict=True))  # inputs stay
+    return weights, state
+
+
+def torchs(make, start: list[torch.Tensor], course) -> list[torch.Tensor]:
+    weights = [w.clone().requires_grad_() for w in start]
+    step = make(weights)
+    for gradient in course:
+        for w, g in zip(weights, gradient, strict=True):
+            w.grad = g.clone()
+        step.step()
+    return [w.detach() for w in weights]
+
+
+SGD = [
+    dict(zip(("momentum", "nesterov", "weight_decay"), row, strict=True))
+    for row in itertools.product((0.0, 0.9), (False, True), (0.0, 0.01))
+    if row[0] or not row[1]
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("how", SGD, ids=str)
+def test_sgd_gives_the_bits_of_torch(how, dtype) -> None:
+    start, *course = gradients(dtype)
+    weights, _ = ours(LocalSettings(lr=0.05, **how), start, course)
+    reference = torchs(lambda p: torch.optim.SGD(p, lr=0.05, **how), start, course)
+    assert all(torch.equal(a, b) for a, b in zip(weights, reference, strict=True))
+
+
+@pytest.mark.parametrize("how", [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.8), "eps": 1e-3}], ids=str)
+def test_adam_agrees_with_torch(how) -> None:
+    start, *course = gradients(torch.float64)
+    weights, state = ours(LocalSettings(optimizer="adam", lr=0.05, **how), start, course)
+    reference = torchs(lambda p: torch.optim.Adam(p, lr=0.05, **how), start, course)
+    torch.testing.assert_close(weights, reference, rtol=1e-12, atol=1e-14)
+    assert state["steps"][0] == STEPS - 1
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_the_state_is_all_that_has_to_be_kept(name: str) -> None:
+    settings = LocalSettings(lr=0.05, **({"momentum": 0.9} if name == "sgd" else {"optimizer": "adam"}))
+    start, *course = gradients(torch.float32)
+    whole, _ = ours(settings, start, course)
+    half, state = ours(settings, start, course[:10])
+    copied = {kind: [t.clone() for t in tensors] for kind, tensors in state.items()}
+    step = optimizer(settings, 0.05, copied)
+    for gradient in course[10:]:
+        step(half, gradient)
+    assert all(torch.equal(a, b) for a, b in zip(half, whole, strict=True))
+
+
+@pytest.mark.parametrize("largest", [0.1, 3.0, 1e6])
+def test_clipping_is_that_of_torch(largest: float) -> None:
+    given = gradients(torch.float64)[0]
+    parameters = [nn.Parameter(g.clone()) for g in given]
+    for p, g in zip(parameters, given, strict=True):
+        p.grad = g.clone()
+    nn.utils.clip_grad_norm_(parameters, largest)
+    clipped = clip(given, largest)
+    torch.testing.assert_close(clipped, [p.grad for p in parameters], rtol=1e-12, atol=0)
+    total = torch.cat([g.flatten() for g in clipped]).norm()
+    assert total <= largest * (1 + 1e-9)
+    assert all(torch.equal(a, b) for a, b in zip(clipped, given, strict=True)) == (largest == 1e6)

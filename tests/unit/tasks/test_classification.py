@@ -1,0 +1,37 @@
+"""Classification: cross-entropy and accuracy, in sums that add up."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from fedlens.tasks.classification import Classification
+
+TASK = Classification()
+
+
+def test_the_loss_is_the_mean_cross_entropy_in_nats() -> None:
+    even = torch.zeros(5, 4)
+    assert TASK.loss(even, torch.tensor([0, 1, 2, 3, 0])).item() == torch.tensor(4.0).log().item()
+    g = torch.Generator().manual_seed(0)
+    logits, y = torch.randn(7, 3, generator=g), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    by_hand = -(logits.log_softmax(1)[torch.arange(7), y]).mean()
+    torch.testing.assert_close(TASK.loss(logits, y), by_hand)
+
+
+def test_sums_add_up_over_batches_of_any_size() -> None:
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(10, 3, generator=g, dtype=torch.float64)
+    y = torch.randint(0, 3, (10,), generator=g)
+    total: dict[str, float] = {}
+    for part in (slice(0, 1), slice(1, 8), slice(8, 10)):
+        for name, value in TASK.sums(logits[part], y[part]).items():
+            total[name] = total.get(name, 0.0) + value
+    measured = TASK.metrics(total)
+    assert math.isclose(measured["loss"], F.cross_entropy(logits, y).item(), rel_tol=1e-12)
+    assert measured["accuracy"] == (logits.argmax(1) == y).double().mean().item()
+    assert set(measured) == {"loss", "accuracy"}
+
+
+def test_the_score_is_one_of_the_metrics() -> None:
+    assert TASK.score in TASK.metrics(TASK.sums(torch.zeros(1, 2), torch.tensor([0])))

@@ -1,0 +1,77 @@
+"""The central evaluation: every example once, whatever the cut, and failures that end the run."""
+
+import math
+
+import pytest
+import torch
+
+from fedlens.core.errors import RunFailed
+from fedlens.core.gate import Gate
+from fedlens.core.protocol import Client, ClientStates, Program
+from fedlens.core.seeding import Rng, Secrets
+from fedlens.core.tree import tree_of
+from fedlens.engines.inline import inline
+from fedlens.tasks.classification import Classification
+from fedlens.tasks.evaluation import Evaluate, central
+from tests.identity.identity_kit import Points, model, world
+
+TASK, SPEC = Classification(), model(norm=True, dropout=0.5)
+POOLED = world().pooled()
+
+
+class Held:
+    def holder(self, name: str) -> Points:
+        return {"@test": POOLED, "@validation": Points(POOLED.inputs[:4], POOLED.targets[:4])}[name]
+
+
+def measure(names, stretch: int = 1000, batch: int = 500, held=None) -> dict[str, float]:
+    engine, states = inline(), ClientStates()
+    engine.open(Program({"evaluate": Evaluate(SPEC, TASK, batch)}, Held(), 0), states)
+    try:
+        held = held or {"@test": len(POOLED), "@validation": 4}
+        return Gate(engine, states).drive(central(tree_of(SPEC.build()), held, TASK, names, stretch), 0)
+    finally:
+        engine.close()
+
+
+def expected(points: Points) -> dict[str, float]:
+    module = SPEC.build().eval()  # running statistics, no dropout
+    with torch.no_grad():
+        logits = module(points.inputs)
+    loss = torch.nn.functional.cross_entropy(logits, points.targets).item()
+    return {"loss": loss, "accuracy": (logits.argmax(1) == points.targets).double().mean().item()}
+
+
+@pytest.mark.parametrize("stretch", [1, 7, 35, 1000])
+@pytest.mark.parametrize("batch", [1, 3, 500])
+def test_every_example_counts_once_whatever_the_cut(stretch: int, batch: int) -> None:
+    measured = measure(["@test"], stretch, batch)
+    right = expected(POOLED)
+    assert measured["test_accuracy"] == right["accuracy"]
+    assert math.isclose(measured["test_loss"], right["loss"], rel_tol=1e-12)
+
+
+def test_each_holder_has_its_own_metrics() -> None:
+    measured = measure(["@test", "@validation"])
+    assert set(measured) == {"test_loss", "test_accuracy", "validation_loss", "validation_accuracy"}
+    right = expected(Held().holder("@validation"))
+    assert measured["validation_accuracy"] == right["accuracy"]
+
+
+def test_evaluating_changes_neither_statistics_nor_inputs() -> None:
+    tree, scratch = tree_of(SPEC.build()), {}
+    before = {name: value.clone() for name, value in tree.items()}
+    client = Client("@test", POOLED, {}, Secrets((0,)), scratch, torch.device("cpu"))
+    Evaluate(SPEC, TASK, 5)({"model": tree, "start": 0, "stop": 35}, client, Rng((0,)))
+    assert all(torch.equal(tree[n], v) for n, v in before.items())
+    (learner,) = scratch.values()
+    assert all(torch.equal(v, before[n]) for n, v in learner.module.state_dict().items())
+
+
+def test_an_evaluation_that_fails_ends_the_run_with_the_reason() -> None:
+    with pytest.raises(RunFailed, match="evaluating the model on @train failed: KeyError"):
+        measure(["@train"], held={"@train": 5})
+
+
+def test_a_holder_without_examples_has_no_loss() -> None:
+    assert math.isnan(measure(["@test"], held={"@test": 0})["test_loss"])
