@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fedlens.core.errors import FedlensError, RunDirectoryError
 from fedlens.experiment.config import Config, plain, read_config
 from fedlens.experiment.progress import Progress, Silent
-from fedlens.experiment.sources import Source, override, read_source
+from fedlens.experiment.sources import Source, key_lines, override, read_source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,7 +108,8 @@ def resume(
 
     run = RunDir.open(Path(directory))
     listener = progress or Silent()
-    source = Source(run.read_config(), run.config_path)
+    values = run.read_config()
+    source = Source(values, run.config_path, key_lines(run.config_path.read_text(encoding="utf-8")))
     config = read_config(source.values, source.locate)
     with run.lock():
         summary = run.read_summary()

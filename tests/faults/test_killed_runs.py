@@ -75,18 +75,24 @@ def test_interrupted_at_random_moments_it_says_how_to_go_on(tmp_path: Path, numb
             assert json.loads(life["out"])["status"] == "interrupted"
             assert last == "interrupted: continue with: fedlens resume broken"
         else:
-            assert last == "interrupted: nothing was started"
+            assert last in ("interrupted: nothing was started", "interrupted")
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref")
 
 
-@pytest.mark.parametrize("call", [9, 13, 17, 21])
-def test_interrupted_in_mid_save_it_goes_on(tmp_path: Path, call: int) -> None:
+def test_interrupted_in_mid_save_it_goes_on(tmp_path: Path) -> None:
     experiment(tmp_path, rounds=3)
+    calls = range(8, 34, 3)
+    plan = [how for n in calls for how in (auto(call=n, signal="SIGINT"), auto())]
+    for at, life in enumerate(plan):
+        life["out"] = f"broken {at // 2}"
     with lives(tmp_path) as play:
-        first, stopped, resumed = play([plain(), auto(call=call, signal="SIGINT"), auto()])
-    assert (first["code"], stopped["code"], resumed["code"]) == (0, 130, 0), stopped["err"]
-    assert summary(tmp_path / "broken")["status"] == "finished"
-    assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref")
+        first, *rest = play([plain(), *plan])
+    assert first["code"] == 0, first["err"]
+    assert [life["code"] for life in rest] == [130, 0] * len(calls), rest
+    for at in range(len(calls)):
+        run = tmp_path / f"broken {at}"
+        assert summary(run)["status"] == "finished"
+        assert outcome(run) == outcome(tmp_path / "ref")
 
 
 def test_real_processes_with_workers_killed_and_interrupted(tmp_path: Path) -> None:

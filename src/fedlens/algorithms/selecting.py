@@ -109,7 +109,13 @@ def everyone() -> Everyone:
     return Everyone()
 
 
-def fixed(*, clients: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]) -> Fixed:
+def fixed(
+    *,
+    clients: Annotated[
+        list[Annotated[int, Field(ge=0)]],
+        Field(min_length=1, description="their rows in the partition; one may stand twice"),
+    ],
+) -> Fixed:
     """The same clients every round."""
     return Fixed(tuple(clients))
 

@@ -105,10 +105,11 @@ class Processes:
         self._program = Region(max(packer.size, 4096))
         packer.write(self._program.view())
         self._envelope = packer.envelope
-        # What this process adds up takes one core at a time: its threads would spin where the workers compute.
+        # What the server computes has the threads that the engine says, as with `inline`, so that it gets the same
+        # bits; and with the usual one thread it does not spin where the workers compute.
         keep_freed_memory()
         self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(self._nursery.threads)
         self._workers = [self._new_worker() for _ in range(self.count)]
 
     @property

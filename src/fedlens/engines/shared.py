@@ -113,7 +113,7 @@ class Packer:
 
     def _place(self, value: Any) -> tuple[Any, ...] | None:
         about: tuple[Any, ...]
-        if isinstance(value, Tensor):
+        if type(value) is Tensor:  # a Parameter pickles itself, around a tensor that comes here
             kind, size, about = "t", value.numel() * value.element_size(), (tuple(value.shape), value.dtype)
         elif isinstance(value, np.ndarray) and value.dtype.kind in "iufb" and value.nbytes >= _LARGE:
             kind, size, about = "a", value.nbytes, (value.shape, value.dtype.str)

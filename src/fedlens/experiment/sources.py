@@ -87,7 +87,7 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
         raise ConfigError(f"the file is not TOML: {error}", where=str(path)) from None
     except OSError as error:
         raise ConfigError(f"the file cannot be read: {error.strerror}", where=str(path)) from None
-    return override(Source(values, path, _lines(text)), overrides)
+    return override(Source(values, path, key_lines(text)), overrides)
 
 
 def override(source: Source, overrides: Sequence[str]) -> Source:
@@ -141,7 +141,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _lines(text: str) -> dict[str, int]:
+def key_lines(text: str) -> dict[str, int]:
     """The line of each table and key, as far as keys stand at the beginning of a line."""
     lines: dict[str, int] = {}
     table = ""

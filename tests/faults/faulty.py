@@ -1,0 +1,140 @@
+"""A user's own file: an algorithm of which some clients answer wrongly, and an engine that answers twice.
+
+`faults` names, for each of the clients numbered from `first` on, what is wrong with its reply.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens.aggregate.server import Plain, momentum
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.core.protocol import Client, Op, Outcome, Payload
+from fedlens.core.seeding import Rng
+from fedlens.engines.inline import inline
+
+NAME = "1.weight"  # of the linear model
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _update(change: Callable[[torch.Tensor], Any]) -> Change:
+    return lambda reply: {**reply, "update": {**reply["update"], NAME: change(reply["update"][NAME])}}
+
+
+def _raise(reply: dict[str, Any]) -> dict[str, Any]:
+    raise RuntimeError("the camera is broken")
+
+
+def _one_nan(tensor: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone()
+    changed[-1, -1] = math.nan
+    return changed
+
+
+FAULTS: dict[str, tuple[Change, str]] = {
+    "nan": (_update(_one_nan), "update holds NaN or Inf"),
+    "inf": (_update(lambda t: t * math.inf), "update holds NaN or Inf"),
+    "shape": (_update(lambda t: t.T), f"update.{NAME} has shape (64, 10) where (10, 64) is expected"),
+    "one": (_update(lambda t: t[:1, 0]), f"update.{NAME} has shape (1,) where (10, 64) is expected"),
+    "dtype": (_update(lambda t: t.double()), f"update.{NAME} is torch.float64 where torch.float32 is expected"),
+    "leaf missing": (lambda r: {**r, "update": {NAME: r["update"][NAME]}}, "update lacks 1.bias"),
+    "leaf extra": (lambda r: {**r, "update": {**r["update"], "2.bias": torch.ones(1)}}, "update has an extra 2.bias"),
+    "missing": (lambda r: {n: v for n, v in r.items() if n != "update"}, "update is missing"),
+    "extra": (lambda r: {**r, "note": 1}, "there is an extra note"),
+    "zero": (lambda r: {**r, "weight": 0.0}, "weight is 0, outside (0, {most}]"),
+    "negative": (lambda r: {**r, "weight": -r["weight"]}, "weight is -{weight}, outside (0, {most}]"),
+    "nan weight": (lambda r: {**r, "weight": math.nan}, "weight is nan"),
+    "absurd": (lambda r: {**r, "weight": 1e30}, "weight is 1e+30, outside (0, {most}]"),
+    "raises": (_raise, "RuntimeError: the camera is broken (faulty.py, line {line})"),
+}
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """Local training, and then the fault; where there is a file `cured` nothing is wrong any more."""
+
+    train: Op
+    first: int
+    faults: tuple[str, ...]
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        outcome = self.train(payload, client, rng)
+        at = int(client.id) - self.first
+        if at < 0 or at >= len(self.faults) or Path("cured").exists():
+            return outcome
+        if self.faults[at] == "kills":
+            os._exit(9)
+        change, _ = FAULTS[self.faults[at]]
+        return Outcome(change(dict(outcome.payload)), {"marked": True}, outcome.metrics)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """An algorithm around another one, as a user may write it."""
+
+    inner: Averaging
+    first: int
+    faults: tuple[str, ...]
+
+    @property
+    def ops(self) -> dict[str, Op]:
+        return {**self.inner.ops, "train": Faulty(self.inner.ops["train"], self.first, self.faults)}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def algorithm(parts: Parts, *, beta: float = 0.0, first: int = 0, faults: list[str] = []) -> Wrapped:  # noqa: B006
+    """FedAvg, or FedAvgM where beta is not 0."""
+    server = momentum(momentum=beta) if beta else Plain()
+    return Wrapped(averaging(parts, server=server), first, tuple(faults))
+
+
+@dataclass(frozen=True)
+class Fading:
+    """FedAvg whose model is gone after the second round: an earlier round stays the best."""
+
+    inner: Averaging
+
+    def round(self, state: Any, ctx: Any) -> Any:
+        new = yield from self.inner.round(state, ctx)
+        gone = {name: torch.zeros_like(value) for name, value in new["model"].items()}
+        return new if ctx.round <= 2 else {**new, "model": gone}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def fading(parts: Parts) -> Fading:
+    return Fading(averaging(parts))
+
+
+class Twice:
+    """An engine whose every answer from the clients comes twice."""
+
+    def __init__(self) -> None:
+        self.engine = inline()
+
+    def answer(self, *arguments: Any) -> Iterator[Any]:
+        answers = self.engine.answer(*arguments)
+        try:
+            for answer in answers:
+                yield answer
+                if not isinstance(answer.client, str):
+                    yield answer
+        finally:
+            answers.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def twice() -> Twice:
+    return Twice()
