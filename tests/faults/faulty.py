@@ -43,9 +43,15 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "inf": (_update(lambda t: t * math.inf), "update holds NaN or Inf"),
     "shape": (_update(lambda t: t.T), f"update.{NAME} has shape (64, 10) where (10, 64) is expected"),
     "one": (_update(lambda t: t[:1, 0]), f"update.{NAME} has shape (1,) where (10, 64) is expected"),
-    "dtype": (_update(lambda t: t.double()), f"update.{NAME} is torch.float64 where torch.float32 is expected"),
+    "dtype": (
+        _update(lambda t: t.double()),
+        f"update.{NAME} is torch.float64 where torch.float32 is expected",
+    ),
     "leaf missing": (lambda r: {**r, "update": {NAME: r["update"][NAME]}}, "update lacks 1.bias"),
-    "leaf extra": (lambda r: {**r, "update": {**r["update"], "2.bias": torch.ones(1)}}, "update has an extra 2.bias"),
+    "leaf extra": (
+        lambda r: {**r, "update": {**r["update"], "2.bias": torch.ones(1)}},
+        "update has an extra 2.bias",
+    ),
     "missing": (lambda r: {n: v for n, v in r.items() if n != "update"}, "update is missing"),
     "extra": (lambda r: {**r, "note": 1}, "there is an extra note"),
     "zero": (lambda r: {**r, "weight": 0.0}, "weight is 0, outside (0, {most}]"),

@@ -65,7 +65,9 @@ def dying_at(call: int, number: int) -> None:
 def live(life: dict[str, Any]) -> None:
     """The child's whole life; does not return."""
     if "limit" in life:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (life["limit"], resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (life["limit"], resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+        )
     if "call" in life:
         dying_at(life["call"], getattr(signal, life["signal"]))
     sys.argv = ["fedlens", *arguments(life)]

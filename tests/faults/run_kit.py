@@ -82,13 +82,19 @@ clients = true
 def experiment(directory: Path, engine: str = "inline", rounds: int = 6, epochs: int = 1) -> Path:
     """Writes the experiment's two files."""
     (directory / "own.py").write_text(OWN, encoding="utf-8")
-    workers = "processes\"\nworkers = 2\nthreads = \"1" if engine == "processes" else engine
-    (directory / "run.toml").write_text(TOML.format(engine=workers, rounds=rounds, epochs=epochs), encoding="utf-8")
+    workers = 'processes"\nworkers = 2\nthreads = "1' if engine == "processes" else engine
+    (directory / "run.toml").write_text(
+        TOML.format(engine=workers, rounds=rounds, epochs=epochs), encoding="utf-8"
+    )
     return directory / "run.toml"
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "PYTHONWARNINGS": "error"}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+        "PYTHONWARNINGS": "error",
+    }
 
 
 def fedlens(*arguments: str, cwd: Path, **more: Any) -> subprocess.Popen[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.faults.run_kit import experiment, fedlens, lives, outcome, summary
 
 ROUNDS = 6
@@ -65,7 +66,9 @@ def test_interrupted_at_random_moments_it_says_how_to_go_on(tmp_path: Path, numb
         first, *rest = play([plain(), *at_random(number), auto()])
     assert first["code"] == rest[-1]["code"] == 0, rest[-1]["err"]
     codes = [life["code"] for life in rest]
-    assert set(codes) <= {0, 130, -getattr(signal, number)}, codes  # the last: not yet in fedlens, or not any more
+    assert set(codes) <= {0, 130, -getattr(signal, number)}, (
+        codes
+    )  # the last: not yet in fedlens, or not any more
     told = [life for life in rest if life["code"] == 130 and life["err"]]
     assert len(told) >= 5, codes
     for life in told:
@@ -81,7 +84,7 @@ def test_interrupted_at_random_moments_it_says_how_to_go_on(tmp_path: Path, numb
 
 def test_interrupted_in_mid_save_it_goes_on(tmp_path: Path) -> None:
     experiment(tmp_path, rounds=3)
-    calls = range(8, 34, 3)
+    calls = range(8, 34, 5)
     plan = [how for n in calls for how in (auto(call=n, signal="SIGINT"), auto())]
     for at, life in enumerate(plan):
         life["out"] = f"broken {at // 2}"
@@ -128,11 +131,16 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written(tmp_path: Path) -> N
     experiment(tmp_path, rounds=ROUNDS)
     with lives(tmp_path) as play:
         first, killed = play([plain(), auto(call=40, signal="SIGKILL")])
-        before = sorted(path.name for path in (tmp_path / "broken/checkpoint").iterdir() if "." not in path.name)
+        before = sorted(
+            path.name for path in (tmp_path / "broken/checkpoint").iterdir() if "." not in path.name
+        )
         full, resumed = play([auto(limit=12_000), auto()])
     assert (first["code"], killed["code"], full["code"], resumed["code"]) == (0, -9, 1, 0), (full, resumed)
     assert before
-    assert full["err"].startswith("error: the checkpoint of round ") or "error: the checkpoint of round" in full["err"]
+    assert (
+        full["err"].startswith("error: the checkpoint of round ")
+        or "error: the checkpoint of round" in full["err"]
+    )
     assert "fedlens resume broken" in full["err"]
     assert "Traceback" not in full["err"]
     told = json.loads(full["out"])
@@ -146,8 +154,10 @@ def test_a_small_file_system_that_is_full(tmp_path: Path) -> None:
     mount = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
     small = tmp_path / "small"
     small.mkdir()
-    script = f'mount -t tmpfs -o size=1m tmpfs "{small}" || exit 77; "$@"; code=$?; cp -r "{small}/." "{tmp_path}/kept"; exit $code'
-    if shutil.which("unshare") is None or os.system(f"unshare --user --map-root-user --mount true 2>/dev/null"):
+    script = f'mount -t tmpfs -o size=1m tmpfs "{small}" || exit 77; exec "$@"'
+    if shutil.which("unshare") is None or os.system(
+        "unshare --user --map-root-user --mount true 2>/dev/null"
+    ):
         pytest.skip("no small file system can be mounted here")
     experiment(tmp_path, rounds=40)
     out = str(small / "run")

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults import faulty
-from tests.faults.run_kit import outcome, sha
 from typer.testing import CliRunner
 
 from fedlens import Experiment, resume
 from fedlens.cli.main import app
 from fedlens.core.errors import RunFailed
 from fedlens.experiment import checkpoint
+from tests.faults import faulty
+from tests.faults.run_kit import outcome, sha
 
 ROUNDS = 3
 FILE = str(Path(faulty.__file__))
@@ -83,7 +83,9 @@ def test_a_client_whose_work_kills_its_process_is_one_more_that_fails(tmp_path: 
     algorithm = {"name": f"{FILE}:algorithm", "first": 3, "faults": ["kills"]}
     run = experiment([0, 1, 2, 3], "processes", algorithm=algorithm).run(tmp_path / "run")
     assert sha(tmp_path / "ref/model.safetensors") == sha(tmp_path / "run/model.safetensors")
-    assert run.summary["failures"] == {"3": {"its worker process was killed 3 times (out of memory?)": ROUNDS}}
+    assert run.summary["failures"] == {
+        "3": {"its worker process was killed 3 times (out of memory?)": ROUNDS}
+    }
     assert run.metrics[-1]["test_loss"] == ref.metrics[-1]["test_loss"]
 
 
@@ -118,7 +120,14 @@ def test_where_no_reply_is_good_the_run_fails_and_keeps_what_it_has(tmp_path: Pa
     shape = "update.1.weight has shape (64, 10) where (10, 64) is expected"
     assert (summary["failures"]["3"], summary["failures"]["4"]) == ({shape: 1}, {shape: 1})
     kept = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"config.toml", "environment.json", "partition.npz", "metrics.jsonl", "checkpoint", "report.html"} <= kept
+    assert {
+        "config.toml",
+        "environment.json",
+        "partition.npz",
+        "metrics.jsonl",
+        "checkpoint",
+        "report.html",
+    } <= kept
 
     with pytest.raises(RunFailed, match="no reply of round 1 was good"):
         resume(tmp_path / "run")
@@ -148,7 +157,9 @@ def test_a_learning_rate_that_is_far_too_high_fails_and_is_named(
         answer = CliRunner().invoke(app, [*arguments, "--json"])
         assert answer.exit_code == 1
         (error,) = [line for line in answer.stderr.splitlines() if line.startswith("error: ")]
-        assert error.endswith("usually the learning rate is too high: local.lr is 1e+06, try a tenth, or set local.clip_norm.")
+        assert error.endswith(
+            "usually the learning rate is too high: local.lr is 1e+06, try a tenth, or set local.clip_norm."
+        )
         assert "Traceback" not in answer.stderr
         told = json.loads(answer.stdout)
         assert told["status"] == "failed"

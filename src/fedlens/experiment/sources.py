@@ -38,12 +38,13 @@ class Source:
         prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
         if not self.overridden.isdisjoint(prefixes):
             return f"--set {key}"
+        below = sorted(given for given in self.overridden if given.startswith(f"{key}."))
+        changed = f"--set {below[0]}" if below else None
+        if changed and key not in self.lines:
+            return changed
         line = next((self.lines[prefix] for prefix in prefixes if prefix in self.lines), None)
         if line is not None and self.path is not None:
-            return f"{self.path}, line {line}: {key}"
-        below = sorted(given for given in self.overridden if given.startswith(f"{key}."))
-        if below:
-            return f"--set {below[0]}"
+            return f"{self.path}, line {line}: {key}" + (f", with {changed}" if changed else "")
         return f"{self.path}: {key}" if self.path else key
 
 

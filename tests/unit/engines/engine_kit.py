@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from fedlens.core.gate import Gate
 from fedlens.core.protocol import Answer, Ask, Client, ClientStates, Outcome, Payload, Program, Reply, Request
 from fedlens.core.seeding import Rng
 from fedlens.engines.inline import inline
-from fedlens.engines.processes import Processes, processes
+from fedlens.engines.processes import processes
 
 
 class NoData:
@@ -146,5 +145,3 @@ def shared_bytes() -> int:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-

@@ -10,21 +10,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.engines.engine_kit import NoData, answers_to, ask, fresh, same, vectors
 
-from fedlens.core.gate import Gate
 from fedlens.core.errors import RunFailed
-from fedlens.core.protocol import Ask, Client, ClientStates, Failure, Outcome, Payload, Program, Reply, Request
+from fedlens.core.gate import Gate
+from fedlens.core.protocol import (
+    Ask,
+    Client,
+    ClientStates,
+    Failure,
+    Outcome,
+    Payload,
+    Program,
+    Reply,
+    Request,
+)
 from fedlens.core.schema import NumberField, Schema, TensorField, TreeField
 from fedlens.core.seeding import Rng
 from fedlens.engines.answering import foreign
 from fedlens.engines.inline import inline
 from fedlens.engines.shared import Packer, Region, unpack
+from tests.unit.engines.engine_kit import NoData, answers_to, ask, fresh, same, vectors
 
 ENGINES = ["inline", "processes"]
 W = torch.ones(3)
 EXPECT = Schema(
-    {"update": TreeField({"w": ((3,), torch.float32)}), "weight": NumberField(above=0, most=50), "v": TensorField((3,), torch.float32)}
+    {
+        "update": TreeField({"w": ((3,), torch.float32)}),
+        "weight": NumberField(above=0, most=50),
+        "v": TensorField((3,), torch.float32),
+    }
 )
 
 
@@ -54,7 +68,9 @@ OUTCOMES: dict[str, Callable[[], Any]] = {
     "state foreign": lambda: Outcome({"update": {"w": W}, "weight": 1.0, "v": W}, {"c": {1, 2}}),
     "state keys": lambda: Outcome({"update": {"w": W}, "weight": 1.0, "v": W}, {"c": {3: W}}),
     "state no mapping": lambda: Outcome({"update": {"w": W}, "weight": 1.0, "v": W}, W),  # type: ignore[arg-type]
-    "metric nan": lambda: Outcome({"update": {"w": W}, "weight": 1.0, "v": W}, None, {"examples": 2, "loss": math.nan}),
+    "metric nan": lambda: Outcome(
+        {"update": {"w": W}, "weight": 1.0, "v": W}, None, {"examples": 2, "loss": math.nan}
+    ),
     "metric word": lambda: Outcome({"update": {"w": W}, "weight": 1.0, "v": W}, None, {"loss": "low"}),  # type: ignore[dict-item]
     "nothing": lambda: None,
     "raises": fail,
@@ -112,7 +128,9 @@ def test_each_fault_is_a_failure_of_its_client_and_the_others_count(gate: Gate) 
     names = list(OUTCOMES)
     gate.states.restore({})
     gate.tally = type(gate.tally)()
-    wanted = Ask("misbehave", [Request(k, {"do": name}) for k, name in enumerate([*names, "good"])], expect=EXPECT)
+    wanted = Ask(
+        "misbehave", [Request(k, {"do": name}) for k, name in enumerate([*names, "good"])], expect=EXPECT
+    )
     found = dict(zip([*names, "good again"], answers_to(gate, wanted), strict=True))
     for name, answer in found.items():
         if name.startswith("good"):
@@ -185,7 +203,9 @@ def test_an_ask_in_arrival_order_is_sent_although_nobody_looks_yet(engine: str) 
         def steps() -> Any:
             yield Ask("work", [Request(0)], order="arrival")
             yield Ask("work", [Request(1)])
-            return [answer.client for answer in (yield Ask("work", [Request(2), Request(3)], order="arrival"))]
+            return [
+                answer.client for answer in (yield Ask("work", [Request(2), Request(3)], order="arrival"))
+            ]
 
         assert sorted(gate.drive(steps(), 1)) == [0, 2, 3]
         assert sorted(gate.states.snapshot()) == [0, 2, 3]  # nobody looked for the answer of 1
@@ -212,7 +232,9 @@ def test_what_is_packed_comes_back(size: int) -> None:
     region, freed = Region(packer.size), []
     packer.write(region.view())
     back = unpack(packer.envelope, region.view(freed=lambda: freed.append(True)))
-    assert {name: back[name] for name in ("numbers", "bytes")} == {name: payload[name] for name in ("numbers", "bytes")}
+    assert {name: back[name] for name in ("numbers", "bytes")} == {
+        name: payload[name] for name in ("numbers", "bytes")
+    }
     assert torch.equal(back["tensor"], payload["tensor"])
     array = back["array"]
     assert np.array_equal(array, payload["array"])

@@ -12,12 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.engines.engine_kit import NoData, answers_to, ask, fresh, gone_within, opened, same, vectors, work
 
 from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Ask, Client, ClientStates, Outcome, Payload, Program, Request
 from fedlens.core.seeding import Rng
 from fedlens.engines.processes import processes
+from tests.unit.engines.engine_kit import (
+    NoData,
+    answers_to,
+    ask,
+    fresh,
+    gone_within,
+    opened,
+    same,
+    vectors,
+    work,
+)
 
 ROOT = Path(__file__).parents[3]
 DRIVER = """
@@ -114,10 +124,8 @@ def test_where_no_worker_can_be_started_there_is_one_sentence(monkeypatch: pytes
     with pytest.raises(RunFailed) as caught:
         opened(engine)
     engine.close()
-    assert str(caught.value) == (
-        "the process that starts local workers died twice. its last words are above; "
-        "engine.name=inline runs without it."
-    )
+    assert caught.value.what == "the process that starts local workers died twice"
+    assert caught.value.hint == "its last words are above; engine.name=inline runs without it"
 
 
 class Stubborn:

@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+
+from fedlens.core.gate import Gate
+from fedlens.core.protocol import Ask, Failure, Reply, Request
+from fedlens.engines.processes import Processes, processes
 from tests.unit.engines.engine_kit import (
     answers_to,
     ask,
@@ -25,10 +29,6 @@ from tests.unit.engines.engine_kit import (
     shared_bytes,
     vectors,
 )
-
-from fedlens.core.gate import Gate
-from fedlens.core.protocol import Ask, Failure, Reply, Request
-from fedlens.engines.processes import Processes, processes
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,9 @@ def test_a_killed_worker_is_replaced_and_its_work_done_again(
     gate: Gate, tmp_path: Path, when: str, times: int, depth: Any
 ) -> None:
     depth(gate)
-    wanted = ask([{"die": when} if k == 3 else {} for k in range(8)], shared={"graves": str(tmp_path), "times": times})
+    wanted = ask(
+        [{"die": when} if k == 3 else {} for k in range(8)], shared={"graves": str(tmp_path), "times": times}
+    )
     found = answers_to(gate, wanted)
     assert len(list(tmp_path.iterdir())) == times
     assert same(vectors(found), expected(wanted))
@@ -79,7 +81,8 @@ def test_a_task_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
 ) -> None:
     depth(gate)
     wanted = ask(
-        [{"die": "in the middle"} if k == 2 else {} for k in range(6)], shared={"graves": str(tmp_path), "times": 99}
+        [{"die": "in the middle"} if k == 2 else {} for k in range(6)],
+        shared={"graves": str(tmp_path), "times": 99},
     )
     found = answers_to(gate, wanted)
     assert isinstance(found[2], Failure)
@@ -88,7 +91,9 @@ def test_a_task_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
     rest = [k for k in range(6) if k != 2]
     assert same(vectors([found[k] for k in rest]), [expected(wanted)[k] for k in rest])
     assert gate.states.get(2) == {}
-    assert {client: dict(reasons) for client, reasons in gate.tally.failures.items()} == {2: {found[2].reason: 1}}
+    assert {client: dict(reasons) for client, reasons in gate.tally.failures.items()} == {
+        2: {found[2].reason: 1}
+    }
 
 
 def test_all_workers_killed_at_once_in_mid_round(gate: Gate) -> None:
@@ -129,7 +134,7 @@ def test_workers_killed_again_and_again_from_outside(gate: Gate, seconds: float)
     stop = threading.Event()
 
     def kill() -> None:
-        while not stop.wait(0.12):
+        while not stop.wait(0.3):
             pids = gate.engine.pids  # type: ignore[attr-defined]
             if pids:
                 os.kill(pids[0], signal.SIGKILL)
@@ -167,7 +172,9 @@ def test_a_slow_client_does_not_idle_the_other_worker(gate: Gate) -> None:
     assert len(quick) == 8
     assert {m["pid"] for m in quick}.isdisjoint({slow["pid"]})
     assert max(m["ended"] for m in quick) < slow["ended"]
-    assert elapsed < 1.0 + 0.4  # one after the other would be 1.4 and more, and waiting for each its turn as well
+    assert (
+        elapsed < 1.0 + 0.4
+    )  # one after the other would be 1.4 and more, and waiting for each its turn as well
     assert [answer.client for answer in found] == list(range(9))
 
 
@@ -224,7 +231,13 @@ def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate
     began = time.monotonic()
     found = answers_to(gate, wanted)
     assert time.monotonic() - began < 0.8
-    assert [type(answer).__name__ for answer in found] == ["Reply", "Failure", "Failure", "Failure", "Failure"]
+    assert [type(answer).__name__ for answer in found] == [
+        "Reply",
+        "Failure",
+        "Failure",
+        "Failure",
+        "Failure",
+    ]
     assert {f.reason for f in found if isinstance(f, Failure)} == {"the deadline passed"}
     again = answers_to(gate, ask([{}] * 5), round=2)  # the late replies come in the meantime
     assert same(vectors(again), expected(ask([{}] * 5), round=2))
@@ -234,7 +247,14 @@ def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate
 
 def test_nothing_new_is_begun_after_the_deadline(gate: Gate, tmp_path: Path) -> None:
     slow_again(gate)
-    answers_to(gate, ask([{"seconds": 0.4}] * 2 + [{"die": "at the start"}] * 4, deadline=0.2, shared={"graves": str(tmp_path)}))
+    answers_to(
+        gate,
+        ask(
+            [{"seconds": 0.4}] * 2 + [{"die": "at the start"}] * 4,
+            deadline=0.2,
+            shared={"graves": str(tmp_path)},
+        ),
+    )
     answers_to(gate, ask([{}] * 4))
     assert list(tmp_path.iterdir()) == []
 
@@ -337,7 +357,9 @@ def test_nothing_is_left_when_an_engine_is_closed() -> None:
             pids = [*gate.engine.pids, gate.engine._nursery._process.pid]  # type: ignore[attr-defined]
 
             def steps() -> Any:
-                for answer in (yield ask([{"seconds": 0.02, "size": 4096}] * 8, shared={"scale": torch.ones(4096)})):
+                for answer in (
+                    yield ask([{"seconds": 0.02, "size": 4096}] * 8, shared={"scale": torch.ones(4096)})
+                ):
                     if stop and answer.client == 1:
                         raise ZeroDivisionError
 
@@ -346,7 +368,10 @@ def test_nothing_is_left_when_an_engine_is_closed() -> None:
             except ZeroDivisionError:
                 assert stop
             if stop:
-                gate.drive(_first_of(Ask("work", [Request(k, {"seconds": 1.0}) for k in range(4)], order="arrival")), 2)
+                gate.drive(
+                    _first_of(Ask("work", [Request(k, {"seconds": 1.0}) for k in range(4)], order="arrival")),
+                    2,
+                )
         return pids
 
     once(False)

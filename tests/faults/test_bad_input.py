@@ -1,0 +1,429 @@
+"""Requests that cannot be carried out: one sentence, exit code 2, nothing started, nothing on standard output."""
+
+# ruff: noqa: E501 (a table of sentences as they are printed)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlens.cli.main import app
+from tests.faults.run_kit import fedlens
+
+BASE = """\
+# the first line
+name = "own"
+rounds = 2
+
+[data]
+dataset = "digits"
+partition = { name = "iid", clients = 4 }
+
+[model]
+name = "linear"
+
+[local]
+lr = 0.1
+"""
+
+OWN = """\
+from fedlens.algorithms.averaging import averaging
+
+def good(parts, *, mu: float = 1.0):
+    return averaging(parts)
+
+def bare(parts, *, mu=1.0):
+    return averaging(parts)
+
+def forgetful(*parts):
+    made = parts
+
+def broken(*parts):
+    return 1 / 0
+
+def narrow():
+    return 1
+
+def wrong(*parts):
+    return {"ops": {}}
+
+word = "x"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("bad")
+    (made / "base.toml").write_text(BASE)
+    (made / "own.py").write_text(OWN)
+    (made / "lost.py").write_text("import nowhere_at_all\n")
+    (made / "typo.py").write_text("def f(:\n")
+    (made / "none").mkdir()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Nothing that is asked for here leaves anything."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("FEDLENS_DATA", str(folder / "none"))
+    before = sorted(p for p in folder.rglob("*") if "__pycache__" not in p.parts)
+    yield folder
+    assert sorted(p for p in folder.rglob("*") if "__pycache__" not in p.parts) == before
+
+
+def refused(*arguments: str) -> str:
+    """What is said, the request being refused as every one is."""
+    answer = CliRunner().invoke(app, ["run", *arguments, "--json"])
+    assert answer.exit_code == 2, answer.stderr
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("error: ")
+    assert answer.stderr.endswith(".\n")
+    assert answer.stderr.count("\n") == 1
+    assert "Traceback" not in answer.stderr
+    return answer.stderr.removeprefix("error: ").removesuffix(".\n")
+
+
+def settings(*changes: str) -> list[str]:
+    return ["base.toml", *(word for change in changes for word in ("--set", change))]
+
+
+DIRICHLET = "data.partition={name='dirichlet', clients=4, alpha=%s}"
+
+UNKNOWN = {
+    "rouns=3": "there is no setting 'rouns' here (--set rouns); did you mean 'rounds'",
+    "modle=linear": "there is no setting 'modle' here (--set modle); did you mean 'model'",
+    "data.partion.name=iid": "there is no setting 'partion' here (--set data.partion.name); did you mean 'partition'",
+    "local.lrr=1": "there is no setting 'lrr' here (--set local.lrr); did you mean 'lr'",
+    "seeds.partitions=1": "there is no setting 'partitions' here (--set seeds.partitions); did you mean 'partition'",
+    "record.client=true": "there is no setting 'client' here (--set record.client); did you mean 'clients'",
+    "data.partition.cliens=4": "the partition 'iid' has no setting 'cliens' (--set data.partition.cliens); did you mean 'clients'",
+    "data.partition.alpha=1": "the partition 'iid' has no setting 'alpha' (--set data.partition.alpha); known: clients",
+    "model.width=3": "the model 'linear' has no setting 'width' (--set model.width); it has none: take it out",
+    "select.both=1": "the selection 'uniform' has no setting 'both' (--set select.both); known: clients_per_round, fraction",
+    "data.dataset=digit": "there is no dataset 'digit' (--set data.dataset.name); did you mean 'digits'",
+    "data.partition.name=irichlet": "there is no partition 'irichlet' (--set data.partition.name); did you mean 'dirichlet'",
+    "model.name=lineer": "there is no model 'lineer' (--set model.name); did you mean 'linear'",
+    "algorithm=fedproxx": "there is no algorithm 'fedproxx' (--set algorithm.name); did you mean 'fedprox'",
+    "engine=process": "there is no engine 'process' (--set engine.name); did you mean 'processes'",
+    "select.name=unifrom": "there is no selection 'unifrom' (--set select.name); did you mean 'uniform'",
+    "client=proximall": "there is no client rule 'proximall' (--set client.name); did you mean 'proximal'",
+    "aggregate=men": "there is no aggregate 'men' (--set aggregate.name); did you mean 'mean'",
+    "server=momentumm": "there is no server step 'momentumm' (--set server.name); did you mean 'momentum'",
+    "local.optimizer=sdg": "'optimizer' is 'sdg', and has to be 'sgd' or 'adam' (--set local.optimizer); did you mean 'sgd'",
+}
+
+VALUES = {
+    "rounds=0": "'rounds' is 0, and has to be greater than or equal to 1 (--set rounds)",
+    "rounds=many": "'rounds' is 'many', and has to be a whole number (--set rounds)",
+    "rounds=2.5": "'rounds' is 2.5, and has to be a whole number (--set rounds)",
+    "rounds=true": "'rounds' is true, and has to be a number (--set rounds)",
+    "seed=-1": "'seed' is -1, and has to be greater than or equal to 0 (--set seed)",
+    "seeds.partition=-1": "'partition' is -1, and has to be greater than or equal to 0 (--set seeds.partition)",
+    "local.lr=-1": "'lr' is -1, and has to be greater than 0 (--set local.lr)",
+    "local.lr=fast": "'lr' is 'fast', and has to be a number (--set local.lr)",
+    "local.lr=inf": "'lr' is inf, and has to be a finite number (--set local.lr)",
+    "local.lr=nan": "'lr' is nan, and has to be ",
+    "local.batch_size=some": "'batch_size' is 'some', and has to be a whole number or 'all' (--set local.batch_size)",
+    "local.batch_size=0": "'batch_size' is 0, and has to be greater than or equal to 1 or 'all' (--set local.batch_size)",
+    "local.betas=[0.9]": "'betas' is [0.9], and has too few numbers in it (--set local.betas)",
+    "local.nesterov=true": "nesterov needs optimizer = 'sgd' and a momentum above 0 (base.toml, line 12: local, with --set local.nesterov)",
+    "evaluation=3": "'evaluation' is 3, and has to be a table (--set evaluation)",
+    "record.clients=maybe": "'clients' is 'maybe', and has to be true or false (--set record.clients)",
+    "data.validation=1.5": "'validation' is 1.5, and has to be less than 1 (--set data.validation)",
+    "data.validation=0.9999": "a validation share of 0.9999 leaves no example to train on (--set data.validation)",
+    "data.augment=flip": "'augment' is 'flip', and has to be 'none' or 'pad-crop-flip' (--set data.augment)",
+    "data.partition=3": "'partition' is 3, and has to be a table (--set data.partition)",
+    "data.partition={clients=4}": "the table [data.partition] needs a 'name' (--set data.partition)",
+    "data.partition.name=7": "the name of the partition is 7, and has to be a word (--set data.partition.name)",
+    "data.partition.clients=4.5": "'clients' is 4.5, and has to be a whole number (--set data.partition.clients)",
+    "data.partition.clients=5000": "5000 clients cannot share 1437 examples (--set data.partition.clients); "
+    "take at most 1437 clients, or more data",
+    DIRICHLET % "-1": "'alpha' is -1, and has to be greater than or equal to 0 (--set data.partition.alpha)",
+    DIRICHLET % "'a'": "'alpha' is 'a', and has to be a number (--set data.partition.alpha)",
+    DIRICHLET
+    % "1,prior=[1,2]": "the prior has 2 numbers, and there are 10 classes (--set data.partition.prior)",
+    DIRICHLET
+    % "1,prior='x'": "'prior' is 'x', and has to be 'uniform' or 'data' or a list (--set data.partition.prior)",
+    "data.partition={name='dirichlet',clients=4}": "the setting 'alpha' is missing (--set data.partition.alpha); "
+    "write it there, or say --set data.partition.alpha=VALUE",
+    "select.clients_per_round=10": "10 clients a round are asked for, and 4 of the 4 clients hold data "
+    "(--set select.clients_per_round); take at most 4",
+    "select.clients_per_round=0": "'clients_per_round' is 0, and has to be greater than or equal to 1 "
+    "(--set select.clients_per_round)",
+    "select.fraction=2": "'fraction' is 2, and has to be less than or equal to 1 (--set select.fraction)",
+    "select={name='fixed',clients=[7]}": "client 7 is asked for, and there are 4, numbered from 0 (--set select.clients)",
+    "select={name='fixed',clients=[]}": "'clients' is [], and has to have at least 1 item, not 0 (--set select.clients)",
+    "select={name='fixed',clients=[-1]}": "'clients' is [-1], and number 1 in it has to be greater than or equal to 0 "
+    "(--set select.clients)",
+    "model.name.x=3": "the name of the model is {'name': 'linear', 'x': 3}, and has to be a word "
+    "(base.toml, line 10: model.name, with --set model.name.x)",
+    "server={name='momentum',momentum=0,nesterov=true}": "nesterov needs a momentum above 0 (--set server.nesterov)",
+    "engine.workers=2": "the table [engine] needs a 'name' (--set engine.workers)",
+    "name=a/b": "the name 'a/b' cannot be a directory's name; take a short one without path separators, or name the "
+    "directory with --out",
+    "local.lr": "'local.lr' is not key=value (--set); write, say, --set local.lr=0.1",
+    "=3": "'=3' is not key=value (--set); write, say, --set local.lr=0.1",
+    "rounds.x=3": "'rounds' is a value and has no settings below it (--set rounds.x=3)",
+}
+
+OWN_FILES = {
+    "own.py:goood": "own.py has nothing called 'goood' (--set algorithm.name); did you mean 'good'",
+    "gone.py:f": "the file gone.py is not there (--set algorithm.name); give its path from where you are",
+    "lost.py:f": "importing lost.py failed: ModuleNotFoundError: No module named 'nowhere_at_all' (--set algorithm.name)",
+    "typo.py:f": "importing typo.py failed: SyntaxError: invalid syntax (typo.py, line 1) (--set algorithm.name)",
+    "nomodule.x:f": "importing nomodule.x failed: ModuleNotFoundError: No module named 'nomodule' (--set algorithm.name)",
+    "own.py:word": "'own.py:word' is str, not a function that makes a",
+    "own.py:bare": "the settings of 'own.py:bare' cannot be read off its signature: KeyError: 'mu' (--set algorithm.name); "
+    "a setting is a keyword-only parameter with a type: def make(parts, *, mu: float = 0.1)",
+    "own.py:forgetful": "the algorithm 'own.py:forgetful' gave nothing back (--set algorithm.name); "
+    "it has to 'return' what it makes",
+    "own.py:broken": "the algorithm 'own.py:broken' failed: ZeroDivisionError: division by zero (own.py, line 13) "
+    "(--set algorithm.name)",
+    "own.py:narrow": "the algorithm 'own.py:narrow' failed: TypeError: narrow() takes 0 positional arguments but 1 was "
+    "given (--set algorithm.name)",
+    "own.py:wrong": "the algorithm 'own.py:wrong' made a dict, which has no 'ops' (--set algorithm.name)",
+}
+
+
+@pytest.mark.parametrize("change", [*UNKNOWN, *VALUES])
+def test_a_wrong_setting(change: str) -> None:
+    said = refused(*settings(change))
+    wanted = (UNKNOWN | VALUES)[change]
+    assert said == wanted or (wanted.endswith(" ") and said.startswith(wanted))
+
+
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_a_file_of_the_users_own(name: str) -> None:
+    assert refused(*settings(f"algorithm={name}")).startswith(OWN_FILES[name])
+
+
+@pytest.mark.parametrize(
+    "slot", ["select", "client", "aggregate", "server", "model", "data.dataset", "data.partition", "engine"]
+)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("forgetful", "gave nothing back (--set {slot}.name); it has to 'return' what it makes"),
+        ("broken", "failed: ZeroDivisionError: division by zero (own.py, line 13) (--set {slot}.name)"),
+        ("wrong", "made a dict, which has no '"),
+    ],
+)
+def test_every_slot_says_when_a_users_own_function_is_wrong(slot: str, name: str, said: str) -> None:
+    assert f"'own.py:{name}' {said.format(slot=slot)}" in refused(*settings(f"{slot}=own.py:{name}"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            ["local.epochs=1", "local.steps=1"],
+            "epochs and steps are both set; give one of them (base.toml, line 12: local, with --set local.epochs)",
+        ),
+        (
+            ["select.clients_per_round=1", "select.fraction=0.5"],
+            "clients_per_round and fraction are both set (--set select.clients_per_round); give one of them",
+        ),
+        (
+            ["algorithm=centralized", "select.clients_per_round=2"],
+            "'centralized' has no use for a table [select] (--set select.clients_per_round); take it out",
+        ),
+        (
+            ["algorithm=fedavgm", "algorithm.momentum=1"],
+            "'momentum' is 1, and has to be less than 1 (--set algorithm.momentum)",
+        ),
+        (
+            ["algorithm=own.py:good", "algorithm.nu=1"],
+            "the algorithm 'own.py:good' has no setting 'nu' (--set algorithm.nu); known: mu",
+        ),
+        (
+            ["model.name=small-cnn", "model.wdth=3"],
+            "the model 'small-cnn' has no setting 'wdth' (--set model.wdth); did you mean 'width'",
+        ),
+        (
+            ["data.partition.name=dirichlet", "data.partition.clients=5"],
+            "the setting 'alpha' is missing (base.toml, line 7: data.partition.alpha); "
+            "write it there, or say --set data.partition.alpha=VALUE",
+        ),
+        (
+            ["model.name=mcmahan-cnn", "data.dataset={name='synthetic',shape=[1,2,2]}"],
+            "the model 'mcmahan-cnn' needs images of at least 4x4, and these are 2x2 (--set model.name); take 'linear' or 'mlp'",
+        ),
+        (
+            ["engine.name=processes", "engine.workers=-1"],
+            "'workers' is -1, and has to be greater than or equal to 0 (--set engine.workers)",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(changes: list[str], said: str) -> None:
+    assert refused(*settings(*changes)) == said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("lr = 0.1", "lr = 0", "'lr' is 0, and has to be greater than 0 (my.toml, line 13: local.lr)"),
+        ("lr = 0.1", "rate = 0.1", "there is no setting 'rate' here (my.toml, line 13: local.rate); known: "),
+        (
+            "lr = 0.1",
+            "",
+            "the setting 'lr' is missing (my.toml, line 12: local.lr); write it there, or say --set local.lr=VALUE",
+        ),
+        (
+            "rounds = 2",
+            "round = 2",
+            "there is no setting 'round' here (my.toml, line 3: round); did you mean 'rounds'",
+        ),
+        (
+            "rounds = 2",
+            "",
+            "the setting 'rounds' is missing (my.toml: rounds); write it there, or say --set rounds=VALUE",
+        ),
+        (
+            "[model]",
+            "[modle]",
+            "there is no setting 'modle' here (my.toml, line 9: modle); did you mean 'model'",
+        ),
+        (
+            '"iid"',
+            '"idd"',
+            "there is no partition 'idd' (my.toml, line 7: data.partition.name); did you mean 'iid'",
+        ),
+        (
+            "clients = 4",
+            "clients = -4",
+            "'clients' is -4, and has to be greater than or equal to 1 (my.toml, line 7: data.partition.clients)",
+        ),
+        (
+            "clients = 4",
+            "clients = 4000",
+            "4000 clients cannot share 1437 examples (my.toml, line 7: data.partition.clients); take at most",
+        ),
+        ('name = "linear"', "", "the table [model] needs a 'name' (my.toml, line 9: model)"),
+        ("[local]", "[local", "the file is not TOML: "),
+        (
+            "rounds = 2",
+            "rounds = 2\nrounds = 3",
+            "the file is not TOML: Cannot overwrite a value (at line 4, column 11) (my.toml)",
+        ),
+        ("rounds = 2", "rounds", "the file is not TOML: "),
+    ],
+)
+def test_a_wrong_file_names_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, said: str
+) -> None:
+    assert old in BASE
+    (tmp_path / "my.toml").write_text(BASE.replace(old, new, 1))
+    monkeypatch.chdir(tmp_path)
+    assert refused("my.toml").startswith(said)
+    assert [path.name for path in tmp_path.iterdir()] == ["my.toml"]
+
+
+def test_what_is_no_recipe_and_no_file(folder: Path) -> None:
+    assert refused("digts") == "there is no recipe 'digts'; did you mean 'digits'"
+    assert refused("nowhere.toml").startswith(
+        "the file nowhere.toml is not there; give a path, or a recipe of"
+    )
+    assert refused("none") == "none is a directory, not a recipe or a file; name a TOML file in it"
+    assert "the file is not TOML: 'utf-8' codec can't decode" in _of_bytes(folder, b"\xff\xfe")
+
+
+def _of_bytes(folder: Path, content: bytes) -> str:
+    path = folder / "binary.toml"
+    path.write_bytes(content)
+    try:
+        return refused("binary.toml")
+    finally:
+        path.unlink()
+
+
+@pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion-mnist", "cifar100"])
+def test_data_that_are_not_there(folder: Path, name: str) -> None:
+    said = refused(*settings(f"data.dataset={name}"))
+    assert said.startswith(f"the data of '{name}' are not there: looked for ")
+    assert f"({folder / 'none'}" in said
+    assert "run again with --download to fetch them, or put the files there" in said
+    assert "--data-dir or the environment variable FEDLENS_DATA" in said
+
+
+def test_the_settings_of_what_was_named_before_do_not_get_in_the_way(folder: Path, tmp_path: Path) -> None:
+    """A recipe's `classes_per_client` is not a fault of somebody who wants another partition."""
+    answer = CliRunner().invoke(
+        app,
+        [
+            "run",
+            "digits",
+            "--rounds",
+            "1",
+            "--set",
+            "data.partition.name=iid",
+            "--out",
+            str(tmp_path / "run"),
+            "--quiet",
+        ],
+    )
+    assert answer.exit_code == 0, answer.stderr
+    text = (tmp_path / "run/config.toml").read_text()
+    assert "classes_per_client" not in text
+    assert "clients = 20" in text
+    said = refused(
+        "digits", "--set", "data.partition.name=iid", "--set", "data.partition.classes_per_client=1"
+    )
+    assert (
+        said
+        == "the partition 'iid' has no setting 'classes_per_client' (--set data.partition.classes_per_client); known: clients"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["base.toml", "--set", "local.lrr=1", "--engine", "processes"],
+            "error: there is no setting 'lrr' here",
+        ),
+        (
+            ["base.toml", "--set", "algorithm=own.py:broken", "--engine", "processes"],
+            "error: the algorithm 'own.py:broken' failed",
+        ),
+    ],
+)
+def test_real_processes(folder: Path, arguments: list[str], said: str) -> None:
+    """As typed in a terminal, also where the workers had begun to start."""
+    process = fedlens("run", *arguments, "--json", cwd=folder)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+
+
+def test_json_has_standard_output_to_itself(folder: Path, tmp_path: Path) -> None:
+    """Whatever a user's own operation prints, here and in workers, on the way."""
+    import json
+
+    (tmp_path / "loud.py").write_text(
+        "import os\nfrom fedlens.algorithms.averaging import averaging\nfrom fedlens.local.rules import ClientRule\n"
+        "def finish(parameters, visit):\n    print('printed')\n    os.write(1, b'written\\n')\n    return {}, None\n"
+        "def loud(parts):\n    print('built')\n    return averaging(parts, client=ClientRule(finish=finish))\n"
+    )
+    (tmp_path / "base.toml").write_text(BASE)
+    for engine in ("inline", "processes"):
+        process = fedlens(
+            "run",
+            "base.toml",
+            "--set",
+            "algorithm=loud.py:loud",
+            "--engine",
+            engine,
+            "--out",
+            engine,
+            "--json",
+            cwd=tmp_path,
+        )
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert json.loads(out)["status"] == "finished"
+        assert (err.count("printed"), err.count("written"), err.count("built")) == (8, 8, 1)

@@ -1,0 +1,48 @@
+"""Folding: plain sums in the order given, and nothing that looks at a reply's memory."""
+
+import torch
+
+from fedlens.core.folding import fold
+from fedlens.core.protocol import Reduce
+
+REDUCE = Reduce({"x": "sum", "n": "max"}, weight="k")
+
+
+def payload(weight: float, value: float, count: int) -> dict:
+    return {"x": {"w": torch.full((3,), value)}, "n": {"c": torch.tensor(count)}, "k": weight}
+
+
+def test_replies_and_blocks_of_them_add_up_to_the_same() -> None:
+    replies = [payload(1.0, 4.0, 2), payload(3.0, 8.0, 7), payload(2.0, -1.0, 5)]
+    one_by_one: dict = {}
+    for reply in replies:
+        fold(one_by_one, REDUCE, reply)
+    block: dict = {}
+    fold(block, REDUCE, replies[1])
+    fold(block, REDUCE, replies[2])
+    in_blocks: dict = {}
+    fold(in_blocks, REDUCE, replies[0])
+    fold(in_blocks, REDUCE, block, folded=True)
+    for total in (one_by_one, in_blocks):
+        assert total["x"]["w"].tolist() == [4.0 + 24.0 - 2.0] * 3
+        assert (total["n"]["c"].item(), total["k"]) == (7, 6.0)
+
+
+def test_a_total_is_never_a_replys_own_tensor() -> None:
+    """It would lie in a worker's memory, which is wanted back."""
+    for folded in (False, True):
+        reply, total = payload(1.0, 4.0, 2), {}
+        fold(total, REDUCE, reply, folded=folded)
+        reply["x"]["w"].zero_()
+        reply["n"]["c"].zero_()
+        assert total["x"]["w"].tolist() == [4.0] * 3
+        assert total["n"]["c"].item() == 2
+
+
+def test_folding_changes_no_reply() -> None:
+    first, second, total = payload(1.0, 4.0, 2), payload(3.0, 8.0, 7), {}
+    fold(total, REDUCE, first)
+    fold(total, REDUCE, second)
+    assert first["x"]["w"].tolist() == [4.0] * 3
+    assert second["x"]["w"].tolist() == [8.0] * 3
+    assert (first["n"]["c"].item(), second["n"]["c"].item()) == (2, 7)

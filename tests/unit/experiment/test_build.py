@@ -1,0 +1,208 @@
+"""From settings to objects: what is found, filled in, and refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedlens.algorithms.averaging import Parts, averaging
+from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.tree import digest
+from fedlens.engines.inline import Inline
+from fedlens.experiment.build import Built, build, data_digest, data_directory, located, plan
+from fedlens.experiment.config import read_config
+from fedlens.experiment.sources import Source, override
+
+LEAST: dict[str, Any] = {
+    "rounds": 3,
+    "model": "linear",
+    "local": {"lr": 0.1},
+    "data": {
+        "dataset": {"name": "synthetic", "train": 60, "test": 20, "shape": [1, 4, 4]},
+        "partition": {"name": "iid", "clients": 4},
+    },
+}
+
+
+def made(*changes: str, **more: Any) -> Built:
+    source = override(Source({**LEAST, **more}), changes)
+    return build(plan(read_config(source.values, source.locate), source), Path("nowhere"), False)
+
+
+def planned(*changes: str, **more: Any) -> dict[str, Any]:
+    source = override(Source({**LEAST, **more}), changes)
+    return plan(read_config(source.values, source.locate), source).config.model_dump()
+
+
+def test_a_plan_has_every_setting_filled_in_and_loads_nothing() -> None:
+    config = planned(
+        "model.name=mlp", "algorithm=fedavgm", "engine=processes", "server=momentum", "select.fraction=0.5"
+    )
+    assert config["model"] == {"name": "mlp", "hidden": 200}
+    assert config["algorithm"] == {"name": "fedavgm", "lr": 1.0, "momentum": 0.9, "nesterov": False}
+    assert config["engine"] == {"name": "processes", "workers": 0, "threads": 1, "window": 512}
+    assert config["server"] == {"name": "momentum", "lr": 1.0, "momentum": 0.9, "nesterov": False}
+    assert config["select"] == {"name": "uniform", "clients_per_round": None, "fraction": 0.5}
+    assert config["data"]["dataset"]["noise"] == 0.5
+
+
+def test_settings_of_what_was_named_before_are_dropped_unless_they_fit_or_were_asked_for() -> None:
+    given = {"algorithm": {"name": "fedprox", "mu": 1.0, "lr": 0.5}}
+    assert planned("algorithm.name=fedavg", **given)["algorithm"] == {"name": "fedavg", "lr": 0.5}
+    with pytest.raises(ConfigError, match="the algorithm 'fedavg' has no setting 'mu'"):
+        planned("algorithm.name=fedavg", "algorithm.mu=2", **given)
+    with pytest.raises(ConfigError, match="the algorithm 'fedavg' has no setting 'mu'"):
+        planned(algorithm={"name": "fedavg", "mu": 1.0})
+
+
+def test_what_is_built_fits_together() -> None:
+    built = made("data.validation=0.25", "select.clients_per_round=3", "evaluation.train=true")
+    assert built.federation.clients == len(built.partition) == 4
+    assert built.federation.held == {"@test": 20, "@train": 45, "@validation": 15}
+    assert built.clients_per_round == 3
+    assert built.parameters == 16 * 10 + 10
+    assert built.class_counts.shape == (4, 10)
+    assert built.class_counts.sum() == 45
+    assert built.algorithm.parts.measure == ("@test", "@validation", "@train")  # type: ignore[attr-defined]
+    assert isinstance(built.engine, Inline)
+
+
+def test_each_seed_moves_its_own_thing() -> None:
+    def trees(**seeds: int) -> tuple[str, str, str]:
+        built = made(seeds=seeds)
+        return data_digest(built), built.partition.digest, digest(dict(built.model.build().state_dict()))
+
+    base = trees()
+    assert trees() == base
+    for at, name in enumerate(("data", "partition", "initialization")):
+        changed = trees(**{name: 5})
+        assert [a == b for a, b in zip(changed, base, strict=True)] == [k != at for k in range(3)], name
+    assert trees(selection=5, training=5) == base
+
+
+def test_the_digest_of_the_data_sees_every_image_and_label() -> None:
+    built = made()
+    before = data_digest(built)
+    for split in (built.holders.data.train, built.holders.data.test):
+        for tensor in (split.inputs, split.targets):
+            old = tensor.view(-1)[-1].item()
+            tensor.view(-1)[-1] = (old + 1) % 10
+            assert data_digest(built) != before
+            tensor.view(-1)[-1] = old
+    assert data_digest(built) == before
+
+
+def test_functions_of_ones_own_in_every_place() -> None:
+    def algorithm(parts: Parts, *, mu: float = 0.5) -> Any:
+        assert mu == 2.0
+        return averaging(parts)
+
+    def model(shape: Any, classes: int, *, width: int = 3) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, width), nn.Linear(width, classes))
+
+    built = made(algorithm={"name": algorithm, "mu": 2}, model=model, engine=lambda: Inline())
+    assert built.parameters == 16 * 3 + 3 + 3 * 10 + 10
+    assert "algorithm" in built.config.algorithm["name"]
+
+
+class Delegates:
+    """Its round() hands on another's generator and is none itself: as good as any."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def round(self, state: Any, ctx: Any) -> Any:
+        return self.inner.round(state, ctx)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_an_algorithm_that_hands_on_another_ones_rounds_is_taken() -> None:
+    assert made(algorithm=lambda parts: Delegates(averaging(parts))).clients_per_round == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"model": lambda shape, classes: None},
+            "gave nothing back (model.name); it has to 'return' what it makes.",
+        ),
+        ({"model": lambda shape, classes: 3}, "made a int, which has no 'state_dict' (model.name)."),
+        ({"model": lambda shape, classes: nn.Linear(-1, 2)}, "failed: RuntimeError: "),
+        ({"algorithm": lambda parts: object()}, "made a object, which has no 'ops' (algorithm.name)."),
+        (
+            {"algorithm": lambda parts: [][1]},
+            "failed: IndexError: list index out of range (test_build.py, line ",
+        ),
+        ({"select": lambda: None}, "gave nothing back (select.name)"),
+        ({"engine": lambda: 3}, "made a int, which has no 'open' (engine.name)."),
+        (
+            {"data": {**LEAST["data"], "partition": lambda labels, seed: labels}},
+            "made a ndarray, which has no 'ids'",
+        ),
+    ],
+)
+def test_what_a_users_own_function_does_wrong_is_one_sentence(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(**more)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("the ")
+
+
+def test_a_signature_without_types_is_explained() -> None:
+    def bare(parts, *, mu=1.0):  # type: ignore[no-untyped-def]
+        return averaging(parts)
+
+    with pytest.raises(ConfigError, match="cannot be read off its signature: KeyError: 'mu'"):
+        planned(algorithm=bare)
+
+
+def test_an_infinite_alpha_is_a_partition_and_an_infinite_mu_is_none() -> None:
+    partition = {"name": "dirichlet", "clients": 2, "alpha": float("inf")}
+    assert len(made(data={**LEAST["data"], "partition": partition}).partition) == 2
+    with pytest.raises(ConfigError, match=r"'mu' is inf, and has to be a finite number \(algorithm\.mu\)"):
+        planned(algorithm={"name": "fedprox", "mu": float("inf")})
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "wanted"),
+    [
+        ("clients", "data.partition", "data.partition.clients"),
+        ("select.clients", "select", "select.clients"),
+        ("data.validation", "", "data.validation"),
+        (None, "model", "model"),
+        (None, "", None),
+    ],
+)
+def test_an_error_from_further_down_gets_its_whole_key(
+    where: str | None, key: str, wanted: str | None
+) -> None:
+    error = located(ConfigError("wrong", where=where, hint="right"), key, str)
+    assert (error.what, error.where, error.hint) == ("wrong", wanted, "right")
+
+
+def test_data_errors_keep_the_file_that_they_name() -> None:
+    with pytest.raises(DataError, match=r"\(nowhere/MNIST/raw\)"):
+        made("data.dataset=mnist")
+
+
+def test_where_the_data_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDLENS_DATA", "~/here")
+    assert data_directory(Path("given")) == Path("given")
+    assert data_directory(None) == Path("~/here").expanduser()
+    monkeypatch.delenv("FEDLENS_DATA")
+    assert data_directory(None) == Path("~/.cache/fedlens").expanduser()
+
+
+def test_building_leaves_the_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    built = made()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert dataclasses.is_dataclass(built)

@@ -1,0 +1,251 @@
+"""The loop over the rounds: what it writes down, when it measures, saves and gives up."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlens import Experiment, resume
+from fedlens.algorithms.averaging import Parts, averaging
+from fedlens.core.errors import RunFailed
+from fedlens.core.gate import Tally
+from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
+from fedlens.core.seeding import Rng
+from fedlens.experiment import checkpoint
+from fedlens.experiment.progress import Silent
+from fedlens.experiment.runner import Standing, diverged, hopeless
+
+LEAST: dict[str, Any] = {
+    "rounds": 4,
+    "model": "linear",
+    "local": {"lr": 0.1},
+    "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 6}, "validation": 0.1},
+    "select": {"clients_per_round": 3},
+}
+
+
+class Listener(Silent):
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any]] = []
+
+    def started(self, plan: dict[str, Any]) -> None:
+        self.heard.append(("started", plan))
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        self.heard.append(("round", metrics["round"]))
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        self.heard.append(("finished", summary["status"]))
+
+
+def test_a_line_a_round_and_what_is_in_it(tmp_path: Path) -> None:
+    told = Listener()
+    result = Experiment(**LEAST, evaluation={"every": 3}).run(tmp_path / "run", progress=told)
+    evaluated = {"test_loss", "test_accuracy", "validation_loss", "validation_accuracy"}
+    always = {
+        "round", "local_loss", "clients", "failed", "examples", "batches_max", "bytes_up", "bytes_down", "seconds",
+        "elapsed",
+    }  # fmt: skip
+    assert [set(line) - always for line in result.metrics] == [evaluated, set(), set(), evaluated, evaluated]
+    assert all(always <= set(line) for line in result.metrics)
+    start, first = result.metrics[:2]
+    assert (start["clients"], start["examples"], start["local_loss"], start["bytes_up"]) == (0, 0, None, 0)
+    size = 4 * (64 * 10 + 10)
+    assert (first["clients"], first["failed"], first["batches_max"]) == (3, 0, 7)
+    assert 3 * size <= first["bytes_up"] <= 3 * size + 3 * 8
+    assert 3 * size <= first["bytes_down"] <= 3 * size + 3 * 8
+    assert [name for name, _ in told.heard] == ["started", *["round"] * 5, "finished"]
+    plan = told.heard[0][1]
+    assert (plan["clients"], plan["clients_per_round"], plan["parameters"]) == (6, 3, 650)
+    assert plan["directory"] == str(tmp_path / "run")
+
+
+def test_the_best_round_is_chosen_on_validation_where_there_is_one(tmp_path: Path) -> None:
+    for name, share, on in (("with", 0.1, "validation"), ("without", 0.0, "test")):
+        result = Experiment(**LEAST).with_settings(f"data.validation={share}").run(tmp_path / name)
+        best = result.summary["best"]
+        values = [line[f"{on}_accuracy"] for line in result.metrics]
+        assert (best["chosen_on"], best["metric"]) == (on, f"{on}_accuracy")
+        assert best["value"] == max(values)
+        assert best["round"] == values.index(max(values))
+        kept = [path.name for path in (tmp_path / name / "checkpoint").iterdir()]
+        assert f"round-{best['round']:06d}" in kept
+
+
+def test_clients_are_recorded_when_asked_for(tmp_path: Path) -> None:
+    Experiment(**LEAST, record={"clients": True}).run(tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]
+    assert Counter(row["round"] for row in rows) == {1: 3, 2: 3, 3: 3, 4: 3}
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    mine = [row for row in rows if row["round"] == 2]
+    mean = sum(row["loss"] * row["examples"] for row in mine) / sum(row["examples"] for row in mine)
+    assert mean == pytest.approx(lines[2]["local_loss"], rel=1e-12)
+    Experiment(**LEAST).run(tmp_path / "without")
+    assert not (tmp_path / "without/clients.jsonl").exists()
+
+
+class Resting:
+    """Trains every other round, asks nobody in between, and reports no loss."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.inner = averaging(parts)
+
+    @property
+    def ops(self) -> Any:
+        return {**self.inner.ops, "train": Quiet(self.inner.ops["train"])}
+
+    def round(self, state: Any, ctx: Any) -> Any:
+        if ctx.round % 2:
+            state = yield from self.inner.round(state, ctx)
+        return state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Quiet:
+    def __init__(self, train: Any) -> None:
+        self.train = train
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        outcome = self.train(payload, client, rng)
+        return Outcome(outcome.payload, None, {"examples": outcome.metrics["examples"]})
+
+
+def test_a_round_that_asks_nobody_is_no_failure_and_no_loss_is_none(tmp_path: Path) -> None:
+    result = Experiment(**LEAST, algorithm=Resting).run(tmp_path / "run")
+    assert [line["clients"] for line in result.metrics] == [0, 3, 0, 3, 0]
+    assert [line["local_loss"] for line in result.metrics] == [None] * 5
+    assert result.metrics[1]["test_loss"] == result.metrics[2]["test_loss"]
+    assert result.metrics[1]["examples"] > 0
+
+
+class Breaks:
+    """Evaluates well before the first round and then no more."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.inner = averaging(parts)
+
+    def evaluate(self, state: Any, ctx: Any) -> Any:
+        metrics = yield from self.inner.evaluate(state, ctx)
+        return metrics if ctx.round < 2 else {**metrics, "test_loss": float("nan")}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_a_model_whose_loss_is_no_number_ends_the_run_before_it_counts(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunFailed, match=r"the loss of round 2 is not a finite number; usually the learning rate"
+    ):
+        Experiment(**LEAST, algorithm=Breaks).run(tmp_path / "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["rounds_done"], summary["rounds"]) == ("failed", 1, 4)
+    loaded = checkpoint.load_latest(tmp_path / "run/checkpoint")
+    assert loaded is not None
+    assert loaded.round == 1
+
+
+class Unwilling:
+    """Refuses what comes from client 0, in words of its own."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.inner = averaging(parts)
+
+    def round(self, state: Any, ctx: Any) -> Any:
+        answers = yield Ask("train", [Request(k) for k in (0, 1)], {"model": state["model"], "lr": 0.1})
+        for answer in answers:
+            if answer.client == 0:
+                answer.refuse("not from there")
+        return state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_what_an_algorithm_refuses_is_counted_by_the_clients_name(tmp_path: Path) -> None:
+    result = Experiment(**LEAST, algorithm=Unwilling, record={"clients": True}).run(tmp_path / "run")
+    assert result.summary["failures"] == {"0": {"not from there": 4}}
+    assert result.summary["totals"]["failed"] == 4
+    rows = [json.loads(line) for line in (tmp_path / "run/clients.jsonl").read_text().splitlines()]
+    assert {"round": 3, "client": "0", "failure": "not from there", "times": 1} in rows
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0, [3, 4]), (3600, [4])])
+def test_checkpoints_are_as_far_apart_as_asked_and_the_last_is_always_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, kept: list[int]
+) -> None:
+    saved: list[int] = []
+    real = checkpoint.save
+
+    def save(directory: Path, round: int, payload: Any) -> Path:
+        saved.append(round)
+        return real(directory, round, payload)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    result = Experiment(**LEAST, checkpoint={"seconds": seconds}).run(tmp_path / "run")
+    best = result.summary["best"]["round"]
+    assert saved == ([1, 2, 3, 4] if seconds == 0 else sorted({best, 4}))
+    left = {int(path.name[-6:]) for path in (tmp_path / "run/checkpoint").iterdir()}
+    assert left == {*kept, best}
+
+
+def test_a_standing_survives_a_checkpoint(tmp_path: Path) -> None:
+    before = Standing(
+        7,
+        {"model": {"w": torch.ones(2)}, "server": {}},
+        {3: {"c": torch.zeros(1)}, "@train": {"optimizer": {"m": [torch.ones(1)]}}},
+        {"round": 7, "test_loss": 0.1},
+        [{"round": 7, "client": "3"}],
+        {"round": 5, "metric": "test_accuracy", "value": 0.5, "chosen_on": "test"},
+        {"3": Counter({"late": 2})},
+    )
+    checkpoint.save(tmp_path, 7, before.payload())
+    loaded = checkpoint.load_latest(tmp_path)
+    assert loaded is not None
+    after = Standing.of(loaded.payload)
+    assert (after.round, after.line, after.rows, after.best) == (
+        before.round,
+        before.line,
+        before.rows,
+        before.best,
+    )
+    assert after.failures == before.failures
+    assert list(after.clients) == [3, "@train"]
+    assert torch.equal(after.clients[3]["c"], torch.zeros(1))
+
+
+def test_what_is_said_when_there_is_no_hope() -> None:
+    tally = Tally()
+    for client in (1, 2, 3):
+        tally.failure(client, "update holds NaN or Inf" if client < 3 else "weight is 0, outside (0, 9]")
+    high = "usually the learning rate is too high: local.lr is 0.5, try a tenth, or set local.clip_norm."
+    assert (
+        str(hopeless(4, tally, 0.5))
+        == f"no reply of round 4 was good: update holds NaN or Inf (2 of 3); {high}"
+    )
+    assert str(diverged(4, 0.5)) == f"the loss of round 4 is not a finite number; {high}"
+    assert str(hopeless(4, Tally(), 0.5)) == str(diverged(4, 0.5))
+
+
+def test_failures_are_counted_once_however_often_a_run_is_resumed(tmp_path: Path) -> None:
+    class Stop(Silent):
+        def round_done(self, metrics: dict[str, Any]) -> None:
+            if metrics["round"] == 2:
+                raise KeyboardInterrupt
+
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from tests.unit.experiment.test_runner import Unwilling\n\n"
+        "def unwilling(parts):\n    return Unwilling(parts)\n"
+    )
+    experiment = Experiment(**LEAST, algorithm=f"{file}:unwilling")
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(tmp_path / "run", progress=Stop())
+    assert json.loads((tmp_path / "run/summary.json").read_text())["failures"] == {"0": {"not from there": 2}}
+    assert resume(tmp_path / "run").summary["failures"] == {"0": {"not from there": 4}}
