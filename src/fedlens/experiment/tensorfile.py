@@ -76,6 +76,8 @@ def raw(tensor: Tensor) -> memoryview:
     """
     plain = tensor.detach() if tensor.requires_grad else tensor
     flat = plain.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    if flat.stride() != (1,):  # one element that calls itself contiguous whatever its stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8).numpy().data
 
 

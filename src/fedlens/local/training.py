@@ -84,7 +84,7 @@ class Train:
         rng: Rng,
         state: OptimizerState,
     ) -> tuple[float, int]:
-        """The loop itself; gives the mean loss while training, and how many examples it saw."""
+        """The loop itself; gives the mean of the task's loss while training, and how many examples it saw."""
         settings, rule, task, module = self.settings, self.rule, self.task, learner.module
         step = optimizer(settings, visit.lr, state)
         # The same memory without history: changing it in place needs no leave from autograd.
@@ -96,9 +96,8 @@ class Train:
         for inputs, targets in islice(batches, visit.steps):
             outputs = module(inputs)
             loss = task.loss(outputs, targets)
-            if rule.loss is not None:
-                loss = rule.loss(loss, outputs, targets, visit)
-            gradients = _gradients(loss, parameters)
+            bent = loss if rule.loss is None else rule.loss(loss, outputs, targets, visit)
+            gradients = _gradients(bent, parameters)
             if rule.grad is not None:
                 gradients = rule.grad(gradients, weights, visit)
             if settings.clip_norm is not None:

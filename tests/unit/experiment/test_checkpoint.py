@@ -610,3 +610,12 @@ def test_what_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(DataError, match="damaged"):
         checkpoint.read_model(path)
+
+
+def test_a_single_element_with_a_stride_is_saved(tmp_path: Path) -> None:
+    odd = torch.stack([torch.full((1,), 3.0), torch.zeros(1)], -1)[..., 0]
+    assert odd.stride() == (2,)
+    checkpoint.save(tmp_path, 1, {"state": {"x": odd}})
+    loaded = checkpoint.load_latest(tmp_path)
+    assert loaded is not None
+    assert torch.equal(loaded.payload["state"]["x"], odd)
