@@ -35,15 +35,27 @@ def one_round(state: dict, round: int):
     return {"w": w, "out": out, "seen": seen}
 
 
+def measure(state: dict):
+    """An evaluation between the rounds, while clients are still at work."""
+    (reply,) = yield Ask("measure", [Request("@test")], {"w": state["w"]})
+    return reply.payload["loss"]
+
+
+def loss(payload: Payload, client: Client, rng: Rng) -> Outcome:
+    x, y = client.data
+    return Outcome({"loss": float((x @ payload["w"] - y).square().mean())})
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_late_replies_count_once_and_it_learns(engine: str) -> None:
-    with gate(engine, {"train": train}, Points(shifted=False)) as g:
+    with gate(engine, {"train": train, "measure": loss}, Points(shifted=False)) as g:
         state = {"w": torch.zeros(3, dtype=torch.float64), "out": set(), "seen": []}
         for round in range(1, 121):
             state = g.drive(one_round(state, round), round)
+            g.drive(measure(state), round)
     ids = [seen for seen, _ in state["seen"]]
     assert len(ids) == len(set(ids)) == 240
     assert {age for _, age in state["seen"]} >= {0, 1}
     x, y = Points().holder("@test")
     assert (x @ state["w"] - y).square().mean() < 0.02 * y.square().mean()
-    assert (g.tally.clients, g.tally.failed) == (240, 0)
+    assert (g.tally.replies, g.tally.failed) == (240, 0)

@@ -26,14 +26,24 @@ from fedlens.core.schema import nbytes
 class Tally:
     """What happened in a round, over the clients of the federation (what the server holds itself is left out)."""
 
-    clients: int = 0
+    replies: int = 0
     failed: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    batches_max: int = 0
+    batches: dict[ClientId, int] = field(default_factory=lambda: defaultdict(int))
     per_client: list[dict[str, Any]] = field(default_factory=list)
     failures: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    @property
+    def clients(self) -> int:
+        """How many clients replied, each counted once however often it was asked."""
+        return len(self.batches)
+
+    @property
+    def batches_max(self) -> int:
+        """The batches of the client that did most."""
+        return max(self.batches.values(), default=0)
 
     def asked(self, ask: Ask) -> None:
         """Counts what goes out."""
@@ -48,16 +58,24 @@ class Tally:
             self.bytes_up += reply.nbytes
         elif "batches" not in reply.metrics:
             return
-        self.clients += 1
+        self.replies += 1
+        self.batches[reply.client] += int(reply.metrics.get("batches", 0))
         for name, value in reply.metrics.items():
             self.sums[name] += value
-        self.batches_max = max(self.batches_max, int(reply.metrics.get("batches", 0)))
         self.per_client.append({"client": reply.client, "exchange": reply.id.exchange, **reply.metrics})
 
     def failure(self, client: ClientId, reason: str) -> None:
         """Counts what did not come or was not good."""
         self.failed += 1
         self.failures[client][reason] += 1
+
+    def and_measuring(self, other: Tally) -> None:
+        """Adds what measuring the model cost: bytes and failures, and no training."""
+        self.bytes_up += other.bytes_up
+        self.bytes_down += other.bytes_down
+        self.failed += other.failed
+        for client, reasons in other.failures.items():
+            self.failures[client].update(reasons)
 
 
 class Gate:
@@ -74,10 +92,13 @@ class Gate:
         self.states = states
         self.tally = Tally()
         self._out: set[Id] = set()
+        self._next = (
+            0,
+            0,
+        )  # the round and the number of its next exchange: evaluation counts on where training ended
 
     def drive(self, steps: Generator[Ask, Answers, Any], round: int) -> Any:
         """Runs a generator of asks to its end and returns its value."""
-        exchange = 0
         if not isinstance(steps, Generator):
             raise RunFailed(
                 f"the algorithm gave a {type(steps).__name__} where a generator of asks was wanted",
@@ -86,12 +107,13 @@ class Gate:
         try:
             ask = next(steps)
             while True:
+                exchange = self._next[1] if self._next[0] == round else 0
+                self._next = (round, exchange + 1)
                 answers = self.exchange(ask, round, exchange)
                 try:
                     ask = steps.send(answers)
                 finally:
                     answers.close()
-                exchange += 1
         except StopIteration as stop:
             return stop.value
         finally:

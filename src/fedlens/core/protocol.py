@@ -81,6 +81,12 @@ class Ask:
     deadline: float | None = None
     reduce: Reduce | None = None
 
+    def __post_init__(self) -> None:
+        if self.reduce is not None and self.order == "arrival":
+            raise ValueError(
+                "an ask in arrival order cannot be reduced: its blocks would depend on who was first"
+            )
+
 
 @dataclass
 class Reply:
@@ -96,7 +102,10 @@ class Reply:
     refused: str | None = None
 
     def refuse(self, reason: str) -> None:
-        """Turns the reply down after a look at it: the client's state stays as it was, and the run counts it."""
+        """Turns the reply down after a look at it: the client's state stays as it was, and the run counts it.
+
+        Under `reduce` its tree is folded already, so there the schema alone decides.
+        """
         self.refused = reason
 
 
@@ -115,7 +124,10 @@ Answers = Iterator[Answer]
 
 
 class Outcome(NamedTuple):
-    """What an operation gives back: what is sent, the client's new state (None: unchanged), and numbers to log."""
+    """What an operation gives back: what is sent, the client's new state (None: unchanged), and numbers to log.
+
+    Metrics are sums over the client's work, so that they add up: `loss` summed over `examples`, and `batches`.
+    """
 
     payload: Payload
     state: Payload | None = None

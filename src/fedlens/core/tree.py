@@ -16,6 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedlens.core.errors import FedlensError
+
 Tree = Mapping[str, Tensor]
 Role = Literal["weight", "buffer", "counter", "head", "arch"]
 
@@ -41,6 +43,13 @@ def spec_of(module: nn.Module) -> dict[str, Leaf]:
     'counter'
     """
     parameters = dict(module.named_parameters())
+    tied = [name for name, _ in module.named_parameters(remove_duplicate=False) if name not in parameters]
+    if tied:
+        raise FedlensError(
+            f"the model uses one parameter under two names ('{tied[0]}' is the second)",
+            where="model.name",
+            hint="tied parameters are not supported: call the same layer twice instead",
+        )
     spec: dict[str, Leaf] = {}
     for name, value in module.state_dict().items():
         if name in parameters:

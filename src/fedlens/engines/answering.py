@@ -153,8 +153,11 @@ class Fold:
         if isinstance(answer, Failure):
             return answer
         fold(self.total, self.reduce, answer.payload)
-        rest = {name: value for name, value in answer.payload.items() if name not in self.reduce.fields}
-        return Reply(answer.id, answer.client, rest, answer.metrics, answer.state, answer.nbytes)
+        # Copied, because the block's next operation may work on in the memory that this one answered with.
+        rest = {
+            name: copied(value) for name, value in answer.payload.items() if name not in self.reduce.fields
+        }
+        return Reply(answer.id, answer.client, rest, answer.metrics, copied(answer.state), answer.nbytes)
 
     def result(self) -> Payload | None:
         """The folded payload; None where every reply of the block failed."""

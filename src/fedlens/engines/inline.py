@@ -74,10 +74,8 @@ class Inline:
         answers = self._site.block(ask.op, ask.shared, items, ask.expect, ask.reduce)
         for answer in answers:
             # As if it had been sent: the operation may work on in the memory that it answered with.
-            if isinstance(answer, Reply):
-                answer.state = copied(answer.state)
-                if ask.reduce is None:
-                    answer.payload = copied(answer.payload)
+            if isinstance(answer, Reply) and ask.reduce is None:
+                answer.payload, answer.state = copied(answer.payload), copied(answer.state)
         return late if due is not None and time.monotonic() > due else answers
 
     def close(self) -> None:

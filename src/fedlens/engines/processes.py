@@ -16,7 +16,8 @@ import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program, Reply
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Payload, Program, Reply
+from fedlens.core.schema import nbytes
 from fedlens.engines.answering import Item, copied
 from fedlens.engines.inline import Threads
 from fedlens.engines.memory import keep_freed_memory
@@ -39,7 +40,12 @@ def processes(*, workers: Workers = 0, threads: Threads = 1, window: Window = 51
         raise ConfigError(
             "the engine 'processes' needs Linux or macOS", where="engine.name", hint="use engine.name=inline"
         )
-    return Processes(workers or max(1, (os.cpu_count() or 1) // threads), threads, window)
+    return Processes(workers or max(1, usable_cores() // threads), threads, window)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which in a container can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass
@@ -54,6 +60,9 @@ class _Job:
     blocks: list[range]
     envelope: bytes = b""
     region: Region | None = None
+    states: list[Payload] = field(
+        default_factory=list
+    )  # of each slot's client, as they were when it was asked
     waiting: deque[int] = field(default_factory=deque)
     running: int = 0
     done: dict[int, list[Answer]] = field(default_factory=dict)
@@ -160,6 +169,7 @@ class Processes:
         job = _Job(next(self._numbers), ask, round, exchange, due, blocks, waiting=deque(range(len(blocks))))
         packer = _packed((ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
         job.envelope, job.region = packer.envelope, self._lay(packer)
+        job.states = [self._states.get(request.client) for request in ask.requests]
         return job
 
     def _lay(self, packer: Packer) -> Region | None:
@@ -255,7 +265,7 @@ class Processes:
                 Id(job.round, job.exchange, s),
                 request.client,
                 request.payload,
-                self._states.get(request.client),
+                job.states[s],
             )
             for s, request in ((s, job.ask.requests[s]) for s in job.blocks[block])
         ]
@@ -293,7 +303,7 @@ class Processes:
         self._seconds += 0.2 * (elapsed - self._seconds)
         for answer in answers:
             if isinstance(answer, Reply):
-                self._reply_bytes = max(self._reply_bytes, answer.nbytes)
+                self._reply_bytes = max(self._reply_bytes, answer.nbytes + nbytes(answer.state))
                 if answer.state is not None:
                     # A state outlives the round: a copy of its own lets the worker have its memory back.
                     answer.state = copied(answer.state)

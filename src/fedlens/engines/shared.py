@@ -61,6 +61,17 @@ def _anonymous_file(size: int) -> int:
     return fd
 
 
+def roomy(size: int) -> int:
+    """A size for a region that is to be used again: the next power of two, so that slow growth needs few new ones.
+
+    What is never written to costs no memory.
+
+    >>> roomy(5000)
+    8192
+    """
+    return max(1 << (size - 1).bit_length(), mmap.PAGESIZE)
+
+
 class Pool:
     """Regions for reuse, so that a steady run maps its memory once."""
 
@@ -74,7 +85,7 @@ class Pool:
             region = min(fits, key=lambda r: r.size)
             self._free.remove(region)
             return region
-        return Region(max(size, mmap.PAGESIZE))
+        return Region(roomy(size))
 
     def give(self, region: Region) -> None:
         """Takes a region back."""

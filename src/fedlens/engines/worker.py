@@ -18,7 +18,7 @@ import torch
 from fedlens.core.registry import load_file
 from fedlens.engines.answering import Site
 from fedlens.engines.memory import keep_freed_memory
-from fedlens.engines.shared import Packer, Region, unpack
+from fedlens.engines.shared import Packer, Region, roomy, unpack
 
 
 def main(driver: Connection, settings: dict[str, Any]) -> None:
@@ -61,6 +61,7 @@ class _Worker:
             elif kind == "region":
                 number, size = rest
                 self.regions[number] = Region(size, recv_handle(self.driver), number)
+                self.regions[number].close()  # the mapping keeps the memory
             elif kind == "program":
                 number, envelope = rest
                 self.site = Site(unpack(envelope, self.regions[number].view()))
@@ -109,6 +110,6 @@ class _Worker:
             if region.size >= size:
                 self.free.remove(region)
                 return region, False
-        region = Region(max(size, 4096))
+        region = Region(roomy(size))
         self.own[region.number] = region
         return region, True

@@ -9,13 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from fedlens.core.errors import RunFailed
+from fedlens.core.protocol import Answer, Failure
 from fedlens.core.registry import user_files
+from fedlens.engines.answering import copied
 from fedlens.engines.shared import Region, unpack
+
+_REGIONS = 64  # of one worker's replies, alive at once
 
 
 class Nursery:
@@ -39,7 +44,7 @@ class Nursery:
                 "MKL_NUM_THREADS": str(self.threads),
             }
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fedlens.engines.zygote", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "fedlens.engines.zygote", str(theirs.fileno())],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -136,11 +141,25 @@ class Worker:
         if region is None:
             return number, unpack(envelope, memoryview(b""))
         view = self._replies[region].view(freed=lambda: self._freed.append(region))
-        return number, unpack(envelope, view)
+        answers = unpack(envelope, view)
+        # Each region costs a file descriptor. Where very many replies are kept at once, they become ordinary memory.
+        return number, [_own(answer) for answer in answers] if len(self._replies) > _REGIONS else answers
 
     def close(self) -> None:
         """Closes the connection, at which the worker ends itself."""
         self.connection.close()
+
+
+def _own(answer: Answer) -> Answer:
+    """The answer with memory of its own."""
+    if isinstance(answer, Failure):
+        return replace(answer, folded=copied(answer.folded))
+    return replace(
+        answer,
+        payload=copied(answer.payload),
+        state=copied(answer.state),
+        folded=copied(answer.folded),
+    )
 
 
 def _has_fileno(stream: Any) -> bool:

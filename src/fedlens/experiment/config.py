@@ -47,11 +47,11 @@ class DataSettings(_Table):
 class Seeds(_Table):
     """The `[seeds]` table. Each is derived from `seed` unless it is set."""
 
-    data: int = Field(ge=0, description="synthetic data, and which examples are held out")
-    partition: int = Field(ge=0, description="which example belongs to which client")
-    initialization: int = Field(ge=0, description="the model's first weights")
-    selection: int = Field(ge=0, description="who takes part")
-    training: int = Field(ge=0, description="the order of batches, augmentation, dropout")
+    data: int = Field(ge=0, lt=2**63, description="synthetic data, and which examples are held out")
+    partition: int = Field(ge=0, lt=2**63, description="which example belongs to which client")
+    initialization: int = Field(ge=0, lt=2**63, description="the model's first weights")
+    selection: int = Field(ge=0, lt=2**63, description="who takes part")
+    training: int = Field(ge=0, lt=2**63, description="the order of batches, augmentation, dropout")
 
 
 class Evaluation(_Table):
@@ -85,7 +85,7 @@ class Config(_Table):
     """
 
     name: str = Field("run", min_length=1, description="what the run is called")
-    seed: int = Field(0, ge=0, description="everything random is derived from it")
+    seed: int = Field(0, ge=0, lt=2**63, description="everything random is derived from it")
     rounds: int = Field(ge=1, description="communication rounds")
     data: DataSettings
     model: Named

@@ -110,11 +110,12 @@ class Runner:
         config = self.built.config
         measured: dict[str, float] = {}
         if round % config.evaluation.every == 0 or round == config.rounds:
-            gate.tally = Tally()
+            gate.tally = measuring = Tally()
             measured = gate.drive(self.built.algorithm.evaluate(state, self._context(round)), round)
             if round and not math.isfinite(measured.get("test_loss", 0.0)):
                 self.failures = self._with(tally)
                 raise diverged(round, config.local.lr)
+            tally.and_measuring(measuring)
         line = self._line(round, measured, tally, seconds)
         rows = self._client_lines(round, tally) if config.record.clients else []
         best, self.failures = self._better(line), self._with(tally)

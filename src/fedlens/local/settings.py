@@ -47,6 +47,12 @@ class LocalSettings(BaseModel):
             raise ValueError("nesterov needs optimizer = 'sgd' and a momentum above 0")
         if self.momentum and self.optimizer != "sgd":
             raise ValueError("momentum belongs to optimizer = 'sgd'; adam has betas")
+        if self.optimizer == "sgd" and {"betas", "eps"} & self.model_fields_set:
+            fields = type(self).model_fields
+            if (self.betas, self.eps) != (fields["betas"].default, fields["eps"].default):
+                raise ValueError("betas and eps belong to optimizer = 'adam'; sgd has momentum")
+        if self.lr_decay == 1 and self.lr_decay_every != 1:
+            raise ValueError("lr_decay_every does nothing as long as lr_decay is 1")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("betas have to be at least 0 and below 1")
         if self.stragglers and self.work == 1:

@@ -90,7 +90,7 @@ def test_a_failed_run_exits_1_with_its_summary(
     assert done.returncode == 1
     summary = json.loads(done.stdout)
     assert (summary["status"], summary["error"]) == ("failed", "the loss is NaN everywhere")
-    assert done.stderr.splitlines()[-1] == "error: the loss is NaN everywhere. lower local.lr."
+    assert done.stderr.splitlines()[-1] == "error: the loss is NaN everywhere; lower local.lr."
     assert "Traceback" not in done.stderr
 
 

@@ -28,6 +28,8 @@ def work(payload: Payload, client: Client, rng: Rng) -> Outcome:
     """A vector of this slot's own random numbers; before it, the mischief that the payload asks for."""
     if payload.get("die") == "at the start":
         die(payload)
+    if "touch" in payload:
+        (Path(payload["graves"]) / f"{client.id}").touch()
     time.sleep(payload.get("seconds", 0.0))
     vector = torch.rand(payload.get("size", 16), generator=rng.torch("work")) * payload.get("scale", 1.0)
     if payload.get("die") == "in the middle":
@@ -78,6 +80,7 @@ def answers_to(gate: Gate, wanted: Ask, round: int = 1) -> list[Answer]:
     def steps() -> Any:
         return list((yield wanted))
 
+    gate._next = (0, 0)  # as if nothing had been asked in this round yet: the same ids, so the same answers
     found: list[Answer] = gate.drive(steps(), round)
     return found
 

@@ -72,6 +72,7 @@ OUTCOMES: dict[str, Callable[[], Any]] = {
         {"update": {"w": W}, "weight": 1.0, "v": W}, None, {"examples": 2, "loss": math.nan}
     ),
     "metric word": lambda: Outcome({"update": {"w": W}, "weight": 1.0, "v": W}, None, {"loss": "low"}),  # type: ignore[dict-item]
+    "a set": lambda: Outcome({"kinds": {1, 2}}),
     "nothing": lambda: None,
     "raises": fail,
     "exits": lambda: sys.exit("enough"),
@@ -99,6 +100,7 @@ REASONS = {
     "state no mapping": "its state is a Tensor, not a mapping",
     "metric nan": "its metric 'loss' holds NaN or Inf",
     "metric word": "ValueError: could not convert string to float: 'low'",
+    "a set": "update is missing",
     "nothing": "TypeError: fedlens.core.protocol.Outcome() argument after * must be an iterable, not NoneType",
     "raises": "ValueError: the first line (test_answering.py, line ",
     "exits": "SystemExit: enough (test_answering.py, line ",
@@ -145,9 +147,13 @@ def test_each_fault_is_a_failure_of_its_client_and_the_others_count(gate: Gate) 
 
 def test_without_a_schema_what_cannot_be_sent_is_refused_all_the_same(gate: Gate) -> None:
     """`inline` sends nothing, and gives the same answer as the engines that do."""
-    found = answers_to(gate, Ask("misbehave", [Request(0, {"do": "no tensor"}), Request(1, {"do": "inf"})]))
+    names = ["no tensor", "inf", "a set"]
+    found = answers_to(gate, Ask("misbehave", [Request(k, {"do": name}) for k, name in enumerate(names)]))
     assert isinstance(found[0], Reply)
-    assert isinstance(found[1], Failure)
+    assert [answer.reason for answer in found[1:] if isinstance(answer, Failure)] == [
+        "v holds NaN or Inf",
+        "the payload.kinds holds a set, which cannot be sent",
+    ]
     assert foreign({"f": print}) == "the payload.f holds a builtin_function_or_method, which cannot be sent"
     assert foreign([{"a": (1, 2.0, b"x", "y", None, True, W)}]) is None
     assert foreign({"a": np.ones(3)}) == "the payload.a holds a ndarray, which cannot be sent"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from tests.unit.engines.engine_kit import answers_to, ask, fresh
 with fresh() as gate:
     print(*gate.engine.pids, gate.engine._nursery._process.pid, flush=True)
     answers_to(gate, ask([{"print": "from a worker"}]))
-    answers_to(gate, ask([{"seconds": 30.0}] * 4))
+    answers_to(gate, ask([{"seconds": 30.0, "touch": True}] * 4, shared={"graves": "."}))
 """
 STARTING = """
 import time
@@ -50,7 +51,7 @@ finally:
 """
 
 
-def drive(code: str) -> tuple[subprocess.Popen[str], list[int]]:
+def drive(code: str, cwd: Path) -> tuple[subprocess.Popen[str], list[int]]:
     """A driver in a process group of its own, and the process ids that it prints."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     process = subprocess.Popen(
@@ -60,15 +61,23 @@ def drive(code: str) -> tuple[subprocess.Popen[str], list[int]]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        cwd=cwd,
     )
     assert process.stdout is not None
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
 
-def test_workers_go_when_their_driver_is_killed() -> None:
-    process, pids = drive(DRIVER)
+def busy(cwd: Path) -> None:
+    """Waits until both workers are at work."""
+    while len(list(cwd.iterdir())) < 2:
+        time.sleep(0.01)
+
+
+def test_workers_go_when_their_driver_is_killed(tmp_path: Path) -> None:
+    process, pids = drive(DRIVER, tmp_path)
     try:
         assert len(pids) == 3
+        busy(tmp_path)
         process.kill()
         assert gone_within(5, pids)
     finally:
@@ -79,9 +88,11 @@ def test_workers_go_when_their_driver_is_killed() -> None:
 
 
 @pytest.mark.parametrize("code", [DRIVER, STARTING])
-def test_ctrl_c_is_the_drivers_and_no_worker_complains(code: str) -> None:
-    process, pids = drive(code)
+def test_ctrl_c_is_the_drivers_and_no_worker_complains(code: str, tmp_path: Path) -> None:
+    process, pids = drive(code, tmp_path)
     try:
+        if code == DRIVER:
+            busy(tmp_path)
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=20)
     finally:
@@ -95,9 +106,9 @@ def test_ctrl_c_is_the_drivers_and_no_worker_complains(code: str) -> None:
     assert "worker.py" not in err
 
 
-def test_a_print_in_a_worker_comes_out_at_once_and_on_standard_error() -> None:
+def test_a_print_in_a_worker_comes_out_at_once_and_on_standard_error(tmp_path: Path) -> None:
     code = DRIVER.replace("30.0", "0.0") + "\nprint('done')"
-    process, _ = drive(code)
+    process, _ = drive(code, tmp_path)
     out, err = process.communicate(timeout=30)
     assert (out, err, process.returncode) == ("done\n", "from a worker\n", 0)
 

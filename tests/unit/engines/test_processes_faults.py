@@ -166,16 +166,14 @@ def test_the_process_that_starts_workers_is_killed() -> None:
 def test_a_slow_client_does_not_idle_the_other_worker(gate: Gate) -> None:
     slow_again(gate)
     began = time.monotonic()
-    found = answers_to(gate, ask([{"seconds": 1.0}, *[{"seconds": 0.05}] * 8]))
+    found = answers_to(gate, ask([{"seconds": 1.0}, *[{"seconds": 0.05}] * 14]))
     elapsed = time.monotonic() - began
     slow, *quick = [answer.metrics for answer in found if isinstance(answer, Reply)]
-    assert len(quick) == 8
+    assert len(quick) == 14
     assert {m["pid"] for m in quick}.isdisjoint({slow["pid"]})
     assert max(m["ended"] for m in quick) < slow["ended"]
-    assert (
-        elapsed < 1.0 + 0.4
-    )  # one after the other would be 1.4 and more, and waiting for each its turn as well
-    assert [answer.client for answer in found] == list(range(9))
+    assert elapsed < 1.5  # one after the other would be 1.7 and more
+    assert [answer.client for answer in found] == list(range(15))
 
 
 def test_replies_that_wait_for_their_turn_stay_within_the_window() -> None:
@@ -246,16 +244,16 @@ def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate
 
 
 def test_nothing_new_is_begun_after_the_deadline(gate: Gate, tmp_path: Path) -> None:
+    """Not even what was waiting for room in the window, of which there is plenty when all the rest is given up."""
     slow_again(gate)
-    answers_to(
-        gate,
-        ask(
-            [{"seconds": 0.4}] * 2 + [{"die": "at the start"}] * 4,
-            deadline=0.2,
-            shared={"graves": str(tmp_path)},
-        ),
-    )
-    answers_to(gate, ask([{}] * 4))
+    engine = gate.engine
+    engine._window, engine._reply_bytes, before = 1, 2**20, engine._window  # type: ignore[attr-defined]
+    requests = [{"seconds": 0.5}, {}, {}, *[{"touch": True}] * 4]
+    try:
+        answers_to(gate, ask(requests, deadline=0.3, shared={"graves": str(tmp_path)}))
+        answers_to(gate, ask([{"seconds": 0.02}] * 6), 2)
+    finally:
+        engine._window, engine._reply_bytes = before, 0  # type: ignore[attr-defined]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -297,7 +295,8 @@ def test_memory_does_not_grow_from_round_to_round(gate: Gate) -> None:
         gc.collect()
         return shared_bytes()
 
-    assert rounds(4, 30) <= rounds(1, 4)
+    settled = rounds(1, 4)
+    assert rounds(4, 34) < settled + 40 * 200_000  # of the 180 replies
 
 
 def test_several_asks_in_arrival_order(gate: Gate) -> None:
@@ -376,12 +375,14 @@ def test_nothing_is_left_when_an_engine_is_closed() -> None:
 
     once(False)
     gc.collect()
-    before, named = (descriptors(), shared_bytes()), os.listdir("/dev/shm")
+    before, pids = (descriptors(), shared_bytes()), [os.getpid()]
     for stop in (False, True, True):
-        assert gone_within(5, once(stop))
+        pids += once(stop)
+        assert gone_within(5, pids[1:])
         gc.collect()
         assert (descriptors(), shared_bytes()) == before, stop
-    assert os.listdir("/dev/shm") == named
+    # Named memory is called after the process that made it; other programs have theirs.
+    assert not [name for name in os.listdir("/dev/shm") if any(str(pid) in name for pid in pids)]
 
 
 def _first_of(wanted: Ask) -> Any:

@@ -248,4 +248,7 @@ def test_failures_are_counted_once_however_often_a_run_is_resumed(tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         experiment.run(tmp_path / "run", progress=Stop())
     assert json.loads((tmp_path / "run/summary.json").read_text())["failures"] == {"0": {"not from there": 2}}
+    loaded = checkpoint.load_latest(tmp_path / "run/checkpoint")
+    assert loaded is not None
+    assert loaded.round == 2  # saved when it was stopped, long before its time
     assert resume(tmp_path / "run").summary["failures"] == {"0": {"not from there": 4}}

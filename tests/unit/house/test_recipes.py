@@ -13,7 +13,7 @@ CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]
 
 
 def test_they_are_these() -> None:
-    assert sorted(recipes()) == sorted(["digits", *FASHION, *CIFAR])
+    assert sorted(recipes()) == sorted(["digits", "digits-centralized", *FASHION, *CIFAR])
 
 
 @pytest.mark.parametrize("name", ["digits", *FASHION, *CIFAR])

@@ -149,7 +149,7 @@ def test_hooks_see_the_visit_and_bend_the_training() -> None:
     assert (visit.steps, visit.lr, visit.state) == (3, 0.1, {"times": 4})
     assert torch.equal(visit.labels, DATA.targets)
     assert visit.names == [n for n, _ in SPEC.build().named_parameters()]
-    assert outcome.metrics["loss"] == 0.0  # what the client saw while training
+    assert outcome.metrics["loss"] > 0.0  # the task's, whatever is descended, so that algorithms compare
 
 
 def test_an_unused_parameter_does_not_move() -> None:
