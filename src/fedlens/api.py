@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from fedlens.core.protocol import ModelSpec
     from fedlens.experiment.build import Built
     from fedlens.experiment.rundir import RunDir
     from fedlens.experiment.runner import Standing
@@ -223,7 +224,9 @@ def _carry_out(
             progress.note(str(failure))  # what went wrong first says more
         _report(directory.path, progress)
         progress.finished(summary)
-    return Result(directory.path)
+    assert runner.standing is not None
+    model, _ = built.algorithm.model(runner.standing.state)
+    return Result(directory.path, model)
 
 
 def _report(directory: Path, progress: Progress) -> None:
@@ -251,8 +254,9 @@ class Metrics(list[dict[str, Any]]):
 class Result:
     """What a run left in its directory, read when asked for."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, model: ModelSpec | None = None) -> None:
         self.directory = directory
+        self._model = model  # at hand where the run was made: a function of yours need not be importable
 
     @property
     def metrics(self) -> Metrics:
@@ -274,14 +278,14 @@ class Result:
         """The final model, in evaluation mode."""
         from fedlens.experiment.results import read_module
 
-        return read_module(self._run.model_path)
+        return read_module(self._run.model_path, self._model)
 
     @property
     def best_model(self) -> nn.Module:
         """The model of the best round, in evaluation mode; `summary["best"]` says which round and why."""
         from fedlens.experiment.results import best_path, read_module
 
-        return read_module(best_path(self._run))
+        return read_module(best_path(self._run), self._model)
 
     @property
     def _run(self) -> RunDir:

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.seam.seam_kit import ENGINES, gate
 
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Reduce, Reply, Request
 from fedlens.core.seeding import Rng
+from tests.seam.seam_kit import ENGINES, gate
 
 
 def reuse(payload: Payload, client: Client, rng: Rng) -> Outcome:

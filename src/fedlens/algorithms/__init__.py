@@ -15,3 +15,6 @@ ALGORITHMS = Registry(
         ),
     },
 )
+
+# These select and aggregate nothing. Tables of a recipe that were meant for another algorithm do not stand in the way.
+WITHOUT_SLOTS = frozenset({"centralized"})

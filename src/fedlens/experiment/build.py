@@ -14,10 +14,10 @@ from pydantic import BaseModel, ValidationError
 
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server import SERVERS
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms import ALGORITHMS, WITHOUT_SLOTS
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.selecting import SELECTS
-from fedlens.core.errors import ConfigError, FedlensError
+from fedlens.core.errors import ConfigError, DataError, FedlensError
 from fedlens.core.protocol import Algorithm, Engine, FederationInfo, ModelSpec
 from fedlens.core.registry import Factory, Registry, settings_model
 from fedlens.core.tree import count
@@ -127,6 +127,9 @@ def plan(config: Config, source: Source) -> Plan:
         "algorithm": (ALGORITHMS, config.algorithm),
         "engine": (ENGINES, config.engine),
     }
+    if "algorithm" in source.renamed and config.algorithm["name"] in WITHOUT_SLOTS:
+        left = {slot: None for slot in SLOTS if not _was_set(slot, source)}
+        config = config.model_copy(update=left)
     for slot in SLOTS:
         table = getattr(config, slot)
         if table is not None:
@@ -139,12 +142,21 @@ def plan(config: Config, source: Source) -> Plan:
     return Plan(config.model_copy(update={"data": data, **rest}), chosen, source.locate)
 
 
+def _was_set(table: str, source: Source) -> bool:
+    """Whether an override set this table or a key in it."""
+    return any(key == table or key.startswith(f"{table}.") for key in source.overridden)
+
+
 def _choose(registry: Registry, table: Mapping[str, Any], key: str, source: Source) -> Chosen:
     name = table["name"]
     if callable(name):
         factory, name = name, f"{name.__module__}:{name.__qualname__}"
     elif isinstance(name, str):
         factory = registry.find(name, where=source.locate(f"{key}.name"))
+        file, _, attribute = name.rpartition(":")
+        if file.endswith(".py"):
+            # Written into the run's config.toml, so that it is found again from any directory.
+            name = f"{Path(file).expanduser().resolve()}:{attribute}"
     else:
         where = source.locate(f"{key}.name")
         raise ConfigError(f"the name of the {registry.kind} is {name!r}, and has to be a word", where=where)
@@ -219,6 +231,11 @@ def _build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None)
         config.data.validation,
         config.seeds.data,
     )
+    if len(data.test) == 0:
+        raise DataError(
+            f"the dataset '{dataset.name}' has no test images, so there is nothing to measure a model on",
+            where="data.dataset",
+        )
     if config.data.normalize == "unit":
         channels = len(data.mean)
         data = replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)

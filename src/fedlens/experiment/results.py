@@ -125,8 +125,12 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
     }
 
 
-def read_module(path: Path) -> nn.Module:
-    """The module in a model file, in evaluation mode. Raises `RunDirectoryError` where the run has not written it."""
+def read_module(path: Path, model: ModelSpec | None = None) -> nn.Module:
+    """The module in a model file, in evaluation mode.
+
+    `model` says how to build it; without it the file's own metadata do, which name a factory that can be imported.
+    Raises `RunDirectoryError` where the run has not written the file.
+    """
     if not path.exists():
         raise RunDirectoryError(
             "the run has no such model yet",
@@ -134,11 +138,12 @@ def read_module(path: Path) -> nn.Module:
             hint=f"'fedlens resume {path.parent}' finishes it",
         )
     tree, about = checkpoint.read_model(path)
-    spec = json.loads(about["model"])
-    factory = MODELS.find(spec["name"])
-    model = ModelSpec(
-        factory, spec["name"], spec["settings"], tuple(spec["input_shape"]), spec["classes"], seed=0
-    )
+    if model is None:
+        spec = json.loads(about["model"])
+        factory = MODELS.find(spec["name"])
+        model = ModelSpec(
+            factory, spec["name"], spec["settings"], tuple(spec["input_shape"]), spec["classes"], seed=0
+        )
     module = model.build()
     load_into(module, tree)
     return module.eval()

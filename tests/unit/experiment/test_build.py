@@ -16,7 +16,7 @@ from fedlens.core.tree import digest
 from fedlens.engines.inline import Inline
 from fedlens.experiment.build import Built, build, data_digest, data_directory, located, plan
 from fedlens.experiment.config import read_config
-from fedlens.experiment.sources import Source, override
+from fedlens.experiment.sources import Source, override, read_source
 
 LEAST: dict[str, Any] = {
     "rounds": 3,
@@ -206,3 +206,21 @@ def test_building_leaves_the_random_state_alone() -> None:
     built = made()
     assert torch.equal(torch.get_rng_state(), before)
     assert dataclasses.is_dataclass(built)
+
+
+def test_another_algorithm_leaves_the_recipes_slots_behind() -> None:
+    source = read_source("digits", ["algorithm.name=centralized"])
+    assert plan(read_config(source.values), source).config.select is None
+    source = read_source("digits", ["algorithm.name=centralized", "select.clients_per_round=3"])
+    assert plan(read_config(source.values), source).config.select is not None
+
+
+def test_a_file_of_the_users_is_found_again_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from fedlens.models.simple import linear\ndef net(shape, classes):\n    return linear(shape, classes)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    source = read_source("digits", ["model.name=mine.py:net"])
+    assert plan(read_config(source.values), source).config.model["name"] == f"{tmp_path / 'mine.py'}:net"
