@@ -27,10 +27,10 @@ def auto(**how: Any) -> dict[str, Any]:
 
 
 def at_random(number: str) -> list[dict[str, Any]]:
-    """Ten ends: at some moment after each of the rounds 0 to 4, and, before each of these, at one before any round."""
+    """Ten ends: five soon after a round is written down, and before each of these one before any round is."""
     draw = random.Random(number)
     plan = []
-    for _ in range(ROUNDS - 1):
+    for _ in range(5):
         plan += [auto(after=draw.uniform(0.0, 0.3), signal=number)]
         plan += [auto(lines=1, after=draw.uniform(0.0, 0.1), signal=number)]
     return plan
@@ -51,7 +51,7 @@ def test_killed_at_each_step_of_writing_it_ends_with_the_same_bits(tmp_path: Pat
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> None:
-    experiment(tmp_path, rounds=ROUNDS, epochs=4)
+    experiment(tmp_path, rounds=10, epochs=3)
     with lives(tmp_path) as play:
         first, second, *rest = play([plain(), plain("again"), *at_random("SIGKILL"), auto()])
     assert (first["code"], second["code"], rest[-1]["code"]) == (0, 0, 0), rest[-1]["err"]
@@ -61,7 +61,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_interrupted_at_random_moments_it_says_how_to_go_on(tmp_path: Path, number: str) -> None:
-    experiment(tmp_path, rounds=ROUNDS, epochs=4)
+    experiment(tmp_path, rounds=10, epochs=3)
     with lives(tmp_path) as play:
         first, *rest = play([plain(), *at_random(number), auto()])
     assert first["code"] == rest[-1]["code"] == 0, rest[-1]["err"]

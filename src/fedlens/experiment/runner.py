@@ -186,13 +186,14 @@ class Runner:
     def _save(self) -> None:
         """Saves the best round, where it is not saved yet, and the last."""
         path, standing = self.directory.checkpoint_path, self._reached
-        if standing.round == self._saved_round:
-            return
-        self.directory.sync()
-        best = self._best
-        if best is not None and self._saved_round < best.round < standing.round:
-            checkpoint.save(path, best.round, best.payload())
-        checkpoint.save(path, standing.round, standing.payload())
+        if standing.round != self._saved_round:
+            self.directory.sync()
+            best = self._best
+            if best is not None and self._saved_round < best.round < standing.round:
+                checkpoint.save(path, best.round, best.payload())
+            checkpoint.save(path, standing.round, standing.payload())
+        elif standing.round < self.built.config.rounds:
+            return  # nothing new, and what lies there may be the only one that is whole
         checkpoint.prune(path, keep=2, best=standing.best["round"] if standing.best else None)
         self._saved_round, self._saved_at, self._best = standing.round, time.monotonic(), None
 
