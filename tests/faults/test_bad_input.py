@@ -177,7 +177,7 @@ OWN_FILES = {
     "lost.py:f": "importing lost.py failed: ModuleNotFoundError: No module named 'nowhere_at_all' (--set algorithm.name)",
     "typo.py:f": "importing typo.py failed: SyntaxError: invalid syntax (typo.py, line 1) (--set algorithm.name)",
     "nomodule.x:f": "importing nomodule.x failed: ModuleNotFoundError: No module named 'nomodule' (--set algorithm.name)",
-    "own.py:word": "'own.py:word' is str, not a function that makes a",
+    "own.py:word": "'own.py:word' is str, and a function is wanted that makes the",
     "own.py:bare": "the settings of 'own.py:bare' cannot be read off its signature: KeyError: 'mu' (--set algorithm.name); "
     "a setting is a keyword-only parameter with a type: def make(parts, *, mu: float = 0.1)",
     "own.py:forgetful": "the algorithm 'own.py:forgetful' gave nothing back (--set algorithm.name); "

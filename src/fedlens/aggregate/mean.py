@@ -52,6 +52,14 @@ class Mean:
 
     Running statistics get the same mean, counters the largest value. The additions form a tree that depends on
     the size of the cohort alone, so that every engine gets the same bits.
+
+    >>> import torch
+    >>> from fedlens.core.protocol import Id
+    >>> def reply(slot, weight, value):
+    ...     trees = {"update": {"w": torch.tensor([value])}, "buffers": {}, "counters": {}}
+    ...     return Reply(Id(1, 0, slot), slot, {**trees, "weight": weight})
+    >>> Mean().fold([reply(0, 1.0, 4.0), reply(1, 3.0, 8.0)]).update
+    {'w': tensor([7.])}
     """
 
     weighting: Weighting = "examples"

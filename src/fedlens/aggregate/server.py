@@ -33,7 +33,12 @@ class ServerStep(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """w <- w - gamma Delta."""
+    """w <- w - gamma Delta.
+
+    >>> import torch
+    >>> Plain(lr=0.5).step({"w": torch.tensor([1.0])}, {"w": torch.tensor([1.0])}, {})[0]
+    {'w': tensor([0.5000])}
+    """
 
     lr: float = 1.0
 
@@ -51,6 +56,12 @@ class Momentum:
     """FedAvgM: v <- beta v + Delta, w <- w - gamma v (hsu2019 section 4.2, hsu2020 section 5.1).
 
     With Nesterov's momentum, which hsu2019 uses, w <- w - gamma (Delta + beta v), v being the new one.
+
+    >>> import torch
+    >>> step, delta = Momentum(momentum=0.5), {"w": torch.tensor([1.0])}
+    >>> weights, state = step.step({"w": torch.tensor([0.0])}, delta, {"v": {"w": torch.tensor([2.0])}})
+    >>> weights["w"], state["v"]["w"]
+    (tensor([-2.]), tensor([2.]))
     """
 
     lr: float = 1.0

@@ -29,6 +29,10 @@ class Uniform:
     """A uniformly random cohort without replacement, of those clients that hold data.
 
     With a `fraction` C of K clients it has max(C K, 1) of them, rounded (ghaemi2022 Algorithm 1).
+
+    >>> import numpy as np
+    >>> Uniform(fraction=0.1).size(FederationInfo(np.full(100, 600), 10, (1, 28, 28)))
+    10
     """
 
     clients_per_round: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -47,4 +48,7 @@ def fedlens(
 
 def main() -> None:
     """The entry point of the `fedlens` command."""
-    app(prog_name="fedlens")
+    try:
+        app(prog_name="fedlens")
+    except KeyboardInterrupt:  # before there was anything to stop
+        sys.exit(130)

@@ -86,7 +86,7 @@ def _load(target: str) -> Factory:
 def _callable(found: object, name: str, kind: str, where: str | None) -> Factory:
     if not callable(found):
         raise ConfigError(
-            f"'{name}' is {type(found).__name__}, not a function that makes a {kind}", where=where
+            f"'{name}' is {type(found).__name__}, and a function is wanted that makes the {kind}", where=where
         )
     return found
 

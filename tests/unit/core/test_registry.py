@@ -50,7 +50,7 @@ def test_a_users_file_is_loaded_once(tmp_path) -> None:
     [
         ("{0}/absent.py:make", "is not there"),
         ("{0}/mine.py:mak", "has nothing called 'mak'"),
-        ("{0}/mine.py:NUMBER", "is int, not a function that makes a thing"),
+        ("{0}/mine.py:NUMBER", "is int, and a function is wanted that makes the thing"),
         ("{0}/broken.py:make", "importing {0}/broken.py failed: ZeroDivisionError"),
         ("no_such_package.module:make", "importing no_such_package.module failed"),
     ],
