@@ -1,59 +1,110 @@
-"""What a reader of images hands over: two splits of 8-bit images with labels, and what is known of them."""
+"""What a reader hands over: two splits of examples, and what is known of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import DataError
+from fedlens.data.boxes import Boxes
+from fedlens.data.findings import OnError
+from fedlens.data.images import ImageFiles
+from fedlens.data.table import Table
+
+Kind = Literal["classification", "segmentation", "detection", "language"]
+VOID = 255  # the id of a mask's pixel that counts for nothing
 
 _BLOCK = 4096  # images a pass: the temporaries stay in cache and small beside the data
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """One split: images, and a class for each.
+    """One split: inputs, and a target for each.
+
+    | kind | inputs | targets |
+    |---|---|---|
+    | classification | uint8 [n, C, H, W], 0 to 255, or `ImageFiles` | int64 [n], the class, from 0 on |
+    | segmentation | the same | uint8 [n, H, W], the class of each pixel, 255 for none; or `ImageFiles` of masks |
+    | detection | the same | `Boxes` |
+    | language | int64 [n, T], tokens | int64 [n], or int64 [n, T], the tokens to predict, -1 for none |
 
     Args:
-        inputs: uint8 [n, C, H, W], 0 to 255.
-        targets: int64 [n], from 0 on.
+        columns: what else is known of each example, by name: [n] of strings or numbers. `client` is whose it is.
 
     Raises `DataError` where shapes, types or lengths do not fit.
 
-    >>> len(Examples(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1])))
-    2
+    >>> split = Examples(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]))
+    >>> len(split), split.kind
+    (2, 'classification')
     """
 
-    inputs: NDArray[np.uint8]
-    targets: NDArray[np.int64]
+    inputs: Any  # an array or ImageFiles
+    targets: Any  # an array, ImageFiles or Boxes
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.inputs.dtype != np.uint8 or self.inputs.ndim != 4:
-            found = f"{self.inputs.dtype} {list(self.inputs.shape)}"
-            raise DataError(f"the images are {found}, and have to be uint8 [n, C, H, W]")
-        if self.targets.dtype != np.int64 or self.targets.ndim != 1:
-            found = f"{self.targets.dtype} {list(self.targets.shape)}"
-            raise DataError(f"the labels are {found}, and have to be int64 [n]")
-        if len(self.inputs) != len(self.targets):
-            raise DataError(f"there are {len(self.inputs)} images and {len(self.targets)} labels")
+        inputs, targets = self.inputs, self.targets
+        if self.kind == "language":
+            if inputs.dtype != np.int64:
+                raise DataError(f"the tokens are {_found(inputs)}, and have to be int64 [n, T]")
+        elif inputs.dtype != np.uint8 or len(inputs.shape) != 4:
+            raise DataError(f"the images are {_found(inputs)}, and have to be uint8 [n, C, H, W]")
+        if self.kind == "segmentation":
+            if targets.shape[1:] != inputs.shape[2:]:
+                raise DataError(f"the masks are {_found(targets)}, and the images {_found(inputs)}")
+        elif self.kind == "classification" and (targets.dtype != np.int64 or targets.ndim != 1):
+            raise DataError(f"the labels are {_found(targets)}, and have to be int64 [n]")
+        if len(inputs) != len(targets):
+            what = "labels" if self.kind == "classification" else "targets"
+            thing = "texts" if self.kind == "language" else "images"
+            raise DataError(f"there are {len(inputs)} {thing} and {len(targets)} {what}")
+        for name, column in self.columns.items():
+            if len(column) != len(inputs):
+                raise DataError(
+                    f"the column '{name}' has {len(column)} values, and there are {len(inputs)} examples"
+                )
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.inputs)
+
+    @property
+    def kind(self) -> Kind:
+        """What task the examples are for, by their form."""
+        if isinstance(self.targets, Boxes):
+            return "detection"
+        if isinstance(self.targets, ImageFiles) or self.targets.ndim == 3:
+            return "segmentation"
+        return "language" if len(self.inputs.shape) == 2 else "classification"
+
+    def take(self, rows: NDArray[Any]) -> Examples:
+        """The examples at the positions `rows`, int64 [k]."""
+        inputs = self.inputs.subset(rows) if isinstance(self.inputs, ImageFiles) else self.inputs[rows]
+        if isinstance(self.targets, ImageFiles):
+            targets: Any = self.targets.subset(rows)
+        else:
+            targets = self.targets.take(rows) if isinstance(self.targets, Boxes) else self.targets[rows]
+        return Examples(inputs, targets, {name: column[rows] for name, column in self.columns.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A dataset in memory.
+    """A dataset, in memory or in image files.
 
     Args:
         name: as in the registry.
         train, test: the published splits, in the published order.
         classes: the name of each class; a label is a position in it.
-        mean, std: of the training images scaled to [0, 1], one number a channel.
+        mean, std: of the training images scaled to [0, 1], one number a channel; empty for text.
         licence, source: for the report, and for whoever passes the data on.
+        coarse: int64 [classes], the group that each class belongs to, where classes have groups.
+        notes: sentences on what was left out or put right while reading.
+        on_error: what becomes of an image that cannot be decoded after all: the run stops, or it is left out.
 
     Raises `DataError` where a label has no class, or the splits do not have the same image shape.
     """
@@ -66,21 +117,86 @@ class Dataset:
     std: tuple[float, ...]
     licence: str
     source: str
+    coarse: NDArray[np.int64] | None = None
+    notes: tuple[str, ...] = ()
+    on_error: OnError = "stop"
 
     def __post_init__(self) -> None:
+        if self.train.kind != self.test.kind:
+            raise DataError(
+                f"the training split is for {self.train.kind}, the test split for {self.test.kind}",
+                where=self.name,
+            )
         for split, examples in (("train", self.train), ("test", self.test)):
-            check_labels(examples.targets, len(self.classes), where=f"{self.name}, {split}")
+            if isinstance(examples.targets, Boxes):
+                check_labels(examples.targets.labels, len(self.classes), where=f"{self.name}, {split}")
+            elif self.kind == "classification" and isinstance(examples.targets, np.ndarray):
+                check_labels(examples.targets, len(self.classes), where=f"{self.name}, {split}")
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
             shapes = f"{list(self.train.inputs.shape[1:])} and {list(self.test.inputs.shape[1:])}"
             raise DataError(f"the images of the two splits have shapes {shapes}", where=self.name)
-        if not len(self.mean) == len(self.std) == self.input_shape[0]:
+        if self.kind != "language" and not len(self.mean) == len(self.std) == self.input_shape[0]:
             raise DataError("mean and std need one number a channel", where=self.name)
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one image."""
-        channels, height, width = self.train.inputs.shape[1:]
-        return channels, height, width
+    def kind(self) -> Kind:
+        """What task the data are for."""
+        return self.train.kind
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W) of one image, or (T,) of one text."""
+        return tuple(self.train.inputs.shape[1:])
+
+    def table(self) -> Table:
+        """What a partitioner may know of the training split. Masks in files are decoded for it, once."""
+        marks, offsets = marks_of(self.train)
+        return Table(
+            marks,
+            offsets,
+            self.classes,
+            self.train.columns,
+            self.coarse,
+            single=self.kind == "classification"
+            or (self.kind == "language" and len(marks) == len(self.train)),
+            dataset=self.name,
+        )
+
+
+def marks_of(examples: Examples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(marks int64 [m], offsets int64 [n + 1]): the classes that each example counts for; see `Table`."""
+    targets = examples.targets
+    if isinstance(targets, np.ndarray) and targets.ndim == 1:
+        return targets, np.arange(len(targets) + 1)
+    if isinstance(targets, np.ndarray) and examples.kind == "language":
+        given = targets >= 0
+        return targets[given].astype(np.int64), np.concatenate([[0], np.cumsum(given.sum(axis=1))])
+    if isinstance(targets, Boxes):
+        rows = np.repeat(np.arange(len(targets)), np.diff(targets.offsets))
+        width = int(targets.labels.max(initial=0)) + 1
+        keys = np.unique(rows * width + targets.labels)
+        return keys % width, np.searchsorted(keys, np.arange(len(targets) + 1) * width)
+    shown = [_shown(mask) for mask in targets] if isinstance(targets, np.ndarray) else _shown_in(targets)
+    offsets = np.cumsum([0, *map(len, shown)])
+    return np.concatenate([*shown, np.empty(0, np.int64)]).astype(np.int64), offsets
+
+
+def _shown(mask: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The classes that a mask shows, void left out."""
+    counts = np.bincount(mask.ravel(), minlength=VOID + 1)
+    return np.flatnonzero(counts[:VOID])
+
+
+def _shown_in(masks: ImageFiles) -> list[NDArray[np.int64]]:
+    def one(at: int) -> NDArray[np.int64]:
+        return _shown(masks.decode(at))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(one, range(len(masks))))
+
+
+def _found(array: Any) -> str:
+    return f"{getattr(array, 'dtype', type(array).__name__)} {list(getattr(array, 'shape', []))}"
 
 
 def check_labels(labels: NDArray[Any], classes: int, where: str) -> None:

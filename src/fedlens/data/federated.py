@@ -1,10 +1,11 @@
-"""A dataset scattered over clients: the images once, and for each client a view of who has what."""
+"""A dataset scattered over clients: the examples once, and for each client a view of who has what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,24 +13,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.images import ImageFiles
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.table import Table
 
-Partitioner = Callable[[NDArray[np.int64]], Partition]
+Partitioner = Callable[[Table], Partition]
+Scope = Literal["global", "client"]
 
 
 @dataclass(frozen=True, eq=False)
 class TensorExamples:
-    """Images and labels as tensors.
+    """Inputs and targets as tensors, or as files from which they are made.
 
     Args:
-        inputs: uint8 [n, C, H, W].
-        targets: int64 [n].
+        inputs: uint8 [n, C, H, W] or int64 [n, T].
+        targets: int64 [n] or [n, T], uint8 [n, H, W], or `Boxes`.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Any
+    targets: Any
 
     @classmethod
     def of(cls, examples: Examples) -> TensorExamples:
@@ -39,9 +44,28 @@ class TensorExamples:
     def __len__(self) -> int:
         return len(self.targets)
 
+    @property
+    def values(self) -> int:
+        """How many numbers one input is."""
+        return int(np.prod(self.inputs.shape[1:]))
+
     def take(self, index: Tensor) -> TensorExamples:
-        """A copy of the examples at the positions `index`, int64 [k]."""
-        return TensorExamples(self.inputs.index_select(0, index), self.targets.index_select(0, index))
+        """The examples at the positions `index`, int64 [k], in memory of their own."""
+        return TensorExamples(_take(self.inputs, index), _take(self.targets, index))
+
+    def stretch(self, start: int, stop: int) -> TensorExamples:
+        """The examples from `start` to before `stop`: views, where they lie in memory."""
+        return TensorExamples(_stretch(self.inputs, start, stop), _stretch(self.targets, start, stop))
+
+    def feed(self, hashed: hashlib._Hash) -> None:
+        """Feeds a hash with the bytes in memory; of what is in files, with their names and sizes."""
+        for part in (self.inputs, self.targets):
+            if isinstance(part, ImageFiles):
+                hashed.update(part.fingerprint().encode())
+                continue
+            for tensor in _tensors(part):
+                hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+                hashed.update(tensor.contiguous().numpy().data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,22 +75,27 @@ class FederatedData:
     Args:
         train: the whole training split; `indices` point into it.
         test: the test split.
-        validation: the held-out part of the training split, or None.
+        held: int64, the positions in `train` that are held out for validation, or None.
+        held_offsets: int64 [clients + 1], where each client held out its own: client k holds out
+            `held[held_offsets[k] : held_offsets[k + 1]]`; None where they were held out of all.
         indices, offsets: int64; client k holds `train` at `indices[offsets[k] : offsets[k + 1]]`.
         classes: the name of each class.
         mean, std: for `fedlens.data.transforms.normalize`.
-        input_shape: (C, H, W).
+        input_shape: (C, H, W), or (T,).
+        features: float32 [clients] by name, how each client sees its images; see `fedlens.data.shifts`.
     """
 
     train: TensorExamples
     test: TensorExamples
-    validation: TensorExamples | None
+    held: Tensor | None
+    held_offsets: NDArray[np.int64] | None
     indices: Tensor
     offsets: NDArray[np.int64]
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
+    features: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def clients(self) -> int:
@@ -77,19 +106,30 @@ class FederatedData:
         """int64 [n_k]: the positions in `train` that client number `client` holds; a view."""
         return self.indices[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
+    def client_held(self, client: int) -> Tensor | None:
+        """int64 [m_k]: the positions in `train` that this client holds out; None where no client does."""
+        if self.held is None or self.held_offsets is None:
+            return None
+        return self.held[int(self.held_offsets[client]) : int(self.held_offsets[client + 1])]
+
     def sizes(self) -> NDArray[np.int64]:
         """int64 [clients]: how many examples each client holds."""
         return np.diff(self.offsets)
 
 
 def federate(
-    dataset: Dataset, partitioner: Partitioner, validation: float = 0.0, seed: int = 0
+    dataset: Dataset,
+    partitioner: Partitioner,
+    validation: float = 0.0,
+    seed: int = 0,
+    scope: Scope = "global",
 ) -> tuple[FederatedData, Partition]:
-    """Scatters the training split of `dataset`, after holding out the share `validation` of it.
+    """Scatters the training split of `dataset`, and holds out the share `validation` of it.
 
-    `partitioner` gets the labels of what is not held out, and its partition is translated back: the indices
-    always count in the published training split, and those held out do not occur. Which examples are held out
-    is uniformly random and depends on `seed` and the number of examples alone.
+    With `scope` "global" the share is held out first, of all examples, and `partitioner` gets the table of what
+    is left; its partition is translated back: the indices always count in the published training split. With
+    "client" the partition is drawn first, and every client holds out its share of its own. Which examples are
+    held out is uniformly random and depends on `seed` and the numbers of examples alone.
 
     Raises `ConfigError` where `validation` is not in [0, 1), or leaves nothing to train on; `DataError` where
     the partition points outside the data it was given.
@@ -98,28 +138,34 @@ def federate(
     >>> from fedlens.data.partition.iid import iid
     >>> from pathlib import Path
     >>> whole = digits(Path(), False, 0)
-    >>> data, partition = federate(whole, lambda labels: iid(labels, 0, clients=20), validation=0.1)
-    >>> data.clients, len(data.validation), partition.dataset
+    >>> data, partition = federate(whole, lambda table: iid(table, 0, clients=20), validation=0.1)
+    >>> data.clients, len(data.held), partition.dataset
     (20, 144, 'digits')
     """
-    kept, held = hold_out(len(dataset.train), validation, seed)
-    drawn = partitioner(dataset.train.targets[kept])
+    table = dataset.table()
+    kept, held = hold_out(len(table), validation if scope == "global" else 0.0, seed)
+    drawn = partitioner(table.take(kept) if len(held) else table)
     if drawn.indices.size and drawn.indices.max() >= len(kept):
         raise DataError(
             f"the partition points to example {drawn.indices.max()} of {len(kept)}", where=dataset.name
         )
     partition = replace(drawn, indices=kept[drawn.indices], dataset=dataset.name)
-    train = TensorExamples.of(dataset.train)
+    held_offsets = None
+    if scope == "client" and validation:
+        partition, held, held_offsets = hold_out_each(partition, validation, seed)
+    partition = partition.counted(table)
     data = FederatedData(
-        train=train,
+        train=TensorExamples.of(dataset.train),
         test=TensorExamples.of(dataset.test),
-        validation=train.take(torch.from_numpy(held)) if len(held) else None,
+        held=torch.from_numpy(held) if len(held) else None,
+        held_offsets=held_offsets,
         indices=torch.from_numpy(partition.indices.copy()),
         offsets=partition.offsets,
         classes=dataset.classes,
         mean=dataset.mean,
         std=dataset.std,
         input_shape=dataset.input_shape,
+        features={name: torch.from_numpy(v).float() for name, v in partition.features.items()},
     )
     return data, partition
 
@@ -144,5 +190,57 @@ def hold_out(examples: int, share: float, seed: int) -> tuple[NDArray[np.int64],
     return np.sort(order[count:]), np.sort(order[:count])
 
 
-def _tensor(array: NDArray[Any]) -> Tensor:
+def hold_out_each(
+    partition: Partition, share: float, seed: int
+) -> tuple[Partition, NDArray[np.int64], NDArray[np.int64]]:
+    """(the partition without them, held out, offsets): each client holds out `share` of its own examples.
+
+    Of n_k examples it is share n_k, rounded up or down at random so that the mean is exact; a client keeps at
+    least one to train on.
+
+    Raises `ConfigError` where the share is not in [0, 1), or so small that no client holds out any.
+
+    >>> p, held, offsets = hold_out_each(Partition.of_owners([0] * 10 + [1] * 5, 2), 0.2, seed=0)
+    >>> p.sizes().tolist(), len(held), offsets.tolist()
+    ([8, 4], 3, [0, 2, 3])
+    """
+    hold_out(len(partition.indices), share, seed)  # its checks
+    rounding, choosing = streams(seed, 2)
+    sizes = partition.sizes()
+    counts = np.floor(share * sizes + rounding.random_sample(len(sizes)) * (1 - 1e-9)).astype(np.int64)
+    counts = np.clip(counts, 0, np.maximum(sizes - 1, 0))
+    if not counts.any():
+        raise ConfigError(
+            f"a validation share of {share} holds out no example of any client", where="data.validation"
+        )
+    owners = partition.owners()
+    # A random order within each client; its first examples are held out.
+    order = np.lexsort((choosing.random_sample(len(owners)), owners))
+    rank = np.arange(len(owners)) - partition.offsets[:-1][owners]
+    out = np.zeros(len(owners), bool)
+    out[order[rank < counts[owners]]] = True
+    offsets = np.concatenate([[0], np.cumsum(sizes - counts)])
+    rest = replace(partition, indices=partition.indices[~out], offsets=offsets)
+    return rest, partition.indices[out].copy(), np.concatenate([[0], np.cumsum(counts)])
+
+
+def _tensor(array: Any) -> Any:
+    if not isinstance(array, np.ndarray):
+        return array
     return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _take(part: Any, index: Tensor) -> Any:
+    if isinstance(part, Tensor):
+        return part.index_select(0, index)
+    return _tensor(part.take(index.numpy()))
+
+
+def _stretch(part: Any, start: int, stop: int) -> Any:
+    return part[start:stop] if isinstance(part, Tensor) else _take(part, torch.arange(start, stop))
+
+
+def _tensors(part: Any) -> list[Tensor]:
+    if isinstance(part, Boxes):
+        return [torch.from_numpy(a) for a in (part.boxes, part.labels, part.offsets)]
+    return [part]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlens.core.protocol import ClientId
 from fedlens.core.seeding import Rng
 from fedlens.data.federated import FederatedData, TensorExamples
-from fedlens.data.transforms import normalize, pad_crop_flip
-
-Augment = Literal["none", "pad-crop-flip"]
+from fedlens.data.shifts import shifted
+from fedlens.data.transforms import Augment, normalize
 
 _WHOLE = 2**26  # bytes of floats up to which a client's images are normalized at once, not batch by batch
 
@@ -23,29 +23,38 @@ _WHOLE = 2**26  # bytes of floats up to which a client's images are normalized a
 class Holding:
     """The examples of one holder.
 
-    `indices` are the positions of its examples, int64 [n]; None means all of `examples`.
+    Args:
+        examples: what `indices` point into.
+        indices: the positions of its examples, int64 [n]; None means all of `examples`.
+        mean, std: for `normalize`.
+        augment: what becomes of the images while training, uint8 [k, C, H, W] to the same.
+        features: how the images are seen, float32 [1] for the whole holder or [n], by name; see
+            `fedlens.data.shifts`.
+        validation: the examples that this holder holds out of its own, where clients do.
     """
 
     examples: TensorExamples
     indices: Tensor | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    augment: Augment = "none"
+    augment: Augment | None = None
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+    validation: Holding | None = None
 
     def __len__(self) -> int:
         return len(self.examples) if self.indices is None else len(self.indices)
 
     def labels(self) -> Tensor:
         """int64 [n]: the labels, in the holder's order."""
-        return self.examples.targets if self.indices is None else self.examples.targets[self.indices]
+        targets: Tensor = self.examples.targets
+        return targets if self.indices is None else targets[self.indices]
 
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Normalized images float32 [k, C, H, W] and labels of the positions start to stop, never augmented."""
-        if self.indices is None:
-            images, labels = self.examples.inputs[start:stop], self.examples.targets[start:stop]
-        else:
-            taken = self.examples.take(self.indices[start:stop])
-            images, labels = taken.inputs, taken.targets
+        if self.indices is None and not self.features:
+            taken = self.examples.stretch(start, stop)
+            return normalize(taken.inputs, self.mean, self.std), taken.targets
+        images, labels = self._images(torch.arange(start, min(stop, len(self))))
         return normalize(images, self.mean, self.std), labels
 
     def batches(self, size: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
@@ -55,20 +64,29 @@ class Holding:
         the order is left as it is and nothing is drawn.
         """
         n = len(self)
-        values = self.examples.inputs[0].numel() if n else 0
         generator = rng.torch("batches")
-        if self.augment == "none" and n * values * 4 <= _WHOLE:
+        if self.augment is None and n * self.examples.values * 4 <= _WHOLE:
             yield from self._from_memory(size, generator)
         augmenting = rng.torch("augment")
         while True:
             order = self._order(n, size, generator)
             for start in range(0, n, size):
-                at = order[start : start + size]
-                taken = self.examples.take(at if self.indices is None else self.indices[at])
-                images = taken.inputs
-                if self.augment == "pad-crop-flip":
-                    images = pad_crop_flip(images, augmenting)
-                yield normalize(images, self.mean, self.std), taken.targets
+                images, labels = self._images(order[start : start + size])
+                if self.augment is not None:
+                    images = self.augment(images, augmenting)
+                yield normalize(images, self.mean, self.std), labels
+
+    def _images(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """The images uint8 and labels at the positions `at` of this holder, as it sees them."""
+        positions = at if self.indices is None else self.indices[at]
+        taken = self.examples.take(positions)
+        if not self.features:
+            return taken.inputs, taken.targets
+        own = {
+            name: values[at] if len(values) > 1 else values.expand(len(at))
+            for name, values in self.features.items()
+        }
+        return shifted(taken.inputs, own, positions), taken.targets
 
     def _from_memory(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         n = len(self)
@@ -89,26 +107,52 @@ class Holding:
 
 @dataclass(frozen=True)
 class Holders:
-    """Finds the data of every client, and of the server: `@test`, `@validation`, and `@train`, all clients' pooled."""
+    """Finds the data of every client, and of the server.
+
+    The server has `@test`, `@validation` (what is held out), and `@train`, all clients' examples pooled. Test
+    images are seen as they are; held-out and training images as the client sees them that they belong to.
+    """
 
     data: FederatedData
-    augment: Augment = "none"
+    augment: Augment | None = None
 
     def holder(self, client: ClientId) -> Holding:
         """The data of this holder. Raises `KeyError` for one that there is not."""
         data = self.data
         if not isinstance(client, str):
-            return Holding(data.train, data.client_indices(client), data.mean, data.std, self.augment)
+            own = {name: values[client : client + 1] for name, values in data.features.items()}
+            held = data.client_held(client)
+            validation = None if held is None else self._of(data.train, held, None, own)
+            return replace(
+                self._of(data.train, data.client_indices(client), self.augment, own), validation=validation
+            )
         if client == "@train":
-            return Holding(data.train, data.indices, data.mean, data.std, self.augment)
-        examples = {"@test": data.test, "@validation": data.validation}[client]
-        if examples is None:
-            raise KeyError(client)
-        return Holding(examples, None, data.mean, data.std)
+            return self._of(data.train, data.indices, self.augment, self._each(data.offsets))
+        if client == "@validation" and data.held is not None:
+            return self._of(data.train, data.held, None, self._each(data.held_offsets))
+        if client == "@test":
+            return self._of(data.test, None, None, {})
+        raise KeyError(client)
+
+    def _of(
+        self,
+        examples: TensorExamples,
+        indices: Tensor | None,
+        augment: Augment | None,
+        features: Mapping[str, Tensor],
+    ) -> Holding:
+        return Holding(examples, indices, self.data.mean, self.data.std, augment, features)
+
+    def _each(self, offsets: NDArray[np.int64] | None) -> dict[str, Tensor]:
+        """The features of each example of all clients, one client after the other."""
+        if offsets is None:
+            return {}
+        counts = torch.from_numpy(np.diff(offsets))
+        return {name: values.repeat_interleave(counts) for name, values in self.data.features.items()}
 
     def held(self) -> dict[str, int]:
         """How many examples the server can measure on, by name."""
         sizes = {"@test": len(self.data.test), "@train": len(self.data.indices)}
-        if self.data.validation is not None:
-            sizes["@validation"] = len(self.data.validation)
+        if self.data.held is not None:
+            sizes["@validation"] = len(self.data.held)
         return sizes

@@ -24,8 +24,10 @@ from fedlens.core.tree import count
 from fedlens.data.datasets import DATASETS
 from fedlens.data.federated import federate
 from fedlens.data.holders import Holders
+from fedlens.data.loading import loaded
 from fedlens.data.partition import PARTITIONS
 from fedlens.data.partition.partition import Partition
+from fedlens.data.transforms import pad_crop_flip
 from fedlens.engines import ENGINES
 from fedlens.engines.answering import told
 from fedlens.experiment.config import SLOTS, Config
@@ -225,11 +227,19 @@ def build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None =
 def _build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None) -> Built:
     config, chosen = planned.config, planned.chosen
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
+    if dataset.kind != "classification":
+        raise ConfigError(
+            f"'{dataset.name}' is for {dataset.kind}, and there is no training for that yet",
+            where="data.dataset",
+            hint="its partitions can be made and looked at with 'fedlens partition'",
+        )
+    dataset = loaded(dataset, int(config.data.cache * 2**30))
     data, partition = federate(
         dataset,
-        lambda labels: chosen["data.partition"](labels, config.seeds.partition),
+        lambda table: chosen["data.partition"](table, config.seeds.partition),
         config.data.validation,
         config.seeds.data,
+        config.data.validation_from,
     )
     if len(data.test) == 0:
         raise DataError(
@@ -239,7 +249,7 @@ def _build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None)
     if config.data.normalize == "unit":
         channels = len(data.mean)
         data = replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
-    holders = Holders(data, config.data.augment)
+    holders = Holders(data, pad_crop_flip if config.data.augment == "pad-crop-flip" else None)
     federation = FederationInfo(partition.sizes(), len(data.classes), data.input_shape, holders.held())
     model = ModelSpec(
         chosen["model"].factory,
@@ -268,7 +278,7 @@ def _build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None)
         config,
         holders,
         partition,
-        partition.class_counts(dataset.train.targets, len(data.classes)),
+        partition.census.dense() if partition.census else np.empty((0, 0)),
         algorithm,
         engine if engine is not None else chosen["engine"](),
         model,
@@ -284,9 +294,7 @@ def data_digest(built: Built) -> str:
     data = built.holders.data
     hashed = hashlib.sha256()
     for split in (data.train, data.test):
-        for tensor in (split.inputs, split.targets):
-            hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            hashed.update(tensor.contiguous().numpy().data)
+        split.feed(hashed)
     return hashed.hexdigest()
 
 

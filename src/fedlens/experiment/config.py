@@ -36,6 +36,15 @@ class DataSettings(_Table):
     validation: float = Field(
         0.0, ge=0, lt=1, description="share of the training data held out for validation"
     )
+    validation_from: Literal["global", "client"] = Field(
+        "global", description="global: held out of all examples; client: each client holds out of its own"
+    )
+    cache: float = Field(
+        2.0,
+        ge=0,
+        le=4096,
+        description="GiB of decoded images kept in memory; read from their files beyond that",
+    )
     augment: Literal["none", "pad-crop-flip"] = Field(
         "none", description="none, or pad-crop-flip (by 4 pixels)"
     )

@@ -22,7 +22,7 @@ def test_the_images_are_there_once(dataset: Dataset) -> None:
     data, _ = federate(dataset, lambda labels: iid(labels, 0, clients=8))
     assert data.train.inputs.data_ptr() == dataset.train.inputs.ctypes.data
     assert data.test.targets.data_ptr() == dataset.test.targets.ctypes.data
-    assert data.validation is None
+    assert data.held is None
     assert (data.classes, data.mean, data.std, data.input_shape) == (
         dataset.classes,
         dataset.mean,
@@ -52,9 +52,8 @@ def test_held_out_examples_go_to_nobody_and_indices_count_in_the_original_split(
     data, partition = federate(dataset, partitioner, validation=0.1, seed=3)
     kept, held = hold_out(200, 0.1, 3)
     assert seen == [180]
-    assert data.validation is not None
-    assert torch.equal(data.validation.inputs, data.train.inputs[torch.from_numpy(held)])
-    assert torch.equal(data.validation.targets, data.train.targets[torch.from_numpy(held)])
+    assert data.held is not None
+    assert torch.equal(data.held, torch.from_numpy(held))
     assert not set(partition.indices.tolist()) & set(held.tolist())
     plain = shards(dataset.train.targets[kept], 0, clients=4)
     np.testing.assert_array_equal(

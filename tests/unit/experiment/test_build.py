@@ -145,7 +145,7 @@ def test_an_algorithm_that_hands_on_another_ones_rounds_is_taken() -> None:
         ({"engine": lambda: 3}, "made a int, which has no 'open' (engine.name)."),
         (
             {"data": {**LEAST["data"], "partition": lambda labels, seed: labels}},
-            "made a ndarray, which has no 'ids'",
+            "made a Table, which has no 'ids'",
         ),
     ],
 )

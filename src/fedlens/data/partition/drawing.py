@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.errors import ConfigError
+from fedlens.data.table import Table
 
 
 def streams(seed: int, count: int) -> list[np.random.RandomState]:
@@ -36,11 +37,10 @@ def check_population(examples: int, clients: int) -> None:
         )
 
 
-def check_classes(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """The labels as int64 [n]; raises `DataError` where they are not one class an example."""
-    array = np.asarray(labels)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or (len(array) and array.min() < 0):
-        raise DataError(
-            f"the labels are {array.dtype} {list(array.shape)}, and have to be whole numbers [n] from 0 on"
-        )
-    return array.astype(np.int64, copy=False)
+def check_classes(labels: Table | NDArray[Any]) -> NDArray[np.int64]:
+    """The labels as int64 [n].
+
+    Raises `DataError` where they are not one class an example, `ConfigError` where a table says that its
+    examples have several.
+    """
+    return Table.of(labels).labels

@@ -9,7 +9,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedlens.core.errors import DataError
+from fedlens.data.partition.census import Census
+from fedlens.data.table import Table
 
 FORMAT = "fedlens partition 1"
 _UNREADABLE = (
@@ -43,6 +45,9 @@ class Partition:
         offsets: int64 [clients + 1], from 0 to m.
         spec: the recipe: its name, its settings and its seed; carried along, and no part of the digest.
         dataset: the name of the dataset that the indices point into.
+        features: float64 [clients] by name, how each client sees its images (`fedlens.data.shifts`); none usually.
+        census: who holds how much of which class, where that was counted; it follows from the labels, and is no
+            part of the digest.
 
     The arrays are read-only. Raises `DataError` where they contradict each other.
 
@@ -56,13 +61,20 @@ class Partition:
     offsets: NDArray[np.int64]
     spec: Mapping[str, Any] = field(default_factory=dict)
     dataset: str = ""
+    features: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    census: Census | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(self.ids))
         object.__setattr__(self, "indices", _read_only(self.indices, "indices"))
         object.__setattr__(self, "offsets", _read_only(self.offsets, "offsets"))
         object.__setattr__(self, "spec", dict(self.spec))
+        features = {name: np.asarray(values, np.float64) for name, values in sorted(self.features.items())}
+        object.__setattr__(self, "features", features)
         fault = _fault(self.ids, self.indices, self.offsets)
+        for name, values in features.items():
+            if values.shape != (len(self.ids),) or not np.isfinite(values).all():
+                fault = fault or f"the feature '{name}' is not one finite number a client"
         if fault:
             raise DataError(f"this is no partition: {fault}", where=self.dataset or None)
 
@@ -107,12 +119,15 @@ class Partition:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 in hexadecimal of dataset, ids, offsets and indices; the same on every machine."""
+        """SHA-256 in hexadecimal of dataset, ids, offsets, indices and features; the same on every machine."""
         head = json.dumps([FORMAT, self.dataset, list(self.ids)], ensure_ascii=True, separators=(",", ":"))
         hashed = hashlib.sha256(head.encode("ascii"))
         for array in (self.offsets, self.indices):
             hashed.update(np.array([len(array)], "<i8").tobytes())
             hashed.update(array.astype("<i8", copy=False).tobytes())
+        for name, values in self.features.items():
+            hashed.update(f"{name}\n".encode())
+            hashed.update(values.astype("<f8", copy=False).tobytes())
         return hashed.hexdigest()
 
     def sizes(self) -> NDArray[np.int64]:
@@ -141,28 +156,24 @@ class Partition:
         cells = np.bincount(self.owners() * columns + held, minlength=len(self) * columns)
         return cells.reshape(len(self), columns)
 
-    def client_emds(self, labels: NDArray[Any]) -> NDArray[np.float64]:
+    def client_emds(self, labels: Table | ArrayLike) -> NDArray[np.float64]:
         """float64 [clients]: the earth mover's distance of each client's classes from the population's.
 
-        EMD(q_i, p) = ||q_i - p||_1, in [0, 2], with p = sum_i (n_i / n) q_i (hsu2020, section 6.1). It is NaN
-        for a client without examples.
+        See `Census.client_emds`. `labels` are those of the whole training split, or its table.
         """
-        counts = self.class_counts(labels)
-        sizes = counts.sum(axis=1, keepdims=True)
-        population = counts.sum(axis=0) / max(1, len(self.indices))
-        shares = np.divide(counts, sizes, out=np.full(counts.shape, np.nan), where=sizes > 0)
-        distances: NDArray[np.float64] = np.abs(shares - population).sum(axis=1)
-        return distances
+        return Census.of(self, labels).client_emds()
 
-    def emd(self, labels: NDArray[Any]) -> float:
+    def emd(self, labels: Table | ArrayLike) -> float:
         """The non-identicalness of the population: sum_i (n_i / n) EMD(q_i, p) (hsu2020, section 6.1).
 
         >>> Partition.of_owners([0, 0, 1, 1], 2).emd(np.array([0, 0, 1, 1]))
         1.0
         """
-        if not len(self.indices):
-            return float("nan")
-        return float(np.nansum(self.client_emds(labels) * self.sizes()) / len(self.indices))
+        return Census.of(self, labels).emd()
+
+    def counted(self, labels: Table | ArrayLike) -> Partition:
+        """The same partition with its census."""
+        return replace(self, census=Census.of(self, labels))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the partition as an npz file without pickled objects, whole or not at all."""
@@ -180,12 +191,18 @@ class Partition:
                     spec=_text(json.dumps(self.spec)),
                     dataset=_text(self.dataset),
                     digest=_text(self.digest),
+                    **self._more(),
                 )
             part.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 part.unlink()
             raise DataError(f"the partition cannot be written: {error.strerror}", where=str(path)) from error
+
+    def _more(self) -> dict[str, Any]:
+        """The arrays of the file that not every partition has."""
+        features = {f"feature_{name}": values for name, values in self.features.items()}
+        return features | _census_arrays(self.census)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partition:
@@ -204,7 +221,14 @@ class Partition:
                 ids = tuple(json.loads(_string(file["ids"])))
                 spec = json.loads(_string(file["spec"]))
                 digest, dataset = _string(file["digest"]), _string(file["dataset"])
-                partition = cls(ids, file["indices"], file["offsets"], spec, dataset)
+                features = {
+                    name.removeprefix("feature_"): file[name]
+                    for name in file.files
+                    if name.startswith("feature_")
+                }
+                partition = cls(ids, file["indices"], file["offsets"], spec, dataset, features)
+                if "census_counts" in file.files:
+                    partition = replace(partition, census=_read_census(file, partition))
         except FileNotFoundError:
             raise DataError("there is no partition", where=str(path)) from None
         except DataError as error:
@@ -239,6 +263,23 @@ def _fault(ids: tuple[str, ...], indices: NDArray[np.int64], offsets: NDArray[np
     ordered = np.sort(indices)
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])
     return f"example {ordered[twice[0]]} is assigned twice" if len(twice) else None
+
+
+def _census_arrays(census: Census | None) -> dict[str, NDArray[Any]]:
+    if census is None:
+        return {}
+    return {
+        "census_classes": _text(json.dumps(census.classes)),
+        "census_columns": census.columns,
+        "census_counts": census.counts,
+        "census_offsets": census.offsets,
+    }
+
+
+def _read_census(file: Mapping[str, NDArray[Any]], partition: Partition) -> Census:
+    classes = tuple(json.loads(_string(file["census_classes"])))
+    columns, counts, offsets = (file[f"census_{name}"] for name in ("columns", "counts", "offsets"))
+    return Census(classes, columns, counts, offsets, partition.sizes())
 
 
 def _text(value: str) -> NDArray[np.uint8]:

@@ -1,0 +1,60 @@
+"""The objects of images: boxes and their classes, in compressed rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.core.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Image i shows the objects `offsets[i] : offsets[i + 1]`.
+
+    Args:
+        boxes: float32 [m, 4], left, top, right, bottom in pixels of the image as it is delivered.
+        labels: int64 [m], the class of each object, from 0 on.
+        offsets: int64 [n + 1], from 0 to m.
+
+    Raises `DataError` where the arrays contradict each other.
+
+    >>> two = Boxes(np.array([[0, 0, 4, 4]], np.float32), np.array([1]), np.array([0, 1, 1]))
+    >>> len(two), two.labels_of(0).tolist(), two.labels_of(1).tolist()
+    (2, [1], [])
+    """
+
+    boxes: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if self.boxes.dtype != np.float32 or self.boxes.shape != (len(self.labels), 4):
+            found = f"{self.boxes.dtype} {list(self.boxes.shape)}"
+            raise DataError(f"the boxes are {found}, and have to be float32 [{len(self.labels)}, 4]")
+        ends = len(self.offsets) and self.offsets[0] == 0 and self.offsets[-1] == len(self.labels)
+        if not ends or (np.diff(self.offsets) < 0).any():
+            raise DataError(f"the offsets of the boxes do not go up from 0 to {len(self.labels)}")
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.offsets) - 1
+
+    def boxes_of(self, image: int) -> NDArray[np.float32]:
+        """float32 [k, 4]: the boxes of one image; a view."""
+        return self.boxes[self.offsets[image] : self.offsets[image + 1]]
+
+    def labels_of(self, image: int) -> NDArray[np.int64]:
+        """int64 [k]: the classes of one image's objects; a view."""
+        return self.labels[self.offsets[image] : self.offsets[image + 1]]
+
+    def take(self, rows: NDArray[Any]) -> Boxes:
+        """The objects of the images at the positions `rows`, int64 [k]."""
+        rows = np.asarray(rows, np.int64)
+        counts = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        places = np.repeat(self.offsets[:-1][rows] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return Boxes(self.boxes[places], self.labels[places], offsets)

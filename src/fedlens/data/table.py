@@ -1,0 +1,143 @@
+"""What a partitioner may know of the examples: their classes, and whatever columns stand beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedlens.core.errors import ConfigError, DataError, nearest
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One row an example, without the images themselves.
+
+    A *mark* is one class that an example counts for. A classified image has one mark, its label. An image with
+    a mask or with boxes has one mark for each class that it shows, however often. A text has one mark for each
+    token that is to be predicted.
+
+    Args:
+        marks: int64 [m], the marks of the examples, example after example.
+        offsets: int64 [n + 1]; example i has the marks `marks[offsets[i] : offsets[i + 1]]`.
+        classes: the name of each class.
+        columns: what else is known of each example, by name: [n] of strings or numbers.
+        coarse: int64 [classes], the group of each class, where classes have groups (CIFAR-100).
+        single: whether each example has exactly one mark *because* it is classified.
+        positions: int64 [n], where the examples stand in the training split; None is one after the other.
+        dataset: the dataset's name.
+        total: how many examples the training split has.
+
+    Raises `DataError` where the lengths do not fit.
+
+    >>> table = Table.of([0, 1, 1])
+    >>> len(table), table.labels.tolist(), table.classes
+    (3, [0, 1, 1], ('0', '1'))
+    """
+
+    marks: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    classes: tuple[str, ...]
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    coarse: NDArray[np.int64] | None = None
+    single: bool = True
+    positions: NDArray[np.int64] | None = None
+    dataset: str = ""
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.offsets) - 1
+        for name, column in self.columns.items():
+            if len(column) != n:
+                raise DataError(f"the column '{name}' has {len(column)} values, and there are {n} examples")
+        if self.single and n != len(self.marks):
+            raise DataError(f"{n} examples have {len(self.marks)} labels")
+
+    @classmethod
+    def of(
+        cls, labels: Table | ArrayLike, columns: Mapping[str, ArrayLike] | None = None, **more: Any
+    ) -> Table:
+        """A table of labels, one whole number an example; a table is given back as it is.
+
+        Raises `DataError` where they are not whole numbers from 0 on.
+        """
+        if isinstance(labels, Table):
+            return labels
+        array = np.asarray(labels)
+        if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0)):
+            raise DataError(
+                f"the labels are {array.dtype} {list(array.shape)}, and have to be whole numbers [n] from 0 on"
+            )
+        names = tuple(map(str, range(int(array.max(initial=-1)) + 1)))
+        given = {name: np.asarray(column) for name, column in (columns or {}).items()}
+        settings: dict[str, Any] = {"classes": names, "columns": given} | more
+        return cls(array.astype(np.int64, copy=False), np.arange(len(array) + 1), **settings)
+
+    @classmethod
+    def of_sets(cls, sets: list[list[int]], classes: int | None = None, **more: Any) -> Table:
+        """A table of examples with several classes each.
+
+        >>> Table.of_sets([[0, 2], [], [1]]).marks.tolist()
+        [0, 2, 1]
+        """
+        marks = np.array([mark for marks in sets for mark in marks], np.int64)
+        offsets = np.cumsum([0, *map(len, sets)])
+        count = int(marks.max(initial=-1)) + 1 if classes is None else classes
+        return cls(marks, offsets, **({"classes": tuple(map(str, range(count))), "single": False} | more))
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return len(self.offsets) - 1
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """The labels, so that a partitioner that knows arrays only takes a table too."""
+        return self.labels.astype(dtype or np.int64, copy=bool(copy))
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """int64 [n]: the class of each example. Raises `ConfigError` where an example may have several."""
+        if not self.single:
+            raise ConfigError(
+                f"the examples of '{self.dataset or 'this dataset'}' have several classes each, not one",
+                hint="take a partition that copes: iid, quantity, natural, lda-multilabel, detection-frequency",
+            )
+        return self.marks
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """int64 [m]: the example of each mark."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    def column(self, name: str) -> NDArray[Any]:
+        """[n]: a column. Raises `ConfigError` with the nearest right name where there is none."""
+        if name in self.columns:
+            return self.columns[name]
+        hint = nearest(name, self.columns) if self.columns else "take a partition by labels, say dirichlet"
+        raise ConfigError(
+            f"{self.dataset or 'the dataset'} has no column '{name}'", where="column", hint=hint
+        )
+
+    def where(self) -> NDArray[np.int64]:
+        """int64 [n]: the position of each row in the training split."""
+        return np.arange(len(self)) if self.positions is None else self.positions
+
+    def take(self, rows: NDArray[Any]) -> Table:
+        """The table of the examples `rows`, int64 [k], in that order."""
+        rows = np.asarray(rows, np.int64)
+        counts = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        places = np.repeat(self.offsets[:-1][rows] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return Table(
+            self.marks[places],
+            offsets,
+            self.classes,
+            {name: column[rows] for name, column in self.columns.items()},
+            self.coarse,
+            self.single,
+            self.where()[rows],
+            self.dataset,
+            len(self) if self.total is None else self.total,
+        )
