@@ -86,7 +86,8 @@ class Table:
         marks = np.array([mark for marks in sets for mark in marks], np.int64)
         offsets = np.cumsum([0, *map(len, sets)])
         count = int(marks.max(initial=-1)) + 1 if classes is None else classes
-        return cls(marks, offsets, **({"classes": tuple(map(str, range(count))), "single": False} | more))
+        settings: dict[str, Any] = {"classes": tuple(map(str, range(count))), "single": False} | more
+        return cls(marks, offsets, **settings)
 
     def __len__(self) -> int:
         """The number of examples."""
