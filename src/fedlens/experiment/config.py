@@ -24,6 +24,13 @@ def _named(value: Any) -> Any:
 Named = Annotated[dict[str, Any], BeforeValidator(_named)]
 
 
+def _listed(value: Any) -> Any:
+    """A list of tables; one alone is short for a list of one, and "none" for none."""
+    if isinstance(value, str) and value == "none":
+        return []
+    return [_named(item) for item in (value if isinstance(value, list | tuple) else [value])]
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,8 +52,9 @@ class DataSettings(_Table):
         le=4096,
         description="GiB of decoded images kept in memory; read from their files beyond that",
     )
-    augment: Literal["none", "pad-crop-flip"] = Field(
-        "none", description="none, or pad-crop-flip (by 4 pixels)"
+    augment: Annotated[list[dict[str, Any]], BeforeValidator(_listed)] = Field(
+        [],
+        description="what becomes of training images: a name (pad-crop-flip), a table, or a list of them in order",
     )
     normalize: Literal["standard", "unit"] = Field(
         "standard", description="standard: mean 0 and deviation 1 a channel; unit: 0 to 1, nothing more"

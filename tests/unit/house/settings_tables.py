@@ -18,6 +18,7 @@ from fedlens.aggregate.server import SERVERS
 from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.selecting import SELECTS
 from fedlens.core.registry import Registry, settings_model
+from fedlens.data.augment import AUGMENTS
 from fedlens.data.datasets import DATASETS
 from fedlens.data.partition import PARTITIONS
 from fedlens.engines import ENGINES
@@ -26,6 +27,7 @@ from fedlens.local.rules import RULES
 from fedlens.models import MODELS
 
 REGISTRIES: dict[str, Registry] = {
+    "data.augment": AUGMENTS,
     "data.dataset": DATASETS,
     "data.partition": PARTITIONS,
     "model": MODELS,

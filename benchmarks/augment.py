@@ -1,0 +1,79 @@
+"""What augmentation costs beside a training step: batches of 32 and 64 images 3x32x32, `hsu-cnn`, one thread.
+
+    python -m benchmarks.augment
+
+Steps (forward, backward, SGD) and augmentations are timed in turn; each figure is the median, and the share is that
+of the medians. `gather` is what making a batch costs without any augmentation, and is not part of the shares.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.limit import cifar_cnn
+from fedlens.data.augment import AUGMENTS, Chain
+from fedlens.data.transforms import Augment, normalize
+
+SHAPE = (3, 32, 32)
+TURNS = 40
+ALL = ("crop", "flip", "colour-jitter", "random-resized-crop")
+
+
+def step_of(batch: int) -> Callable[[], None]:
+    """One local SGD step on a batch."""
+    model = cifar_cnn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs, targets = torch.rand(batch, *SHAPE), torch.randint(0, 10, (batch,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long one call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Prints the table."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    made: dict[str, Augment] = {name: AUGMENTS.find(name)(SHAPE) for name in AUGMENTS}
+    made["all four"] = Chain(tuple(made[name] for name in ALL))
+    data = torch.randint(0, 256, (500, *SHAPE), dtype=torch.uint8)
+    for batch in (32, 64):
+        images = data[:batch].clone()
+        index = torch.randperm(500)[:batch]
+        works: dict[str, Callable[[], object]] = {
+            "step": step_of(batch),
+            "gather": lambda index=index: normalize(data[index], (0.5,) * 3, (0.25,) * 3),
+            **{
+                name: lambda change=change, images=images: change(images, generator)
+                for name, change in made.items()
+            },
+        }
+        times: dict[str, list[float]] = {name: [] for name in works}
+        for work in works.values():
+            work()
+        for _ in range(TURNS):
+            for name, work in works.items():
+                times[name].append(seconds(work))
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        print(f"batch of {batch}")
+        for name, value in medians.items():
+            share = "" if name == "step" else f"{value / medians['step']:8.1%} of a step"
+            print(f"  {name:22}{value * 1e3:8.2f} ms{share}")
+
+
+if __name__ == "__main__":
+    main()

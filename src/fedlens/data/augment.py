@@ -1,0 +1,304 @@
+"""Augmentation of training images, batched: every image of a batch is changed in its own way, without a loop.
+
+An augmentation takes uint8 [n, C, H, W] and a generator and gives the same shape and type; its input is left as it
+was. All random numbers of a batch are drawn at once, in the order that the docstrings say, on the generator's device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.registry import Entry, Registry
+from fedlens.data.transforms import Augment, pad_crop_flip
+
+_HERE = "fedlens.data.augment"
+
+AUGMENTS = Registry(
+    "augmentation",
+    {
+        "pad-crop-flip": Entry(
+            f"{_HERE}:make_pad_crop_flip", "crop and flip in one pass (hsu2019, He et al. 2016)"
+        ),
+        "crop": Entry(f"{_HERE}:make_crop", "moved by up to a few pixels, zeros coming in"),
+        "flip": Entry(f"{_HERE}:make_flip", "mirrored left to right with probability 1/2"),
+        "colour-jitter": Entry(
+            f"{_HERE}:make_colour_jitter", "brightness, contrast, saturation and hue changed at random"
+        ),
+        "random-resized-crop": Entry(
+            f"{_HERE}:make_random_resized_crop", "a random part, scaled up to the whole (Szegedy et al. 2015)"
+        ),
+    },
+)
+
+Shape = Sequence[int]
+_TRIES = 10
+_GREY = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as torchvision rounds it
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Augmentations one after the other.
+
+    >>> both = Chain((make_crop((3, 8, 8), pad=1), make_flip((3, 8, 8))))
+    >>> both(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.Generator()).shape
+    torch.Size([2, 3, 8, 8])
+    """
+
+    steps: tuple[Augment, ...]
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        for step in self.steps:
+            images = step(images, generator)
+        return images
+
+
+@dataclass(frozen=True)
+class PadCropFlip:
+    """See `fedlens.data.transforms.pad_crop_flip`."""
+
+    pad: int
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return pad_crop_flip(images, generator, self.pad)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Pads with zeros and cuts a window of the old size out. Draws `torch.randint(0, 2 pad + 1, (2, n))`."""
+
+    pad: int
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        n, _, height, width = images.shape
+        edges = torch.randint(0, 2 * self.pad + 1, (2, n), generator=generator, device=generator.device)
+        edges = edges.to(images.device)
+        padded = torch.nn.functional.pad(images, (self.pad,) * 4)
+        rows = edges[0, :, None] + torch.arange(height, device=images.device)
+        columns = edges[1, :, None] + torch.arange(width, device=images.device)
+        one = torch.arange(n, device=images.device)[:, None, None]
+        # Indexing with the channels in the middle puts them last.
+        return padded[one, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Mirrors each image left to right where `torch.rand(n) < p`."""
+
+    p: float
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = torch.rand(len(images), generator=generator, device=generator.device)
+        mirrored = (drawn < self.p).to(images.device)[:, None, None, None]
+        return torch.where(mirrored, images.flip(3), images)
+
+
+@dataclass(frozen=True)
+class ColourJitter:
+    """Brightness, contrast, saturation and hue, in this order, each image by its own factors.
+
+    With a strength s, the factor is uniform in [max(0, 1 - s), 1 + s]; for the hue h, the turn is uniform in
+    [-h, h] of a whole one. Draws one `torch.rand(4, n)`. Brightness multiplies; contrast blends with the mean
+    grey of the image; saturation blends with the grey image; hue turns it in HSV: the definitions of
+    torchvision, on values that are rounded once, at the end. (torchvision also draws the order of the four.)
+    """
+
+    brightness: float
+    contrast: float
+    saturation: float
+    hue: float
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = torch.rand(4, len(images), generator=generator, device=generator.device).to(images.device)
+        drawn = drawn[:, :, None, None, None]
+        x = images.float().div_(255)
+        if self.brightness:
+            x = x.mul_(_factor(drawn[0], self.brightness)).clamp_(0, 1)
+        if self.contrast:
+            mean = grey(x).mean((1, 2, 3), keepdim=True)
+            x = _blend(x, mean, _factor(drawn[1], self.contrast))
+        if self.saturation:
+            x = _blend(x, grey(x), _factor(drawn[2], self.saturation))
+        if self.hue:
+            x = turn_hue(x, self.hue * (2 * drawn[3] - 1).squeeze(1))
+        return x.mul_(255).round_().to(torch.uint8)
+
+
+def _factor(drawn: Tensor, strength: float) -> Tensor:
+    low = max(0.0, 1 - strength)
+    return low + (1 + strength - low) * drawn
+
+
+def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return torch.lerp(other.expand_as(images), images, factor).clamp_(0, 1)
+
+
+def grey(images: Tensor) -> Tensor:
+    """[n, 1, H, W]: the luma of images in [0, 1]; images of one channel are their own."""
+    if images.shape[1] == 1:
+        return images
+    red, green, blue = images.unbind(1)
+    return (_GREY[0] * red + _GREY[1] * green + _GREY[2] * blue).unsqueeze(1)
+
+
+def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
+    """Turns the hue of images float [n, 3, H, W] in [0, 1] by `turn` [n, 1, 1] of a whole turn, in HSV.
+
+    With v the largest channel and c = v - the smallest, channel k of a colour of hue h in [0, 6) is
+    v - c max(0, min(1, q, 4 - q)) with q = (offset_k + h) mod 6, offset 5, 3, 1 for red, green, blue.
+
+    >>> red = torch.tensor([1.0, 0, 0]).view(1, 3, 1, 1)
+    >>> turn_hue(red, torch.full((1, 1, 1), 1 / 3)).flatten().round().tolist()
+    [0.0, 1.0, 0.0]
+    """
+    value, top = images.max(1)
+    chroma = value - images.amin(1)
+    red, green, blue = images.unbind(1)
+    safe = torch.where(chroma > 0, chroma, 1.0)
+    # Which of the three sixths the hue is measured from depends on the largest channel.
+    ahead = torch.where(top == 0, green - blue, torch.where(top == 1, blue - red, red - green))
+    hue = ahead / safe + 2 * top + 6 * turn
+    offsets = torch.tensor([5.0, 3.0, 1.0], device=images.device).view(1, 3, 1, 1)
+    q = (offsets + hue.unsqueeze(1)).remainder_(6)
+    return value.unsqueeze(1) - chroma.unsqueeze(1) * torch.minimum(q, 4 - q).clamp_(0, 1)
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A window of random area and aspect ratio, scaled to the whole by bilinear interpolation.
+
+    The share of the area is uniform in `scale`, the logarithm of width / height uniform in that of `ratio`, the
+    place uniform; sides are rounded to whole pixels. A window that is larger than the image is drawn again, up
+    to 10 times; then it is the largest one in the middle that keeps to `ratio`. Draws one
+    `torch.rand(4, 10, n)`.
+    """
+
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        n, _, height, width = images.shape
+        boxes = self.windows(n, height, width, generator).to(images.device)
+        return resized(images, boxes)
+
+    def windows(self, n: int, height: int, width: int, generator: torch.Generator) -> Tensor:
+        """float32 [n, 4]: top, left, height and width of the windows, in pixels."""
+        area, aspect, down, across = torch.rand(4, _TRIES, n, generator=generator, device=generator.device)
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        shape = torch.exp(low + (high - low) * aspect)
+        size = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * area)
+        wide, tall = torch.sqrt(size * shape).round(), torch.sqrt(size / shape).round()
+        fits = (wide >= 1) & (tall >= 1) & (wide <= width) & (tall <= height)
+        first = fits.int().argmax(0, keepdim=True)
+        tall, wide = tall.gather(0, first)[0], wide.gather(0, first)[0]
+        top = torch.floor(down.gather(0, first)[0] * (height - tall + 1))
+        left = torch.floor(across.gather(0, first)[0] * (width - wide + 1))
+        drawn = torch.stack([top, left, tall, wide], 1)
+        return torch.where(fits.any(0)[:, None], drawn, self._middle(height, width).to(drawn))
+
+    def _middle(self, height: int, width: int) -> Tensor:
+        wide, tall = width, height
+        if width / height < self.ratio[0]:
+            tall = round(width / self.ratio[0])
+        elif width / height > self.ratio[1]:
+            wide = round(height * self.ratio[1])
+        return torch.tensor([(height - tall) // 2, (width - wide) // 2, tall, wide])
+
+
+def resized(images: Tensor, windows: Tensor) -> Tensor:
+    """The windows [n, 4] (top, left, height, width) of images uint8 [n, C, H, W], each scaled to H x W.
+
+    Bilinear, half-pixel centres, what is outside the window plays no part: `torchvision`'s `resized_crop` of
+    each image without antialiasing (a window is never larger than the result). As two products with matrices of
+    weights, which is faster than sampling point by point.
+
+    >>> x = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)
+    >>> torch.equal(resized(x, torch.tensor([[0.0, 0, 4, 4]])), x)
+    True
+    """
+    _, _, height, width = images.shape
+    down = _weights(windows[:, 0], windows[:, 2], height)
+    across = _weights(windows[:, 1], windows[:, 3], width)
+    x = down[:, None] @ images.float() @ across[:, None].transpose(2, 3)
+    return x.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _weights(start: Tensor, length: Tensor, size: int) -> Tensor:
+    """float32 [n, size, size]: row i says how much of each pixel is in pixel i of the result."""
+    at = torch.arange(size, device=start.device)
+    inside = (at + 0.5) * (length[:, None] / size) - 0.5
+    place = start[:, None] + inside.clamp(min=0).minimum(length[:, None] - 1)
+    return (1 - (place[:, :, None] - at).abs()).clamp_(min=0)
+
+
+Strength = Annotated[float, Field(ge=0, le=1)]
+Pad = Annotated[int, Field(ge=1, le=512, description="pixels")]
+
+
+def make_pad_crop_flip(shape: Shape, *, pad: Pad = 4) -> PadCropFlip:
+    """Crop and flip in one pass."""
+    return PadCropFlip(pad)
+
+
+def make_crop(shape: Shape, *, pad: Pad = 4) -> Crop:
+    """Moved by up to `pad` pixels each way."""
+    return Crop(pad)
+
+
+def make_flip(
+    shape: Shape,
+    *,
+    p: Annotated[float, Field(gt=0, le=1, description="probability of a mirrored image")] = 0.5,
+) -> Flip:
+    """Mirrored left to right."""
+    return Flip(p)
+
+
+def make_colour_jitter(
+    shape: Shape,
+    *,
+    brightness: Annotated[Strength, Field(description="the factor is in 1 - s to 1 + s")] = 0.4,
+    contrast: Annotated[Strength, Field(description="the factor is in 1 - s to 1 + s")] = 0.4,
+    saturation: Annotated[
+        Strength | None, Field(description="likewise; 0.4 unless the images are grey")
+    ] = None,
+    hue: Annotated[float | None, Field(ge=0, le=0.5, description="largest turn; 0.1 unless grey")] = None,
+) -> ColourJitter:
+    """Brightness, contrast, saturation and hue. Raises `ConfigError` for the colours of grey images."""
+    if shape[0] != 3 and (saturation or hue):
+        name = "saturation" if saturation else "hue"
+        raise ConfigError(f"images of {shape[0]} channel have no {name}", where=name, hint="leave it out")
+    colour = shape[0] == 3
+    return ColourJitter(
+        brightness,
+        contrast,
+        (0.4 if colour else 0.0) if saturation is None else saturation,
+        (0.1 if colour else 0.0) if hue is None else hue,
+    )
+
+
+def make_random_resized_crop(
+    shape: Shape,
+    *,
+    scale: Annotated[tuple[float, float], Field(description="least and largest share of the area")] = (
+        0.08,
+        1.0,
+    ),
+    ratio: Annotated[tuple[float, float], Field(description="least and largest width / height")] = (
+        3 / 4,
+        4 / 3,
+    ),
+) -> RandomResizedCrop:
+    """A random part, scaled to the whole. Raises `ConfigError` where the bounds are not in order."""
+    if not 0 < scale[0] <= scale[1] <= 1:
+        raise ConfigError(f"the scale is {list(scale)}, and has to go up within (0, 1]", where="scale")
+    if not 0 < ratio[0] <= ratio[1]:
+        raise ConfigError(f"the ratio is {list(ratio)}, and has to go up and be above 0", where="ratio")
+    return RandomResizedCrop(scale, ratio)

@@ -1,0 +1,149 @@
+"""Augmentation against torchvision, image by image, and what every augmentation has to keep to."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+import torchvision.transforms.v2.functional as tv
+from torch import Tensor
+
+from fedlens.core.errors import ConfigError
+from fedlens.data import augment
+from fedlens.data.transforms import Augment, pad_crop_flip
+
+COLOUR = (3, 32, 24)
+GREY = (1, 28, 28)
+
+
+def images(n: int = 64, shape: tuple[int, int, int] = COLOUR) -> Tensor:
+    return torch.randint(0, 256, (n, *shape), generator=torch.Generator().manual_seed(5), dtype=torch.uint8)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def every(shape: tuple[int, int, int]) -> list[Augment]:
+    made: list[Augment] = [augment.AUGMENTS.find(name)(shape) for name in augment.AUGMENTS]
+    return [*made, augment.Chain(tuple(made))]
+
+
+@pytest.mark.parametrize("shape", [COLOUR, GREY])
+def test_each_keeps_shape_type_and_input_and_depends_on_the_seed_alone(shape: tuple[int, int, int]) -> None:
+    x = images(16, shape)
+    before = x.clone()
+    for change in every(shape):
+        out = change(x, generator())
+        assert out.shape == x.shape
+        assert out.dtype == torch.uint8
+        assert out.is_contiguous()
+        assert torch.equal(x, before)
+        assert torch.equal(out, change(x, generator()))
+        assert not torch.equal(out, change(x, generator(1)))
+        assert torch.equal(pickle.loads(pickle.dumps(change))(x, generator()), out)
+
+
+def test_crop_and_then_flip_is_what_one_pass_does() -> None:
+    x = images()
+    edges = torch.randint(0, 9, (2, len(x)), generator=generator())
+    cropped = augment.Crop(4)(x, generator())
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4))
+    for k in range(len(x)):
+        top, left = edges[:, k].tolist()
+        assert torch.equal(cropped[k], padded[k, :, top : top + 32, left : left + 24])
+    one_pass = pad_crop_flip(x, generator())
+    same = (one_pass == cropped).flatten(1).all(1)
+    mirrored = (one_pass == cropped.flip(3)).flatten(1).all(1)
+    assert bool((same | mirrored).all())
+    assert 10 < int(mirrored.sum()) < 54
+
+
+def test_flip_mirrors_the_share_that_it_is_told() -> None:
+    x = images(4000, (1, 2, 3))
+    flipped = (augment.Flip(0.25)(x, generator()) == x.flip(3)).flatten(1).all(1)
+    unchanged = (augment.Flip(0.25)(x, generator()) == x).flatten(1).all(1)
+    assert bool((flipped | unchanged).all())
+    assert abs(float((flipped & ~unchanged).float().mean()) - 0.25) < 0.03
+    assert torch.equal(augment.Flip(1.0)(x, generator()), x.flip(3))
+
+
+@pytest.mark.parametrize("part", ["brightness", "contrast", "saturation", "hue"])
+def test_each_part_of_colour_jitter_is_torchvisions(part: str) -> None:
+    x = images(32)
+    strengths = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0, part: 0.4}
+    out = augment.ColourJitter(**strengths)(x, generator())
+    drawn = torch.rand(4, len(x), generator=generator())[list(strengths).index(part)]
+    adjust = getattr(tv, f"adjust_{part}")
+    for k in range(len(x)):
+        by = 0.4 * (2 * float(drawn[k]) - 1) if part == "hue" else 0.6 + 0.8 * float(drawn[k])
+        wanted = (adjust(x[k].float() / 255, by) * 255).round()
+        assert float((out[k].float() - wanted).abs().max()) <= 1  # a value on the half may round either way
+        assert float((out[k].float() != wanted).float().mean()) < 0.01
+
+
+def test_colour_jitter_leaves_grey_images_grey_and_refuses_their_colours() -> None:
+    made = augment.make_colour_jitter(GREY)
+    assert (made.saturation, made.hue) == (0.0, 0.0)
+    assert (augment.make_colour_jitter(COLOUR).saturation, augment.make_colour_jitter(COLOUR).hue) == (
+        0.4,
+        0.1,
+    )
+    with pytest.raises(ConfigError, match=r"images of 1 channel have no hue \(hue\); leave it out"):
+        augment.make_colour_jitter(GREY, hue=0.1)
+
+
+def test_random_resized_crop_is_torchvisions_for_the_same_windows() -> None:
+    x = images(48)
+    made = augment.RandomResizedCrop((0.08, 1.0), (3 / 4, 4 / 3))
+    windows = made.windows(len(x), 32, 24, generator())
+    out = made(x, generator())
+    for k in range(len(x)):
+        top, left, tall, wide = windows[k].int().tolist()
+        wanted = tv.resized_crop(x[k].float(), top, left, tall, wide, [32, 24], antialias=False).round()
+        assert float((out[k].float() - wanted).abs().max()) <= 1
+        assert float((out[k].float() != wanted).float().mean()) < 0.01
+
+
+def test_windows_lie_inside_and_have_the_areas_and_ratios_that_were_asked_for() -> None:
+    made = augment.RandomResizedCrop((0.2, 0.6), (0.5, 2.0))
+    top, left, tall, wide = made.windows(5000, 40, 60, generator()).unbind(1)
+    assert bool(((top >= 0) & (left >= 0) & (top + tall <= 40) & (left + wide <= 60)).all())
+    area, ratio = tall * wide / 2400, wide / tall
+    assert 0.18 < float(area.min()) < 0.22
+    assert 0.57 < float(area.max()) < 0.63
+    assert 0.47 < float(ratio.min()) < 0.53
+    assert 1.9 < float(ratio.max()) < 2.1
+    assert len(set(top.tolist())) > 15
+    assert bool((top == 0).any() & (left == 0).any())
+    assert bool(((top + tall) == 40).any() & ((left + wide) == 60).any())
+
+
+def test_where_every_window_fits_area_and_logarithm_of_the_ratio_are_uniform() -> None:
+    made = augment.RandomResizedCrop((0.2, 0.6), (0.8, 1.25))
+    _, _, tall, wide = made.windows(5000, 96, 96, generator()).unbind(1)
+    area, ratio = (tall * wide / 96**2).sort().values, (wide / tall).log().sort().values
+    assert float((area - torch.linspace(0.2, 0.6, 5000)).abs().max()) < 0.03
+    assert float((ratio - torch.linspace(-0.2231, 0.2231, 5000)).abs().max()) < 0.03
+
+
+def test_a_window_that_never_fits_is_the_largest_in_the_middle() -> None:
+    made = augment.RandomResizedCrop((1.0, 1.0), (1.0, 1.0))
+    assert made.windows(3, 10, 30, generator()).tolist() == [[0, 10, 10, 10]] * 3
+    assert made.windows(1, 30, 10, generator()).tolist() == [[10, 0, 10, 10]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"scale": (0.5, 0.2)}, r"the scale is \[0.5, 0.2\], and has to go up within \(0, 1\]"),
+        ({"scale": (0.0, 1.0)}, "the scale is"),
+        ({"ratio": (2.0, 1.0)}, "the ratio is"),
+    ],
+)
+def test_bounds_that_are_not_in_order_are_refused(
+    settings: dict[str, tuple[float, float]], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        augment.make_random_resized_crop(COLOUR, **settings)
