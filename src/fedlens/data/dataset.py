@@ -157,8 +157,7 @@ class Dataset:
             self.classes,
             self.train.columns,
             self.coarse,
-            single=self.kind == "classification"
-            or (self.kind == "language" and len(marks) == len(self.train)),
+            single=isinstance(self.train.targets, np.ndarray) and self.train.targets.ndim == 1,
             dataset=self.name,
         )
 

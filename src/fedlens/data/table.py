@@ -71,10 +71,11 @@ class Table:
             raise DataError(
                 f"the labels are {array.dtype} {list(array.shape)}, and have to be whole numbers [n] from 0 on"
             )
+        array = array.astype(np.int64, copy=False)
         names = tuple(map(str, range(int(array.max(initial=-1)) + 1)))
         given = {name: np.asarray(column) for name, column in (columns or {}).items()}
         settings: dict[str, Any] = {"classes": names, "columns": given} | more
-        return cls(array.astype(np.int64, copy=False), np.arange(len(array) + 1), **settings)
+        return cls(array, np.arange(len(array) + 1), **settings)
 
     @classmethod
     def of_sets(cls, sets: list[list[int]], classes: int | None = None, **more: Any) -> Table:

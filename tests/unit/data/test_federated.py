@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,12 @@ import torch
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.synthetic import synthetic
-from fedlens.data.federated import TensorExamples, federate, hold_out
+from fedlens.data.federated import TensorExamples, federate, hold_out, hold_out_each
+from fedlens.data.holders import Holders
 from fedlens.data.partition.iid import iid
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.shards import shards
+from fedlens.data.transforms import normalize
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +102,68 @@ def test_a_read_only_array_is_copied(dataset: Dataset) -> None:
     array.flags.writeable = False
     examples = TensorExamples.of(Examples(array, dataset.test.targets))
     assert examples.inputs.data_ptr() != array.ctypes.data
+
+
+def test_each_client_holds_out_its_own_share_and_keeps_something(dataset: Dataset) -> None:
+    drawn = Partition.of_owners(np.repeat([0, 1, 2, 3], [100, 60, 39, 1]), 4)
+    data, partition = federate(dataset, lambda table: drawn, validation=0.25, seed=1, scope="client")
+    assert data.held is not None
+    assert data.held_offsets is not None
+    counts = np.diff(data.held_offsets)
+    assert counts[:2].tolist() == [25, 15]
+    assert counts[2] in (9, 10)
+    assert counts[3] == 0  # it has one example, and trains on it
+    for client in range(4):
+        held, kept = data.client_held(client), data.client_indices(client)
+        assert held is not None
+        together = np.sort(np.concatenate([held.numpy(), kept.numpy()]))
+        np.testing.assert_array_equal(together, drawn[client])
+        assert partition[client].tolist() == kept.tolist()
+    assert partition.census is not None
+    assert partition.census.sizes.tolist() == (drawn.sizes() - counts).tolist()
+    other, _ = federate(dataset, lambda table: drawn, validation=0.25, seed=2, scope="client")
+    assert other.held is not None
+    assert other.held.tolist() != data.held.tolist()
+
+
+def test_rounding_of_each_clients_share_is_right_on_average() -> None:
+    population = Partition.of_owners(np.repeat(np.arange(4000), 3), 4000)
+    _, held, offsets = hold_out_each(population, 0.1, 0)
+    assert abs(len(held) / 12_000 - 0.1) < 0.01
+    assert set(np.diff(offsets).tolist()) == {0, 1}
+    # Which of a client's examples it is, is random.
+    assert np.bincount(held % 3).min() > 0.25 * len(held)
+
+
+def test_a_share_that_holds_out_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"0\.5 holds out no example of any client \(data\.validation\)"):
+        hold_out_each(Partition.of_owners([0, 1], 2), 0.5, 0)
+
+
+def test_the_server_sees_held_out_examples_as_their_clients_do(dataset: Dataset) -> None:
+    drawn = Partition.of_owners(np.arange(200) % 4, 4)
+    seen = replace(drawn, features={"brightness": np.array([1.0, 0.5, 0.0, 1.5])})
+    data, _ = federate(dataset, lambda table: seen, validation=0.2, seed=0, scope="client")
+    holders = Holders(data)
+    own = [holders.holder(client) for client in range(4)]
+    assert [len(one.validation or ()) for one in own] == np.diff(data.held_offsets).tolist()  # type: ignore[arg-type]
+    for name, parts in (("@validation", [one.validation for one in own]), ("@train", own)):
+        pooled = holders.holder(name)
+        images, labels = pooled.stretch(0, len(pooled))
+        each = [part.stretch(0, len(part)) for part in parts if part is not None]
+        assert torch.equal(images, torch.cat([image for image, _ in each]))
+        assert torch.equal(labels, torch.cat([label for _, label in each]))
+    dark, _ = own[2].stretch(0, 3)
+    black = normalize(torch.zeros(3, *data.input_shape, dtype=torch.uint8), data.mean, data.std)
+    assert torch.equal(dark, black)
+    untouched, _ = holders.holder("@test").stretch(0, 3)
+    assert torch.equal(untouched, normalize(data.test.inputs[:3], data.mean, data.std))
+
+
+def test_a_pooled_validation_set_is_drawn_before_the_partition(dataset: Dataset) -> None:
+    data, _ = federate(dataset, lambda table: iid(table, 0, clients=4), validation=0.1, seed=3)
+    assert data.client_held(0) is None
+    assert Holders(data).holder(0).validation is None
+    assert len(Holders(data).holder("@validation")) == 20
+    with pytest.raises(KeyError):
+        Holders(data).holder("@nobody")
