@@ -28,7 +28,7 @@ class Holding:
         indices: the positions of its examples, int64 [n]; None means all of `examples`.
         mean, std: for `normalize`.
         augment: what becomes of the images while training, uint8 [k, C, H, W] to the same.
-        features: how the images are seen, float32 [1] for the whole holder or [n], by name; see
+        features: how the images at `indices` are seen, float32 [1] for the whole holder or [n], by name; see
             `fedlens.data.shifts`.
         validation: the examples that this holder holds out of its own, where clients do.
     """
@@ -51,7 +51,7 @@ class Holding:
 
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Normalized images float32 [k, C, H, W] and labels of the positions start to stop, never augmented."""
-        if self.indices is None and not self.features:
+        if self.indices is None:
             taken = self.examples.stretch(start, stop)
             return normalize(taken.inputs, self.mean, self.std), taken.targets
         images, labels = self._images(torch.arange(start, min(stop, len(self))))

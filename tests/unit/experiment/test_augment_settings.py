@@ -60,6 +60,8 @@ def test_only_training_batches_are_augmented(tmp_path: Any) -> None:
         strict=True,
     ):
         assert torch.equal(a.stretch(0, 5)[0], b.stretch(0, 5)[0])
+    tested = [next(made.holders.holder("@test").batches(10, rng))[0] for made in (augmented, plain_one)]
+    assert torch.equal(*tested)
     batch, labels = next(augmented.holders.holder(2).batches(20, rng))
     straight, same = next(plain_one.holders.holder(2).batches(20, rng))
     assert torch.equal(labels, same)

@@ -50,14 +50,14 @@ def test_identical_clients_are_at_distance_0_and_disjoint_ones_go_towards_2() ->
 
 
 def test_of_examples_with_several_classes_each_class_counts_once_an_example() -> None:
-    table = Table.of_sets([[0, 2], [], [1], [2], []], classes=3)
+    table = Table.of_sets([[0, 1, 2], [2], [1], [], []], classes=3)
     census = Census.of(Partition.of_owners([0, 0, 1, 1, 2], 4), table)
-    assert census.dense().tolist() == [[1, 0, 1], [0, 1, 1], [0, 0, 0], [0, 0, 0]]
+    assert census.dense().tolist() == [[1, 1, 2], [0, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert census.sizes.tolist() == [2, 2, 1, 0]
     distances, mean = by_hand(census.dense(), census.sizes)
     np.testing.assert_allclose(census.client_emds(), distances)
     assert census.emd() == pytest.approx(mean)
-    assert np.isnan(Census.of(Partition.of_owners([-1, 0, -1, -1, 1], 2), table).emd())
+    assert np.isnan(Census.of(Partition.of_owners([-1, -1, -1, 0, 1], 2), table).emd())
 
 
 def test_labels_that_are_too_few_are_an_error() -> None:
