@@ -32,7 +32,7 @@ class Examples:
     | classification | uint8 [n, C, H, W], 0 to 255, or `ImageFiles` | int64 [n], the class, from 0 on |
     | segmentation | the same | uint8 [n, H, W], the class of each pixel, 255 for none; or `ImageFiles` of masks |
     | detection | the same | `Boxes` |
-    | language | int64 [n, T], tokens | int64 [n], or int64 [n, T], the tokens to predict, -1 for none |
+    | language | int16, int32 or int64 [n, T], tokens | int64 [n], or int64 [n, T], the tokens to predict, -1 for none |
 
     Args:
         columns: what else is known of each example, by name: [n] of strings or numbers. `client` is whose it is.
@@ -51,8 +51,8 @@ class Examples:
     def __post_init__(self) -> None:
         inputs, targets = self.inputs, self.targets
         if self.kind == "language":
-            if inputs.dtype != np.int64:
-                raise DataError(f"the tokens are {_found(inputs)}, and have to be int64 [n, T]")
+            if inputs.dtype.kind != "i":
+                raise DataError(f"the tokens are {_found(inputs)}, and have to be whole numbers [n, T]")
         elif inputs.dtype != np.uint8 or len(inputs.shape) != 4:
             raise DataError(f"the images are {_found(inputs)}, and have to be uint8 [n, C, H, W]")
         if self.kind == "segmentation":

@@ -76,7 +76,7 @@ def test_masks_in_files_have_the_marks_of_masks_in_memory(tmp_path: Path) -> Non
         (IMAGES, MASKS[:, :3], "the masks are"),
         (IMAGES[:2], MASKS, "there are 2 images and 3 targets"),
         (IMAGES[:1], BOXES, "there are 1 images and 3 targets"),
-        (TOKENS.astype(np.int32), np.zeros(3, np.int64), "the tokens are int32"),
+        (TOKENS.astype(np.uint32), np.zeros(3, np.int64), "the tokens are uint32"),
     ],
 )
 def test_what_does_not_fit_is_refused(inputs: Any, targets: Any, said: str) -> None:

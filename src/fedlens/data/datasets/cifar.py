@@ -19,6 +19,7 @@ from fedlens.data.download import Resource, extract, fetch
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
+_UNSEEN = -1  # the group of a class of which no image was read
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Published:
     archive: Resource
     label_bytes: int  # of a binary record; the last one counts
     label_key: str
+    group_key: str | None  # of the coarse labels, which in a binary record stand in the first byte
     counts: tuple[int, int]
     classes: tuple[str, ...]
     mean: tuple[float, float, float]
@@ -59,6 +61,7 @@ CIFAR10 = Published(
     ),
     label_bytes=1,
     label_key="labels",
+    group_key=None,
     counts=(50_000, 10_000),
     classes=CIFAR10_CLASSES,
     mean=(0.4914, 0.4822, 0.4465),
@@ -76,6 +79,7 @@ CIFAR100 = Published(
     ),
     label_bytes=2,
     label_key="fine_labels",
+    group_key="coarse_labels",
     counts=(50_000, 10_000),
     classes=CIFAR100_CLASSES,
     mean=(0.5071, 0.4865, 0.4409),
@@ -96,9 +100,10 @@ def cifar10(root: Path, download: bool, seed: int) -> Dataset:
 def cifar100(root: Path, download: bool, seed: int) -> Dataset:
     """CIFAR-100 with its 100 fine labels: 50,000 + 10,000 photographs of 32x32; `seed` plays no part.
 
-    Reads `root/cifar-100-binary`, or else `root/cifar-100-python`; both have the same images in the same
-    order. Raises `DataError` where neither is there, or a file is damaged or holds another number of images
-    than was published.
+    `Dataset.coarse` is the group of each class, of 20 with five classes each, as the files say it of each
+    image. Reads `root/cifar-100-binary`, or else `root/cifar-100-python`; both have the same images in the
+    same order. Raises `DataError` where neither is there, a file is damaged or holds another number of images
+    than was published, or images of one class are in two groups.
     """
     return read_published(CIFAR100, root, download)
 
@@ -117,15 +122,17 @@ def read_published(what: Published, root: Path, download: bool) -> Dataset:
         ]
         raise missing(what.name, root, " or ".join(wanted))
     folder = root / form.folder
+    coarse = np.full(len(what.classes), _UNSEEN, np.int64)
     return Dataset(
         name=what.name,
-        train=_read_split(what, form, [folder / file for file in form.train], what.counts[0]),
-        test=_read_split(what, form, [folder / form.test], what.counts[1]),
+        train=_read_split(what, form, [folder / file for file in form.train], what.counts[0], coarse),
+        test=_read_split(what, form, [folder / form.test], what.counts[1], coarse),
         classes=what.classes,
         mean=what.mean,
         std=what.std,
         licence="none stated; the author asks for a citation",
         source="Krizhevsky 2009, Learning Multiple Layers of Features from Tiny Images",
+        coarse=None if (coarse == _UNSEEN).any() else coarse,
     )
 
 
@@ -137,30 +144,57 @@ def _find(what: Published, root: Path) -> Form | None:
     return None
 
 
-def _read_split(what: Published, form: Form, paths: list[Path], count: int) -> Examples:
-    """All files of a split, each read straight into its place."""
+def _read_split(
+    what: Published, form: Form, paths: list[Path], count: int, coarse: NDArray[np.int64]
+) -> Examples:
+    """All files of a split, each read straight into its place; the groups of the classes go into `coarse`."""
     each = count // len(paths)
-    pixels: NDArray[Any]
-    labels: NDArray[Any]
     inputs = np.empty((count, *SHAPE), np.uint8)
     targets = np.empty(count, np.int64)
     for number, path in enumerate(paths):
         part = slice(number * each, (number + 1) * each)
+        pixels: NDArray[np.uint8]
+        labels: NDArray[Any]
+        groups: NDArray[Any] | None
         if form is what.binary:
-            pixels, labels = read_records(path, each, what.label_bytes)
+            records = read_records(path, each, what.label_bytes)
+            pixels, labels = records[:, what.label_bytes :], records[:, what.label_bytes - 1]
+            groups = records[:, 0] if what.group_key else None
         else:
-            pixels, labels = read_pickle(path, each, what.label_key)
+            batch = _unpickled(path)
+            pixels, labels = _pixels(batch, each, path), _labels(batch, what.label_key, each, path)
+            grouped = what.group_key if what.group_key and _has(batch, what.group_key) else None
+            groups = _labels(batch, grouped, each, path) if grouped else None
         check_labels(labels, len(what.classes), where=str(path))
         inputs[part], targets[part] = pixels.reshape(each, *SHAPE), labels
+        if groups is not None:
+            _note_groups(coarse, targets[part], groups, path)
     return Examples(inputs, targets)
 
 
-def read_records(path: Path, count: int, label_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """(pixels [count, 3072], labels [count]) of a binary file.
+def _note_groups(
+    coarse: NDArray[np.int64], labels: NDArray[np.int64], groups: NDArray[Any], path: Path
+) -> None:
+    """Writes the group of each class that `labels` has into `coarse`; raises `DataError` where it has two."""
+    fresh = coarse[labels] == _UNSEEN
+    coarse[labels[fresh]] = groups[fresh]
+    wrong = np.flatnonzero(coarse[labels] != groups)
+    if len(wrong):
+        at = int(wrong[0])
+        raise DataError(
+            f"record {at} of class {labels[at]} is in the group {groups[at]}, and another one in "
+            f"{coarse[labels[at]]}",
+            where=str(path),
+            hint=DAMAGED,
+        )
 
-    A record is `label_bytes` bytes, the last of which is the label, and 3,072 bytes of pixels: all red ones
-    row by row, then green, then blue. Raises `DataError` where the file does not hold exactly `count` of
-    them.
+
+def read_records(path: Path, count: int, label_bytes: int) -> NDArray[np.uint8]:
+    """uint8 [count, label_bytes + 3072]: the records of a binary file.
+
+    A record is `label_bytes` bytes, the last of which is the label (in CIFAR-100 the group stands before it),
+    and 3,072 bytes of pixels: all red ones row by row, then green, then blue. Raises `DataError` where the
+    file does not hold exactly `count` of them.
     """
     record = label_bytes + PIXELS
     try:
@@ -177,8 +211,7 @@ def read_records(path: Path, count: int, label_bytes: int) -> tuple[NDArray[np.u
             where=str(path),
             hint=DAMAGED,
         )
-    rows = data.reshape(count, record)
-    return rows[:, label_bytes:], rows[:, label_bytes - 1]
+    return data.reshape(count, record)
 
 
 def read_pickle(path: Path, count: int, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -187,28 +220,45 @@ def read_pickle(path: Path, count: int, label_key: str) -> tuple[NDArray[np.uint
     Nothing in the file can run code: only NumPy arrays are rebuilt from it. Raises `DataError` where it asks
     for anything else, is damaged, or does not hold exactly `count` images and labels.
     """
+    batch = _unpickled(path)
+    return _pixels(batch, count, path), _labels(batch, label_key, count, path)
+
+
+def _unpickled(path: Path) -> object:
     try:
         with path.open("rb") as file:
-            batch = _ArraysOnly(file, encoding="latin1").load()
+            return _ArraysOnly(file, encoding="latin1").load()
     except Exception as error:  # a damaged pickle fails in every way there is
         reason = str(error) or type(error).__name__
         raise DataError(f"the file cannot be unpickled: {reason}", where=str(path), hint=DAMAGED) from error
-    pixels, labels = _entry(batch, "data", path), _entry(batch, label_key, path)
+
+
+def _pixels(batch: object, count: int, path: Path) -> NDArray[np.uint8]:
+    pixels = _entry(batch, "data", path)
     if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape == (count, PIXELS)):
         raise DataError(
             f"'data' was expected to be uint8 [{count}, {PIXELS}], found {_found(pixels)}",
             where=str(path),
             hint=DAMAGED,
         )
+    return pixels
+
+
+def _labels(batch: object, key: str, count: int, path: Path) -> NDArray[np.int64]:
+    labels = _entry(batch, key, path)
     if not (
         isinstance(labels, list) and len(labels) == count and all(type(label) is int for label in labels)
     ):
         raise DataError(
-            f"'{label_key}' was expected to be a list of {count} whole numbers, found {_found(labels)}",
+            f"'{key}' was expected to be a list of {count} whole numbers, found {_found(labels)}",
             where=str(path),
             hint=DAMAGED,
         )
-    return pixels, np.array(labels, np.int64)
+    return np.array(labels, np.int64)
+
+
+def _has(batch: object, key: str) -> bool:
+    return isinstance(batch, dict) and (key in batch or key.encode() in batch)
 
 
 def _entry(batch: object, key: str, path: Path) -> object:

@@ -1,0 +1,181 @@
+"""ImageNet (ILSVRC 2012), in class folders; validation images in folders too, or flat beside the devkit."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedlens.core.errors import DataError
+from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand, folders_in, images_in, read_lines
+from fedlens.data.images import ImageFiles, Paths
+
+FOLDERS = ("imagenet", "ILSVRC2012")
+DEVKIT = "ILSVRC2012_devkit_t12"
+_WNID = re.compile(r"n\d{8}")
+_HOW = (
+    "register at image-net.org, agree to its terms, fetch ILSVRC2012_img_train.tar and "
+    "ILSVRC2012_img_val.tar, and unpack them into imagenet/train/<wnid> and imagenet/val"
+)
+
+
+def imagenet(
+    root: Path,
+    download: bool,
+    seed: int,
+    *,
+    size: Annotated[int, Field(ge=8, le=1024, description="pixels a side, say 224, 64 or 32")] = 224,
+) -> Dataset:
+    """ImageNet (ILSVRC 2012) from `root/imagenet` or `root/ILSVRC2012`; `seed` plays no part.
+
+    `train/<wnid>/*.JPEG` is the training split and the published validation images are the test split: in
+    `val/<wnid>/*.JPEG`, or flat in `val/` with the folder `ILSVRC2012_devkit_t12` beside them. Complete, these
+    are 1,281,167 and 50,000 images of 1,000 classes; a smaller copy with fewer classes or images is read as it
+    is. Labels are positions in the sorted WordNet ids, as in torchvision.
+
+    Class names come from `LOC_synset_mapping.txt`, `words.txt` or the devkit's `meta.mat`, the first of a
+    class's names each; without these files they are the WordNet ids. Images stay in their files; each is
+    scaled so that its shorter side is `size`, and the middle cut out. Mean and deviation are ImageNet's usual
+    ones. There are no clients in it.
+
+    Source: Russakovsky et al. 2015, ImageNet large scale visual recognition challenge.
+
+    Raises `DataError` where the folders are missing (they are not fetched: one has to register), a class
+    folder is empty, a validation folder has no training folder, or the devkit does not fit the flat images.
+    """
+    folder = next((root / name for name in FOLDERS if (root / name / "train").is_dir()), None)
+    if folder is None or not (folder / "val").is_dir():
+        wanted = f"train/<wnid>/*.JPEG and val in {' or '.join(FOLDERS)}"
+        raise by_hand("imagenet", root, wanted, _HOW)
+    wnids = folders_in(folder / "train")
+    wrong = [name for name in wnids if not _WNID.fullmatch(name)]
+    if wrong or not wnids:
+        what = (
+            f"the folder '{wrong[0]}' is not called by a WordNet id"
+            if wrong
+            else "there are no class folders"
+        )
+        raise DataError(what, where=str(folder / "train"), hint="one looks like n01440764")
+    sorted_in = bool(folders_in(folder / "val"))
+    return Dataset(
+        name="imagenet",
+        train=in_class_folders(folder, "train", wnids, size),
+        test=in_class_folders(folder, "val", wnids, size) if sorted_in else _flat(folder, wnids, size),
+        classes=class_names(wnids, _words(folder)),
+        mean=PHOTO_MEAN,
+        std=PHOTO_STD,
+        licence="ImageNet's terms of access: research and teaching, not for commerce",
+        source="ImageNet (ILSVRC 2012), Russakovsky et al. 2015, image-net.org",
+    )
+
+
+def in_class_folders(root: Path, split: str, wnids: Sequence[str], size: int, inner: str = "") -> Examples:
+    """The images of `root/<split>/<wnid>/<inner>`, class by class in the order of `wnids`.
+
+    Raises `DataError` where a folder has no class or no images, or (of `train`) a class has no folder.
+    """
+    folder = root / split
+    there = folders_in(folder)
+    unknown = sorted(set(there) - set(wnids))
+    gone = [wnid for wnid in wnids if wnid not in set(there)] if split == "train" else []
+    if unknown or gone:
+        what = (
+            f"the folder '{unknown[0]}' is of no class" if unknown else f"the class {gone[0]} has no folder"
+        )
+        raise DataError(what, where=str(folder), hint="unpack the archives again")
+    names: list[str] = []
+    labels: list[int] = []
+    for label, wnid in enumerate(wnids):
+        if wnid not in set(there):
+            continue
+        place = folder / wnid / inner
+        found = images_in(place) if place.is_dir() else []
+        if not found:
+            raise DataError("there are no images in the folder", where=str(place), hint="unpack it again")
+        names += [str(Path(split, wnid, inner, name).as_posix()) for name in found]
+        labels += [label] * len(found)
+    return photographs(root, names, labels, size)
+
+
+def photographs(root: Path, names: Sequence[str], labels: Sequence[int], size: int) -> Examples:
+    """Colour images in files with their labels, brought to `size` x `size` by scaling and cutting."""
+    return Examples(ImageFiles(root, Paths.of(names), 3, size, size), np.array(labels, np.int64))
+
+
+def class_names(wnids: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
+    """The first name of each WordNet id; where classes share it (there are two cranes) the id stands with it.
+
+    >>> class_names(["n1", "n2", "n3"], {"n1": "crane", "n2": "crane, hoist"})
+    ('crane (n1)', 'crane (n2)', 'n3')
+    """
+    firsts = [words.get(wnid, wnid).split(",")[0].strip() for wnid in wnids]
+    often = Counter(firsts)
+    return tuple(
+        f"{first} ({wnid})" if often[first] > 1 else first for first, wnid in zip(firsts, wnids, strict=True)
+    )
+
+
+def read_words(path: Path, separator: str) -> dict[str, str]:
+    """The names of each WordNet id, from lines of an id, `separator` and the names."""
+    pairs = [line.split(separator, 1) for line in read_lines(path)]
+    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
+
+
+def _words(folder: Path) -> dict[str, str]:
+    for name, separator in (("LOC_synset_mapping.txt", " "), ("words.txt", "\t")):
+        if (folder / name).is_file():
+            return read_words(folder / name, separator)
+    meta = folder / DEVKIT / "data" / "meta.mat"
+    return dict(_synsets(meta).values()) if meta.is_file() else {}
+
+
+def _flat(folder: Path, wnids: Sequence[str], size: int) -> Examples:
+    """The validation images as they come out of their archive, with the classes that the devkit lists."""
+    names = images_in(folder / "val")
+    truth = folder / DEVKIT / "data" / "ILSVRC2012_validation_ground_truth.txt"
+    meta = truth.with_name("meta.mat")
+    for path in (truth, meta):
+        if not path.is_file():
+            raise DataError(
+                "the validation images are not in class folders, and the list of their classes is missing",
+                where=str(path),
+                hint=f"unpack {DEVKIT}.tar.gz into {folder}, or sort the images into val/<wnid>",
+            )
+    numbers = read_lines(truth)
+    if len(numbers) != len(names):
+        raise DataError(
+            f"the list has {len(numbers)} classes, and there are {len(names)} images in {folder / 'val'}",
+            where=str(truth),
+            hint="unpack ILSVRC2012_img_val.tar again",
+        )
+    synsets = _synsets(meta)
+    places = {wnid: label for label, wnid in enumerate(wnids)}
+    labels = []
+    for line, number in enumerate(numbers, start=1):
+        wnid = synsets.get(int(number), ("", ""))[0] if number.strip().isdecimal() else ""
+        if wnid not in places:
+            raise DataError(
+                f"the class '{number}' {f'({wnid}) ' if wnid else ''}has no training folder",
+                where=f"{truth}, line {line}",
+            )
+        labels.append(places[wnid])
+    return photographs(folder, [f"val/{name}" for name in names], labels, size)
+
+
+def _synsets(path: Path) -> dict[int, tuple[str, str]]:
+    """(WordNet id, names) of each number in the devkit's `meta.mat`."""
+    from scipy.io import loadmat  # takes longer than the rest of a start
+
+    try:
+        rows = loadmat(str(path), squeeze_me=True)["synsets"]
+        return {
+            int(row["ILSVRC2012_ID"]): (str(row["WNID"]), str(row["words"])) for row in np.atleast_1d(rows)
+        }
+    except Exception as error:  # a damaged file fails in every way there is
+        raise DataError(f"the file cannot be read: {error}", where=str(path)) from error

@@ -1,0 +1,194 @@
+"""Omniglot: characters of many alphabets, each drawn by twenty people."""
+
+from __future__ import annotations
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import Field
+
+from fedlens.core.errors import DataError
+from fedlens.data.dataset import Dataset, Examples, channel_moments
+from fedlens.data.datasets.files import DAMAGED, missing
+from fedlens.data.datasets.folders import folders_in, images_in
+from fedlens.data.datasets.zips import unzip
+from fedlens.data.decoding import fitted
+from fedlens.data.download import Resource, fetch
+
+FOLDER = "omniglot-py"
+WHOLE = 105  # pixels a side, as published
+EVERY = 5  # of images, or of drawers, one in five is for testing
+_MIRROR = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
+_FILE = re.compile(r"\d{4}_(\d{2})\.png")
+ARCHIVES = {
+    "background": Resource(
+        "images_background.zip", (f"{_MIRROR}images_background.zip",), "68d2efa1b9178cc56df9314c21c6e718"
+    ),
+    "evaluation": Resource(
+        "images_evaluation.zip", (f"{_MIRROR}images_evaluation.zip",), "6b91aef0f799c5bb55b94e3f2daec811"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One image: its file, its alphabet, its character's position in that, and who drew it, from 1 on."""
+
+    path: Path
+    alphabet: str
+    character: int
+    label: int
+    drawer: int
+
+
+def omniglot(
+    root: Path,
+    download: bool,
+    seed: int,
+    *,
+    part: Annotated[
+        Literal["background", "evaluation", "all"],
+        Field(description="background (30 alphabets), evaluation (20 others), or all of them"),
+    ] = "background",
+    test: Annotated[
+        Literal["images", "drawers"],
+        Field(description="what a fifth is held out of: the images of every drawer, or the drawers"),
+    ] = "images",
+    size: Annotated[int, Field(ge=8, le=WHOLE, description="pixels a side; 105 is the published size")] = 28,
+) -> Dataset:
+    """Omniglot from `root/omniglot-py/images_{background,evaluation}`; `seed` plays no part.
+
+    A class is a character of an alphabet; `Dataset.coarse` is the alphabet. The published parts are made for
+    one-shot learning and share no class, so none can test a classifier of the other. Here a fifth of each
+    character's 20 images is for testing, by one of two fixed rules, with c the character's position in its
+    alphabet and d the drawer's number, both from 1 on:
+
+    - `images`: those with (c + d) mod 5 = 0. Every drawer is in both splits, with a fifth of the characters
+      in the test split.
+    - `drawers`: those with d mod 5 = 0. The test drawers (5, 10, 15, 20 of each alphabet) are in no training
+      image.
+
+    Images are grey, scaled from 105x105 to `size` bilinearly, and **inverted**: published ink is 0 on 255, here
+    it is 255 on 0, as in MNIST and EMNIST. Mean and deviation are those of the training images.
+
+    Columns: `client`, "<alphabet>/drawer<dd>", `alphabet`, and `drawer`, int64. Each alphabet was drawn by 20
+    people, and nothing published says that drawer 5 of one alphabet is drawer 5 of another, so they count as
+    different people.
+
+    The whole background part has 964 characters of 30 alphabets in 19,280 images, evaluation 659 of 20 in
+    13,180; the two small background sets of 5 alphabets each are read from the same place.
+
+    Source: Lake, Salakhutdinov, Tenenbaum 2015, Human-level concept learning through probabilistic program
+    induction, Science 350.
+
+    Raises `DataError` where a part is missing, a file is not named `<dddd>_<dd>.png`, is damaged or not
+    105x105, or two images are of one character and drawer.
+
+    >>> _FILE.fullmatch("0108_05.png")[1]
+    '05'
+    """
+    folders = [_part(root, name, download) for name in ARCHIVES if part in (name, "all")]
+    drawings, classes, coarse = _list(folders)
+    images = _decode(drawings, size)
+    c = np.array([drawing.character for drawing in drawings])
+    d = np.array([drawing.drawer for drawing in drawings])
+    held_out = (d + (c if test == "images" else 0)) % EVERY == 0
+    whole = Examples(
+        images,
+        np.array([drawing.label for drawing in drawings], np.int64),
+        {
+            "client": np.array([f"{one.alphabet}/drawer{one.drawer:02d}" for one in drawings]),
+            "alphabet": np.array([one.alphabet for one in drawings]),
+            "drawer": d.astype(np.int64),
+        },
+    )
+    train = whole.take(np.flatnonzero(~held_out))
+    mean, std = channel_moments(train.inputs)
+    return Dataset(
+        name="omniglot",
+        train=train,
+        test=whole.take(np.flatnonzero(held_out)),
+        classes=classes,
+        mean=mean,
+        std=std,
+        licence="MIT, Brenden Lake",
+        source="Omniglot, Lake, Salakhutdinov and Tenenbaum 2015, github.com/brendenlake/omniglot",
+        coarse=coarse,
+    )
+
+
+def _part(root: Path, name: str, download: bool) -> Path:
+    """The folder of one published part, fetched where it is not there and `download` says so."""
+    folder = root / FOLDER / f"images_{name}"
+    if not folder.is_dir() and download:
+        archive = fetch(ARCHIVES[name], root / FOLDER)
+        unzip(
+            archive, root / FOLDER, lambda member: member.startswith(folder.name) and member.endswith(".png")
+        )
+        archive.unlink()
+    if not folder.is_dir():
+        raise missing("omniglot", root, f"{FOLDER}/{folder.name}/<alphabet>/<character>/<dddd>_<dd>.png")
+    return folder
+
+
+def _list(folders: list[Path]) -> tuple[list[Drawing], tuple[str, ...], NDArray[np.int64]]:
+    """(drawings, class names, group of each class), by alphabet, character and drawer."""
+    drawings: list[Drawing] = []
+    classes: list[str] = []
+    coarse: list[int] = []
+    alphabets = sorted((name, folder) for folder in folders for name in folders_in(folder))
+    for group, (alphabet, folder) in enumerate(alphabets):
+        for position, character in enumerate(folders_in(folder / alphabet), start=1):
+            place = folder / alphabet / character
+            drawers: set[int] = set()
+            for name in images_in(place):
+                found = _FILE.fullmatch(name)
+                drawer = int(found[1]) if found else 0
+                if not drawer or drawer in drawers:
+                    fault = (
+                        "the drawer has another image of this character" if drawer else "no drawer is named"
+                    )
+                    raise DataError(
+                        f"{fault}: a file is called <dddd>_<drawer>.png",
+                        where=str(place / name),
+                        hint=DAMAGED,
+                    )
+                drawers.add(drawer)
+                drawings.append(Drawing(place / name, alphabet, position, len(classes), drawer))
+            if not drawers:
+                raise DataError("the folder of a character has no images", where=str(place), hint=DAMAGED)
+            classes.append(f"{alphabet}/{character}")
+            coarse.append(group)
+    if not drawings:
+        raise DataError("there are no alphabets in the folder", where=str(folders[0]), hint=DAMAGED)
+    return drawings, tuple(classes), np.array(coarse, np.int64)
+
+
+def _decode(drawings: list[Drawing], size: int) -> NDArray[np.uint8]:
+    """uint8 [n, 1, size, size], ink bright."""
+    out = np.empty((len(drawings), 1, size, size), np.uint8)
+
+    def one(at: int) -> None:
+        path = drawings[at].path
+        try:
+            with Image.open(path) as image:
+                grey = image.convert("L")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise DataError(f"the image cannot be decoded: {error}", where=str(path), hint=DAMAGED) from error
+        if grey.size != (WHOLE, WHOLE):
+            found = f"{grey.width} x {grey.height}"
+            raise DataError(
+                f"the image is {found}, and {WHOLE} x {WHOLE} is expected", where=str(path), hint=DAMAGED
+            )
+        out[at, 0] = 255 - np.asarray(fitted(grey, size, size, "stretch"))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, range(len(drawings))))
+    return out

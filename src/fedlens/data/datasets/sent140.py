@@ -1,0 +1,124 @@
+"""Sentiment140: tweets by user, in LEAF's JSON files, positive or negative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.leaf import REPOSITORY, Converted, User, read_split, split_folders
+from fedlens.data.datasets.text import words
+
+CLASSES = ("negative", "positive")
+PADDING, UNKNOWN, FIRST = 0, 1, 2  # the ids that are no word, and that of the most frequent word
+_FILL = -1
+TEXT = 4  # where a tweet's text stands: id, date, query, user, text
+
+
+def sent140(
+    root: Path,
+    download: bool,
+    seed: int,
+    *,
+    vocabulary: Annotated[
+        int, Field(ge=1, le=1_000_000, description="how many of the most frequent training words are known")
+    ] = 10_000,
+    length: Annotated[int, Field(ge=1, le=1000, description="words a tweet is cut or filled up to")] = 25,
+) -> Dataset:
+    """Sent140 from `root/sent140/{train,test}/*.json`: the sentiment of tweets, by user; `seed` plays no part.
+
+    A tweet is split into words as LEAF splits it, in small letters: runs of letters, digits, underscores and
+    apostrophes, and each of . , ! ? ; alone. The `vocabulary` most frequent words of the training tweets have
+    the ids 2, 3, ... by how often they come (equally frequent ones by the alphabet); 1 is any other word, 0
+    fills a tweet up at its end. The first `length` words count (25 is LEAF's default). So ids are below
+    `vocabulary` + 2. LEAF itself uses the vocabulary of published embeddings, which these files do not hold.
+
+    Inputs int32 [n, length], targets int64 [n]: 0 negative, 1 positive (a polarity of 4, which the original
+    files have, is positive too). Columns: `client` and `user`, both the tweeting user. LEAF's whole set has
+    660,120 users and 1,600,498 tweets. chen2022 (appendix C.1) fine-tunes a DistilBERT, which has a
+    vocabulary of its own: that is not this one.
+
+    Source: Go, Bhayani, Huang 2009, Twitter sentiment classification using distant supervision; Caldas et al.
+    2018, LEAF, arXiv 1812.01097.
+
+    Raises `DataError` where the files are missing (they are made by LEAF's script, not fetched) or broken, an
+    input is not a list with the text in fifth place, or a target is none of 0, 1 and 4.
+
+    >>> words("Lyx is cool!")
+    ['lyx', 'is', 'cool', '!']
+    """
+    train_folder, test_folder = split_folders(root, "sent140")
+    count = _Count()
+    # Until all training words are counted a word's number is the order in which it first came.
+    raw, train_targets, train_users = read_split(train_folder, _converter(length, count.number))
+    ids = count.ids(vocabulary)
+    numbers = np.array([*(ids.get(word, UNKNOWN) for word in count.numbers), PADDING], np.int32)
+    tokens, targets, users = read_split(test_folder, _converter(length, lambda word: ids.get(word, UNKNOWN)))
+    tokens[tokens == _FILL] = PADDING
+    return Dataset(
+        name="sent140",
+        # The fill, -1, finds the last of the numbers.
+        train=Examples(numbers[raw], train_targets, {"client": train_users, "user": train_users}),
+        test=Examples(tokens, targets, {"client": users, "user": users}),
+        classes=CLASSES,
+        mean=(),
+        std=(),
+        licence="Sentiment140: none stated, for research; tweets fall under the terms of Twitter",
+        source=f"Sentiment140, Go, Bhayani and Huang 2009; Caldas et al. 2018, LEAF, {REPOSITORY}",
+        notes=count.note(ids),
+    )
+
+
+@dataclass(frozen=True)
+class _Count:
+    """The words of the training tweets: a number for each, in the order of coming, and how often it came."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    times: list[int] = field(default_factory=list)
+
+    def number(self, word: str) -> int:
+        """The number of a word, which is counted."""
+        number = self.numbers.setdefault(word, len(self.times))
+        if number == len(self.times):
+            self.times.append(0)
+        self.times[number] += 1
+        return number
+
+    def ids(self, vocabulary: int) -> dict[str, int]:
+        """The ids of the `vocabulary` most frequent words, the most frequent one first."""
+        ranked = sorted(self.numbers, key=lambda word: (-self.times[self.numbers[word]], word))
+        return {word: FIRST + rank for rank, word in enumerate(ranked[:vocabulary])}
+
+    def note(self, ids: Mapping[str, int]) -> tuple[str, ...]:
+        """What the vocabulary leaves out, as a sentence; nothing where it leaves out nothing."""
+        if len(ids) == len(self.numbers):
+            return ()
+        share = sum(self.times[self.numbers[word]] for word in ids) / sum(self.times)
+        return (
+            f"the {len(ids):,} most frequent of {len(self.numbers):,} words are known, "
+            f"{share:.1%} of the words of the training tweets",
+        )
+
+
+def _converter(length: int, number: Callable[[str], int]) -> Callable[[User], Converted]:
+    """What makes (int32 [n, length], int64 [n]) of one user, filled up with -1."""
+
+    def convert(user: User) -> Converted:
+        tokens = np.full((len(user.x), length), _FILL, np.int32)
+        for at, tweet in enumerate(user.x):
+            text = tweet[TEXT] if isinstance(tweet, list) and len(tweet) > TEXT else None
+            if not isinstance(text, str):
+                raise user.fault(at, "is not a list of id, date, query, user and text")
+            numbers = [number(word) for word in words(text)][:length]
+            tokens[at, : len(numbers)] = numbers
+        for at, polarity in enumerate(user.y):
+            if type(polarity) is not int or polarity not in (0, 1, 4):
+                raise user.fault(at, f"has the polarity {polarity!r}, and 0, 1 or 4 is expected")
+        return tokens, (np.array(user.y, np.int64) > 0).astype(np.int64)
+
+    return convert

@@ -1,0 +1,69 @@
+"""Shakespeare's plays by role, in LEAF's JSON files: eighty characters, and the one that comes next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.leaf import REPOSITORY, Converted, User, read_split, split_folders
+from fedlens.data.datasets.text import LETTER_NAMES, letter_ids
+
+LENGTH = 80
+
+
+def shakespeare(root: Path, download: bool, seed: int) -> Dataset:
+    """Shakespeare from `root/shakespeare/{train,test}/*.json`: next character, by role; `seed` plays no part.
+
+    Inputs are int16 [n, 80], targets int64 [n]: ids of characters, positions in LEAF's vocabulary of 80
+    (`fedlens.data.datasets.text.LETTERS`). A character outside it is read as a space, and the notes say how
+    many were. Columns: `client` and `role`, both LEAF's user, `<PLAY>_<ROLE>`.
+
+    LEAF's whole set has 1,129 roles and 4.2 million examples, which take 0.6 kB each here: sample it, as LEAF
+    does by default, where that is too much (`--sf 0.1`).
+
+    Source: Caldas et al. 2018, LEAF, arXiv 1812.01097, after McMahan et al. 2017; chen2022 appendix C.1.
+
+    Raises `DataError` where the files are missing (they are made by LEAF's script, not fetched) or broken, an
+    input is not a text of 80 characters, or a target not one character.
+
+    >>> LETTER_NAMES[:4], len(LETTER_NAMES)
+    (('newline', 'space', '!', '"'), 80)
+    """
+    unknown = 0
+
+    def convert(user: User) -> Converted:
+        nonlocal unknown
+        inputs, targets, count = _texts(user)
+        unknown += count
+        return inputs, targets
+
+    splits = []
+    for folder in split_folders(root, "shakespeare"):
+        inputs, targets, roles = read_split(folder, convert)
+        splits.append(Examples(inputs, targets, {"client": roles, "role": roles}))
+    return Dataset(
+        name="shakespeare",
+        train=splits[0],
+        test=splits[1],
+        classes=LETTER_NAMES,
+        mean=(),
+        std=(),
+        licence="LEAF: BSD 2-Clause; the plays (Project Gutenberg) in the public domain",
+        source=f"Shakespeare, McMahan et al. 2017, Caldas et al. 2018, LEAF, {REPOSITORY}",
+        notes=(f"read {unknown:,} characters that LEAF's vocabulary lacks as spaces",) if unknown else (),
+    )
+
+
+def _texts(user: User) -> tuple[np.ndarray, np.ndarray, int]:
+    """(int16 [n, 80], int64 [n], how many characters were unknown) of one role."""
+    for at, (text, following) in enumerate(zip(user.x, user.y, strict=True)):
+        for value, size, what in ((text, LENGTH, "an input"), (following, 1, "a target")):
+            if not isinstance(value, str):
+                raise user.fault(at, f"has {what} that is not text")
+            if len(value) != size:
+                raise user.fault(at, f"has {what} of {len(value)} characters, and {size} are expected")
+    inputs, unknown = letter_ids("".join(user.x))
+    targets, more = letter_ids("".join(user.y))
+    return inputs.reshape(-1, LENGTH), targets.astype(np.int64), unknown + more
