@@ -1,0 +1,77 @@
+"""`fedlens data list`: which datasets are on this machine, and how to get the others."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from fedlens.cli.options import DataDir, Debug, Json
+from fedlens.cli.output import print_columns, print_json, reported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedlens.data.record import Presence, Record
+
+HEAD = ("dataset", "here", "train", "test", "classes", "clients", "to fetch", "licence")
+SAID = {"here": "yes", "partly": "in part", "absent": "no", "built in": "built in", "your own": "your own"}
+OWN = "your own data"
+
+
+def list_datasets(
+    data_dir: DataDir = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the datasets: what is on this machine, what is not, how large, which licence, how to get it."""
+    with reported(debug):
+        from fedlens.data.catalogue import CATALOGUE
+        from fedlens.data.record import presence
+        from fedlens.experiment.datadir import data_directory
+
+        root = data_directory(data_dir)
+        found = {name: presence(record, root) for name, record in CATALOGUE.items()}
+        if as_json:
+            rows = [as_object(CATALOGUE[name], one) for name, one in found.items()]
+            print_json({"data_dir": str(root), "datasets": rows})
+            return
+        print(f"data folder: {root}")
+        groups: dict[str, list[Record]] = {}
+        for name in found:
+            record = CATALOGUE[name]
+            groups.setdefault(OWN if record.own else record.task, []).append(record)
+        for task, records in groups.items():
+            print(f"\n{task}")
+            _print_group(records, found)
+        _print_how([CATALOGUE[name] for name, one in found.items() if one.state in ("absent", "partly")])
+
+
+def _print_how(absent: list[Record]) -> None:
+    names: dict[str, list[str]] = {}
+    for record in absent:
+        names.setdefault(record.how, []).append(record.name)
+    for number, (how, those) in enumerate(names.items()):
+        if not number:
+            print("\nhow to get what is not here")
+        print(f"- {', '.join(those)}: {how}")
+
+
+def _print_group(records: list[Record], found: dict[str, Presence]) -> None:
+    if all(record.own for record in records):
+        print_columns([(record.name, record.task, record.summary) for record in records])
+        return
+    rows = [(record.name, SAID[found[record.name].state], *_numbers(record)) for record in records]
+    print_columns(rows, HEAD, numeric=(2, 3, 4, 5))
+
+
+def _numbers(record: Record) -> tuple[str, ...]:
+    counts = (record.train, record.test, record.classes, record.clients)
+    told = ["" if count is None else f"{count:,}" for count in counts]
+    return (*told, record.download or "", (record.licence or "").partition(";")[0])
+
+
+def as_object(record: Record, found: Presence) -> dict[str, Any]:
+    """One dataset as JSON has it: the record, and what was found of it."""
+    paths: list[Path] = list(found.found)
+    here = {"state": found.state, "found": [str(path) for path in paths], "lacking": list(found.lacking)}
+    return {**asdict(record), "here": here}

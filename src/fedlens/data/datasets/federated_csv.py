@@ -1,0 +1,303 @@
+"""Published lists of images, `user_id,image_id,class[,label]`, and the partitions that they are."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
+
+from fedlens.core.errors import DataError, nearest
+from fedlens.data.datasets.files import DAMAGED
+from fedlens.data.partition.partition import Partition
+from fedlens.data.table import Table
+
+NOBODY = "NA"  # TensorFlow Federated's lists say so of an image that a split leaves out
+BLOCK = 10_000
+BLOCKS = (1, 3, 2, 0, 4)  # the data_batch, counted from 0, that each block of CIFAR-10's first lists is
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """A list of images, in the order of its file.
+
+    Args:
+        path: the file.
+        images: str [n], all different.
+        classes: int64 [n], from 0 on.
+        users: str [n], whose each image is; None in a test list.
+        labels: str [n], the class in the source dataset, where the file says it (hsu2020's iNaturalist lists).
+        lines: int64 [n], where each row stands in the file.
+    """
+
+    path: Path
+    images: NDArray[np.str_]
+    classes: NDArray[np.int64]
+    users: NDArray[np.str_] | None
+    labels: NDArray[np.str_] | None
+    lines: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def read_list(path: Path, user: str | None = "user_id") -> Listing:
+    """Reads a published list; `user` is the column that says whose an image is, None for a test list.
+
+    Rows whose user is "NA" are left out: TensorFlow Federated has several splits in one file, a column each.
+    A byte-order mark is no matter. Raises `DataError` with the file and the line where the list cannot be
+    read, lacks a column, has an empty cell or a class that is no whole number, or names an image twice.
+    """
+    needed = ["image_id", "class", *([user] if user else [])]
+    header = read_header(path)
+    names = [*needed, *(["label"] if "label" in header else [])]
+    rows = list(read_rows(path, names))
+    if not rows:
+        raise DataError("the list has no rows", where=str(path), hint=DAMAGED)
+    lines = np.array([line for line, _ in rows], np.int64)
+    columns = dict(zip(names, zip(*(cells for _, cells in rows), strict=True), strict=True))
+    for name in needed:
+        _no_empty(path, lines, name, columns[name])
+    classes = whole_numbers(path, lines, "class", columns["class"])
+    owners = np.array(columns[user]) if user else None
+    labels = np.array(columns["label"]) if "label" in columns else None
+    found = Listing(path, np.array(columns["image_id"]), classes, owners, labels, lines)
+    if owners is not None and (owners == NOBODY).any():
+        found = _only(found, owners != NOBODY)
+    _no_duplicates(found)
+    return found
+
+
+def _only(listing: Listing, kept: NDArray[np.bool_]) -> Listing:
+    if not kept.any():
+        raise DataError(f"every row has the user '{NOBODY}'", where=str(listing.path), hint=DAMAGED)
+    users, labels = (None if part is None else part[kept] for part in (listing.users, listing.labels))
+    return Listing(
+        listing.path, listing.images[kept], listing.classes[kept], users, labels, listing.lines[kept]
+    )
+
+
+def read_header(path: Path) -> list[str]:
+    """The names of the columns of a CSV file. Raises `DataError` where it cannot be read or is empty."""
+    return next(_parsed(path))[1]
+
+
+def read_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """(line, cells of the columns `names`) of each row of a CSV file with a header; blank lines are passed over.
+
+    Raises `DataError` with the line where a column is missing or a row has too few or too many cells.
+    """
+    rows = _parsed(path)
+    _, header = next(rows)
+    for name in names:
+        if name not in header:
+            raise DataError(
+                f"there is no column '{name}', but {', '.join(map(repr, header))}",
+                where=f"{path}, line 1",
+                hint=nearest(name, header),
+            )
+    wanted = [header.index(name) for name in names]
+    for line, cells in rows:
+        if len(cells) != len(header):
+            if not cells:
+                continue
+            raise DataError(
+                f"the row has {len(cells)} cells, and the header {len(header)}", where=f"{path}, line {line}"
+            )
+        yield line, tuple([cells[at] for at in wanted])
+
+
+def _parsed(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of every row, the header first."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, strict=True)
+            empty = True
+            for cells in rows:
+                empty = False
+                yield rows.line_num, cells
+            if empty:
+                raise DataError("the file is empty", where=str(path), hint=DAMAGED)
+    except OSError as error:
+        raise DataError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"the file is not in UTF-8: byte {error.start} cannot be decoded", where=str(path), hint=DAMAGED
+        ) from error
+    except csv.Error as error:
+        raise DataError(f"line {rows.line_num} is no CSV: {error}", where=str(path), hint=DAMAGED) from error
+
+
+def _no_empty(path: Path, lines: NDArray[np.int64], name: str, cells: Sequence[str]) -> None:
+    if "" in cells:
+        raise DataError(
+            f"the cell of '{name}' is empty", where=f"{path}, line {lines[cells.index('')]}", hint=DAMAGED
+        )
+
+
+def whole_numbers(path: Path, lines: NDArray[np.int64], name: str, cells: Sequence[str]) -> NDArray[np.int64]:
+    """int64 [n]: the cells as numbers from 0 on. Raises `DataError` with the line of one that is none."""
+    wrong = next((k for k, cell in enumerate(cells) if not (cell.isdecimal() and len(cell) < 19)), None)
+    if wrong is not None:
+        raise DataError(
+            f"'{name}' is '{cells[wrong]}', and has to be a whole number from 0 on",
+            where=f"{path}, line {lines[wrong]}",
+        )
+    return np.array(list(map(int, cells)), np.int64)
+
+
+def _no_duplicates(listing: Listing) -> None:
+    order = np.argsort(listing.images, kind="stable")
+    again = np.flatnonzero(listing.images[order][1:] == listing.images[order][:-1])
+    if len(again):
+        one, two = order[again[0]], order[again[0] + 1]
+        raise DataError(
+            f"the image '{listing.images[one]}' is listed in lines {listing.lines[one]} and {listing.lines[two]}"
+            + (f", and {len(again) - 1} more are listed twice" if len(again) > 1 else ""),
+            where=str(listing.path),
+        )
+
+
+def check_apart(train: Listing, test: Listing) -> None:
+    """Raises `DataError` where an image is in both lists: a model would be tested on what it was shown."""
+    shared = np.intersect1d(train.images, test.images)
+    if len(shared):
+        raise DataError(
+            f"{len(shared)} images are in both lists, '{shared[0]}' is the first",
+            where=f"{train.path}, {test.path}",
+            hint=DAMAGED,
+        )
+
+
+def in_order(names: NDArray[np.str_]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """(the different names, int64 [n] which of them each is): by number where all are numbers, else by text.
+
+    >>> in_order(np.array(["10", "9", "10"]))
+    (('9', '10'), array([1, 0, 1]))
+    """
+    different, which = np.unique(names, return_inverse=True)
+    found = [str(name) for name in different]
+    if all(name.isdecimal() for name in found):
+        order = sorted(range(len(found)), key=lambda k: (int(found[k]), found[k]))
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return tuple(found[k] for k in order), place[which]
+    return tuple(found), which.astype(np.int64)
+
+
+def federated_csv(
+    table: Table | ArrayLike,
+    seed: int,
+    *,
+    path: Annotated[str, Field(min_length=1, description="the CSV file: user_id,image_id,class[,...]")],
+    id_order: Annotated[
+        Literal["as-is", "cifar10-blocks"],
+        Field(description="what image_id counts in: the training split, or CIFAR-10's blocks of 2020"),
+    ] = "as-is",
+) -> Partition:
+    """The population that a published list describes: each user a client with the images listed for them.
+
+    An image is found by the column `image_id` of the dataset, where it has one, and else by its position in
+    the training split. Clients are in the order of their ids, by number where all ids are numbers; `seed`
+    plays no part. Discarded: images that the list does not name, and images of the list that are held out for
+    validation, with a client who has no other.
+
+    hsu2020's CIFAR-10 lists of 2020 count in another order ("cifar10-blocks"): their blocks of 10,000 are
+    data_batch 2, 4, 3, 1 and 5, so that the position is [1, 3, 2, 0, 4][image_id // 10000] * 10000 +
+    image_id % 10000. Those of January 2022, in `cifar10_v1.1.zip`, are said to be put right ("as-is").
+
+    Source: github google-research, federated_vision_datasets.
+
+    Raises `DataError` where the list cannot be read, names an image that the dataset does not have, or gives
+    one another class than the dataset does.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write("user_id,image_id,class\\n7,2,1\\n10,0,0\\n7,1,1\\n")
+    ...     file.flush()
+    ...     found = federated_csv([0, 1, 1, 0], 0, path=file.name)
+    >>> found.ids, found[0].tolist(), found[1].tolist()
+    (('7', '10'), [1, 2], [0])
+    """
+    table = Table.of(table)
+    listing = read_list(Path(path).expanduser())
+    rows = _find(table, listing, id_order)
+    _check_classes(table, listing, rows)
+    assert listing.users is not None
+    here = rows >= 0
+    if not here.any():
+        raise DataError("none of the images of the list is here to train on", where=path)
+    ids, users = in_order(listing.users[here])
+    owners = np.full(len(table), -1, np.int64)
+    owners[rows[here]] = users
+    spec = {"name": "federated-csv", "path": path, "id_order": id_order, "seed": seed}
+    return Partition.of_owners(owners, ids, spec=spec)
+
+
+def _find(table: Table, listing: Listing, id_order: str) -> NDArray[np.int64]:
+    """int64 [rows of the list]: the row of the table that each image is, -1 for one that is held out."""
+    if id_order == "as-is" and "image_id" in table.columns:
+        known = table.columns["image_id"].astype(str)
+        order = np.argsort(known)
+        at = order[np.searchsorted(known, listing.images, sorter=order).clip(max=len(order) - 1)]
+        rows = np.where(known[at] == listing.images, at, -1)
+        whole = table.total in (None, len(table))
+        return _all_there(listing, rows, rows < 0 if whole else np.zeros(len(rows), bool))
+    positions = whole_numbers(listing.path, listing.lines, "image_id", listing.images.tolist())
+    total = len(table) if table.total is None else table.total
+    count = len(BLOCKS) * BLOCK if id_order == "cifar10-blocks" else total
+    if id_order == "cifar10-blocks" and total != count:
+        raise DataError(
+            f"the training split has {total} images, and CIFAR-10's {count}",
+            where=table.dataset or None,
+            hint='take id_order = "as-is"',
+        )
+    _all_there(listing, positions, positions >= count)
+    if id_order == "cifar10-blocks":
+        positions = np.array(BLOCKS)[positions // BLOCK] * BLOCK + positions % BLOCK
+    row_of = np.full(total, -1, np.int64)
+    row_of[table.where()] = np.arange(len(table))
+    return row_of[positions]
+
+
+def _all_there(listing: Listing, rows: NDArray[np.int64], absent: NDArray[np.bool_]) -> NDArray[np.int64]:
+    if absent.any():
+        first = int(np.flatnonzero(absent)[0])
+        raise DataError(
+            f"the dataset has no image '{listing.images[first]}', nor {int(absent.sum()) - 1} others of the list",
+            where=f"{listing.path}, line {listing.lines[first]}",
+            hint="take the dataset that the list was made for",
+        )
+    return rows
+
+
+def _check_classes(table: Table, listing: Listing, rows: NDArray[np.int64]) -> None:
+    """A list that counts in another order agrees with the labels in about one of C images."""
+    if not table.single:
+        return
+    here = np.flatnonzero(rows >= 0)
+    wrong = here[table.labels[rows[here]] != listing.classes[here]]
+    if len(wrong):
+        first = wrong[0]
+        raise DataError(
+            f"of {len(wrong)} of {len(here)} images the list says another class than the dataset; of image "
+            f"'{listing.images[first]}' it says {listing.classes[first]}, and the dataset "
+            f"{table.labels[rows[first]]}",
+            where=f"{listing.path}, line {listing.lines[first]}",
+            hint="take the other id_order, or the dataset that the list was made for",
+        )
+
+
+def official_cifar10(path: str | os.PathLike[str], labels: Table | ArrayLike) -> Partition:
+    """One of hsu2020's CIFAR-10 populations (100 users x 500 images), from its list of 2020.
+
+    `labels` int64 [50000] are those of the training split as it is published. See `federated_csv`.
+    """
+    partition = federated_csv(labels, 0, path=os.fspath(path), id_order="cifar10-blocks")
+    return replace(partition, dataset="cifar10")

@@ -1,0 +1,95 @@
+"""What is known of a dataset before it is read, and whether its files are on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+State = Literal["here", "partly", "absent", "built in", "your own"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One dataset. What could not be verified is None.
+
+    Args:
+        task: classification, segmentation, detection or language.
+        summary: what it shows, in a few words.
+        how: how to get it, a sentence or two.
+        train, test: examples of the two splits, with the reader's default settings.
+        classes: how many; of text, the tokens that may be predicted.
+        clients, unit: how many natural clients the training split has, and what one is.
+        licence: in a few words, and more after a semicolon; the publisher's own words count.
+        source: the publication, or an address.
+        download: how much there is to fetch.
+        files: what is looked for below the data folder: one or several sets of glob patterns, each set
+            enough to read the dataset, "|" between patterns of which one will do. Empty where there is
+            nothing to look for.
+        own: whether it is a format for a user's own data.
+    """
+
+    name: str
+    task: str
+    summary: str
+    how: str
+    train: int | None = None
+    test: int | None = None
+    classes: int | None = None
+    clients: int | None = None
+    unit: str | None = None
+    licence: str | None = None
+    source: str | None = None
+    download: str | None = None
+    files: tuple[tuple[str, ...], ...] = ()
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Presence:
+    """Whether a dataset is on this machine.
+
+    Args:
+        state: "here" where every pattern of a set is met, "partly" where some are, "absent" where none is.
+        found: a file or folder for each pattern that is met.
+        lacking: the patterns that are not, of the set that is met best.
+    """
+
+    state: State
+    found: tuple[Path, ...] = ()
+    lacking: tuple[str, ...] = ()
+
+
+def presence(record: Record, root: Path) -> Presence:
+    """Looks for the files of `record` below `root`. No file is opened, and a large folder is not read whole.
+
+    >>> presence(Record("digits", "classification", "digits", "comes along"), Path("nowhere")).state
+    'built in'
+    """
+    if record.own:
+        return Presence("your own")
+    if not record.files:
+        return Presence("built in")
+    looked = [[(pattern, _first(root, pattern)) for pattern in patterns] for patterns in record.files]
+    best = max(looked, key=lambda one: sum(path is not None for _, path in one) / len(one))
+    found = tuple(path for _, path in best if path is not None)
+    lacking = tuple(pattern for pattern, path in best if path is None)
+    return Presence("here" if not lacking else "partly" if found else "absent", found, lacking)
+
+
+def _first(root: Path, pattern: str) -> Path | None:
+    """One path that fits the pattern, or one of several with "|" between. An empty folder does not count."""
+    for path in itertools.chain.from_iterable(root.glob(one) for one in pattern.split("|")):
+        if path.is_file() or _holds_something(path):
+            return path
+    return None
+
+
+def _holds_something(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False
