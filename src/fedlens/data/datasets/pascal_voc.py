@@ -1,0 +1,196 @@
+"""Pascal VOC 2012: masks or boxes of 20 kinds of objects, with SBD's masks too where asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedlens.core.errors import ConfigError
+from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets import sbd
+from fedlens.data.datasets.files import missing
+from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, check_present
+from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
+from fedlens.data.datasets.voc_files import VocFolder, detection, no_leak
+from fedlens.data.download import Resource, extract, fetch
+from fedlens.data.images import Fit, ImageFiles, Paths
+
+OBJECTS = (
+    "aeroplane",
+    "bicycle",
+    "bird",
+    "boat",
+    "bottle",
+    "bus",
+    "car",
+    "cat",
+    "chair",
+    "cow",
+    "diningtable",
+    "dog",
+    "horse",
+    "motorbike",
+    "person",
+    "pottedplant",
+    "sheep",
+    "sofa",
+    "train",
+    "tvmonitor",
+)
+INNER = "VOCdevkit/VOC2012"
+ARCHIVE = Resource(
+    "VOCtrainval_11-May-2012.tar",
+    (
+        "https://thor.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
+        "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
+    ),
+    "6cd6e144f989b92b3379bac3b3de84fd",
+)
+
+
+def pascal_voc(
+    root: Path,
+    download: bool,
+    seed: int,
+    *,
+    task: Annotated[
+        Literal["segmentation", "detection"], Field(description="masks of 21 classes, or boxes of 20")
+    ] = "segmentation",
+    augmented: Annotated[bool, Field(description="segmentation: with the masks of SBD too")] = False,
+    test: Annotated[
+        Literal["voc", "sbd"],
+        Field(description="with `augmented`: tested on VOC's val, or on SBD's own val as in fedcv"),
+    ] = "voc",
+    difficult: Annotated[
+        bool, Field(description="detection: whether objects marked as difficult count as objects")
+    ] = False,
+    size: Size = 512,
+    fit: HowToFit = "pad",
+) -> Dataset:
+    """Pascal VOC 2012 with its published train and val splits; `seed` plays no part.
+
+    VOC's test labels are withheld, so its val split is the test data here. What is read:
+
+    | settings | training | test |
+    |---|---|---|
+    | segmentation | VOC train, 1,464 | VOC val, 1,449 |
+    | `augmented` | VOC train and all of SBD, without VOC val: 10,582 | VOC val, 1,449 |
+    | `augmented`, `test="sbd"` | SBD train, 8,498 | SBD val, 2,857 |
+    | detection | VOC train, 5,717 | VOC val, 5,823 |
+
+    SBD has 11,355 images, the number that fedcv (5, 7.1.1) states for "augmented PASCAL VOC"; they are SBD's own
+    two splits, the third row. That split and VOC's know nothing of each other: of the images that SBD has
+    for training many are in VOC's val. They would be a leak, so `augmented` leaves them out and says in
+    `Dataset.notes` how many. Where an image has both masks, VOC's is taken, which is finer and has a void border;
+    with `test="sbd"` it is SBD's throughout.
+
+    Masks: 21 classes, background first; 255 is void. Boxes: 20 classes; the published corners count from 1 and
+    include the last pixel, and come out as edges counted from 0. Objects marked as difficult are left out of
+    training and of testing, and counted in the notes, unless `difficult`: VOC's own protocol neither rewards nor
+    punishes a detector that finds them, here one that does is punished. Column `image`: the name of the image.
+    There is no natural client.
+
+    Reads `root/VOCdevkit/VOC2012` and `root/benchmark_RELEASE/dataset` (img, cls, train.txt, val.txt); fetches
+    what is missing of the two (2.0 and 1.4 GB) with `download`. Raises `DataError` where files are missing or
+    damaged, `ConfigError` where settings do not go together.
+
+    Source: Everingham et al. 2010, The Pascal Visual Object Classes Challenge; Hariharan et al. 2011, Semantic
+    Contours from Inverse Detectors.
+    """
+    if task == "detection" and augmented:
+        raise ConfigError(
+            "SBD has masks only, no boxes",
+            where="augmented",
+            hint='leave it out, or take task = "segmentation"',
+        )
+    if test == "sbd" and not augmented:
+        raise ConfigError("SBD is not read without augmented", where="test", hint="take augmented = true too")
+    if difficult and task != "detection":
+        raise ConfigError(
+            "no mask is marked as difficult",
+            where="difficult",
+            hint='leave it out, or take task = "detection"',
+        )
+    if test == "voc":
+        folder = root / INNER / "ImageSets" / ("Main" if task == "detection" else "Segmentation")
+        wanted = f"{INNER}/{{JPEGImages,SegmentationClass,Annotations,ImageSets}}"
+        _provide(root, download, ARCHIVE, wanted, [folder / "train.txt", folder / "val.txt"])
+    if augmented:
+        wanted = f"{sbd.INNER}/{{img,cls,train.txt,val.txt}}"
+        _provide(root, download, sbd.ARCHIVE, wanted, sbd.lists(root))
+    to = size_of(size)
+    if task == "detection":
+        train, evaluation, notes = _detection(root, to, fit, difficult)
+    else:
+        train, evaluation, notes = _segmentation(root, to, fit, augmented, test)
+    return Dataset(
+        name="pascal-voc",
+        train=train,
+        test=evaluation,
+        classes=OBJECTS if task == "detection" else ("background", *OBJECTS),
+        mean=PHOTO_MEAN,
+        std=PHOTO_STD,
+        licence="photographs from Flickr, under Flickr's terms of use: for research",
+        source="Pascal VOC 2012, Everingham et al. 2010"
+        + ("; SBD, Hariharan et al. 2011" if augmented else ""),
+        notes=notes,
+    )
+
+
+def _provide(root: Path, download: bool, archive: Resource, wanted: str, lists: list[Path]) -> None:
+    """Fetches an archive where its lists are not there and `download` says so; raises `DataError` without them."""
+    if download and not all(path.is_file() for path in lists):
+        path = fetch(archive, root)
+        extract(path, root, wanted.split("/")[0])
+        path.unlink()
+    if not all(path.is_file() for path in lists):
+        raise missing("pascal-voc", root, wanted)
+
+
+def _detection(
+    root: Path, size: tuple[int, int], fit: Fit, difficult: bool
+) -> tuple[Examples, Examples, tuple[str, ...]]:
+    folder = VocFolder(root, INNER, OBJECTS, difficult)
+    train_ids, test_ids = folder.ids(["train"]), folder.ids(["val"])
+    no_leak(train_ids, test_ids, folder.path / "ImageSets" / "Main")
+    train, train_notes = detection(folder, train_ids, size, fit, "train")
+    test, test_notes = detection(folder, test_ids, size, fit, "test")
+    return train, test, (*train_notes, *test_notes)
+
+
+def _segmentation(
+    root: Path, size: tuple[int, int], fit: Fit, augmented: bool, test: str
+) -> tuple[Examples, Examples, tuple[str, ...]]:
+    notes: list[str] = []
+    if test == "sbd":
+        train_ids, test_ids = sbd.split_ids(root, "train"), sbd.split_ids(root, "val")
+        no_leak(train_ids, test_ids, root / sbd.INNER)
+        return _masked(root, [], train_ids, size, fit), _masked(root, [], test_ids, size, fit), ()
+    folder = VocFolder(root, INNER, OBJECTS)
+    train_ids, test_ids = folder.ids(["train"], "Segmentation"), folder.ids(["val"], "Segmentation")
+    no_leak(train_ids, test_ids, folder.path / "ImageSets" / "Segmentation")
+    more: list[str] = []
+    if augmented:
+        given = [*sbd.split_ids(root, "train"), *sbd.split_ids(root, "val")]
+        known, leaks = set(train_ids), set(test_ids)
+        more = sorted(set(given) - known - leaks)
+        notes.append(
+            f"train, images of SBD left out because they are in VOC's val, the test data: "
+            f"{len(leaks & set(given)):,} of {len(given):,}"
+        )
+    return _masked(root, train_ids, more, size, fit), _masked(root, test_ids, [], size, fit), tuple(notes)
+
+
+def _masked(root: Path, voc: list[str], more: list[str], size: tuple[int, int], fit: Fit) -> Examples:
+    """The images `voc` with the masks of VOC, and after them the images `more` with those of SBD."""
+    names = [f"{INNER}/JPEGImages/{each}.jpg" for each in voc] + [sbd.image_of(each) for each in more]
+    masks = [f"{INNER}/SegmentationClass/{each}.png" for each in voc] + [sbd.mask_of(each) for each in more]
+    for wanted in (names, masks):
+        check_present(root, wanted, str(root))
+    targets = ImageFiles(root, Paths.of(masks), 0, *size, fit, opener=sbd.OPENER if more else None)
+    return Examples(
+        ImageFiles(root, Paths.of(names), 3, *size, fit), targets, {"image": np.array([*voc, *more])}
+    )

@@ -1,0 +1,201 @@
+"""The files of a Pascal VOC folder: lists of images, and boxes in XML. BCCD is published in the same form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedlens.core.errors import DataError
+from fedlens.data.boxes import Boxes
+from fedlens.data.dataset import Examples
+from fedlens.data.datasets.folders import check_present
+from fedlens.data.images import Fit, ImageFiles, Paths
+from fedlens.data.own.xml_tree import Element, read_xml
+from fedlens.data.placing import placed
+
+_HINT = "it is damaged or not the published file: fetch it again"
+
+
+class VocObject(NamedTuple):
+    """One object: its class, left, top, right, bottom as they are written, whether it counts as difficult, its line.
+
+    The numbers are pixels counted from 1, and right and bottom are the last pixel of the object.
+    """
+
+    name: str
+    corners: tuple[float, float, float, float]
+    difficult: bool
+    line: int
+
+
+class Annotation(NamedTuple):
+    """What one XML file says: the size of the image, and its objects."""
+
+    width: int
+    height: int
+    objects: tuple[VocObject, ...]
+
+
+@dataclass(frozen=True)
+class VocFolder:
+    """Where a set in this form lies, and what its classes are called.
+
+    Args:
+        root: the data folder, and `inner` the set's own folder below it, as it is written in file names.
+        classes: the names in the XML files, in the order of the labels.
+        difficult: whether objects marked as difficult count as objects.
+    """
+
+    root: Path
+    inner: str
+    classes: tuple[str, ...]
+    difficult: bool = True
+
+    @property
+    def path(self) -> Path:
+        """The set's own folder."""
+        return self.root / self.inner
+
+    def ids(self, names: Sequence[str], task: str = "Main") -> list[str]:
+        """The images that the lists `names` of ImageSets name, one list after the other."""
+        return [each for name in names for each in read_ids(self.path / "ImageSets" / task / f"{name}.txt")]
+
+
+def read_ids(path: Path) -> list[str]:
+    """The names of images in a list, one a line.
+
+    Raises `DataError` where it cannot be read, is empty, has several words a line, or a name twice.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the list cannot be read: {error}", where=str(path), hint=_HINT) from error
+    first: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words:
+            continue
+        if len(words) > 1:
+            raise DataError(
+                f"one name was expected, found '{line}'", where=f"{path}, line {number}", hint=_HINT
+            )
+        if words[0] in first:
+            what = f"'{words[0]}' stands there a second time, after line {first[words[0]]}"
+            raise DataError(what, where=f"{path}, line {number}", hint=_HINT)
+        first[words[0]] = number
+    if not first:
+        raise DataError("the list is empty", where=str(path), hint=_HINT)
+    return list(first)
+
+
+def no_leak(train: Sequence[str], test: Sequence[str], where: Path) -> None:
+    """Raises `DataError` where images are in both splits."""
+    both = sorted(set(train) & set(test))
+    if both:
+        raise DataError(
+            f"{len(both):,} images are for training and for testing, the first is {both[0]}",
+            where=str(where),
+            hint=_HINT,
+        )
+
+
+def read_annotation(path: Path) -> Annotation:
+    """What an XML file says of an image. Raises `DataError` with the file, the line and what is wrong there."""
+    root = read_xml(path)
+    size = _child(root, "size", path)
+    width, height = (_number(size, side, path) for side in ("width", "height"))
+    if width < 1 or height < 1:
+        raise _damaged(f"the image is said to be {width:g}x{height:g}", size, path)
+    # Direct children only: an object of VOC may have parts (head, hand, foot) with boxes of their own.
+    return Annotation(
+        int(width), int(height), tuple(_object(element, path) for element in root.all("object"))
+    )
+
+
+def _object(element: Element, path: Path) -> VocObject:
+    box = _child(element, "bndbox", path)
+    left, top, right, bottom = (_number(box, edge, path) for edge in ("xmin", "ymin", "xmax", "ymax"))
+    mark = element.first("difficult")
+    name = _child(element, "name", path).text
+    return VocObject(name, (left, top, right, bottom), mark is not None and mark.text == "1", element.line)
+
+
+def _child(element: Element, name: str, path: Path) -> Element:
+    found = element.first(name)
+    if found is None:
+        raise _damaged(f"<{element.tag}> has no <{name}>", element, path)
+    return found
+
+
+def _number(element: Element, name: str, path: Path) -> float:
+    """A number; some published corners have decimals."""
+    child = _child(element, name, path)
+    try:
+        number = float(child.text)
+    except ValueError:
+        number = float("nan")
+    if not np.isfinite(number):
+        raise _damaged(f"<{name}> is '{child.text}', not a number", child, path)
+    return number
+
+
+def _damaged(what: str, element: Element, path: Path) -> DataError:
+    return DataError(what, where=f"{path}, line {element.line}", hint=_HINT)
+
+
+def detection(
+    folder: VocFolder, ids: Sequence[str], size: tuple[int, int], fit: Fit, split: str
+) -> tuple[Examples, tuple[str, ...]]:
+    """(examples, notes): the images `ids` with their boxes, in pixels of the delivered image.
+
+    The corners are turned into edges counted from 0: (xmin - 1, ymin - 1, xmax, ymax). Left out and counted in
+    the notes are objects whose corners coincide or are the wrong way round (xmax <= xmin or ymax <= ymin), those
+    that `placed` cannot place, and difficult ones where `folder` says so.
+
+    Raises `DataError` where files are missing, or a class is unknown.
+    """
+    labels = {name: label for label, name in enumerate(folder.classes)}
+    for kind, suffix in (("JPEGImages", "jpg"), ("Annotations", "xml")):
+        check_present(folder.path, [f"{kind}/{each}.{suffix}" for each in ids], f"{folder.path}, {split}")
+    corners, classes, counts, sizes, dropped = [], [], [], [], {"difficult": 0, "flat": 0}
+    for each in ids:
+        path = folder.path / "Annotations" / f"{each}.xml"
+        found = read_annotation(path)
+        kept = [one for one in found.objects if not _dropped(one, folder, dropped)]
+        corners += [one.corners for one in kept]
+        classes += [_label(one, labels, path) for one in kept]
+        counts.append(len(kept))
+        sizes.append((found.width, found.height))
+    edges = np.array(corners, np.float32).reshape(-1, 4) - np.array([1, 1, 0, 0], np.float32)
+    given = Boxes(edges, np.array(classes, np.int64), np.cumsum([0, *counts]))
+    result = placed(given, np.array(sizes), *size, fit)
+    notes = [
+        f"{split}, objects left out because they are marked as difficult: {dropped['difficult']:,}",
+        f"{split}, objects left out because the corners of their box coincide: {dropped['flat']:,}",
+    ]
+    told = [note for note, count in zip(notes, dropped.values(), strict=True) if count]
+    names = Paths.of([f"{folder.inner}/JPEGImages/{each}.jpg" for each in ids])
+    images = ImageFiles(folder.root, names, 3, *size, fit)
+    return Examples(images, result.boxes, {"image": np.array(ids)}), (*told, *result.notes(split))
+
+
+def _dropped(one: VocObject, folder: VocFolder, counts: dict[str, int]) -> bool:
+    left, top, right, bottom = one.corners
+    if one.difficult and not folder.difficult:
+        counts["difficult"] += 1
+    elif right <= left or bottom <= top:
+        counts["flat"] += 1
+    else:
+        return False
+    return True
+
+
+def _label(one: VocObject, labels: Mapping[str, int], path: Path) -> int:
+    if one.name not in labels:
+        what = f"the class '{one.name}' is not one of {', '.join(labels)}"
+        raise DataError(what, where=f"{path}, line {one.line}", hint=_HINT)
+    return labels[one.name]
