@@ -1,0 +1,19 @@
+"""`fedlens data`: what there is to train on, and whether it is in order."""
+
+from __future__ import annotations
+
+import typer
+
+from fedlens.cli.data_check import check
+from fedlens.cli.data_info import info
+from fedlens.cli.data_list import list_datasets
+
+data = typer.Typer(
+    name="data",
+    help="List the datasets, describe one, check your own.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+data.command("list")(list_datasets)
+data.command("info")(info)
+data.command("check")(check)

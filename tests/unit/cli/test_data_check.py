@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedlens.cli.data_check import check
+from tests.unit.data.own.boxed import write_voc
+from tests.unit.data.pictures import write
+
+app = typer.Typer()
+app.command("check")(check)
+app.command("other")(lambda: None)
+runner = CliRunner()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for label, name in enumerate(("cat", "dog")):
+        for k in range(2):
+            write(tmp_path / "data" / name / f"{k}.png", 10 * label + k)
+    return tmp_path / "data"
+
+
+def test_nothing_wrong_is_exit_code_0_and_a_summary(folder: Path) -> None:
+    answer = runner.invoke(app, ["check", "data", "--format", "image-folder"])
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    assert answer.stdout.splitlines() == [
+        "images   4",
+        "classes  cat 2, dog 2",
+        "splits   none; a share is held out as test data",
+        "clients  none named",
+        "nothing is wrong",
+    ]
+
+
+def test_settings_reach_the_reader(folder: Path) -> None:
+    words = ["--set", "client_pattern=([0-9]).png", "--set", "label_level=1"]
+    answer = runner.invoke(app, ["check", "data", "--format", "image-folder", *words])
+    assert answer.exit_code == 0
+    assert "clients  2: 0 2, 1 2" in answer.stdout
+
+
+def test_every_fault_is_listed_file_by_file_and_the_exit_code_is_1(folder: Path) -> None:
+    (folder / "dog" / "1.png").write_bytes(b"")
+    (folder / "cat" / "1.png").write_bytes((folder / "cat" / "0.png").read_bytes()[:60])
+    answer = runner.invoke(app, ["check", "data", "--format", "image-folder"])
+    assert answer.exit_code == 1
+    first, second, blank, *summary = answer.stdout.splitlines()
+    assert first.startswith("data/cat/1.png: the image cannot be decoded: ")
+    assert second == "data/dog/1.png: the file is empty (0 bytes); copy or export it again."
+    assert blank == ""
+    assert summary[0] == "images   2, and 2 at fault"
+    assert summary[-1] == (
+        '2 things are wrong; a run stops at that, unless data.dataset.on_error = "skip" leaves it out'
+    )
+
+
+def test_what_is_wrong_with_the_whole_is_told_apart(folder: Path) -> None:
+    write_voc(folder / "voc")
+    lists = folder / "voc" / "ImageSets" / "Main"
+    (lists / "train.txt").write_text("a\nb\nc\n")
+    answer = runner.invoke(app, ["check", "data/voc", "--format", "voc-xml"])
+    assert answer.exit_code == 1
+    assert "1 image is in more than one split, a leak" in answer.stdout
+    assert answer.stdout.splitlines()[-1] == (
+        "1 thing is wrong, of the set as a whole, which has to be mended before a run"
+    )
+    (folder / "voc" / "Annotations" / "d.xml").write_text("")
+    last = runner.invoke(app, ["check", "data/voc", "--format", "voc-xml"]).stdout.splitlines()[-1]
+    assert last.startswith("2 things are wrong")
+
+
+def test_json_is_one_object(folder: Path) -> None:
+    answer = runner.invoke(app, ["check", "data", "--format", "image-folder", "--json"])
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    found = json.loads(answer.stdout)
+    assert found["ok"] is True
+    assert (found["images"], found["classes"], found["findings"]) == (4, {"cat": 2, "dog": 2}, [])
+    (folder / "dog" / "1.png").write_bytes(b"")
+    answer = runner.invoke(app, ["check", "data", "--format", "image-folder", "--json"])
+    assert answer.exit_code == 1
+    found = json.loads(answer.stdout)
+    assert found["ok"] is False
+    assert found["findings"] == [
+        {
+            "where": "data/dog/1.png",
+            "what": "the file is empty (0 bytes)",
+            "hint": "copy or export it again",
+            "example": True,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--format", "imagefolder"],
+            "there is no format 'imagefolder' (--format); did you mean 'image-folder'.",
+        ),
+        (
+            ["--format", "csv"],
+            "the folder has no table (data); name the table with --set table=FILE.",
+        ),
+        (
+            ["--format", "voc-xml", "--set", "size"],
+            "'size' is not key=value (--set); write, say, --set local.lr=0.1.",
+        ),
+        (
+            ["--format", "image-folder", "--set", "client_level=0"],
+            "client_level is 0 (client_level); 1 is the first folder.",
+        ),
+    ],
+)
+def test_a_request_that_is_wrong_is_one_sentence_and_exit_code_2(
+    folder: Path, words: list[str], said: str
+) -> None:
+    answer = runner.invoke(app, ["check", "data", *words])
+    assert (answer.exit_code, answer.stdout, answer.stderr) == (2, "", f"error: {said}\n")
+
+
+def test_long_lists_are_cut_and_json_has_them_all(folder: Path) -> None:
+    for k in range(30):
+        write(folder / "dog" / f"p{k:02}_.png", 100 + k)
+    words = ["check", "data", "--format", "image-folder", "--set", "client_pattern=/p?([0-9]+)"]
+    answer = runner.invoke(app, words)
+    assert answer.exit_code == 0, answer.stdout
+    line = next(line for line in answer.stdout.splitlines() if line.startswith("clients"))
+    assert line.startswith("clients  32: 0 2, 1 2, 00 1, ")
+    assert line.endswith(" and 12 more")
+    assert len(json.loads(runner.invoke(app, [*words, "--json"]).stdout)["clients"]) == 32
