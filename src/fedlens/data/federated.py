@@ -131,8 +131,8 @@ def federate(
     "client" the partition is drawn first, and every client holds out its share of its own. Which examples are
     held out is uniformly random and depends on `seed` and the numbers of examples alone.
 
-    Raises `ConfigError` where `validation` is not in [0, 1), or leaves nothing to train on; `DataError` where
-    the partition points outside the data it was given.
+    Raises `ConfigError` where `validation` is not in [0, 1), or leaves nothing to train on, or a partition of
+    texts has features of images; `DataError` where the partition points outside the data it was given.
 
     >>> from fedlens.data.datasets.digits import digits
     >>> from fedlens.data.partition.iid import iid
@@ -148,6 +148,10 @@ def federate(
     if drawn.indices.size and drawn.indices.max() >= len(kept):
         raise DataError(
             f"the partition points to example {drawn.indices.max()} of {len(kept)}", where=dataset.name
+        )
+    if drawn.features and dataset.kind == "language":
+        raise ConfigError(
+            f"'{dataset.name}' is text, which has no brightness, blur, rotation or noise", where="data.partition"
         )
     partition = replace(drawn, indices=kept[drawn.indices], dataset=dataset.name)
     held_offsets = None

@@ -167,3 +167,16 @@ def test_a_pooled_validation_set_is_drawn_before_the_partition(dataset: Dataset)
     assert len(Holders(data).holder("@validation")) == 20
     with pytest.raises(KeyError):
         Holders(data).holder("@nobody")
+
+
+def test_texts_have_no_brightness() -> None:
+    split = Examples(np.zeros((4, 3), np.int16), np.array([0, 1, 0, 1]))
+    texts = Dataset("letters", split, split, ("a", "b"), (), (), "none", "made up")
+    plain = Partition.of_owners([0, 0, 1, 1], 2)
+    data, partition = federate(texts, lambda table: plain)
+    assert partition.census is not None
+    assert partition.census.dense().tolist() == [[1, 1], [1, 1]]
+    assert data.train.take(torch.tensor([1])).inputs.tolist() == [[0, 0, 0]]
+    bright = replace(plain, features={"brightness": np.array([1.0, 2.0])})
+    with pytest.raises(ConfigError, match="'letters' is text, which has no brightness"):
+        federate(texts, lambda table: bright)

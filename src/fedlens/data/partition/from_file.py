@@ -1,0 +1,112 @@
+"""A partition that was saved before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
+
+from fedlens.core.errors import DataError
+from fedlens.data.partition.census import Census
+from fedlens.data.partition.partition import Partition
+from fedlens.data.table import Table
+
+
+def _whole(path: str) -> str:
+    """The path from the root, so that a run's config.toml finds the file from any directory."""
+    return str(Path(path).expanduser().resolve())
+
+
+def from_file(
+    labels: Table | NDArray[Any],
+    seed: int,
+    *,
+    path: Annotated[
+        str,
+        Field(min_length=1, description="a file that 'fedlens partition make' saved"),
+        AfterValidator(_whole),
+    ],
+) -> Partition:
+    """The saved partition in the file `path`: the same clients with the same examples, in the same order.
+
+    The file counts in the published training split, and so do not the rows of a table from which a share was held
+    out for validation; they are translated. Discarded are the examples of the file that are held out. A client
+    that loses all of its examples stays, with none. The `seed` plays no part.
+
+    Ids, features and the order of the examples are kept. Where nothing is held out, the partition of the run has
+    the digest of the file. `spec` says the file's digest, and under "of" how it was made.
+
+    Raises `DataError` where there is no such file, it is damaged, it is of another dataset, or the data are not
+    those that it was made of: too few examples, other classes, or other counts of the classes.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "p.npz"
+    >>> Partition.of_owners([0, 1, 0, 1], ["a", "b"], spec={"name": "by hand"}).save(file)
+    >>> p = from_file(Table.of([5, 5, 6, 6]), 0, path=str(file))
+    >>> p.ids, p[0].tolist(), p.spec["of"]
+    (('a', 'b'), [0, 2], {'name': 'by hand'})
+    """
+    table = Table.of(labels)
+    saved = Partition.load(Path(path).expanduser())
+    total = len(table) if table.total is None else table.total
+    _check(saved, table, total, path)
+    row = np.full(total, -1, np.int64)
+    row[table.where()] = np.arange(len(table))
+    rows = row[saved.indices]
+    there = rows >= 0
+    if not there.any():
+        raise DataError("no example of the partition is left to train on", where=path, hint="hold out fewer")
+    kept = np.bincount(saved.owners()[there], minlength=len(saved))
+    partition = replace(
+        saved,
+        indices=rows[there],
+        offsets=np.concatenate([[0], np.cumsum(kept)]),
+        spec={"name": "file", "digest": saved.digest, "of": dict(saved.spec)},
+        census=None,
+    )
+    if there.all() and saved.census is not None:
+        _check_counts(saved.census, Census.of(partition, table), path)
+    return partition
+
+
+def _check(saved: Partition, table: Table, total: int, path: str) -> None:
+    if saved.dataset and table.dataset and saved.dataset != table.dataset:
+        raise DataError(
+            f"the partition is of '{saved.dataset}', and the data are '{table.dataset}'",
+            where=path,
+            hint="take the dataset that it was made of, or make another partition",
+        )
+    if saved.indices.size and saved.indices.max() >= total:
+        raise DataError(
+            f"the partition points to example {saved.indices.max()}, and there are {total}",
+            where=path,
+            hint="the data are not those that it was made of",
+        )
+    if saved.census is None or not table.dataset or saved.census.classes == table.classes:
+        return
+    old, new = saved.census.classes, table.classes
+    first = next((pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]), None)
+    what = (
+        f"'{first[0]}' is now '{first[1]}'" if first else f"there were {len(old)}, and there are {len(new)}"
+    )
+    raise DataError(
+        f"the classes are not those that the partition was made of: {what}",
+        where=path,
+        hint="make another partition of these data",
+    )
+
+
+def _check_counts(old: Census, new: Census, path: str) -> None:
+    same = all(
+        np.array_equal(getattr(old, name), getattr(new, name)) for name in ("offsets", "columns", "counts")
+    )
+    if not same:
+        raise DataError(
+            "the clients do not hold the classes that they held when the partition was saved",
+            where=path,
+            hint="the labels or the order of the examples have changed: make another partition of these data",
+        )
