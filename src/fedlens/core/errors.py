@@ -27,7 +27,11 @@ class FedlensError(Exception):
         self.where = where
         self.hint = hint.rstrip(".") if hint else None
         place = f" ({where})" if where else ""
-        super().__init__(f"{self.what}{place}{f'; {self.hint}' if self.hint else ''}.")
+        if "\n" in self.what:  # a list: each line is a sentence
+            text = f"{self.what}{place}." + (f"\n{self.hint[0].upper()}{self.hint[1:]}." if self.hint else "")
+        else:
+            text = f"{self.what}{place}{f'; {self.hint}' if self.hint else ''}."
+        super().__init__(text)
 
     def __reduce__(self) -> tuple[object, ...]:
         # The default would rebuild the error from its finished text and lose the parts.

@@ -104,7 +104,8 @@ class Dataset:
         licence, source: for the report, and for whoever passes the data on.
         coarse: int64 [classes], the group that each class belongs to, where classes have groups.
         notes: sentences on what was left out or put right while reading.
-        on_error: what becomes of an image that cannot be decoded after all: the run stops, or it is left out.
+        on_error: what becomes of an image that cannot be decoded after all: it is left out ("skip"), or the run
+            stops; None where the reader has no such setting.
 
     Raises `DataError` where a label has no class, or the splits do not have the same image shape.
     """
@@ -119,7 +120,7 @@ class Dataset:
     source: str
     coarse: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
-    on_error: OnError = "stop"
+    on_error: OnError | None = None
 
     def __post_init__(self) -> None:
         if self.train.kind != self.test.kind:

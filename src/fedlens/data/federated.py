@@ -151,7 +151,8 @@ def federate(
         )
     if drawn.features and dataset.kind == "language":
         raise ConfigError(
-            f"'{dataset.name}' is text, which has no brightness, blur, rotation or noise", where="data.partition"
+            f"'{dataset.name}' is text, which has no brightness, blur, rotation or noise",
+            where="data.partition",
         )
     partition = replace(drawn, indices=kept[drawn.indices], dataset=dataset.name)
     held_offsets = None

@@ -9,7 +9,8 @@ from typing import Literal
 from fedlens.core.errors import DataError
 
 OnError = Literal["stop", "skip"]
-_SHOWN = 5
+_SHOWN = 5  # of an error
+_NOTED = 20  # of what was skipped
 
 
 @dataclass(frozen=True)
@@ -53,24 +54,29 @@ class Findings:
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.found)
 
-    def settle(self, on_error: OnError, *, advice: str | None = None) -> tuple[str, ...]:
-        """After reading: nothing where there is nothing, else an error, or what was skipped in sentences.
+    def settle(self, on_error: OnError | None, *, advice: str | None = None) -> tuple[str, ...]:
+        """After reading: nothing where there is nothing, else an error, or sentences on what was skipped: the first
+        20, and how many more there are.
 
-        Raises `DataError` with the first findings and the number of the rest, where `on_error` is "stop" or a
-        finding is of the whole set. `advice` is what a person can do to see them all.
+        Raises `DataError` with the first findings (those of the whole set before those of examples) and the number
+        of the rest, unless `on_error` is "skip" and leaving examples out mends it. None stops too, and is for
+        readers that have no such setting. `advice` is what a person can do to see them all.
         """
-        stopping = [f for f in self.found if not f.example] or (self.found if on_error == "stop" else [])
+        whole = [finding for finding in self.found if not finding.example]
+        stopping = whole + ([f for f in self.found if f.example] if on_error != "skip" else [])
         if not stopping:
-            return tuple(f"skipped {finding}" for finding in self.found)
+            told = [f"skipped {finding}" for finding in self.found[:_NOTED]]
+            rest = len(self.found) - len(told)
+            return (*told, f"skipped {rest:,} more; {len(self.found):,} in all") if rest else tuple(told)
         first, *others = stopping
+        skip = _SKIP if on_error == "stop" and not whole else None
         if not others:
-            hint = "; ".join(filter(None, [first.hint, _SKIP if first.example else None]))
+            hint = "; ".join(filter(None, [first.hint, skip]))
             raise DataError(first.what, where=first.where, hint=hint or None)
         lines = [f"{len(stopping)} things are wrong", *(f"  {finding}" for finding in stopping[:_SHOWN])]
         if len(stopping) > _SHOWN:
-            lines.append(f"  and {len(stopping) - _SHOWN} more")
-        hint = "; ".join(filter(None, [advice, _SKIP if all(f.example for f in stopping) else None]))
-        raise DataError("\n".join(lines) + "\n", hint=hint or None)
+            lines.append(f"  And {len(stopping) - _SHOWN} more")
+        raise DataError("\n".join(lines), hint="; ".join(filter(None, [advice, skip])) or None)
 
 
 _SKIP = 'or leave them out with data.dataset.on_error = "skip"'

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from fedlens.core.errors import DataError
+from fedlens.data.decoding import MASK_MODES, Fit, decode, fitted, placement
 
-Fit = Literal["crop", "pad", "stretch"]
+_SHARED = 4096  # bytes: arrays from this size on are shared by workers, not copied (fedlens.engines.shared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,15 +28,19 @@ class Paths:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Paths:
-        """Packs names."""
-        encoded = [name.encode() for name in names]
+        """Packs names. Names on disk that are not UTF-8 come through too (PEP 383).
+
+        >>> Paths.of(["a.png", "b/ü.png"])[1]
+        'b/ü.png'
+        """
+        encoded = [name.encode(errors="surrogateescape") for name in names]
         return cls(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, at: int) -> str:
-        return self.text[self.offsets[at] : self.offsets[at + 1]].tobytes().decode()
+        return self.text[self.offsets[at] : self.offsets[at + 1]].tobytes().decode(errors="surrogateescape")
 
     def take(self, rows: NDArray[Any]) -> Paths:
         """The names at `rows`."""
@@ -50,12 +53,29 @@ class Store:
 
     Which images have a slot is fixed. Over an epoch every image is wanted once, so that a choice that never
     changes finds as many as the cleverest one would, and workers that share the memory need no lock: whoever
-    fills a slot writes the same bytes.
+    fills a slot writes the same bytes, and says so after it has.
+
+    Flags and images are one array, so that they are shared between processes, or copied, together.
     """
 
-    pixels: NDArray[np.uint8]  # [slots, ...]
-    filled: NDArray[np.uint8]  # [at least slots]
+    memory: NDArray[np.uint8]  # a flag for each slot, then the images
     slots: int
+
+    @classmethod
+    def of(cls, slots: int, each: int) -> Store:
+        """An empty store of images of `each` bytes. It costs no memory until it is written to."""
+        return cls(np.zeros(max(_SHARED, slots * (1 + each)), np.uint8), slots)
+
+    @property
+    def filled(self) -> NDArray[np.uint8]:
+        """uint8 [slots]: 1 where the image is there; a view."""
+        return self.memory[: self.slots]
+
+    def image(self, slot: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """The place of one image; a view."""
+        each = int(np.prod(shape))
+        start = self.slots + slot * each
+        return self.memory[start : start + each].reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +91,9 @@ class ImageFiles:
             `stretch` scales both.
         ids: uint8 [256], for masks: what each stored id becomes; None leaves them.
         store: the images that are kept.
+        upright: whether photographs are turned as their EXIF tag says. It is off for boxes and masks, which
+            are drawn on the stored pixels by some tools, and on the turned ones by others.
+        opener: `module:function` from a path to a Pillow image, for files that Pillow itself does not open.
     """
 
     root: Path
@@ -81,6 +104,8 @@ class ImageFiles:
     fit: Fit = "crop"
     ids: NDArray[np.uint8] | None = None
     store: Store | None = None
+    upright: bool = False
+    opener: str | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -121,35 +146,39 @@ class ImageFiles:
 
     def kept(self, nbytes: int) -> ImageFiles:
         """The same images, of which as many as fit in `nbytes` are kept once they are decoded."""
-        each = max(1, self.nbytes // max(1, len(self)))
-        slots = min(len(self), nbytes // each)
-        if slots < 1:
-            return replace(self, store=None)
-        # Memory of its own mapping, which costs nothing until it is written to.
-        pixels = np.frombuffer(mmap.mmap(-1, slots * each), np.uint8).reshape(slots, *self.shape[1:])
-        # Large enough to be shared between processes, not copied with the message.
-        return replace(self, store=Store(pixels, np.zeros(max(slots, 4096), np.uint8), slots))
+        each = int(np.prod(self.shape[1:]))
+        slots = min(len(self), nbytes // (1 + each))
+        return replace(self, store=Store.of(slots, each) if slots > 0 else None)
 
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of the names and sizes of the files, and of the form they are brought to."""
-        hashed = hashlib.sha256(f"{self.shape} {self.fit}\n".encode())
+        """SHA-256 in hexadecimal of the names and sizes of the files, and of the form they are brought to.
+
+        Raises `DataError` where a file is gone.
+        """
+        hashed = hashlib.sha256(f"{self.shape} {self.fit} {self.upright}\n".encode())
+        hashed.update(b"" if self.ids is None else self.ids.tobytes())
         hashed.update(self.files.text.tobytes())
         for at in range(len(self)):
-            hashed.update(self.path(at).stat().st_size.to_bytes(8, "little"))
+            path = self.path(at)
+            try:
+                hashed.update(path.stat().st_size.to_bytes(8, "little"))
+            except OSError as error:
+                raise DataError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
         return hashed.hexdigest()
 
     def decode(self, at: int) -> NDArray[np.uint8]:
         """uint8 [C, H, W] or [H, W]: one image, from its file."""
-        return decode(self.path(at), self.channels, self.height, self.width, self.fit, self.ids)
+        form = (self.channels, self.height, self.width, self.fit)
+        return decode(self.path(at), *form, self.ids, self.upright, self.opener)
 
     def _image(self, at: int) -> NDArray[np.uint8]:
-        store, slot = self.store, self._slot(at)
-        if store is None or slot is None:
+        slot = self._slot(at)
+        if self.store is None or slot is None:
             return self.decode(at)
-        if not store.filled[slot]:
-            store.pixels[slot] = self.decode(at)
-            store.filled[slot] = 1
-        kept: NDArray[np.uint8] = store.pixels[slot]
+        kept = self.store.image(slot, self.shape[1:])
+        if not self.store.filled[slot]:
+            kept[...] = self.decode(at)
+            self.store.filled[slot] = 1
         return kept
 
     def _slot(self, at: int) -> int | None:
@@ -160,68 +189,76 @@ class ImageFiles:
         return slot if (at + 1) * slots // n > slot else None
 
 
-def decode(
-    path: Path, channels: int, height: int, width: int, fit: Fit, ids: NDArray[np.uint8] | None = None
-) -> NDArray[np.uint8]:
-    """uint8 [C, H, W], or [H, W] where `channels` is 0: the image in a file.
-
-    Raises `DataError` with the file's name where it cannot be decoded.
-    """
-    try:
-        with Image.open(path) as image:
-            image.load()
-            mask = channels == 0
-            picture = image if mask else image.convert("RGB" if channels == 3 else "L")
-            pixels = np.asarray(fitted(picture, height, width, fit, mask))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"the image cannot be decoded: {error}", where=str(path)) from error
-    if mask:
-        return pixels.astype(np.uint8) if ids is None else ids[pixels]
-    return pixels.transpose(2, 0, 1) if channels == 3 else pixels[None]
+def decode_threads() -> int:
+    """How many threads decode at once: one for each core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def placement(
-    width: int, height: int, to_width: int, to_height: int, fit: Fit
-) -> tuple[float, float, float, float]:
-    """(x scale, y scale, x shift, y shift): where a pixel of the file lands in the delivered image."""
-    across, down = to_width / width, to_height / height
-    if fit != "stretch":
-        across = down = max(across, down) if fit == "crop" else min(across, down)
-    new_width, new_height = max(1, round(width * across)), max(1, round(height * down))
-    return (
-        new_width / width,
-        new_height / height,
-        float((to_width - new_width) // 2),
-        float((to_height - new_height) // 2),
-    )
-
-
-def fitted(image: Image.Image, height: int, width: int, fit: Fit, mask: bool = False) -> Image.Image:
-    """The image brought to `width` x `height`; a mask by nearest neighbour and filled up with 255."""
-    if image.size == (width, height):
-        return image
-    across, down, left, top = placement(*image.size, width, height, fit)
-    size = (round(image.width * across), round(image.height * down))
-    scaled = image.resize(size, Image.Resampling.NEAREST if mask else Image.Resampling.BILINEAR)
-    if fit == "stretch":
-        return scaled
-    fill: Any = 255 if mask else 0
-    canvas = Image.new(scaled.mode, (width, height), fill)
-    canvas.paste(scaled, (int(left), int(top)))
-    return canvas
-
-
-def decode_all(images: ImageFiles, threads: int) -> tuple[NDArray[np.uint8], dict[int, str]]:
+def decode_all(images: ImageFiles, threads: int) -> tuple[NDArray[np.uint8], dict[int, DataError]]:
     """(pixels uint8 [n, ...], faults by position): every image, decoded by several threads."""
     out = np.zeros(images.shape, np.uint8)
-    faults: dict[int, str] = {}
+    faults: dict[int, DataError] = {}
 
-    def one(out: NDArray[np.uint8], at: int) -> None:
+    def one(at: int) -> None:
         try:
             out[at] = images.decode(at)
         except DataError as error:
-            faults[at] = error.what
+            faults[at] = error
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(partial(one, out), range(len(images))))
+        list(pool.map(one, range(len(images))))
     return out, faults
+
+
+def sample_moments(
+    images: ImageFiles | NDArray[np.uint8], at_most: int = 1000
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, scaled to [0, 1], of `at_most` images evenly spaced over all.
+
+    Of k = min(n, at_most) images it takes those at floor(j n / k), j = 0 .. k - 1. Sums are exact integers, so
+    the numbers do not depend on the machine or the number of threads. A channel that is the same everywhere has
+    the deviation 1, by which it can be divided. Files that cannot be decoded are passed over here: whoever
+    loads them tells of them.
+
+    Raises `DataError` where none of the sample can be decoded.
+
+    >>> sample_moments(np.array([0, 255], np.uint8).reshape(2, 1, 1, 1))
+    ((0.5,), (0.5,))
+    """
+    count = min(len(images), at_most)
+    positions = [j * len(images) // count for j in range(count)]
+
+    def one(at: int) -> NDArray[np.int64] | None:
+        try:
+            pixels = images.decode(at) if isinstance(images, ImageFiles) else images[at]
+        except DataError:
+            return None
+        wide = pixels.reshape(len(pixels), -1).astype(np.int64)
+        return np.stack([wide.sum(axis=1), np.square(wide).sum(axis=1)])
+
+    with ThreadPoolExecutor(decode_threads()) as pool:
+        sums = [found for found in pool.map(one, positions) if found is not None]
+    if not sums:
+        where = str(images.root) if isinstance(images, ImageFiles) else None
+        raise DataError("there is no image from which mean and deviation could be taken", where=where)
+    total, squares = np.sum(sums, axis=0)
+    pixels = len(sums) * int(np.prod(images.shape[2:]))
+    mean = total / pixels
+    variance = (pixels * squares - total * total) / (pixels * pixels)
+    deviation = np.sqrt(np.maximum(variance, 0.0))
+    return tuple(float(m) / 255 for m in mean), tuple(float(s) / 255 or 1.0 for s in deviation)
+
+
+__all__ = [
+    "MASK_MODES",
+    "Fit",
+    "ImageFiles",
+    "Paths",
+    "Store",
+    "decode",
+    "decode_all",
+    "decode_threads",
+    "fitted",
+    "placement",
+    "sample_moments",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.findings import Findings
-from fedlens.data.images import ImageFiles, decode_all
+from fedlens.data.images import ImageFiles, decode_all, decode_threads
 
 Say = Callable[[str], None]
 
@@ -20,7 +19,8 @@ def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> D
     """The dataset with its images decoded once, where all of them fit in `nbytes`; else with a store of that size.
 
     An image that cannot be decoded ends it with a `DataError` that names every such file, or is left out and
-    noted, as `dataset.on_error` says. Of a set that does not fit, files are decoded when they are wanted.
+    noted, with its mask or boxes, as `dataset.on_error` says. Of a set that does not fit, files are decoded when
+    they are wanted; one that cannot be decoded then ends the run.
     """
     files = [
         part
@@ -35,7 +35,7 @@ def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> D
     say(f"decoding {sum(map(len, files)):,} images")
     findings = Findings()
     train, test = _decoded(dataset.train, findings), _decoded(dataset.test, findings)
-    skipped = findings.settle(dataset.on_error, advice="'fedlens data check' lists all of it")
+    skipped = findings.settle(dataset.on_error)
     return replace(dataset, train=train, test=test, notes=(*dataset.notes, *skipped))
 
 
@@ -58,9 +58,9 @@ def _decoded(split: Examples, findings: Findings) -> Examples:
     def whole(part: Any) -> Any:
         if not isinstance(part, ImageFiles):
             return part
-        pixels, faults = decode_all(part, os.cpu_count() or 1)
-        for at, what in sorted(faults.items()):
-            findings.add(part.path(at), what, "replace the file")
+        pixels, faults = decode_all(part, decode_threads())
+        for _, fault in sorted(faults.items()):
+            findings.add(fault.where, fault.what, fault.hint)
         bad.update(faults)
         return pixels
 

@@ -112,7 +112,7 @@ class Processes:
         self._states = states
         packer = _packed(program, "the algorithm's operations or its data", code=True)
         self._program = Region(max(packer.size, 4096))
-        packer.write(self._program.view())
+        packer.write(self._program.view(), fresh=True)
         self._envelope = packer.envelope
         # What the server computes has the threads that the engine says, as with `inline`, so that it gets the same
         # bits; and with the usual one thread it does not spin where the workers compute.

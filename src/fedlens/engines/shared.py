@@ -24,6 +24,7 @@ from torch import Tensor
 _ALIGN = 64
 _LONG = 16384  # an envelope from this size on travels in the region too
 _LARGE = 4096  # bytes objects from this size on travel in the region, not in the envelope
+_STRETCH = 1 << 18  # bytes that are looked at, and copied or left out, at once
 _numbers = itertools.count(1)
 
 
@@ -144,16 +145,30 @@ class Packer:
         self.size += -(-size // _ALIGN) * _ALIGN
         return place
 
-    def write(self, view: memoryview) -> None:
-        """Copies the tensors in."""
+    def write(self, view: memoryview, fresh: bool = False) -> None:
+        """Copies the tensors in.
+
+        A `fresh` region is all zero: there, stretches of zeros in arrays are not written, so that memory which
+        is to be filled later (`fedlens.data.images.Store`) costs nothing until it is.
+        """
         for offset, value in self._parts:
             if isinstance(value, bytes):
                 view[offset : offset + len(value)] = value
             elif isinstance(value, Tensor):
                 if value.numel():
                     _tensor(view, offset, value.shape, value.dtype).copy_(value.detach())
+            elif fresh:
+                _copy_nonzero(np.frombuffer(view, np.uint8, value.nbytes, offset), value)
             else:
                 np.frombuffer(view, value.dtype, value.size, offset).reshape(value.shape)[...] = value
+
+
+def _copy_nonzero(target: np.ndarray, value: np.ndarray) -> None:
+    source = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    for start in range(0, len(source), _STRETCH):
+        part = source[start : start + _STRETCH]
+        if part.max():
+            target[start : start + len(part)] = part
 
 
 def unpack(envelope: bytes, view: memoryview) -> Any:

@@ -17,7 +17,9 @@ DATASETS = Registry(
         ),
         "mnist": Entry(f"{_HERE}.idx:mnist", "70,000 handwritten digits, 28x28 grey, 10 classes"),
         "fashion-mnist": Entry(f"{_HERE}.idx:fashion_mnist", "70,000 clothes, 28x28 grey, 10 classes"),
-        "emnist": Entry(f"{_HERE}.emnist:emnist", "handwritten letters and digits, 28x28 grey, in six splits"),
+        "emnist": Entry(
+            f"{_HERE}.emnist:emnist", "handwritten letters and digits, 28x28 grey, in six splits"
+        ),
         "femnist": Entry(
             f"{_HERE}.femnist:femnist", "handwritten characters by writer, 28x28 grey, 62 classes (LEAF)"
         ),
@@ -27,7 +29,9 @@ DATASETS = Registry(
         "tiny-imagenet": Entry(
             f"{_HERE}.tiny_imagenet:tiny_imagenet", "110,000 photographs, 64x64 colour, 200 classes"
         ),
-        "imagenet": Entry(f"{_HERE}.imagenet:imagenet", "ILSVRC 2012: 1.3 million photographs, 1,000 classes"),
+        "imagenet": Entry(
+            f"{_HERE}.imagenet:imagenet", "ILSVRC 2012: 1.3 million photographs, 1,000 classes"
+        ),
         "places365": Entry(f"{_HERE}.places365:places365", "1.8 million photographs of 365 kinds of places"),
         "inaturalist-2017": Entry(
             f"{_HERE}.inaturalist:inaturalist_2017", "species, with the place and the user of each photograph"

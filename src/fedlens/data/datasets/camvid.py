@@ -103,7 +103,7 @@ def _frames(folder: Path, split: str) -> list[str]:
         findings.add(
             folder / split / name, "the name is not <sequence>_<frame>.png", "take the published names"
         )
-    findings.settle("stop")
+    findings.settle(None)
     if not images:
         raise DataError(
             "there are no frames", where=str(folder / split), hint="copy the published frames there"

@@ -117,7 +117,8 @@ def read(scan: Scanner, settings: Mapping[str, Any], seed: int, *, upright: bool
     """
     found, findings = examine(scan, settings, full=False)
     skipped = findings.settle(
-        settings["on_error"], advice=f"'fedlens data check {settings['path']}' lists all of it"
+        settings["on_error"],
+        advice=f"'fedlens data check {settings['path']} --format {found.format}' lists all of it",
     )
     return assemble(found, settings, seed, upright=upright, notes=skipped)
 

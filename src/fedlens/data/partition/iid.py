@@ -1,32 +1,115 @@
-"""Clients that all look alike."""
+"""Clients whose examples are a random share of all examples."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedlens.core.errors import ConfigError
 from fedlens.data.partition.drawing import check_population, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.sizes import LAWS, draw_sizes, law_setting, refuse_unused
+from fedlens.data.table import Table
 
 
 def iid(
-    labels: NDArray[Any], seed: int, *, clients: Annotated[int, Field(ge=1, description="number of clients")]
+    labels: Table | NDArray[Any],
+    seed: int,
+    *,
+    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    sizes: Annotated[
+        Literal["equal", "log-normal", "power-law"] | list[Annotated[int, Field(ge=1)]],
+        Field(description="'equal', 'log-normal', 'power-law', or the examples of each client"),
+    ] = "equal",
+    sigma: Annotated[
+        float | None,
+        Field(ge=0, allow_inf_nan=False, description="spread of log-normal sizes; 1 if not given"),
+    ] = None,
+    exponent: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="size ~ rank^(-exponent) of power-law sizes; 1 if not given",
+        ),
+    ] = None,
+    minimum: Annotated[
+        int | None, Field(ge=1, description="least examples a client gets by a law; 1 if not given")
+    ] = None,
 ) -> Partition:
-    """A random share of all examples for each client: sizes differ by at most one, and nothing is discarded.
+    """A random share of all examples for each client.
 
-    Raises `ConfigError` where there are more clients than examples.
+    `sizes` are equal (they differ by at most one), by a law (`fedlens.data.partition.sizes.draw_sizes`), or
+    given, a whole number for each client. Discarded, at random: what given sizes leave over; otherwise nothing.
+
+    Because the draw is random, a small client's classes differ from the population's by chance. Where this must
+    not be, and sizes alone shall differ, take `quantity`.
+
+    Raises `ConfigError` where there are more clients than examples, given sizes do not fit, or a setting is
+    given that has no use with these `sizes`.
 
     >>> iid(np.zeros(10, int), 0, clients=4).sizes().tolist()
     [3, 3, 2, 2]
+    >>> iid(np.zeros(10, int), 0, clients=2, sizes=[7, 1]).sizes().tolist()
+    [7, 1]
     """
-    n = len(labels)
+    n = len(Table.of(labels))
     check_population(n, clients)
-    (stream,) = streams(seed, 1)
-    sizes = np.full(clients, n // clients)
-    sizes[: n % clients] += 1
-    owners = np.empty(n, np.int64)
-    owners[stream.permutation(n)] = np.repeat(np.arange(clients), sizes)
-    return Partition.of_owners(owners, clients, spec={"name": "iid", "clients": clients, "seed": seed})
+    shuffling, drawing = streams(seed, 2)
+    settings = {"sigma": sigma, "exponent": exponent, "minimum": minimum}
+    each, recipe = _sizes(n, clients, sizes, settings, drawing)
+    owners = np.full(n, -1, np.int64)
+    owners[shuffling.permutation(n)[: each.sum()]] = np.repeat(np.arange(clients), each)
+    return Partition.of_owners(
+        owners, clients, spec={"name": "iid", "clients": clients, **recipe, "seed": seed}
+    )
+
+
+def _sizes(
+    n: int,
+    clients: int,
+    sizes: str | Sequence[int],
+    settings: dict[str, Any],
+    stream: np.random.RandomState,
+) -> tuple[NDArray[np.int64], dict[str, Any]]:
+    """(int64 [clients], what the recipe says of them)."""
+    if not isinstance(sizes, str):
+        refuse_unused("given", settings)
+        each = _given(sizes, n, clients)
+        return each, {"sizes": each.tolist()}
+    if sizes == "equal":
+        refuse_unused(sizes, settings)
+        return n // clients + (np.arange(clients) < n % clients), {}
+    if sizes not in ("log-normal", "power-law"):
+        raise ConfigError(
+            f"there are no sizes '{sizes}'",
+            where="sizes",
+            hint="take 'equal', 'log-normal', 'power-law' or whole numbers",
+        )
+    minimum = settings.pop("minimum") or 1
+    own = law_setting(sizes, settings)
+    each = draw_sizes(n, clients, sizes, stream, parameter=own[LAWS[sizes][0]], minimum=minimum)
+    return each, {"sizes": sizes, **own, "minimum": minimum}
+
+
+def _given(sizes: Sequence[int], n: int, clients: int) -> NDArray[np.int64]:
+    each = np.asarray(sizes)
+    if each.ndim != 1 or each.dtype.kind not in "iu" or each.min(initial=1) < 1:
+        raise ConfigError("given sizes have to be whole numbers from 1 on", where="sizes")
+    if len(each) != clients:
+        raise ConfigError(
+            f"{len(each)} sizes are given, and there are {clients} clients",
+            where="sizes",
+            hint=f"set clients to {len(each)}",
+        )
+    if each.sum() > n:
+        raise ConfigError(
+            f"the given sizes sum to {each.sum()}, and there are {n} examples",
+            where="sizes",
+            hint="take smaller ones, or more data",
+        )
+    return each.astype(np.int64)

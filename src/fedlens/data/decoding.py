@@ -1,0 +1,177 @@
+"""One image: from its file to pixels of the wanted form, by rules that do not depend on the file's format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image
+
+from fedlens.core.errors import DataError
+from fedlens.core.registry import load_target
+
+Fit = Literal["crop", "pad", "stretch"]
+
+MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")
+_VOID = 255
+
+# What undoes each value of the EXIF tag "Orientation"; 1 is upright.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_GAP = 2  # a JPEG is decoded at a fraction of its size where that is still this many times what is wanted
+
+
+def decode(
+    path: Path,
+    channels: int,
+    height: int,
+    width: int,
+    fit: Fit,
+    ids: NDArray[np.uint8] | None = None,
+    upright: bool = False,
+    opener: str | None = None,
+) -> NDArray[np.uint8]:
+    """uint8 [C, H, W], or [H, W] where `channels` is 0: the image in a file.
+
+    A photograph is brought to RGB or grey (CMYK and palettes too), what is transparent in it lies on black, and
+    it is scaled bilinearly, averaging over what it leaves out. A large JPEG whose sides a divisor 2, 4 or 8
+    divides is decoded at that fraction of its size, where twice the wanted size is left. With `upright` it is
+    turned as its EXIF tag says. Of a mask, the stored numbers (a palette's positions) are the ids; `ids` says
+    what each becomes; it is scaled by the nearest neighbour and filled up with 255. `opener` names the function
+    (`module:function`) that opens the file, where Pillow does not know its format.
+
+    Raises `DataError` with the file's name where it cannot be decoded, a photograph has more than 8 bits in one
+    grey channel, or a mask is in colour or has ids above 255.
+    """
+    try:
+        with _opened(path, opener) as image:
+            if channels == 0:
+                return np.asarray(
+                    fitted(Image.fromarray(stored_ids(image, ids)), height, width, fit, mask=True)
+                )
+            pixels = np.asarray(_photograph(image, channels, height, width, fit, upright))
+    except DataError as error:
+        raise DataError(error.what, where=str(path), hint=error.hint) from None
+    except Exception as error:  # a damaged file can bring a decoder to raise anything at all
+        what = f"the image cannot be decoded: {error or type(error).__name__}"
+        raise DataError(what, where=str(path), hint="copy or export it again") from error
+    return pixels.transpose(2, 0, 1) if channels == 3 else pixels[None]
+
+
+def _opened(path: Path, opener: str | None) -> Image.Image:
+    opened: Image.Image = Image.open(path) if opener is None else load_target(opener)(path)
+    return opened
+
+
+def placement(
+    width: int, height: int, to_width: int, to_height: int, fit: Fit
+) -> tuple[float, float, float, float]:
+    """(x scale, y scale, x shift, y shift): where a pixel of the file lands in the delivered image.
+
+    A point (x, y) of the file, counted from the left upper corner, lands at (x scale x + x shift, ...).
+
+    >>> placement(200, 100, 50, 50, "crop"), placement(200, 100, 50, 50, "pad")
+    ((0.5, 0.5, -25.0, 0.0), (0.25, 0.25, 0.0, 12.0))
+    """
+    new_width, new_height, left, top = _geometry(width, height, to_width, to_height, fit)
+    return new_width / width, new_height / height, float(left), float(top)
+
+
+def fitted(image: Image.Image, height: int, width: int, fit: Fit, mask: bool = False) -> Image.Image:
+    """The image brought to `width` x `height`; a mask by nearest neighbour and filled up with 255."""
+    if image.size == (width, height):
+        return image
+    new_width, new_height, left, top = _geometry(*image.size, width, height, fit)
+    how = Image.Resampling.NEAREST if mask else Image.Resampling.BILINEAR
+    if fit == "crop":
+        # Only what is kept is scaled: this part of the image.
+        across, down = image.width / new_width, image.height / new_height
+        right, bottom = min(image.width, (width - left) * across), min(image.height, (height - top) * down)
+        return image.resize((width, height), how, box=(-left * across, -top * down, right, bottom))
+    scaled = image.resize((new_width, new_height), how)
+    if scaled.size == (width, height):
+        return scaled
+    fill: Any = _VOID if mask else 0
+    canvas = Image.new(scaled.mode, (width, height), fill)
+    canvas.paste(scaled, (left, top))
+    return canvas
+
+
+def _geometry(width: int, height: int, to_width: int, to_height: int, fit: Fit) -> tuple[int, int, int, int]:
+    """(width, height, left, top) of the scaled image in the delivered one, in whole numbers throughout."""
+    new_width, new_height = to_width, to_height
+    if fit != "stretch":
+        wide = width * to_height > height * to_width  # wider than what is wanted
+        if wide == (fit == "crop"):
+            new_width = max(1, (2 * width * to_height + height) // (2 * height))
+        else:
+            new_height = max(1, (2 * height * to_width + width) // (2 * width))
+    return new_width, new_height, (to_width - new_width) // 2, (to_height - new_height) // 2
+
+
+def _photograph(
+    image: Image.Image, channels: int, height: int, width: int, fit: Fit, upright: bool
+) -> Image.Image:
+    if image.mode[0] in "IF":
+        raise DataError(
+            f"the image has more than 8 bits a channel ({image.mode})", hint="convert it to 8 bits"
+        )
+    turn = _UPRIGHT.get(_orientation(image)) if upright else None
+    if image.format in ("JPEG", "MPO"):
+        _draft(image, height, width, fit)
+    if turn is not None:
+        image = image.transpose(turn)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
+    return fitted(image.convert("RGB" if channels == 3 else "L"), height, width, fit)
+
+
+def _draft(image: Image.Image, height: int, width: int, fit: Fit) -> None:
+    """Has a JPEG decoded at a fraction of its size, where nothing is lost by it."""
+    # Whichever way the image will be turned, both sides leave `_GAP` times what is wanted.
+    side = max(
+        _geometry(*image.size, width, height, fit)[:2] + _geometry(*image.size, height, width, fit)[:2]
+    )
+    for divisor in (8, 4, 2):
+        small = (image.width // divisor, image.height // divisor)
+        if not (image.width % divisor or image.height % divisor) and min(small) >= _GAP * side:
+            image.draft(None, small)
+            return
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF tag "Orientation", 1 where there is none or it cannot be read."""
+    if "exif" not in image.info:
+        return 1
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # cameras write tags of every kind, and one that cannot be read turns nothing
+        return 1
+
+
+def stored_ids(image: Image.Image, ids: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """uint8 [h, w]: the numbers that are stored in a mask, or what `ids`, uint8 [256], says that they become.
+
+    Raises `DataError` where the mask is in colour, or has a number that is not in 0 .. 255.
+    """
+    if image.mode not in MASK_MODES:
+        raise DataError(
+            f"the mask is in colour ({image.mode}), and has to hold one class id a pixel",
+            hint="write ids instead of colours, as a PNG with one channel of 8 bits",
+        )
+    stored = np.asarray(image)
+    if stored.dtype.itemsize > 1 and stored.size and not 0 <= stored.min() <= stored.max() <= _VOID:
+        outside = stored.max() if stored.max() > _VOID else stored.min()
+        raise DataError(f"the mask has the id {outside}, and ids go from 0 to 255", hint="number them anew")
+    small = stored.astype(np.uint8)
+    return small if ids is None else ids[small]

@@ -1,0 +1,140 @@
+"""Clients with distributions of their own over groups of classes, and over the classes of each group."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedlens.core.errors import ConfigError, DataError
+from fedlens.data.partition.by_class import draw_classes, owners_of_draws
+from fedlens.data.partition.dirichlet import distribution_function, log_weights
+from fedlens.data.partition.drawing import check_population, streams
+from fedlens.data.partition.partition import Partition
+from fedlens.data.table import Table
+
+
+def pachinko(
+    labels: Table | NDArray[Any],
+    seed: int,
+    *,
+    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    alpha: Annotated[
+        float, Field(ge=0, description="concentration over the groups: 0 is one group a client, inf is even")
+    ] = 0.1,
+    beta: Annotated[float, Field(ge=0, description="concentration over the classes of each group")] = 10.0,
+    size: Annotated[
+        int | None, Field(ge=1, description="examples a client gets; by default as many as there are for all")
+    ] = None,
+) -> Partition:
+    """Each client draws a distribution over coarse groups, and for each group one over its fine classes.
+
+    Pachinko allocation (Li and McCallum 2006) as Reddi et al. 2021 use it for CIFAR-100, which fedcv table 16
+    lists: there 500 clients of 100 examples, alpha = 0.1 and beta = 10. With G groups, group g of F_g classes,
+
+        theta_k ~ Dir(alpha 1_G),   phi_kg ~ Dir(beta 1_{F_g}),
+
+    both symmetric: alpha is the concentration of *each* group (in `dirichlet`, alpha is divided by the number
+    of classes). Clients are filled one after another, example by example: a group from theta_k, a class of it
+    from phi_kg, and an example of that class that nobody has. An exhausted class leaves phi_kg, an exhausted
+    group theta_k, and what remains is normalized again:
+
+        P(c) = theta_k(g) / sum_{h with examples left} theta_k(h)
+             * phi_kg(c) / sum_{d in g with examples left} phi_kg(d).
+
+    So the classes of a group take over from one of them that is exhausted, not those of other groups.
+
+    The groups are `Table.coarse`. Discarded, at random within the classes: what `clients * size` leaves over. By
+    default `size` is the number of examples divided by `clients`, rounded down.
+
+    Raises `ConfigError` where the classes have no groups, alpha or beta is negative or NaN, or examples are too
+    few; `DataError` where the groups do not fit the classes.
+
+    >>> table = Table.of(np.arange(600) % 6, coarse=np.array([0, 0, 0, 1, 1, 1]))
+    >>> p = pachinko(table, 0, clients=4, alpha=0.0, size=50)
+    >>> p.class_counts(table.coarse[table.labels]).tolist()
+    [[0, 50], [0, 50], [0, 50], [50, 0]]
+    """
+    table = Table.of(labels)
+    classes, groups = table.labels, _groups(table)
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if not value >= 0:
+            raise ConfigError(
+                f"{name} is {value}, and has to be at least 0", where=name, hint="take 1, or inf"
+            )
+    each = _size(size, len(classes), clients)
+    shuffling, of_groups, of_classes, drawing = streams(seed, 4)
+    by_group = np.argsort(groups, kind="stable")
+    left = np.bincount(classes, minlength=len(groups))[by_group]
+    ordered = groups[by_group]
+    even_groups = np.full(int(ordered[-1]) + 1, 1 / (ordered[-1] + 1))
+    even_classes = np.full(len(groups), 1 / len(groups))
+    drawn = np.empty((clients, each), np.int64)
+    for row in drawn:
+        theta = log_weights(even_groups, alpha * len(even_groups), of_groups)
+        # Normalized within a group, these are a draw for each group.
+        phi = log_weights(even_classes, beta * len(even_classes), of_classes)
+        row[:] = draw_classes(left, drawing.random_sample(each), partial(two_levels, theta, phi, ordered))
+    owners = owners_of_draws(classes, by_group[drawn.ravel()], np.repeat(np.arange(clients), each), shuffling)
+    settings = {"clients": clients, "alpha": alpha, "beta": beta, "size": each}
+    return Partition.of_owners(owners, clients, spec={"name": "pachinko", **settings, "seed": seed})
+
+
+def two_levels(
+    theta: NDArray[np.float64],
+    phi: NDArray[np.float64],
+    groups: NDArray[np.int64],
+    alive: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """[a]: the cumulative P of the equation above, for the classes `alive` that have examples left.
+
+    Args:
+        theta: [G], logarithms of numbers in proportion to theta_k.
+        phi: [C], logarithms of numbers in proportion to phi_kg for each class; the scale of a group is its own.
+        groups: [C], the group of each class, ascending.
+        alive: int64 [a], ascending.
+
+    >>> groups = np.array([0, 0, 1, 1])
+    >>> two_levels(np.log([0.2, 0.8]), np.log([1.0, 3.0, 5.0, 5.0]), groups, np.array([0, 1, 3])).round(9).tolist()
+    [0.05, 0.2, 1.0]
+    """
+    members, phi = groups[alive], phi[alive]
+    firsts = np.flatnonzero(np.diff(members, prepend=-1))
+    counts = np.diff(firsts, append=len(members))
+    peaks = np.repeat(np.maximum.reduceat(phi, firsts), counts)
+    sums = np.repeat(np.add.reduceat(np.exp(phi - peaks), firsts), counts)
+    return distribution_function(theta[members] + phi - peaks - np.log(sums))
+
+
+def _groups(table: Table) -> NDArray[np.int64]:
+    """int64 [classes]: the group of each class, from 0 on without gaps."""
+    if table.coarse is None:
+        raise ConfigError(
+            f"the classes of {table.dataset or 'this dataset'} have no coarse groups",
+            where="partition",
+            hint="take a dataset that has them, say cifar100, or another partition, say dirichlet",
+        )
+    if len(table.coarse) != len(table.classes):
+        raise DataError(
+            f"{len(table.coarse)} coarse groups are given, and there are {len(table.classes)} classes",
+            where=table.dataset or None,
+        )
+    _, groups = np.unique(table.coarse, return_inverse=True)
+    return groups.astype(np.int64)
+
+
+def _size(size: int | None, available: int, clients: int) -> int:
+    check_population(available, clients)
+    each = available // clients if size is None else size
+    if each < 1:
+        raise ConfigError(f"size is {each}, and has to be at least 1", where="size")
+    if each * clients > available:
+        raise ConfigError(
+            f"{clients} clients of {each} need {clients * each} examples, and there are {available}",
+            where="size",
+            hint=f"take a size of at most {available // clients}",
+        )
+    return each

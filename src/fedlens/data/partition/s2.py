@@ -1,0 +1,120 @@
+"""Clients by place: cells of the sphere, split until none has too many examples."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedlens.core.errors import ConfigError
+from fedlens.data.partition.drawing import streams
+from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.s2_places import leaf_cells, read_places, token
+from fedlens.data.table import Table
+
+LEAF_LEVEL = 30
+
+
+def s2(
+    labels: Table | NDArray[Any],
+    seed: int,
+    *,
+    n_max: Annotated[int, Field(ge=1, description="cells with more examples are split into four")],
+    n_min: Annotated[
+        int | None, Field(ge=1, description="cells with fewer are dropped; by default 0.01 n_max, rounded up")
+    ] = None,
+    lat: Annotated[str, Field(description="the column of the latitude, degrees")] = "lat",
+    lon: Annotated[str, Field(description="the column of the longitude, degrees")] = "lon",
+    missing: Annotated[
+        Literal["stop", "skip"],
+        Field(
+            description="examples without a place on the sphere: 'stop' is an error, 'skip' leaves them out"
+        ),
+    ] = "stop",
+) -> Partition:
+    """One client for each S2 cell, from an adaptive subdivision of the sphere (hsu2020 section 4.1).
+
+    It starts with the six faces of level 0. Every cell with more than `n_max` examples is split into its four
+    children, until none has more, or it is a leaf (level 30, about 1 cm), which cannot be split: a leaf may hold
+    more than `n_max`. Then cells with fewer than `n_min` examples are dropped. hsu2020 takes n_max in {100, 1k,
+    3k, 30k} and n_min = 0.01 n_max.
+
+    The ids are the tokens of the cells, in the order of their 64-bit ids. Discarded: the examples of cells below
+    `n_min`, and with `missing` = "skip" those whose coordinates are missing, no numbers, or off the sphere
+    (|lat| > 90 or |lon| > 180). Both are counted in the partition's `spec`, as "dropped" and "skipped". Nothing
+    is random: the seed changes nothing.
+
+    Raises `ConfigError` where there is no such column, n_min is above n_max, no cell has enough examples, or
+    the library s2cell is absent; `DataError` where coordinates are wrong and `missing` is "stop".
+
+    >>> places = {"lat": [52.5, 52.5, 48.1, -33.9], "lon": [13.4, 13.4, 11.6, 151.2]}
+    >>> p = s2(Table.of([0, 1, 0, 1], places), 0, n_max=2)
+    >>> p.ids, [row.tolist() for row in p]
+    (('479', '47b', '7'), [[2], [0, 1], [3]])
+    """
+    table = Table.of(labels)
+    streams(seed, 1)
+    least = -(-n_max // 100) if n_min is None else n_min
+    _check(n_max, least, missing)
+    latitude, longitude, usable = read_places(table, lat, lon, skip=missing == "skip")
+    cells = np.zeros(len(table), np.uint64)
+    cells[usable] = split(leaf_cells(latitude, longitude), n_max)
+    kept, owners, sizes = np.unique(cells[usable], return_inverse=True, return_counts=True)
+    large = sizes >= least
+    if not large.any():
+        raise ConfigError(
+            f"none of the {len(kept)} cells has {least} examples or more",
+            where="n_min",
+            hint=f"take an n_min of at most {sizes.max(initial=0)}, or a larger n_max",
+        )
+    number = np.where(large, np.cumsum(large) - 1, -1)
+    owner = np.full(len(table), -1, np.int64)
+    owner[usable] = number[owners]
+    spec = {"name": "s2", "n_max": n_max, "n_min": least, "lat": lat, "lon": lon, "missing": missing}
+    dropped = {"cells": int((~large).sum()), "examples": int(sizes[~large].sum())}
+    spec |= {"seed": seed, "dropped": dropped, "skipped": len(table) - len(usable)}
+    return Partition.of_owners(owner, [token(cell) for cell in kept[large].tolist()], spec=spec)
+
+
+def split(leaves: NDArray[np.uint64], n_max: int) -> NDArray[np.uint64]:
+    """uint64 [n]: the id of the cell that each leaf comes to lie in.
+
+    An S2 id is three bits of face, two bits for each level (which of the four children, along the Hilbert
+    curve), and a 1 that ends it. So a cell of level l is a shared prefix of 3 + 2 l bits, and a run of the sorted
+    leaves. One pass a level: the runs that are small enough are done.
+
+    >>> leaves = np.array([0x1000000000000001, 0x1000000000000003, 0x5000000000000001], np.uint64)
+    >>> [hex(cell) for cell in split(leaves, 1)]
+    ['0x1000000000000001', '0x1000000000000003', '0x5000000000000000']
+    """
+    order = np.argsort(leaves, kind="stable")
+    todo, ids = order, leaves[order]
+    cells = np.empty_like(leaves)
+    for level in range(LEAF_LEVEL + 1):
+        prefixes = ids >> np.uint64(61 - 2 * level)
+        starts = np.flatnonzero(np.concatenate([[True], prefixes[1:] != prefixes[:-1]]))
+        sizes = np.diff(starts, append=len(prefixes))
+        done = np.repeat((sizes <= n_max) | (level == LEAF_LEVEL), sizes)
+        ends = np.uint64(1 << (60 - 2 * level))
+        cells[todo[done]] = (prefixes[done] << np.uint64(61 - 2 * level)) | ends
+        todo, ids = todo[~done], ids[~done]
+        if not len(todo):
+            break
+    return cells
+
+
+def _check(n_max: int, n_min: int, missing: str) -> None:
+    if n_max < 1 or n_min < 1:
+        raise ConfigError(
+            f"n_max is {n_max} and n_min {n_min}, and both have to be at least 1", where="n_max"
+        )
+    if n_min > n_max:
+        raise ConfigError(
+            f"n_min is {n_min}, and cells have at most n_max = {n_max} examples",
+            where="n_min",
+            hint="take the default, 0.01 n_max",
+        )
+    if missing not in ("stop", "skip"):
+        raise ConfigError(f"missing is '{missing}'", where="missing", hint="take 'stop' or 'skip'")

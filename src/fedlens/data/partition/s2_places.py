@@ -1,0 +1,82 @@
+"""Coordinates read from columns, and the leaf cells of the S2 grid that they lie in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.core.errors import ConfigError, DataError
+from fedlens.data.partition.columns import missing, numbers
+from fedlens.data.table import Table
+
+
+def read_places(
+    table: Table, lat: str, lon: str, *, skip: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """(latitudes [m], longitudes [m], the rows [m] that they belong to), in degrees.
+
+    Rows without a place on the sphere are left out where `skip` is true.
+
+    Raises `DataError` that counts and names them where it is not, or where no row is left; `ConfigError` where
+    there is no such column.
+    """
+    latitude, longitude = numbers(table.column(lat)), numbers(table.column(lon))
+    absent = missing(table.column(lat)) | missing(table.column(lon))
+    text = ~absent & (np.isnan(latitude) | np.isnan(longitude))
+    outside = ~absent & ~text & ~((np.abs(latitude) <= 90) & (np.abs(longitude) <= 180))
+    bad = absent | text | outside
+    usable = np.flatnonzero(~bad)
+    if len(usable) and (skip or not bad.any()):
+        return latitude[usable], longitude[usable], usable
+    kinds = ((absent, "missing"), (text, "not numbers"), (outside, "outside the sphere"))
+    found = " and ".join(f"{int(rows.sum())} {name}" for rows, name in kinds if rows.any())
+    first = int(bad.argmax()) if bad.any() else 0
+    what = f"the coordinates of {int(bad.sum())} of {len(table)} examples are no place on Earth ({found})"
+    if bad.any():
+        pair = f"{table.column(lat)[first]}, {table.column(lon)[first]}"
+        what += f"; the first is example {table.where()[first]} with '{lat}', '{lon}' = {pair}"
+    raise DataError(
+        what if len(table) else "there are no examples",
+        where=table.dataset or None,
+        hint="latitudes are -90 to 90 and longitudes -180 to 180, in degrees"
+        + ("; set missing = 'skip' to leave these examples out" if len(usable) else ""),
+    )
+
+
+def leaf_cells(latitude: NDArray[np.float64], longitude: NDArray[np.float64]) -> NDArray[np.uint64]:
+    """uint64 [n]: the id of the leaf cell (level 30) of each coordinate; the same coordinate is converted once.
+
+    Raises `ConfigError` where the library s2cell is absent.
+    """
+    convert = _library().lat_lon_to_cell_id
+    order = np.lexsort((longitude, latitude))
+    ordered = latitude[order], longitude[order]
+    new = np.ones(len(order), bool)
+    new[1:] = (np.diff(ordered[0]) != 0) | (np.diff(ordered[1]) != 0)
+    pairs = zip(ordered[0][new].tolist(), ordered[1][new].tolist(), strict=True)
+    ids = np.fromiter((convert(*pair) for pair in pairs), np.uint64, int(new.sum()))
+    leaves = np.empty(len(order), np.uint64)
+    leaves[order] = ids[np.cumsum(new) - 1]
+    return leaves
+
+
+def token(cell: int) -> str:
+    """The usual short text of a cell id: 16 hexadecimal digits without the zeros at the end.
+
+    >>> token(0x89C2594000000000)
+    '89c2594'
+    """
+    return f"{cell:016x}".rstrip("0")
+
+
+def _library() -> Any:
+    try:
+        import s2cell
+    except ImportError:
+        raise ConfigError(
+            "the partition s2 needs the library s2cell, which is not installed",
+            hint="pip install 'fedlens[geo]'",
+        ) from None
+    return s2cell
