@@ -85,11 +85,12 @@ class Experiment:
         engine = planned.chosen["engine"]()
         try:
             _warm(engine)
-            built = build(planned, root, download, engine)
+            listener = progress or Silent()
+            built = build(planned, root, download, engine, listener.note)
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
             with directory.lock():
                 directory.write_config(tomli_w.dumps(plain(built.config)))
-                return _carry_out(built, directory, progress or Silent(), None, root)
+                return _carry_out(built, directory, listener, None, root)
         finally:
             engine.close()
 
@@ -123,7 +124,7 @@ def resume(
         engine = planned.chosen["engine"]()
         try:
             _warm(engine)
-            built = build(planned, root, False, engine)
+            built = build(planned, root, False, engine, listener.note)
             described = run.partition_path.exists()  # it is the last that is written before the first round
             if described:
                 _check_same_data(run, built, environment)
@@ -142,6 +143,9 @@ def resume(
             return _carry_out(built, run, listener, standing, None if described else root)
         finally:
             engine.close()
+
+
+_NOTES = 5  # sentences on the data that are said aloud
 
 
 def _warm(engine: Any) -> None:
@@ -167,21 +171,14 @@ def _check_same_data(directory: RunDir, built: Built, environment: dict[str, Any
 
 def _describe(directory: RunDir, built: Built, root: Path) -> None:
     """Writes what is known before the first round."""
-    import io
-
-    import numpy as np
-
     from fedlens.experiment.build import data_digest
     from fedlens.experiment.environment import describe_environment
-    from fedlens.experiment.files import write_atomically
     from fedlens.experiment.rundir import FORMAT
 
     command = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv and sys.argv[0] else ["python"]
     environment = describe_environment(command, built.config.seed)
     data = {"data_dir": str(root.resolve()), "data_sha256": data_digest(built)}
     directory.write_environment({**environment, "format": FORMAT, **data})
-    np.save(counts := io.BytesIO(), built.class_counts)
-    write_atomically(directory.class_counts_path, counts.getvalue())
     built.partition.save(directory.partition_path)
 
 
@@ -196,6 +193,10 @@ def _carry_out(
     from fedlens.experiment.runner import Runner
 
     progress.started(outline(built, directory))
+    for sentence in built.notes[:_NOTES]:
+        progress.note(sentence)
+    if len(built.notes) > _NOTES:
+        progress.note(f"and {len(built.notes) - _NOTES} more such notes, in summary.json")
     runner = Runner(built, directory, progress, standing)
     status, error = "failed", None
     try:

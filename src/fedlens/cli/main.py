@@ -9,7 +9,9 @@ import typer
 
 from fedlens import __version__
 from fedlens.cli.compare import compare
+from fedlens.cli.data import data
 from fedlens.cli.list import list_names
+from fedlens.cli.partition import partition
 from fedlens.cli.report import report
 from fedlens.cli.resume import resume
 from fedlens.cli.run import run
@@ -29,6 +31,8 @@ app.command("list")(list_names)
 app.command("show")(show)
 app.command("compare")(compare)
 app.command("report")(report)
+app.add_typer(data)
+app.add_typer(partition)
 
 
 def _version(wanted: bool) -> None:

@@ -60,6 +60,7 @@ class Built:
     federation: FederationInfo
     task: Classification
     clients_per_round: int | None
+    notes: tuple[str, ...] = ()  # what was left out of the data, or put right, while they were read
 
 
 def plan(config: Config, source: Source) -> Plan:
@@ -96,21 +97,29 @@ def _was_set(table: str, source: Source) -> bool:
     return any(key == table or key.startswith(f"{table}.") for key in source.overridden)
 
 
-def build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None = None) -> Built:
+def build(
+    planned: Plan,
+    data_dir: Path,
+    download: bool,
+    engine: Engine | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Built:
     """Loads the data, scatters it, and makes the algorithm and the engine.
 
     Raises `ConfigError` where the settings do not fit the data or each other, and `DataError` where the data are
     missing or damaged.
     """
     try:
-        return _build(planned, data_dir, download, engine)
+        return _build(planned, data_dir, download, engine, say)
     except ConfigError as error:
         if error.where is None or error.where.partition(".")[0] not in Config.model_fields:
             raise
         raise located(error, "", planned.locate) from error
 
 
-def _build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None) -> Built:
+def _build(
+    planned: Plan, data_dir: Path, download: bool, engine: Engine | None, say: Callable[[str], None]
+) -> Built:
     config, chosen = planned.config, planned.chosen
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
     if dataset.kind != "classification":
@@ -119,7 +128,7 @@ def _build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None)
             where="data.dataset",
             hint="its partitions can be made and looked at with 'fedlens partition'",
         )
-    dataset = loaded(dataset, int(config.data.cache * 2**30))
+    dataset = loaded(dataset, int(config.data.cache * 2**30), say)
     data, partition = federate(
         dataset,
         lambda table: chosen["data.partition"](table, config.seeds.partition),
@@ -172,6 +181,7 @@ def _build(planned: Plan, data_dir: Path, download: bool, engine: Engine | None)
         federation,
         task,
         size,
+        dataset.notes,
     )
 
 

@@ -65,6 +65,7 @@ def summarize(
         "model": {"name": config.model["name"], "parameters": built.parameters},
         "algorithm": config.algorithm["name"],
         "dataset": config.data.dataset["name"],
+        "notes": list(built.notes),
         "engine": config.engine["name"],
         "seed": config.seed,
         "directory": str(directory.path),
@@ -73,7 +74,8 @@ def summarize(
 
 def emd(built: Built) -> float:
     """The weighted mean of the clients' distances from the population (hsu2020 section 6.1)."""
-    return float(built.partition.emd(built.holders.data.train.targets.numpy()))
+    census = built.partition.census
+    return float("nan") if census is None else census.emd()
 
 
 def write_final(built: Built, directory: RunDir, standing: Standing | None) -> list[str]:

@@ -101,10 +101,6 @@ class RunDir:
         return self.path / "partition.npz"
 
     @property
-    def class_counts_path(self) -> Path:
-        return self.path / "class_counts.npy"
-
-    @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
 

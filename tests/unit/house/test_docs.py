@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from fedlens import Experiment
+from fedlens.cli.main import app
 from fedlens.core.registry import load_file
 from fedlens.local.rules import Visit
 from tests.unit.house.settings_tables import PAGE, rendered
@@ -77,7 +80,8 @@ def _commands() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "command"), [c for c in _commands() if c[1].startswith("fedlens run")])
 def test_a_run_that_a_page_shows_is_one_that_starts(page: str, command: str) -> None:
-    _, _, recipe, *words = command.split()
+    _, _, recipe, *words = shlex.split(command)
+    recipe = str(EXAMPLE.with_name(recipe)) if recipe.endswith(".toml") else recipe
     overrides = [words[k + 1] for k, word in enumerate(words) if word == "--set"]
     overrides = [text.replace("=clipped_fedavg.py:", f"={EXAMPLE}:") for text in overrides]
     options = {word for word in words if word.startswith("--")}
@@ -89,9 +93,11 @@ def test_a_run_that_a_page_shows_is_one_that_starts(page: str, command: str) -> 
 
 
 def test_every_verb_that_a_page_shows_is_there() -> None:
-    verbs = {command.split()[1] for _, command in _commands() if command.startswith("fedlens ")}
-    assert verbs
-    assert verbs <= {"run", "resume", "list", "show", "compare", "report"}
+    shown = [shlex.split(command) for _, command in _commands() if command.startswith("fedlens ")]
+    assert shown
+    for _, *words in shown:
+        deep = 2 if words[0] in ("data", "partition") else 1
+        assert CliRunner().invoke(app, [*words[:deep], "--help"]).exit_code == 0, words
 
 
 def test_every_make_target_that_a_page_shows_is_there() -> None:
