@@ -23,6 +23,7 @@ from fedlens.report.format import (
     percent,
     size,
 )
+from fedlens.report.palette import TEN
 from fedlens.report.read import Run, read_run
 
 CENTRALIZED = "centralized"
@@ -267,7 +268,7 @@ def _name(position: int, row: dict[str, Any]) -> str:
 
 def _mark(position: int, row: dict[str, Any]) -> tuple[str, str]:
     """Colour and dash of a run in every chart; the centralized bound is dashed, as in hsu2019 figure 3."""
-    from fedlens.report.figures import DASHES, TEN
+    from fedlens.report.figures import DASHES
 
     again = position // len(TEN) + (row["algorithm"] == CENTRALIZED)
     return TEN[position % len(TEN)], DASHES[again % len(DASHES)]

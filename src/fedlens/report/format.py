@@ -45,6 +45,15 @@ def count(value: float | None) -> str:
     return MISSING if _unknown(value) else f"{value:,.0f}"
 
 
+def many(number: int, thing: str) -> str:
+    """A number of things.
+
+    >>> many(1, "client"), many(9275, "client")
+    ('1 client', '9,275 clients')
+    """
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def size(value: float | None) -> str:
     """Bytes in units of 1000.
 

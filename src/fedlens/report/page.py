@@ -39,7 +39,7 @@ def render(run: Run) -> str:
         _banner(run),
         _kpis(run),
         _curves(run),
-        partition_section(run),
+        partition_section(run.partition),
         _failures(run),
         _settings(run),
         _foot(run),
@@ -134,8 +134,8 @@ def _cohort(run: Run) -> tuple[str, float | None]:
         {int(v) for line in run.metrics if (v := finite(line.get("clients"))) and line["round"] > 0}
     )
     population = finite(subtable(run.summary, "partition").get("clients"))
-    if population is None and run.sizes is not None:
-        population = len(run.sizes)
+    if population is None and run.partition is not None:
+        population = len(run.partition)
     if not replied:
         return MISSING, population
     return (count(replied[0]) if len(replied) == 1 else f"{replied[0]:,}–{replied[-1]:,}"), population

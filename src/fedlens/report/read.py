@@ -6,13 +6,10 @@ settings may be missing here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedlens.core.errors import DataError
 from fedlens.data.partition.partition import Partition
@@ -20,15 +17,13 @@ from fedlens.experiment.rundir import RunDir
 from fedlens.report.format import finite, is_share, split_of
 
 Row = dict[str, Any]
-_HEADER_LIMIT = 100 * 2**20
 
 
 @dataclass(frozen=True)
 class Run:
     """What a run directory says.
 
-    `metrics` are the lines of metrics.jsonl in order; `class_counts` is int64 [clients, classes] and `sizes`
-    int64 [clients], both None where they are not known.
+    `metrics` are the lines of metrics.jsonl in order; `partition` is None where it is not known.
     """
 
     directory: Path
@@ -36,10 +31,7 @@ class Run:
     metrics: Sequence[Row]
     summary: Mapping[str, Any]
     environment: Mapping[str, Any]
-    class_counts: np.ndarray | None
-    client_ids: Sequence[str]
-    sizes: np.ndarray | None
-    classes: Sequence[str]
+    partition: Partition | None
 
     @property
     def name(self) -> str:
@@ -135,16 +127,9 @@ class Run:
     def emd(self) -> float | None:
         """The mean earth mover's distance of clients to the population, weighted by size (hsu2020 6.1)."""
         known = finite(subtable(self.summary, "partition").get("emd"))
-        if known is not None or self.class_counts is None:
+        if known is not None or self.partition is None or self.partition.census is None:
             return known
-        counts = self.class_counts.astype(np.float64)
-        sizes, total = counts.sum(axis=1), counts.sum()
-        if total == 0:
-            return None
-        held = sizes > 0
-        shares = counts[held] / sizes[held, None]
-        distances = np.abs(shares - counts.sum(axis=0) / total).sum(axis=1)
-        return float((distances * sizes[held]).sum() / total)
+        return finite(self.partition.census.emd())
 
 
 def read_run(directory: Path) -> Run:
@@ -154,25 +139,33 @@ def read_run(directory: Path) -> Run:
     metrics or its summary are damaged.
     """
     run = RunDir.open(Path(directory))
-    counts = _array(run.class_counts_path)
-    ids, sizes = _partition(run.partition_path)
-    if counts is not None and (counts.ndim != 2 or (sizes is not None and len(counts) != len(sizes))):
-        counts = None
-    if sizes is None and counts is not None:
-        sizes = counts.sum(axis=1)
-    if sizes is not None and len(ids) != len(sizes):
-        ids = [str(k) for k in range(len(sizes))]
     return Run(
         directory=run.path,
         config=run.read_config(),
         metrics=_rounds(run.read_metrics()),
         summary=run.read_summary() or {},
         environment=run.read_environment() or {},
-        class_counts=counts,
-        client_ids=ids,
-        sizes=sizes,
-        classes=_classes(run.model_path, counts.shape[1] if counts is not None else 0),
+        partition=_partition(run.partition_path),
     )
+
+
+def read_partition(path: Path) -> Partition:
+    """The partition in a file that `Partition.save` wrote, or in a run directory.
+
+    Raises `DataError` where there is none or it is damaged, `RunDirectoryError` where `path` is a directory
+    without a run.
+    """
+    path = path.expanduser()
+    if not path.is_dir():
+        return Partition.load(path)
+    run = RunDir.open(path)
+    if not run.partition_path.exists():
+        raise DataError(
+            "the run has not got as far as to scatter its data",
+            where=str(path),
+            hint=f"'fedlens resume {path}' begins it",
+        )
+    return Partition.load(run.partition_path)
 
 
 def _rounds(lines: Sequence[Row]) -> list[Row]:
@@ -181,41 +174,12 @@ def _rounds(lines: Sequence[Row]) -> list[Row]:
     return [found[at] for at in sorted(found)]
 
 
-def _array(path: Path) -> np.ndarray | None:
+def _partition(path: Path) -> Partition | None:
+    """Who had what. A file that is damaged, or not there yet, costs a page its pictures and nothing else."""
     try:
-        array: np.ndarray = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return array
-
-
-def _partition(path: Path) -> tuple[list[str], np.ndarray | None]:
-    """The clients' ids and sizes; empty and None where there is no partition that can be read.
-
-    A damaged one costs a page its picture and nothing else.
-    """
-    try:
-        partition = Partition.load(path)
+        return Partition.load(path)
     except DataError:
-        return [], None
-    return list(partition.ids), partition.sizes()
-
-
-def _classes(model: Path, width: int) -> list[str]:
-    """The names of the classes, from the header of the exported model; numbers where it has none.
-
-    A safetensors file begins with the length of its header in eight bytes and then the header as JSON, so
-    neither torch nor the weights are needed.
-    """
-    numbered = [f"class {k}" for k in range(width)]
-    try:
-        with model.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, _HEADER_LIMIT)))
-        names = json.loads(header["__metadata__"]["classes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return numbered
-    return [str(name) for name in names] if isinstance(names, list) and len(names) == width else numbered
+        return None
 
 
 def subtable(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -66,8 +66,9 @@ def test_what_is_built_fits_together() -> None:
     assert built.federation.held == {"@test": 20, "@train": 45, "@validation": 15}
     assert built.clients_per_round == 3
     assert built.parameters == 16 * 10 + 10
-    assert built.class_counts.shape == (4, 10)
-    assert built.class_counts.sum() == 45
+    assert built.partition.census is not None
+    assert built.partition.census.dense().shape == (4, 10)
+    assert built.partition.census.totals().sum() == 45
     assert built.algorithm.parts.measure == ("@test", "@validation", "@train")  # type: ignore[attr-defined]
     assert isinstance(built.engine, Inline)
 

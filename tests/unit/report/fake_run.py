@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import tomli_w
 
 from fedlens.data.partition.partition import Partition
+from fedlens.data.table import Table
 
 _COUNTED = ("clients", "failed", "examples", "batches_max", "bytes_up", "bytes_down", "seconds")
 
@@ -50,6 +52,16 @@ def class_counts(
     )
 
 
+def make_partition(counts: np.ndarray, classes: Sequence[str] | None = None, **more: Any) -> Partition:
+    """A partition in which client k holds `counts[k, c]` examples of class c."""
+    clients, width = counts.shape
+    labels = np.concatenate([np.repeat(np.arange(width), row) for row in counts])
+    offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=1))])
+    table = replace(Table.of(labels), classes=tuple(classes or map(str, range(width))))
+    given = {"ids": tuple(map(str, range(clients))), "spec": {"name": "own"}, "dataset": "digits"} | more
+    return Partition(indices=np.arange(len(labels)), offsets=offsets, **given).counted(table)
+
+
 def make_run(
     root: Path,
     *,
@@ -60,6 +72,7 @@ def make_run(
     metrics: Sequence[Mapping[str, Any]] | None = None,
     summary: Mapping[str, Any] | None = None,
     counts: np.ndarray | None = None,
+    classes: Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """A run directory root/name/run_id; `summary={}` leaves it out, else changes keys of a finished one."""
@@ -108,11 +121,7 @@ def make_run(
         whole = finished(directory, name, run_id, algorithm, rounds, rows) | dict(summary or {})
         (directory / "summary.json").write_text(json.dumps(whole), encoding="utf-8")
     if counts is not None:
-        np.save(directory / "class_counts.npy", counts)
-        sizes = counts.sum(axis=1)
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        ids = tuple(str(k) for k in range(len(counts)))
-        Partition(ids, np.arange(offsets[-1]), offsets, {}, "digits").save(directory / "partition.npz")
+        make_partition(counts, classes).save(directory / "partition.npz")
     return directory
 
 

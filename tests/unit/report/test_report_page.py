@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from fedlens.core.errors import RunDirectoryError
 from fedlens.report.page import write_report
 from fedlens.report.parts import script_json
-from tests.unit.report.fake_run import class_counts, line, make_run
+from tests.unit.report.fake_run import class_counts, line, make_partition, make_run
 from tests.unit.report.reading import Page, assert_self_contained, read_page
 
 EVIL = "</script><script>alert(1)</script><b>&amp;\"'"
@@ -39,7 +39,6 @@ def test_a_finished_run_tells_what_it_was_and_how_well_it_did(tmp_path: Path) ->
         "2026-11-20 10:15 UTC",
         "fedlens run runs/digits/20261120-101500/config.toml",
         "fedlens run digits --set local.lr=0.05",
-        "Mean EMD (0 alike, 2 apart) 1.6",
         "Examples a second of training 300",
     ):
         assert said in words
@@ -152,73 +151,43 @@ def test_a_task_with_metrics_of_its_own(tmp_path: Path) -> None:
     assert [figure["data"][0]["y"][0] for figure in page.figures] == [0.0, 1.0, 90.0]
 
 
-def test_the_partition_is_bars_of_classes(tmp_path: Path) -> None:
+def test_who_has_what_comes_from_the_partition(tmp_path: Path) -> None:
     counts = class_counts(20)
-    page = page_of(make_run(tmp_path, counts=counts))
-    bars = [trace for trace in page.traces() if trace["type"] == "bar"]
-    assert np.array_equal(np.array([bar["y"] for bar in bars]).T, counts)
-    assert bars[0]["x"] == [str(k) for k in range(20)]
-    assert len({bar["marker"]["color"] for bar in bars}) == 10
-    assert "Examples a client 90" in page.words
-    assert "heatmap" not in {trace["type"] for trace in page.traces()}
-
-
-def test_many_clients_are_a_sample_a_heat_map_and_sizes(tmp_path: Path) -> None:
-    counts = class_counts(500, 10, even=False)
-    page = page_of(make_run(tmp_path, counts=counts))
-    assert "Classes of 60 of 500 clients, evenly spread" in page.words
+    page = page_of(make_run(tmp_path, counts=counts, classes=[f"kind {k}" for k in range(10)]))
     bars = [trace for trace in page.traces() if trace["type"] == "bar" and trace.get("name")]
-    shown = [int(name) for name in bars[0]["x"]]
-    assert (len(shown), shown[0], shown[-1]) == (60, 0, 499)
-    assert np.array_equal(np.array([bar["y"] for bar in bars]).T, counts[shown])
-    heat = next(trace for trace in page.traces() if trace["type"] == "heatmap")
-    assert np.array(heat["z"]).shape == (400, 10)
-    assert np.allclose(np.sum(heat["z"], axis=1), 1, atol=1e-3)
-    sizes = next(trace for trace in page.traces() if trace["type"] == "bar" and not trace.get("name"))
-    assert sum(sizes["y"]) == 500
-    assert "Smallest, median, largest" in page.words
+    assert [bar["name"] for bar in bars] == [f"kind {k}" for k in range(10)]
+    assert np.array_equal(np.array([bar["y"] for bar in bars]).T, counts)
+    assert "Examples a client 90" in page.words
 
 
-def test_the_emd_is_worked_out_where_no_summary_says_it(tmp_path: Path) -> None:
-    counts = np.array([[10, 0], [0, 30]])
-    words = page_of(make_run(tmp_path, metrics=[line(0)], summary={}, counts=counts)).words
-    # p = (1/4, 3/4), so |q - p| is 3/2 and 1/2, weighted by 1/4 and 3/4.
-    assert "Mean EMD (0 alike, 2 apart) 0.75" in words
+def test_no_file_is_read_but_the_partition(tmp_path: Path) -> None:
+    """Class names travel with it: neither the model nor a file of counts is needed."""
+    run = make_run(tmp_path, counts=class_counts(3, 2), classes=["sandal", "sneaker"])
+    assert {path.name for path in run.iterdir()} == {
+        "config.toml",
+        "metrics.jsonl",
+        "environment.json",
+        "summary.json",
+        "partition.npz",
+    }
+    assert "sneaker" in page_of(run).words
 
 
-def test_a_partition_without_classes_shows_its_sizes(tmp_path: Path) -> None:
-    run = make_run(tmp_path, counts=class_counts(30, even=False))
-    (run / "class_counts.npy").unlink()
+def test_a_partition_whose_classes_were_not_counted_shows_its_sizes(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    replace(make_partition(class_counts(30, even=False)), census=None).save(run / "partition.npz")
     page = page_of(run)
-    assert "This run recorded sizes only" in page.words
-    assert sum(page.figures[-1]["data"][0]["y"]) == 30
+    assert "The classes were not counted, so there are sizes only." in page.words
+    assert page.figures[-1]["data"][0]["x"] == list(range(1, 31))
 
 
-def test_class_counts_without_a_partition(tmp_path: Path) -> None:
-    run = make_run(tmp_path, counts=class_counts(5))
-    (run / "partition.npz").unlink()
-    assert "Clients 5" in page_of(run).words
-
-
-@pytest.mark.parametrize("name", ["partition.npz", "class_counts.npy", "model.safetensors"])
+@pytest.mark.parametrize("name", ["partition.npz", "model.safetensors"])
 def test_a_damaged_side_file_costs_its_picture_and_no_more(tmp_path: Path, name: str) -> None:
     run = make_run(tmp_path, counts=class_counts())
     (run / name).write_bytes(b"\x07damaged")
-    assert "Final accuracy" in page_of(run).words
-
-
-def test_clients_without_examples(tmp_path: Path) -> None:
-    counts = class_counts(4)
-    counts[2] = 0
-    assert "0, 90, 90" in page_of(make_run(tmp_path, counts=counts, summary={"partition": {}})).words
-
-
-def test_classes_have_their_names_from_the_model(tmp_path: Path) -> None:
-    run = make_run(tmp_path, counts=class_counts(3, 2))
-    header = json.dumps({"__metadata__": {"classes": json.dumps(["sandal", "sneaker"])}}).encode()
-    (run / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    page = page_of(run)
-    assert [trace["name"] for trace in page.traces() if trace["type"] == "bar"] == ["sandal", "sneaker"]
+    words = page_of(run).words
+    assert "Final accuracy" in words
+    assert ("Who has what" in words) == (name != "partition.npz")
 
 
 def test_failures_by_client_and_reason_the_most_frequent_first(tmp_path: Path) -> None:
@@ -241,6 +210,7 @@ def test_nothing_that_a_user_names_becomes_markup(tmp_path: Path) -> None:
         tmp_path,
         name="evil",
         counts=class_counts(3, 2),
+        classes=[EVIL, "plain"],
         config={
             "name": EVIL,
             "data": {"dataset": EVIL, "partition": {"name": EVIL, EVIL: EVIL}},
@@ -249,15 +219,13 @@ def test_nothing_that_a_user_names_becomes_markup(tmp_path: Path) -> None:
         summary={"name": EVIL, "error": EVIL, "status": "failed", "algorithm": EVIL, "run_id": EVIL}
         | {"failures": {EVIL: {EVIL: 1}}, "directory": EVIL, "partition": {"digest": EVIL}},
     )
-    header = json.dumps({"__metadata__": {"classes": json.dumps([EVIL, "plain"])}}).encode()
-    (run / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     (run / "environment.json").write_text(
         json.dumps({"command": EVIL, EVIL: EVIL, "started": EVIL}), encoding="utf-8"
     )
     page = page_of(run)
     assert not [script for script in page.scripts if "alert(1)" in script]
     # Plotly reads markup in names, so they are escaped in the figures once more.
-    names = [trace["name"] for trace in page.traces() if trace["type"] == "bar"]
+    names = [trace["name"] for trace in page.traces() if trace["type"] == "bar" and trace.get("name")]
     assert names[0].startswith("&lt;/script&gt;")
     assert page.words.count(EVIL) >= 10
 

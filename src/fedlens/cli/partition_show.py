@@ -1,0 +1,32 @@
+"""`fedlens partition show`: what a saved partition has in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedlens.cli.options import Debug
+from fedlens.cli.output import print_columns, print_json, reported
+
+PartitionFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A saved partition, or a run directory: then its partition.")
+]
+
+
+def show(
+    file: PartitionFile,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Print clients, examples, sizes, classes a client, EMD, imbalance and digest of a partition."""
+    with reported(debug):
+        from fedlens.report.measures import describe, readable
+        from fedlens.report.read import read_partition
+
+        partition = read_partition(file)
+        if as_json:
+            print_json(describe(partition))
+            return
+        print_columns(readable(partition))

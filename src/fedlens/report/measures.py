@@ -1,0 +1,159 @@
+"""A partition in numbers: sizes, classes, distances, imbalance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedlens.data.partition.partition import Partition
+from fedlens.report.format import MISSING, count, number
+
+QUANTILES = {"min": 0.0, "25%": 0.25, "median": 0.5, "75%": 0.75, "max": 1.0}
+
+
+def imbalance(sizes: ArrayLike) -> dict[str, float]:
+    """How unequal the sizes n_k of K clients are, in three numbers; all NaN where nobody has anything.
+
+    With m their mean,
+
+        largest_over_mean = max_k n_k / m, from 1 to K,
+        coefficient_of_variation = sqrt(sum_k (n_k - m)^2 / K) / m, from 0 to sqrt(K - 1),
+        gini = sum_j sum_k |n_j - n_k| / (2 K^2 m), from 0 to 1 - 1 / K.
+
+    Equal sizes give 1, 0 and 0; one client that has everything gives the other end of each.
+
+    >>> imbalance([0, 10])
+    {'largest_over_mean': 2.0, 'coefficient_of_variation': 1.0, 'gini': 0.5}
+    """
+    n = np.sort(np.asarray(sizes, np.float64))
+    total = float(n.sum())
+    if not total:
+        return dict.fromkeys(("largest_over_mean", "coefficient_of_variation", "gini"), math.nan)
+    clients = len(n)
+    # sum_j sum_k |n_j - n_k| = 2 sum_k (2 k - K + 1) n_k over ascending sizes, k from 0.
+    pairs = 2.0 * float((2 * np.arange(clients) - clients + 1) @ n)
+    return {
+        "largest_over_mean": float(n[-1]) * clients / total,
+        "coefficient_of_variation": float(n.std()) * clients / total,
+        "gini": pairs / (2 * clients * total),
+    }
+
+
+def quantiles(values: NDArray[Any]) -> dict[str, float]:
+    """Smallest, quartiles and largest of the values that are not NaN; NaN where there are none.
+
+    >>> quantiles(np.array([1.0, 2.0, 4.0]))["median"]
+    2.0
+    """
+    known = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+    if not len(known):
+        return dict.fromkeys(QUANTILES, math.nan)
+    found = np.quantile(known, list(QUANTILES.values()))
+    return dict(zip(QUANTILES, found.tolist(), strict=True))
+
+
+def describe(partition: Partition) -> dict[str, Any]:
+    """All that `fedlens partition show --json` says.
+
+    `clients`, `examples`, `sizes` [clients], `imbalance` (see `imbalance`), `features` by name [clients],
+    `dataset`, `spec` and `digest`; and where the classes were counted `classes_per_client` [clients],
+    `client_emds` [clients] and `emd` (see `Census.client_emds`), each None otherwise.
+
+    >>> told = describe(Partition.of_owners([0, 0, 1, 1], 2).counted([0, 0, 1, 1]))
+    >>> told["sizes"], told["classes_per_client"], told["client_emds"], told["emd"]
+    ([2, 2], [1, 1], [1.0, 1.0], 1.0)
+    """
+    sizes, census = partition.sizes(), partition.census
+    return {
+        "dataset": partition.dataset,
+        "spec": _written(partition.spec),
+        "digest": partition.digest,
+        "clients": len(partition),
+        "examples": int(sizes.sum()),
+        "sizes": sizes.tolist(),
+        "classes_per_client": None if census is None else census.classes_per_client().tolist(),
+        "emd": None if census is None else census.emd(),
+        "client_emds": None if census is None else census.client_emds().tolist(),
+        "imbalance": imbalance(sizes),
+        "features": {name: values.tolist() for name, values in partition.features.items()},
+    }
+
+
+def recipe_name(partition: Partition) -> str:
+    """What the partition was made by.
+
+    >>> recipe_name(Partition.of_owners([0], 1, spec={"name": "file", "of": {"name": "iid", "clients": 1}}))
+    'iid, from a file'
+    """
+    name, inner = partition.spec.get("name"), partition.spec.get("of")
+    if name == "file" and isinstance(inner, Mapping) and inner.get("name"):
+        return f"{inner['name']}, from a file"
+    return str(name or "an unnamed recipe")
+
+
+def numbers(partition: Partition) -> list[tuple[str, str]]:
+    """The measures of a partition with their names, for a page or a terminal."""
+    sizes, census = partition.sizes(), partition.census
+    found = [
+        ("Clients", count(len(partition))),
+        ("Examples", count(int(sizes.sum()))),
+        ("Examples a client", _spread(quantiles(sizes))),
+    ]
+    if census is not None:
+        found.append(("Classes", count(len(census.classes))))
+        found.append(("Classes a client", _spread(quantiles(census.classes_per_client()))))
+        found.append(("EMD, weighted mean", number(round(census.emd(), 4))))
+        found.append(("EMD of each client", _spread(quantiles(census.client_emds().round(3)))))
+    uneven = imbalance(sizes)
+    found.append(("Largest client over the mean", number(uneven["largest_over_mean"])))
+    found.append(("Sizes: coefficient of variation", number(uneven["coefficient_of_variation"])))
+    found.append(("Sizes: Gini coefficient", number(uneven["gini"])))
+    for name, values in partition.features.items():
+        found.append((f"Feature {name}", _spread(quantiles(values))))
+    return found
+
+
+def _spread(found: Mapping[str, float]) -> str:
+    """Smallest, quartiles and largest, or one number where all are the same."""
+    if found["min"] == found["max"]:
+        return number(found["min"])
+    return ", ".join(f"{name} {number(value)}" for name, value in found.items())
+
+
+def said(value: Any) -> str:
+    """A setting in words.
+
+    >>> said({"name": "iid", "clients": 3}), said(None), said([1, 2])
+    ('(name iid, clients 3)', 'not set', '1, 2')
+    """
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{key} {said(item)}" for key, item in value.items()) + ")"
+    if isinstance(value, list | tuple):
+        shown = ", ".join(map(said, value[:20]))
+        return f"{shown}, ... ({len(value)} in all)" if len(value) > 20 else shown
+    return "not set" if value is None else str(value)
+
+
+def readable(partition: Partition) -> list[tuple[str, str]]:
+    """All that `fedlens partition show` says, name by name."""
+    settings = [f"{key} {said(value)}" for key, value in partition.spec.items() if key != "name"]
+    return [
+        ("Dataset", partition.dataset or MISSING),
+        ("Recipe", recipe_name(partition)),
+        *([("Settings", ", ".join(settings))] if settings else []),
+        *numbers(partition),
+        ("Digest", partition.digest),
+    ]
+
+
+def _written(value: Any) -> Any:
+    """A recipe in which what JSON cannot say, an infinite alpha, is a word."""
+    if isinstance(value, Mapping):
+        return {key: _written(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_written(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,203 @@
+"""`fedlens partition make`, `show` and `plot`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fedlens.cli.main import app
+from fedlens.data.partition.partition import Partition
+from tests.unit.cli.conftest import command
+from tests.unit.report.fake_run import class_counts, make_partition, make_run
+
+Process = Callable[..., subprocess.CompletedProcess[str]]
+DIGITS = ("digits", "dirichlet", "--set", "clients=5", "--set", "alpha=0.1")
+
+
+def partition(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["partition", *map(str, arguments)])
+
+
+def rows(answer: Result) -> dict[str, str]:
+    """The table that was printed."""
+    pairs = (re.split(r"  +", line, maxsplit=1) for line in answer.stdout.splitlines() if "  " in line)
+    return dict(pair for pair in pairs if len(pair) == 2)
+
+
+def test_make_saves_it_and_says_what_it_made(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "split.npz"
+    answer = partition("make", *DIGITS, "--seed", 3, "--out", out)
+    assert answer.exit_code == 0, answer.output
+    p = Partition.load(out)
+    assert (len(p), p.dataset, p.spec["alpha"], p.spec["seed"]) == (5, "digits", 0.1, 3)
+    assert p.census is not None
+    told = rows(answer)
+    assert (told["Clients"], told["Digest"]) == ("5", p.digest)
+    assert told["EMD, weighted mean"] == f"{round(p.census.emd(), 4):.4g}"
+    assert answer.stdout.splitlines()[-2] == f"saved: {out}"
+
+
+def test_the_last_line_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a shell, after the name of a recipe: the run has the partition."""
+    monkeypatch.chdir(tmp_path)
+    last = partition("make", *DIGITS, "--set", "clients=20", "--out", "my split.npz").stdout.splitlines()[-1]
+    words = shlex.split(last.removeprefix("train on it: "))
+    assert words[:3] == ["fedlens", "run", "RECIPE"]
+    run = CliRunner().invoke(app, ["run", "digits", *words[3:], "--rounds", "1", "--out", "run", "-q"])
+    assert run.exit_code == 0, run.output
+    digest = json.loads((tmp_path / "run" / "summary.json").read_text())["partition"]["digest"]
+    assert digest == Partition.load("my split.npz").digest == rows(partition("show", "run"))["Digest"]
+
+
+def test_make_as_json(tmp_path: Path) -> None:
+    out = tmp_path / "p.npz"
+    answer = partition("make", *DIGITS, "--data-seed", 4, "--out", out, "--json")
+    told = json.loads(answer.stdout)
+    assert (told["clients"], told["file"], told["digest"]) == (5, str(out), Partition.load(out).digest)
+    assert told["run"].endswith("--set seeds.data=4")
+
+
+def test_make_replaces_nothing_unless_told_to(tmp_path: Path) -> None:
+    out = tmp_path / "p.npz"
+    assert partition("make", *DIGITS, "--out", out).exit_code == 0
+    before = out.read_bytes()
+    answer = partition("make", *DIGITS, "--seed", 1, "--out", out)
+    assert answer.exit_code == 2
+    assert (
+        answer.stderr
+        == f"error: there is a file already ({out}); take another name, or replace it with --force.\n"
+    )
+    assert out.read_bytes() == before
+    assert partition("make", *DIGITS, "--seed", 1, "--out", out, "--force").exit_code == 0
+    assert out.read_bytes() != before
+
+
+def test_a_make_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    answer = partition("make", "digits", "dirichlet", "--set", "client=5", "--out", tmp_path / "p.npz")
+    assert answer.exit_code == 2
+    assert "has no setting 'client' (--set client); did you mean 'clients'." in answer.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_show_as_json_has_the_agreed_keys(tmp_path: Path) -> None:
+    p = make_partition(np.array([[3, 1], [0, 0], [0, 4]]), spec={"name": "own", "alpha": float("inf")})
+    p.save(tmp_path / "p.npz")
+    answer = partition("show", tmp_path / "p.npz", "--json")
+    told = json.loads(answer.stdout, parse_constant=lambda word: pytest.fail(word))
+    assert told == {
+        "dataset": "digits",
+        "spec": {"name": "own", "alpha": "inf"},
+        "digest": p.digest,
+        "clients": 3,
+        "examples": 8,
+        "sizes": [4, 0, 4],
+        "classes_per_client": [2, 0, 1],
+        "emd": 0.75,
+        "client_emds": [0.75, None, 0.75],
+        "imbalance": {
+            "largest_over_mean": 1.5,
+            "coefficient_of_variation": pytest.approx(0.5**0.5),
+            "gini": pytest.approx(1 / 3),
+        },
+        "features": {},
+    }
+
+
+def test_show_without_a_census(tmp_path: Path) -> None:
+    Partition.of_owners([0, 0, 1], 2).save(tmp_path / "p.npz")
+    told = json.loads(partition("show", tmp_path / "p.npz", "--json").stdout)
+    assert (told["emd"], told["classes_per_client"], told["client_emds"]) == (None, None, None)
+    answer = partition("show", tmp_path / "p.npz")
+    assert answer.exit_code == 0
+    assert rows(answer)["Examples a client"] == "min 1, 25% 1.25, median 1.5, 75% 1.75, max 2"
+    assert "EMD" not in answer.stdout
+
+
+def test_show_takes_a_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, counts=class_counts(7))
+    assert rows(partition("show", run))["Clients"] == "7"
+    (run / "partition.npz").unlink()
+    answer = partition("show", run)
+    assert answer.exit_code == 2
+    assert f"'fedlens resume {run}' begins it" in answer.stderr
+
+
+@pytest.mark.parametrize("verb", [("show",), ("show", "--json"), ("plot", "--out", "pictures")])
+def test_no_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.npz").write_text("no archive", encoding="utf-8")
+    for name, said in {
+        "nowhere.npz": "there is no partition (nowhere.npz)",
+        "text.npz": "this cannot be read as a partition",
+        ".": "this is not a run directory",
+    }.items():
+        answer = partition(verb[0], name, *verb[1:])
+        assert (answer.exit_code, answer.stdout) == (2, "")
+        assert said in answer.stderr
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_a_hundred_thousand_clients_are_shown_at_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    owners = np.repeat(np.arange(100_000), rng.integers(1, 20, 100_000))
+    Partition.of_owners(owners, 100_000).counted(rng.integers(0, 100, len(owners))).save(tmp_path / "p.npz")
+    for arguments in ((), ("--json",)):
+        began = time.process_time()
+        assert partition("show", tmp_path / "p.npz", *arguments).exit_code == 0
+        assert time.process_time() - began < 2
+
+
+def test_plot_writes_pictures_captions_and_a_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'fedlens[plot]'")
+    make_partition(class_counts(3, 3)).save(tmp_path / "p.npz")
+    out = tmp_path / "new" / "pictures"
+    answer = partition("plot", tmp_path / "p.npz", "--out", out, "--format", "svg", "--format", "svg")
+    assert answer.exit_code == 0, answer.output
+    wanted = ["class-bars.svg", "emd.svg", "matrix.svg", "ranks.svg", "captions.txt", "partition.html"]
+    assert answer.stdout.split() == [str(out / name) for name in wanted]
+    assert {path.name for path in out.iterdir()} == set(wanted)
+    assert all((out / name).stat().st_size > 100 for name in wanted)
+
+
+def test_plot_draws_png_and_pdf_unless_told_otherwise(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'fedlens[plot]'")
+    Partition.of_owners([0, 0, 1], 2).save(tmp_path / "p.npz")
+    assert partition("plot", tmp_path / "p.npz", "--out", tmp_path / "out").exit_code == 0
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".png", ".pdf", ".txt", ".html"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--help"], ("torch", "numpy", "plotly", "matplotlib", "pydantic")),
+        (["partition", "--help"], ("torch", "numpy", "plotly", "matplotlib")),
+        (["partition", "make", "--help"], ("torch", "numpy", "plotly", "matplotlib")),
+        (["partition", "make", *DIGITS, "--out", "new.npz"], ("torch", "plotly", "matplotlib")),
+        (["partition", "show", "p.npz"], ("torch", "plotly", "matplotlib", "sklearn")),
+        (["partition", "plot", "p.npz", "--out", "d", "--format", "svg"], ("torch", "sklearn")),
+    ],
+    ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str], absent: tuple[str, ...]) -> None:
+    Partition.of_owners([0, 0, 1], 2).save(tmp_path / "p.npz")
+    argv, env = command(arguments)
+    at = argv.index("-c") + 1
+    argv[at] = argv[at].replace(
+        "main()", "\ntry: main()\nfinally: import sys; print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not {name for name in done.stderr.split() if name in absent}
+    assert "fedlens.cli.main" in done.stderr
