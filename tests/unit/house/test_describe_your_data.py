@@ -68,6 +68,7 @@ def test_the_page_is_what_happens(folder: Path, monkeypatch: pytest.MonkeyPatch)
         '{name="quantity", clients=6}',
         '{name="dirichlet", clients=20, alpha=0.3}',
         '{name="feature", clients=6, noise=0.1, blur=1.0}',
+        f'{{name="{EXAMPLES}/one_kind_each.py:one_kind_each", most=50}}',
         '{name="mix", outer="natural", inner={name="dirichlet", clients=3, alpha=0.5}}',
     ],
 )

@@ -83,7 +83,7 @@ def test_a_run_that_a_page_shows_is_one_that_starts(page: str, command: str) -> 
     _, _, recipe, *words = shlex.split(command)
     recipe = str(EXAMPLE.with_name(recipe)) if recipe.endswith(".toml") else recipe
     overrides = [words[k + 1] for k, word in enumerate(words) if word == "--set"]
-    overrides = [text.replace("=clipped_fedavg.py:", f"={EXAMPLE}:") for text in overrides]
+    overrides = [re.sub(r"=(\w+\.py):", rf"={EXAMPLE.parent}/\1:", text) for text in overrides]
     options = {word for word in words if word.startswith("--")}
     assert options <= {"--set", "--out", "--rounds", "--seed", "--download"}
     from fedlens.experiment.build import plan

@@ -107,7 +107,9 @@ def test_lopsided_bars_are_shown_as_shares_first(tmp_path: Path) -> None:
 
 
 def test_zeros_are_counted_where_an_axis_cannot_show_them(tmp_path: Path) -> None:
-    words = page_of(make_partition(np.array([[3, 1], [0, 0], [0, 4]])), tmp_path).words
+    page = page_of(make_partition(np.array([[3, 1], [0, 0], [0, 4]])), tmp_path)
+    words = page.words
+    assert [trace["y"] for trace in kind(page, "scatter")] == [[4, 4], [2, 1]]
     assert "Examples and classes, by rank; 1 without examples not shown" in words
     assert "Distance of each client from the population; 1 without any class not shown" in words
 

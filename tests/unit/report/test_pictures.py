@@ -155,6 +155,7 @@ def assert_tidy(figure: Any) -> None:
 
 def test_names_are_drawn_as_they_are() -> None:
     (legend,) = drawn(make_partition(class_counts(3, 6), ODD), "class-bars").legends
+    assert not any(text.get_parse_math() for text in legend.get_texts())
     said = [text.get_text().strip() for text in legend.get_texts()][::-1]
     assert said == ["$x_1^2$", "_hidden", "<b>bold</b>", "a class whos…or any axis", "new line", "class 5"]
 

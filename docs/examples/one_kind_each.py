@@ -1,0 +1,12 @@
+"""A partition of one's own: a client for each class."""
+
+from fedlens.data.partition.partition import Partition
+from fedlens.data.table import Table
+
+
+def one_kind_each(table: Table, seed: int, *, most: int = 1000) -> Partition:
+    """Client k holds the examples of class k, `most` of them at most; nothing is drawn, so `seed` plays no part."""
+    owners = table.labels.copy()
+    for label in range(len(table.classes)):
+        owners[(owners == label).nonzero()[0][most:]] = -1  # nobody's
+    return Partition.of_owners(owners, table.classes, spec={"name": "one-kind-each", "most": most})
