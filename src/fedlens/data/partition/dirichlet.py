@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError
-from fedlens.data.partition.drawing import check_classes, check_population, streams
+from fedlens.data.partition.by_class import draw_classes, owners_of_draws
+from fedlens.data.partition.drawing import check_classes, check_population, equal_size, streams
 from fedlens.data.partition.partition import Partition
 
 _AS_ZERO = 1e-200  # below it, log(u) / (alpha p) leaves float64, and q has long had one class
@@ -65,56 +67,20 @@ def dirichlet(
         )
     counts = np.bincount(classes)
     p = _prior(prior, counts)
-    each = _size(size, int(counts[p > 0].sum()), clients)
+    each = equal_size(size, int(counts[p > 0].sum()), clients)
     shuffling, concentration, drawing = streams(seed, 3)
-    drawn = _draw_classes(np.where(p > 0, counts, 0), p, alpha, clients, each, concentration, drawing)
-
-    # The j-th draw of a class, by whichever client, is the j-th example of that class in a random order.
-    order = shuffling.permutation(len(classes))
-    by_class = order[np.argsort(classes[order], kind="stable")]
-    starts = np.cumsum(counts) - counts
-    used = np.bincount(drawn, minlength=len(counts))
-    positions = np.arange(len(drawn)) + np.repeat(starts - (np.cumsum(used) - used), used)
-    owners = np.full(len(classes), -1, np.int64)
-    owners[by_class[positions]] = np.argsort(drawn, kind="stable") // each
-    return Partition.of_owners(owners, clients, spec=_spec(clients, alpha, prior, each, seed))
-
-
-def _draw_classes(
-    left: NDArray[np.int64],
-    p: NDArray[np.float64],
-    alpha: float,
-    clients: int,
-    each: int,
-    concentration: np.random.RandomState,
-    drawing: np.random.RandomState,
-) -> NDArray[np.int16] | NDArray[np.int32]:
-    """[clients * each]: the class of each draw, client after client.
-
-    Draw j of client k uses the uniform number u[k, j], through the inverse of the distribution function of
-    q~_k as it is then. Between two exhaustions this function does not change, so that all draws are made at
-    once, and those after an exhaustion again: at most one pass a client and one an exhausted class.
-    """
-    left = left.copy()
+    left = np.where(p > 0, counts, 0)
     drawn = np.empty((clients, each), np.int16 if len(left) <= np.iinfo(np.int16).max else np.int32)
     for row in drawn:
         weights = log_weights(p, alpha, concentration)
-        uniform = drawing.random_sample(each)
-        done = 0
-        while done < each:
-            alive = np.flatnonzero(left)
-            picks = np.searchsorted(distribution_function(weights[alive]), uniform[done:], side="right")
-            picked = np.bincount(picks, minlength=len(alive))
-            upto = len(picks)
-            for over in np.flatnonzero(picked >= left[alive]):
-                upto = min(upto, int(np.flatnonzero(picks == over)[left[alive[over]] - 1]) + 1)
-            if upto < len(picks):
-                picks = picks[:upto]
-                picked = np.bincount(picks, minlength=len(alive))
-            left[alive] -= picked
-            row[done : done + upto] = alive[picks]
-            done += upto
-    return drawn.ravel()
+        row[:] = draw_classes(left, drawing.random_sample(each), partial(_remaining, weights))
+    owners = owners_of_draws(classes, drawn.ravel(), np.repeat(np.arange(clients), each), shuffling)
+    return Partition.of_owners(owners, clients, spec=_spec(clients, alpha, prior, each, seed))
+
+
+def _remaining(weights: NDArray[np.float64], alive: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The distribution function of q~_k: Eq. 5 on the classes that are left."""
+    return distribution_function(weights[alive])
 
 
 def log_weights(p: NDArray[np.float64], alpha: float, stream: np.random.RandomState) -> NDArray[np.float64]:
@@ -166,20 +132,6 @@ def _prior(prior: str | Sequence[float], counts: NDArray[np.int64]) -> NDArray[n
             raise ConfigError("the prior has to be finite and at least 0, not all of it 0", where="prior")
     normalized: NDArray[np.float64] = p / p.sum()
     return normalized
-
-
-def _size(size: int | None, available: int, clients: int) -> int:
-    check_population(available, clients)
-    each = available // clients if size is None else size
-    if each < 1:
-        raise ConfigError(f"size is {each}, and has to be at least 1", where="size")
-    if each * clients > available:
-        raise ConfigError(
-            f"{clients} clients of {each} need {clients * each} examples, and there are {available}",
-            where="size",
-            hint=f"take a size of at most {available // clients}",
-        )
-    return each
 
 
 def _spec(clients: int, alpha: float, prior: str | Sequence[float], each: int, seed: int) -> dict[str, Any]:

@@ -44,3 +44,21 @@ def check_classes(labels: Table | NDArray[Any]) -> NDArray[np.int64]:
     examples have several.
     """
     return Table.of(labels).labels
+
+
+def equal_size(size: int | None, available: int, clients: int) -> int:
+    """The examples of each client: `size`, or as many as there are for all.
+
+    Raises `ConfigError` where the `available` examples are too few.
+    """
+    check_population(available, clients)
+    each = available // clients if size is None else size
+    if each < 1:
+        raise ConfigError(f"size is {each}, and has to be at least 1", where="size")
+    if each * clients > available:
+        raise ConfigError(
+            f"{clients} clients of {each} need {clients * each} examples, and there are {available}",
+            where="size",
+            hint=f"take a size of at most {available // clients}",
+        )
+    return each

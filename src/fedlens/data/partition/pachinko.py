@@ -12,7 +12,7 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.partition.by_class import draw_classes, owners_of_draws
 from fedlens.data.partition.dirichlet import distribution_function, log_weights
-from fedlens.data.partition.drawing import check_population, streams
+from fedlens.data.partition.drawing import equal_size, streams
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
 
@@ -65,7 +65,7 @@ def pachinko(
             raise ConfigError(
                 f"{name} is {value}, and has to be at least 0", where=name, hint="take 1, or inf"
             )
-    each = _size(size, len(classes), clients)
+    each = equal_size(size, len(classes), clients)
     shuffling, of_groups, of_classes, drawing = streams(seed, 4)
     by_group = np.argsort(groups, kind="stable")
     left = np.bincount(classes, minlength=len(groups))[by_group]
@@ -124,17 +124,3 @@ def _groups(table: Table) -> NDArray[np.int64]:
         )
     _, groups = np.unique(table.coarse, return_inverse=True)
     return groups.astype(np.int64)
-
-
-def _size(size: int | None, available: int, clients: int) -> int:
-    check_population(available, clients)
-    each = available // clients if size is None else size
-    if each < 1:
-        raise ConfigError(f"size is {each}, and has to be at least 1", where="size")
-    if each * clients > available:
-        raise ConfigError(
-            f"{clients} clients of {each} need {clients * each} examples, and there are {available}",
-            where="size",
-            hint=f"take a size of at most {available // clients}",
-        )
-    return each

@@ -1,15 +1,14 @@
 """`dirichlet` against the recipe written down literally, one example at a time."""
 
 import math
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
-from fedlens.data.partition.dirichlet import _draw_classes, dirichlet, distribution_function, log_weights
+from fedlens.data.partition.by_class import draw_classes
+from fedlens.data.partition.dirichlet import dirichlet, distribution_function, log_weights
 from fedlens.data.partition.drawing import streams
 
 CIFAR = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
@@ -128,9 +127,8 @@ def test_a_class_without_mass_is_not_drawn_even_at_the_edge() -> None:
     """The smallest random number is exactly 0, where the distribution function of an empty class is 0 too."""
     for seed in range(8):
         q = log_weights(np.array([0.5, 0.5]), 0.0, np.random.RandomState(seed))
-        zeros = cast(np.random.RandomState, SimpleNamespace(random_sample=np.zeros))
-        drawn = _draw_classes(
-            np.array([5, 5]), np.array([0.5, 0.5]), 0.0, 1, 3, np.random.RandomState(seed), zeros
+        drawn = draw_classes(
+            np.array([5, 5]), np.zeros(3), lambda alive, q=q: distribution_function(q[alive])
         )
         assert drawn.tolist() == [q.argmax()] * 3
 
