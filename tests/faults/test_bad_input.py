@@ -102,7 +102,7 @@ UNKNOWN = {
     "seeds.partitions=1": "there is no setting 'partitions' here (--set seeds.partitions); did you mean 'partition'",
     "record.client=true": "there is no setting 'client' here (--set record.client); did you mean 'clients'",
     "data.partition.cliens=4": "the partition 'iid' has no setting 'cliens' (--set data.partition.cliens); did you mean 'clients'",
-    "data.partition.alpha=1": "the partition 'iid' has no setting 'alpha' (--set data.partition.alpha); known: clients",
+    "data.partition.alpha=1": "the partition 'iid' has no setting 'alpha' (--set data.partition.alpha); known: clients, exponent, minimum, sigma, sizes",
     "model.width=3": "the model 'linear' has no setting 'width' (--set model.width); it has none: take it out",
     "select.both=1": "the selection 'uniform' has no setting 'both' (--set select.both); known: clients_per_round, fraction",
     "data.dataset=digit": "there is no dataset 'digit' (--set data.dataset.name); did you mean 'digits'",
@@ -377,7 +377,7 @@ def test_the_settings_of_what_was_named_before_do_not_get_in_the_way(folder: Pat
     )
     assert (
         said
-        == "the partition 'iid' has no setting 'classes_per_client' (--set data.partition.classes_per_client); known: clients"
+        == "the partition 'iid' has no setting 'classes_per_client' (--set data.partition.classes_per_client); known: clients, exponent, minimum, sigma, sizes"
     )
 
 

@@ -213,7 +213,9 @@ class Partition:
         """
         path = Path(path)
         try:
-            # Opened here, because NumPy leaves a file open that turns out to be no archive.
+            # NumPy would ask of any other file whether it may unpickle it.
+            if path.is_file() and not zipfile.is_zipfile(path):
+                raise DataError("this cannot be read as a partition: it is no npz file", where=str(path))
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 found = _string(file["format"])
                 if found != FORMAT:
