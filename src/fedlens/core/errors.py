@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
+from traceback import walk_tb
+
+_FEDLENS = str(Path(__file__).parent.parent)
 
 
 class FedlensError(Exception):
@@ -71,3 +75,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'" if close else f"known: {', '.join(names)}"
+
+
+def told(error: BaseException) -> str:
+    """An exception in one line, with the place in a user's code that was nearest to it, if there is one."""
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(_FEDLENS)]
+    where = f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+    text = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"

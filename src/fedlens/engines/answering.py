@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
 import torch
 
+from fedlens.core.errors import told
 from fedlens.core.folding import fold
 from fedlens.core.protocol import (
     Answer,
@@ -26,8 +25,6 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import Schema, finite_fault, nbytes
 from fedlens.core.seeding import Rng, Secrets
-
-_FEDLENS = str(Path(__file__).parent.parent)
 
 
 @dataclass(frozen=True)
@@ -130,15 +127,6 @@ def copied(value: Any) -> Any:
         items = [copied(item) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
-
-
-def told(error: BaseException) -> str:
-    """An exception in one line, with the place in a user's code that was nearest to it, if there is one."""
-    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(_FEDLENS)]
-    where = f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
-    text = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
 
 
 class Fold:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fedlens.core.errors import ConfigError, FedlensError
+from fedlens.core.errors import ConfigError, FedlensError, told
 from fedlens.core.registry import Factory, Registry, settings_model
 from fedlens.experiment.config import Config
 from fedlens.experiment.faults import Locate, explained, no_such_setting, refuse_loose
@@ -57,8 +57,6 @@ class Chosen:
         except FedlensError:
             raise
         except Exception as error:
-            from fedlens.engines.answering import told  # imports torch, which nothing else here needs
-
             raise self._fault(f"failed: {told(error)}") from error
         if made is None:
             raise self._fault("gave nothing back", hint="it has to 'return' what it makes")
