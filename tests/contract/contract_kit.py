@@ -29,6 +29,22 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "dirichlet": {"name": "dirichlet", "clients": 6, "alpha": 0.3},
     "uneven": {"name": f"{USERS}:uneven", "clients": 6},
 }
+# Those that need more than labels, or are of the same make as one above: with one algorithm, over SCATTERED.
+MORE_PARTITIONS: dict[str, dict[str, Any]] = {
+    "iid-log-normal": {"name": "iid", "clients": 6, "sizes": "log-normal"},
+    "quantity": {"name": "quantity", "clients": 6},
+    "classwise": {"name": "dirichlet-classwise", "clients": 6, "alpha": 0.3},
+    "pachinko": {"name": "pachinko", "clients": 6},
+    "multilabel": {"name": "lda-multilabel", "clients": 4, "alpha": 0.5},
+    "frequency": {"name": "detection-frequency", "clients": 4},
+    "natural": {"name": "natural"},
+    "s2": {"name": "s2", "n_max": 60},
+    "feature": {"name": "feature", "clients": 6},
+    "mix": {"name": "mix", "outer": "natural", "inner": {"name": "feature", "clients": 2}},
+    "file": {"name": "file", "path": "saved.npz"},
+    "federated-csv": {"name": "federated-csv", "path": "list.csv"},
+}
+SCATTERED = f"{USERS}:scattered"
 NORM_NET = {"name": f"{USERS}:norm_net"}
 INLINE = {"name": "inline"}
 LOCAL = {"lr": 0.05, "momentum": 0.5, "epochs": 1, "batch_size": 32}

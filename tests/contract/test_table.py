@@ -1,6 +1,7 @@
 """Every algorithm with every kind of partition: what has to hold for all of them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +14,14 @@ from fedlens.core.schema import tensors_in
 from fedlens.core.seeding import Rng
 from fedlens.core.tree import digest
 from fedlens.data.partition import PARTITIONS as REGISTERED_PARTITIONS
+from fedlens.data.partition.iid import iid
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.build import build, plan
 from tests.contract.contract_kit import (
     ALGORITHMS,
+    MORE_PARTITIONS,
     PARTITIONS,
+    SCATTERED,
     USERS,
     Stopping,
     experiment,
@@ -27,13 +31,44 @@ from tests.contract.contract_kit import (
     separable,
     settings,
 )
+from tests.contract.users import scattered
 
 EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 def test_the_table_has_every_algorithm_and_every_partition() -> None:
     assert {row["name"] for row in ALGORITHMS.values()} >= set(REGISTERED)
-    assert {row["name"] for row in PARTITIONS.values()} >= set(REGISTERED_PARTITIONS)
+    partitions = PARTITIONS | MORE_PARTITIONS
+    assert {row["name"] for row in partitions.values()} >= set(REGISTERED_PARTITIONS)
+
+
+@pytest.fixture
+def with_lists(tmp_path, monkeypatch) -> None:
+    """A saved partition and a published list of the scattered dataset, where MORE_PARTITIONS looks for them."""
+    monkeypatch.chdir(tmp_path)
+    table = scattered(tmp_path, False, 0).table()
+    saved = iid(table, 0, clients=4)
+    replace(saved, dataset="scattered").counted(table).save("saved.npz")
+    rows = [f"{k % 5},{k},{label}" for k, label in enumerate(table.labels)]
+    (tmp_path / "list.csv").write_text("\n".join(["user_id,image_id,class", *rows]) + "\n")
+
+
+@pytest.mark.parametrize("partition", MORE_PARTITIONS)
+def test_every_way_to_scatter_can_be_learned_from_on_both_engines(
+    partition: str, with_lists, tmp_path
+) -> None:
+    data = {"dataset": SCATTERED, "partition": MORE_PARTITIONS[partition]}
+    local = {"lr": 0.1, "epochs": 2, "batch_size": 10}
+    easy = Experiment(
+        **settings(rounds=6, model="small-cnn", data=data, local=local, select={"fraction": 1.0})
+    )
+    result = easy.run(tmp_path / "run")
+    first, last = result.metrics[0], result.metrics[-1]
+    assert last["test_accuracy"] >= 0.9
+    assert last["test_loss"] < first["test_loss"] / 2
+    assert last["failed"] == 0
+    shared = easy.with_settings("engine.name=processes", "engine.workers=2").run(tmp_path / "processes")
+    assert outcome(shared) == outcome(result)
 
 
 @EVERY

@@ -1,8 +1,9 @@
-"""A user's own file: a model, a partition and algorithms that fedlens does not have."""
+"""A user's own file: a dataset, a model, a partition and algorithms that fedlens does not have."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.seeding import Rng
+from fedlens.data.dataset import Dataset
+from fedlens.data.datasets.synthetic import synthetic
 from fedlens.data.partition.partition import Partition
 from fedlens.local.rules import ClientRule, Tensors, Visit
 from fedlens.local.training import Train
@@ -32,6 +35,20 @@ def norm_net(input_shape: Sequence[int], classes: int, *, width: int = 6) -> nn.
     )
     module[4].requires_grad_(False)
     return module
+
+
+def scattered(root: Path, download: bool, seed: int) -> Dataset:
+    """Four smooth patterns with little noise, taken by five users in places of their own; two groups of classes."""
+    plain = synthetic(root, download, 0, shape=(1, 8, 8), classes=4, train=240, test=80, noise=0.1)
+    draw = np.random.RandomState(0)
+    columns = {
+        "client": np.array([f"user {k}" for k in draw.randint(0, 5, 240)]),
+        "lat": draw.uniform(-80, 80, 240),
+        "lon": draw.uniform(-180, 180, 240),
+    }
+    return replace(
+        plain, name="scattered", train=replace(plain.train, columns=columns), coarse=np.array([0, 0, 1, 1])
+    )
 
 
 def uneven(labels: np.ndarray, seed: int, *, clients: int = 5) -> Partition:

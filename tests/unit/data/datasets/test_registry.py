@@ -15,9 +15,23 @@ def test_every_row_leads_to_a_factory(registry) -> None:
         assert summary
 
 
-def test_the_names_are_those_of_the_issue() -> None:
-    assert list(DATASETS) == ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "synthetic"]
-    assert list(PARTITIONS) == ["iid", "shards", "dirichlet"]
+def test_every_dataset_and_partition_that_was_promised_is_there() -> None:
+    assert len(DATASETS.entries) == 35
+    geo = {f"inaturalist-geo-{n}" for n in ("100", "300", "1k", "3k", "10k", "30k")}
+    assert set(DATASETS) >= {
+        "fashion-mnist",
+        "cifar100",
+        "femnist",
+        "omniglot",
+        "inaturalist-user-120k",
+        *geo,
+    }
+    assert set(DATASETS) >= {"pascal-voc", "cityscapes", "camvid", "coco", "bccd", "shakespeare", "sent140"}
+    assert set(DATASETS) >= {"image-folder", "mask-folder", "coco-json", "voc-xml", "yolo-txt"}
+    assert set(PARTITIONS) == {
+        *("iid", "quantity", "shards", "dirichlet", "dirichlet-classwise", "pachinko", "lda-multilabel"),
+        *("detection-frequency", "natural", "s2", "feature", "mix", "federated-csv", "file"),
+    }
 
 
 def test_a_wrong_name_is_answered_with_the_nearest_right_one() -> None:
