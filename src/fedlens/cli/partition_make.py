@@ -46,7 +46,7 @@ def make(
     """Scatter the training examples of a dataset over clients, and save who has what."""
     with reported(debug):
         from fedlens.experiment.datadir import data_directory
-        from fedlens.experiment.population import check_free, make_partition, run_options
+        from fedlens.experiment.population import check_free, make_partition
         from fedlens.report.measures import describe, readable
 
         check_free(out, force)
@@ -59,11 +59,14 @@ def make(
             root=data_directory(data_dir),
             download=download,
         )
-        made.save(out)
-        options = run_options(out, data_seed)
+        made.partition.save(out)
+        options = made.run_options(out)
         if as_json:
-            print_json(describe(made) | {"file": str(out), "run": options})
+            print_json(describe(made.partition) | {"file": str(out), "run": options})
             return
-        print_columns(readable(made))
+        print_columns(readable(made.partition))
         typer.echo(f"saved: {out}")
-        typer.echo(f"train on it: fedlens run RECIPE {options}")
+        if options is None:
+            typer.echo(f"there is no training for {made.kind} yet; 'fedlens partition plot {out}' draws it")
+        else:
+            typer.echo(f"train on it, with a recipe of the same data: fedlens run RECIPE {options}")

@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import DataError
+from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.boxes import Boxes
 from fedlens.data.findings import OnError
 from fedlens.data.images import ImageFiles
+from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
 
 Kind = Literal["classification", "segmentation", "detection", "language"]
@@ -104,6 +105,7 @@ class Dataset:
         licence, source: for the report, and for whoever passes the data on.
         coarse: int64 [classes], the group that each class belongs to, where classes have groups.
         notes: sentences on what was left out or put right while reading.
+        seeded: whether the data, or which of them are for testing, depend on the seed of the data.
         on_error: what becomes of an image that cannot be decoded after all: it is left out ("skip"), or the run
             stops; None where the reader has no such setting.
 
@@ -121,6 +123,7 @@ class Dataset:
     coarse: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
     on_error: OnError | None = None
+    seeded: bool = False
 
     def __post_init__(self) -> None:
         if self.train.kind != self.test.kind:
@@ -152,6 +155,11 @@ class Dataset:
     def table(self) -> Table:
         """What a partitioner may know of the training split. Masks in files are decoded for it, once."""
         marks, offsets = marks_of(self.train)
+        if len(marks) and marks.max() >= len(self.classes):
+            raise DataError(
+                f"an example shows class {marks.max()}, and there are {len(self.classes)} classes, from 0 on",
+                where=self.name,
+            )
         return Table(
             marks,
             offsets,
@@ -160,6 +168,15 @@ class Dataset:
             self.coarse,
             single=isinstance(self.train.targets, np.ndarray) and self.train.targets.ndim == 1,
             dataset=self.name,
+        )
+
+
+def refuse_features(dataset: Dataset, partition: Partition) -> None:
+    """Raises `ConfigError` where the clients are to see texts in brightness, blur, rotation or noise of their own."""
+    if partition.features and dataset.kind == "language":
+        raise ConfigError(
+            f"'{dataset.name}' is text, which has no brightness, blur, rotation or noise",
+            where="data.partition",
         )
 
 

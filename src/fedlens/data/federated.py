@@ -14,11 +14,12 @@ from torch import Tensor
 
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.boxes import Boxes
-from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.dataset import Dataset, Examples, refuse_features
 from fedlens.data.images import ImageFiles
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
+from fedlens.data.verdicts import fingerprint
 
 Partitioner = Callable[[Table], Partition]
 Scope = Literal["global", "client"]
@@ -58,10 +59,10 @@ class TensorExamples:
         return TensorExamples(_stretch(self.inputs, start, stop), _stretch(self.targets, start, stop))
 
     def feed(self, hashed: hashlib._Hash) -> None:
-        """Feeds a hash with the bytes in memory; of what is in files, with their names and sizes."""
+        """Feeds a hash with the bytes in memory; of what is in files, with their names and contents."""
         for part in (self.inputs, self.targets):
             if isinstance(part, ImageFiles):
-                hashed.update(part.fingerprint().encode())
+                hashed.update(fingerprint(part).encode())
                 continue
             for tensor in _tensors(part):
                 hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -149,11 +150,7 @@ def federate(
         raise DataError(
             f"the partition points to example {drawn.indices.max()} of {len(kept)}", where=dataset.name
         )
-    if drawn.features and dataset.kind == "language":
-        raise ConfigError(
-            f"'{dataset.name}' is text, which has no brightness, blur, rotation or noise",
-            where="data.partition",
-        )
+    refuse_features(dataset, drawn)
     partition = replace(drawn, indices=kept[drawn.indices], dataset=dataset.name)
     held_offsets = None
     if scope == "client" and validation:

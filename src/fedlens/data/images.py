@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +92,7 @@ class ImageFiles:
         store: the images that are kept.
         upright: whether photographs are turned as their EXIF tag says. It is off for boxes and masks, which
             are drawn on the stored pixels by some tools, and on the turned ones by others.
+        contents: SHA-256 in hexadecimal of the bytes of all files that were listed, where they were read.
         opener: `module:function` from a path to a Pillow image, for files that Pillow itself does not open.
     """
 
@@ -106,6 +106,7 @@ class ImageFiles:
     store: Store | None = None
     upright: bool = False
     opener: str | None = None
+    contents: str | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -142,29 +143,13 @@ class ImageFiles:
 
     def subset(self, rows: NDArray[Any]) -> ImageFiles:
         """The images at `rows`, without a store."""
-        return replace(self, files=self.files.take(rows), store=None)
+        return replace(self, files=self.files.take(rows), store=None, contents=None)
 
     def kept(self, nbytes: int) -> ImageFiles:
         """The same images, of which as many as fit in `nbytes` are kept once they are decoded."""
         each = int(np.prod(self.shape[1:]))
         slots = min(len(self), nbytes // (1 + each))
         return replace(self, store=Store.of(slots, each) if slots > 0 else None)
-
-    def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of the names and sizes of the files, and of the form they are brought to.
-
-        Raises `DataError` where a file is gone.
-        """
-        hashed = hashlib.sha256(f"{self.shape} {self.fit} {self.upright}\n".encode())
-        hashed.update(b"" if self.ids is None else self.ids.tobytes())
-        hashed.update(self.files.text.tobytes())
-        for at in range(len(self)):
-            path = self.path(at)
-            try:
-                hashed.update(path.stat().st_size.to_bytes(8, "little"))
-            except OSError as error:
-                raise DataError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
-        return hashed.hexdigest()
 
     def decode(self, at: int) -> NDArray[np.uint8]:
         """uint8 [C, H, W] or [H, W]: one image, from its file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,45 +11,65 @@ import numpy as np
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.findings import Findings
 from fedlens.data.images import ImageFiles, decode_all, decode_threads
-
-Say = Callable[[str], None]
+from fedlens.data.verdicts import Say, judge
 
 
 def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> Dataset:
     """The dataset with its images decoded once, where all of them fit in `nbytes`; else with a store of that size.
 
     An image that cannot be decoded ends it with a `DataError` that names every such file, or is left out and
-    noted, with its mask or boxes, as `dataset.on_error` says. Of a set that does not fit, files are decoded when
-    they are wanted; one that cannot be decoded then ends the run.
+    noted, with its mask or boxes, as `dataset.on_error` says. A set that does not fit is decoded in full for that,
+    once until a file changes (`fedlens.data.verdicts`); then its files are decoded when they are wanted.
     """
-    files = [
-        part
-        for split in (dataset.train, dataset.test)
-        for part in (split.inputs, split.targets)
-        if isinstance(part, ImageFiles)
-    ]
+    files = [part for split in (dataset.train, dataset.test) for part in _files(split)]
     if not files:
         return dataset
-    if sum(part.nbytes for part in files) > nbytes:
-        return _stored(dataset, files, nbytes)
-    say(f"decoding {sum(map(len, files)):,} images")
     findings = Findings()
-    train, test = _decoded(dataset.train, findings), _decoded(dataset.test, findings)
-    skipped = findings.settle(dataset.on_error)
-    return replace(dataset, train=train, test=test, notes=(*dataset.notes, *skipped))
+    if sum(part.nbytes for part in files) > nbytes:
+        splits = [_judged(split, findings, say) for split in (dataset.train, dataset.test)]
+        skipped = findings.settle(dataset.on_error)
+        splits = _stored(splits, nbytes)
+    else:
+        say(f"decoding {sum(map(len, files)):,} images")
+        splits = [_decoded(split, findings) for split in (dataset.train, dataset.test)]
+        skipped = findings.settle(dataset.on_error)
+    return replace(dataset, train=splits[0], test=splits[1], notes=(*dataset.notes, *skipped))
 
 
-def _stored(dataset: Dataset, files: list[ImageFiles], nbytes: int) -> Dataset:
+def _stored(splits: Sequence[Examples], nbytes: int) -> list[Examples]:
     """Every part gets its share of the memory."""
-    total = sum(part.nbytes for part in files)
+    total = sum(part.nbytes for split in splits for part in _files(split))
 
     def kept(part: Any) -> Any:
         return part.kept(int(nbytes * (part.nbytes / total))) if isinstance(part, ImageFiles) else part
 
-    def split(examples: Examples) -> Examples:
-        return Examples(kept(examples.inputs), kept(examples.targets), examples.columns)
+    return [Examples(kept(split.inputs), kept(split.targets), split.columns) for split in splits]
 
-    return replace(dataset, train=split(dataset.train), test=split(dataset.test))
+
+def _files(split: Examples) -> list[ImageFiles]:
+    return [part for part in (split.inputs, split.targets) if isinstance(part, ImageFiles)]
+
+
+def _judged(split: Examples, findings: Findings, say: Say) -> Examples:
+    """The split without what cannot be decoded; its files know what is in them."""
+    bad: set[int] = set()
+
+    def known(part: Any) -> Any:
+        if not isinstance(part, ImageFiles):
+            return part
+        verdict = judge(part, say)
+        for fault in verdict.faults.values():
+            findings.add(fault.where, fault.what, fault.hint)
+        bad.update(verdict.faults)
+        return verdict.contents
+
+    contents = [known(split.inputs), known(split.targets)]
+    rest = split.take(np.setdiff1d(np.arange(len(split)), sorted(bad))) if bad else split
+    inputs, targets = (
+        replace(part, contents=found) if isinstance(part, ImageFiles) else part
+        for part, found in zip((rest.inputs, rest.targets), contents, strict=True)
+    )
+    return Examples(inputs, targets, rest.columns)
 
 
 def _decoded(split: Examples, findings: Findings) -> Examples:

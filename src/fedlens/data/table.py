@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ class Table:
         positions: int64 [n], where the examples stand in the training split; None is one after the other.
         dataset: the dataset's name.
         total: how many examples the training split has.
+        whole: the identity of the training split that the rows are some of; None where they are all of it.
 
     Raises `DataError` where the lengths do not fit.
 
@@ -47,6 +51,7 @@ class Table:
     positions: NDArray[np.int64] | None = None
     dataset: str = ""
     total: int | None = None
+    whole: str | None = None
 
     def __post_init__(self) -> None:
         n = len(self.offsets) - 1
@@ -113,14 +118,28 @@ class Table:
         """int64 [m]: the example of each mark."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
-    def column(self, name: str) -> NDArray[Any]:
-        """[n]: a column. Raises `ConfigError` with the nearest right name where there is none."""
+    @cached_property
+    def identity(self) -> str:
+        """SHA-256 in hexadecimal of the whole training split's marks and columns: what a partition counts in."""
+        if self.whole is not None:
+            return self.whole
+        hashed = hashlib.sha256(json.dumps([len(self), len(self.marks), sorted(self.columns)]).encode())
+        parts = [self.marks.astype("<i8", copy=False), self.offsets.astype("<i8", copy=False)]
+        for part in (*parts, *(self.columns[name] for name in sorted(self.columns))):
+            # Strings as text: NumPy's own form is as wide as the longest one, and depends on the machine.
+            plain = part.dtype.kind in "iufb"
+            hashed.update(np.ascontiguousarray(part).data if plain else "\0".join(map(str, part)).encode())
+        return hashed.hexdigest()
+
+    def column(self, name: str, where: str = "column") -> NDArray[Any]:
+        """[n]: a column. Raises `ConfigError` with the nearest right name where there is none.
+
+        `where` is the setting that named it.
+        """
         if name in self.columns:
             return self.columns[name]
         hint = nearest(name, self.columns) if self.columns else "take a partition by labels, say dirichlet"
-        raise ConfigError(
-            f"{self.dataset or 'the dataset'} has no column '{name}'", where="column", hint=hint
-        )
+        raise ConfigError(f"{self.dataset or 'the dataset'} has no column '{name}'", where=where, hint=hint)
 
     def where(self) -> NDArray[np.int64]:
         """int64 [n]: the position of each row in the training split."""
@@ -144,4 +163,5 @@ class Table:
             rows if self.positions is None else self.positions[rows],
             self.dataset,
             len(self) if self.total is None else self.total,
+            self.identity,
         )

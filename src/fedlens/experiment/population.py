@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import Registry, settings_model
 from fedlens.core.seeds import derive
-from fedlens.data.dataset import Dataset
+from fedlens.data.dataset import Dataset, Kind, refuse_features
 from fedlens.data.datasets import DATASETS
 from fedlens.data.loading import loaded
 from fedlens.data.partition import PARTITIONS
@@ -24,6 +24,25 @@ from fedlens.experiment.sources import Source, override
 _ARGUMENTS = {"name": "PARTITION", "dataset.name": "DATASET"}
 
 
+@dataclass(frozen=True)
+class Made:
+    """A partition, and what there is to know of its dataset.
+
+    Args:
+        kind: the task that the data are for.
+        data_seed: the seed that the data, or which of them are for testing, were drawn with; None where nothing was
+            drawn and none was given.
+    """
+
+    partition: Partition
+    kind: Kind
+    data_seed: int | None
+
+    def run_options(self, path: Path) -> str | None:
+        """The options that make `fedlens run` take the partition, saved at `path`; None where no model is trained."""
+        return run_options(path, self.data_seed) if self.kind == "classification" else None
+
+
 def make_partition(
     dataset: str,
     partition: str,
@@ -33,7 +52,7 @@ def make_partition(
     data_seed: int | None = None,
     root: Path,
     download: bool = False,
-) -> Partition:
+) -> Made:
     """The partition of the whole training split, with its census.
 
     It is the one of a run with the same settings, `seeds.partition = seed` and nothing held out for validation.
@@ -46,7 +65,7 @@ def make_partition(
 
     Raises `ConfigError` where a name or a setting is wrong, `DataError` where the data are missing or damaged.
 
-    >>> p = make_partition("digits", "iid", ["clients=4"], root=Path())
+    >>> p = make_partition("digits", "iid", ["clients=4"], root=Path()).partition
     >>> len(p), p.dataset, p.spec["seed"], int(p.census.totals().sum())
     (4, 'digits', 0, 1437)
     """
@@ -61,7 +80,9 @@ def make_partition(
         data = loaded(data, int(DataSettings.model_fields["cache"].default * 2**30))
     table = data.table()
     drawn: Partition = chosen(table, seed)
-    return replace(drawn, dataset=data.name).counted(table)
+    refuse_features(data, drawn)
+    partition_made = replace(drawn, dataset=data.name).counted(table)
+    return Made(partition_made, data.kind, seed_of_data if data.seeded or data_seed is not None else None)
 
 
 def check_free(path: Path, force: bool) -> None:

@@ -28,6 +28,16 @@ def partition(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["partition", *map(str, arguments)])
 
 
+TEXTS = """
+import numpy as np
+from fedlens.data.dataset import Dataset, Examples
+
+def texts(root, download, seed):
+    split = Examples(np.zeros((6, 3), np.int16), np.array([0, 1, 0, 1, 0, 1]))
+    return Dataset("letters", split, split, ("a", "b"), (), (), "none", "made up")
+"""
+
+
 def rows(answer: Result) -> dict[str, str]:
     """The table that was printed."""
     pairs = (re.split(r"  +", line, maxsplit=1) for line in answer.stdout.splitlines() if "  " in line)
@@ -51,12 +61,56 @@ def test_the_last_line_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Into a shell, after the name of a recipe: the run has the partition."""
     monkeypatch.chdir(tmp_path)
     last = partition("make", *DIGITS, "--set", "clients=20", "--out", "my split.npz").stdout.splitlines()[-1]
-    words = shlex.split(last.removeprefix("train on it: "))
+    words = shlex.split(last.rpartition("same data: ")[2])
     assert words[:3] == ["fedlens", "run", "RECIPE"]
     run = CliRunner().invoke(app, ["run", "digits", *words[3:], "--rounds", "1", "--out", "run", "-q"])
     assert run.exit_code == 0, run.output
     digest = json.loads((tmp_path / "run" / "summary.json").read_text())["partition"]["digest"]
     assert digest == Partition.load("my split.npz").digest == rows(partition("show", "run"))["Digest"]
+
+
+def test_the_line_names_the_seed_of_data_that_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another seed would draw other images, and the partition would be of none of them."""
+    monkeypatch.chdir(tmp_path)
+    small = ["--set", "dataset.train=60", "--set", "dataset.test=20", "--set", "dataset.shape=[1, 8, 8]"]
+    answer = partition("make", "synthetic", "iid", *small, "--set", "clients=3", "--out", "p.npz")
+    words = shlex.split(answer.stdout.splitlines()[-1].rpartition("same data: ")[2])[3:]
+    assert words[-1].startswith("seeds.data=")
+    data = "data.dataset={name='synthetic', train=60, test=20, shape=[1, 8, 8]}"
+    settings = [
+        "--set",
+        data,
+        "--set",
+        "model=linear",
+        "--set",
+        "seed=5",
+        "--set",
+        "select.clients_per_round=3",
+        "--rounds",
+        "1",
+        "-q",
+    ]
+    run = CliRunner().invoke(app, ["run", "digits", *settings, *words, "--out", "run"])
+    assert run.exit_code == 0, run.output
+    other = CliRunner().invoke(app, ["run", "digits", *settings, *words[:-2], "--out", "other"])
+    assert other.exit_code == 2
+    assert "the training examples are not those that the partition was made of" in other.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_no_model_is_trained_on_is_not_offered_for_training(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(TEXTS)
+    answer = partition("make", f"{own}:texts", "iid", "--set", "clients=2", "--out", tmp_path / "p.npz")
+    assert answer.exit_code == 0, answer.output
+    assert "there is no training for language yet" in answer.stdout
+    assert "fedlens run" not in answer.stdout
+    told = partition("make", f"{own}:texts", "feature", "--set", "clients=2", "--out", tmp_path / "q.npz")
+    assert told.exit_code == 2
+    assert "'letters' is text, which has no brightness" in " ".join(told.stderr.split())
+    assert not (tmp_path / "q.npz").exists()
 
 
 def test_make_as_json(tmp_path: Path) -> None:

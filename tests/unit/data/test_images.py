@@ -219,27 +219,6 @@ def test_a_channel_that_never_changes_can_be_divided_by() -> None:
     assert sample_moments(images) == ((0.0, 0.2), (1.0, 1.0))
 
 
-def test_the_fingerprint_knows_names_sizes_and_the_form(ten: ImageFiles) -> None:
-    first = ten.fingerprint()
-    assert first == ten.kept(500).fingerprint()
-    ids = np.zeros(256, np.uint8)
-    others = [
-        replace(ten, width=9),
-        replace(ten, fit="pad"),
-        replace(ten, upright=True),
-        replace(ten, ids=ids),
-        replace(ten, ids=ids + 1),
-        ten.subset(np.arange(9, -1, -1)),
-    ]
-    prints = {first, *(other.fingerprint() for other in others)}
-    ten.path(0).write_bytes(b"longer" * 100)
-    prints.add(ten.fingerprint())
-    assert len(prints) == 8
-    ten.path(3).unlink()
-    with pytest.raises(DataError, match=r"3\.png"):
-        ten.fingerprint()
-
-
 def resident(region: Region) -> int:
     """Bytes of memory that the region really takes."""
     return os.fstat(region.fd).st_blocks * 512

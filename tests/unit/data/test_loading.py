@@ -9,9 +9,11 @@ from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.images import ImageFiles, Paths
 from fedlens.data.loading import loaded
+from fedlens.data.verdicts import fingerprint
 from tests.unit.data.pictures import pixels, write
 
 IMAGE = 3 * 8 * 8
+_ONCE = "which do not all fit in data.cache; done once until a file changes"
 
 
 def files(root: Path, kind: str, count: int, channels: int = 3) -> ImageFiles:
@@ -59,7 +61,27 @@ def test_what_does_not_fit_stays_in_its_files_with_a_store_in_proportion(classif
     # 1,535 bytes: 6/8 of them hold 5 images of 193 bytes, 2/8 of them one.
     assert [store.slots for store in stores] == [5, 1]
     np.testing.assert_array_equal(found.train.inputs.take(np.arange(6)), expected(list(range(6))))
-    assert said == []
+    assert said == [f"checking {n} images, {_ONCE}" for n in (6, 2)]
+    again = loaded(classified, 8 * IMAGE - 1, said.append)
+    assert len(said) == 2
+    for one, other in ((found.train, again.train), (found.test, again.test)):
+        assert fingerprint(one.inputs) == fingerprint(other.inputs)
+        assert one.inputs.contents == other.inputs.contents is not None
+
+
+@pytest.mark.parametrize("nbytes", [10**6, 4 * IMAGE, 0])
+def test_what_is_at_fault_is_so_however_much_memory_there_is(classified: Dataset, nbytes: int) -> None:
+    for path in (classified.train.inputs.path(1), classified.test.inputs.path(0)):
+        path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(DataError) as caught:
+        loaded(classified, nbytes)
+    assert str(caught.value).splitlines()[0] == "2 things are wrong"
+    found = loaded(replace(classified, on_error="skip"), nbytes)
+    rows = np.arange(5)
+    pixels_left = found.train.inputs.take(rows) if nbytes < 10**6 else found.train.inputs
+    np.testing.assert_array_equal(pixels_left, expected([0, 2, 3, 4, 5]))
+    assert found.train.targets.tolist() == [0, 2, 0, 1, 2]
+    assert (len(found.test), len(found.notes)) == (1, 3)
 
 
 def test_nothing_is_kept_where_nothing_may_be(classified: Dataset) -> None:

@@ -20,7 +20,7 @@ SMALL = ("dataset.train=60", "dataset.test=20", "dataset.shape=[1,4,4]")
 
 def made(*changes: str, dataset: str = "synthetic", partition: str = "iid", **more: Any) -> Partition:
     given = SMALL if dataset == "synthetic" else ()
-    return make_partition(dataset, partition, [*given, *changes], root=Path("nowhere"), **more)
+    return make_partition(dataset, partition, [*given, *changes], root=Path("nowhere"), **more).partition
 
 
 SYNTHETIC = {"name": "synthetic", "train": 60, "test": 20, "shape": [1, 4, 4]}
@@ -149,11 +149,11 @@ def own(tmp_path: Path) -> str:
 
 
 def test_ones_own_dataset_and_partition(own: str) -> None:
-    p = make_partition(f"{own}:scans", f"{own}:halves", ["flip=true", "dataset.size=10"], root=Path())
+    p = make_partition(f"{own}:scans", f"{own}:halves", ["flip=true", "dataset.size=10"], root=Path()).partition
     assert (p.ids, p[0].tolist(), p.dataset) == (("left", "right"), [1, 3, 5, 7, 9], "scans")
     assert p.census is not None
     assert p.census.classes == ("a", "b", "c")
-    assert make_partition(f"{own}:scans", "natural", root=Path()).ids == ("h0", "h1")
+    assert make_partition(f"{own}:scans", "natural", root=Path()).partition.ids == ("h0", "h1")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_images_that_a_run_leaves_out_are_left_out(tmp_path: Path) -> None:
         whole = path.read_bytes()
         path.write_bytes(whole[:1000] + bytes(500) + whole[1500:])
     changes = ["clients=3", f"dataset.path={tmp_path}", "dataset.on_error=skip", "dataset.size=8"]
-    p = make_partition("image-folder", "iid", changes, root=Path())
+    p = make_partition("image-folder", "iid", changes, root=Path()).partition
     dataset = {"name": "image-folder", "path": str(tmp_path), "on_error": "skip", "size": 8}
     run = of_a_run(partition={"name": "iid", "clients": 3}, dataset=dataset, seeds={"partition": 0})
     assert p.digest == run.digest

@@ -63,6 +63,7 @@ def synthetic(
         std=tuple(s or 1.0 for s in std),
         licence="none needed",
         source=f"fedlens, synthetic, seed {seed}",
+        seeded=True,
     )
 
 

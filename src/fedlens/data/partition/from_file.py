@@ -41,7 +41,7 @@ def from_file(
     the digest of the file. `spec` says the file's digest, and under "of" how it was made.
 
     Raises `DataError` where there is no such file, it is damaged, it is of another dataset, or the data are not
-    those that it was made of: too few examples, other classes, or other counts of the classes.
+    those that it was made of: other classes, or anything else in the labels and columns of the training split.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "p.npz"
@@ -61,16 +61,13 @@ def from_file(
     if not there.any():
         raise DataError("no example of the partition is left to train on", where=path, hint="hold out fewer")
     kept = np.bincount(saved.owners()[there], minlength=len(saved))
-    partition = replace(
+    return replace(
         saved,
         indices=rows[there],
         offsets=np.concatenate([[0], np.cumsum(kept)]),
         spec={"name": "file", "digest": saved.digest, "of": dict(saved.spec)},
         census=None,
     )
-    if there.all() and saved.census is not None:
-        _check_counts(saved.census, Census.of(partition, table), path)
-    return partition
 
 
 def _check(saved: Partition, table: Table, total: int, path: str) -> None:
@@ -86,27 +83,25 @@ def _check(saved: Partition, table: Table, total: int, path: str) -> None:
             where=path,
             hint="the data are not those that it was made of",
         )
-    if saved.census is None or not table.dataset or saved.census.classes == table.classes:
-        return
-    old, new = saved.census.classes, table.classes
-    first = next((pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]), None)
-    what = (
-        f"'{first[0]}' is now '{first[1]}'" if first else f"there were {len(old)}, and there are {len(new)}"
-    )
-    raise DataError(
-        f"the classes are not those that the partition was made of: {what}",
-        where=path,
-        hint="make another partition of these data",
-    )
-
-
-def _check_counts(old: Census, new: Census, path: str) -> None:
-    same = all(
-        np.array_equal(getattr(old, name), getattr(new, name)) for name in ("offsets", "columns", "counts")
-    )
-    if not same:
+    if saved.census is not None and table.dataset and saved.census.classes != table.classes:
         raise DataError(
-            "the clients do not hold the classes that they held when the partition was saved",
+            f"the classes are not those that the partition was made of: {_changed(saved.census, table)}",
             where=path,
-            hint="the labels or the order of the examples have changed: make another partition of these data",
+            hint="make another partition of these data",
         )
+    if saved.data and saved.data != table.identity:
+        raise DataError(
+            "the training examples are not those that the partition was made of: their number, their order, or what "
+            "is known of them",
+            where=path,
+            hint="make another partition of these data; where test data are drawn at random, a run draws the same with "
+            "the seeds.data that 'fedlens partition make' names",
+        )
+
+
+def _changed(old: Census, table: Table) -> str:
+    pairs = zip(old.classes, table.classes, strict=False)
+    first = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    if first is None:
+        return f"there were {len(old.classes)}, and there are {len(table.classes)}"
+    return f"'{first[0]}' is now '{first[1]}'"

@@ -46,6 +46,7 @@ class Partition:
         spec: the recipe: its name, its settings and its seed; carried along, and no part of the digest.
         dataset: the name of the dataset that the indices point into.
         features: float64 [clients] by name, how each client sees its images (`fedlens.data.shifts`); none usually.
+        data: the identity of the training split (`Table.identity`), where it was made of one; no part of the digest.
         census: who holds how much of which class, where that was counted; it follows from the labels, and is no
             part of the digest.
 
@@ -63,6 +64,7 @@ class Partition:
     dataset: str = ""
     features: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     census: Census | None = None
+    data: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(self.ids))
@@ -172,8 +174,9 @@ class Partition:
         return Census.of(self, labels).emd()
 
     def counted(self, labels: Table | ArrayLike) -> Partition:
-        """The same partition with its census."""
-        return replace(self, census=Census.of(self, labels))
+        """The same partition with its census, and with the identity of the data that it is of."""
+        table = Table.of(labels)
+        return replace(self, census=Census.of(self, table), data=table.identity)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the partition as an npz file without pickled objects, whole or not at all."""
@@ -202,7 +205,8 @@ class Partition:
     def _more(self) -> dict[str, Any]:
         """The arrays of the file that not every partition has."""
         features = {f"feature_{name}": values for name, values in self.features.items()}
-        return features | _census_arrays(self.census)
+        data = {"data": _text(self.data)} if self.data else {}
+        return features | data | _census_arrays(self.census)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partition:
@@ -229,6 +233,8 @@ class Partition:
                     if name.startswith("feature_")
                 }
                 partition = cls(ids, file["indices"], file["offsets"], spec, dataset, features)
+                if "data" in file.files:
+                    partition = replace(partition, data=_string(file["data"]))
                 if "census_counts" in file.files:
                     partition = replace(partition, census=_read_census(file, partition))
         except FileNotFoundError:
