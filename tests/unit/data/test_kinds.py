@@ -97,3 +97,10 @@ def test_a_dataset_has_one_kind_and_its_boxes_have_classes() -> None:
         Dataset("toy", pictures, streets, ("a",), (0.5,) * 3, (0.5,) * 3, "", "")
     with pytest.raises(DataError, match=r"label 2 of record 0 is not in 0 \.\. 1"):
         dataset(Examples(IMAGES, BOXES), classes=2)
+
+
+def test_a_mask_that_shows_a_class_which_there_is_not_is_an_error() -> None:
+    with pytest.raises(
+        DataError, match=r"an example shows class 2, and there are 2 classes, from 0 on \(toy\)"
+    ):
+        dataset(Examples(IMAGES, MASKS), classes=2).table()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -96,3 +98,21 @@ def test_boxes_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(DataError):
         Boxes(corners, np.array(labels), np.array(offsets))
+
+
+def test_the_identity_is_that_of_the_whole_split_and_of_all_that_is_known() -> None:
+    table = several()
+    assert table.take(np.array([1, 0])).identity == table.identity == several().identity
+    assert table.take(np.array([1, 0])).take(np.array([0])).identity == table.identity
+    moved = {"city": np.array(["a", "b", "a", "b"])}
+    others = [
+        replace(table, columns=moved),
+        replace(table, columns={"town": table.column("city")}),
+        replace(table, marks=np.array([0, 2, 2, 1])),
+        replace(table, offsets=np.array([0, 1, 2, 3, 4])),
+        replace(table, columns={"lat": np.array([0.0, 1, 2, 3])}),
+        replace(table, columns={"lat": np.array([0.0, 1, 2, 4])}),
+    ]
+    assert len({table.identity, *(other.identity for other in others)}) == 7
+    wide = replace(table, columns={"city": table.column("city").astype("U40")})
+    assert wide.identity == table.identity
