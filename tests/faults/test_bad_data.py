@@ -190,7 +190,9 @@ def places(at: int, *, lat: str = "52.5", line: int = 5) -> str:
 TABLES = [
     csv("a column is missing", lambda: ["file,label", *table("path", "label")[1:]],
         "own/table.csv, line 1: there is no column 'path'; name the columns in the first line; known: file, label.", skips=False),
-    csv("an empty label", both(3, label=""), "own/table.csv, line 3: the image has no label, or lies in no folder of a class; say its class."),
+    csv("an empty label", both(3, label=""), "own/table.csv, line 3: the cell 'label' is empty; say the class of the image."),
+    csv("a label NaN", both(3, label="NaN"), "own/table.csv, line 3: the cell 'label' is 'NaN', which stands for a missing value; say the class of the image."),
+    csv("a client NA", both(3, client="NA"), "own/table.csv, line 3: the cell 'client' is 'NA', which stands for a missing value; write whose it is."),
     csv("an empty client", both(3, client=""), "own/table.csv, line 3: the cell 'client' is empty; write whose it is."),
     csv("an empty path", lambda: [*both(2)(), ",cat,mercy,train"], "own/table.csv, line 14: the path is empty; write it as seen from own.", lost=0),
     csv("a cell too few", lambda: [*both(2)(), "cat/9.png,cat"], "own/table.csv, line 14: the line has 2 cells, and the first line has 4; quote cells that hold commas.", lost=0),
@@ -203,9 +205,13 @@ TABLES = [
     csv("one client", lambda: table("path", "label", "client", client=lambda at: "mercy"),
         "own: all 12 examples belong to one client, 'mercy'; take another column, level or pattern; without any, a partition can make clients up.", skips=False),
     csv("labels that skip numbers", lambda: table("path", "label", label=lambda at: str(2 * (at // 6))),
-        "table.csv: the labels skip 1, and go up to 2; number them from 0 on, or name every class in data.dataset.classes.", skips=False),
+        'own/table.csv: the labels skip 1, and go up to 2; number them from 0 on, or take them as names: data.dataset.classes = ["0", "2"].', skips=False),
+    csv("labels that are not whole", lambda: table("path", "label", label=lambda at: f"{at // 6}.0"),
+        'own/table.csv: the labels are numbers, and not whole ones: 0.0, 1.0; number them from 0 on, or take them as names: data.dataset.classes = ["0.0", "1.0"].', skips=False),
     csv("a latitude off the sphere", lambda: table("path", "label", "lat", "lon", lat=lambda at: places(at, lat="95"), lon=lambda at: "13.4"),
         "own/table.csv, line 5: 'lat' is 95.0, and no coordinate in degrees; give it in -90 .. 90."),
+    csv("a latitude of another name", lambda: table("path", "label", "Latitude", "lng", Latitude=lambda at: places(at, lat="95"), lng=lambda at: "13.4"),
+        "own/table.csv, line 5: 'Latitude' is 95.0, and no coordinate in degrees; give it in -90 .. 90."),
     csv("a longitude that is missing", lambda: table("path", "label", "lat", "lon", lat=lambda at: "52.5", lon=lambda at: places(at, lat="")),
         "own/table.csv, line 5: 'lon' is missing; give it in -180 .. 180."),
 ]  # fmt: skip
@@ -219,7 +225,15 @@ def leak() -> None:
     write(OWN / "test" / "dog" / "9.png", pixels(7))
 
 
+def beside_a_split() -> None:
+    for at, name in enumerate(NAMES):
+        write(OWN / "train" / name, pixels(at))
+    write(OWN / "extra" / "cat" / "0.png", pixels(20))
+
+
 LEAKS = [
+    Case("a folder beside a split", "image-folder", beside_a_split,
+         ['own: the folder train has the name of a split, and extra not; move the others into a split, or elsewhere; or if all are classes, data.dataset.classes = ["extra", "train"].'], skips=False),
     Case("splits that overlap", "image-folder", leak,
          ["own: 2 images are in more than one split, a leak: 'train/cat/0.png' (train) is the same as 'test/cat/9.png' (test), 'train/dog/1.png' (train) is the same as 'test/dog/9.png' (test); keep each in one split only."], skips=False),
     Case("lists that overlap", "voc-xml", lambda: (write_voc(OWN), (OWN / "ImageSets/Main/test.txt").write_text("c\nd\na\n")),
@@ -247,7 +261,7 @@ MASKS = [
     Case("a mask of another size", "mask-folder", masks(lambda: write(OWN / "masks" / "3.png", np.zeros((8, 6), np.uint8))),
          ["own/masks/3.png: the mask is 6x8, and its image 8x8 pixels; export one of them again."]),
     Case("ids that are no class", "mask-folder", masks(three_ids),
-         ["own/masks/3.png: the mask has ids that are no class (0 .. 1) nor void (255): 2 in 3 pixels, 9 in 1 pixels; see to data.dataset.classes and void, or write the mask anew."]),
+         ["own/masks/3.png: the mask has ids that are no class (0 .. 1) nor void (255): 2 in 3 pixels, 9 in 1 pixels; see to data.dataset.classes, ids and void, or write the mask anew."]),
     Case("a mask in colour", "mask-folder", masks(lambda: write(OWN / "masks" / "3.png", pixels(3))),
          ["own/masks/3.png: the mask is in colour (RGB), and has to hold one class id a pixel; write ids instead of colours, as a PNG with one channel of 8 bits."]),
     Case("a mask that is missing", "mask-folder", masks(lambda: (OWN / "masks" / "3.png").unlink()),
@@ -403,12 +417,16 @@ def test_what_is_wrong_with_the_whole_is_not_skipped(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.skips], ids=str)
-def test_what_may_be_left_out_is_skipped_and_said(case: Case) -> None:
+def test_what_may_be_left_out_is_skipped_and_said(case: Case, here: Path) -> None:
     case.write()
     entry = FORMATS[case.format]
     chosen = read_settings(entry.reader(), settings(case, on_error="skip"), "")
     read: Dataset = entry.reader()(Path("."), False, 0, **chosen)
-    skipped = [plain(note.removeprefix("skipped ")) for note in read.notes if note.startswith("skipped ")]
+    skipped = [
+        plain(note.removeprefix("skipped ").replace(f"{here}/", ""))
+        for note in read.notes
+        if note.startswith("skipped ")
+    ]
     assert sorted(skipped) == sorted(case.said)
     assert len(read.train) > 0
     assert len(read.test) > 0
@@ -417,12 +435,12 @@ def test_what_may_be_left_out_is_skipped_and_said(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["zero bytes", "an empty client"])
-def test_a_run_that_skips_goes_on_and_says_so(name: str) -> None:
+def test_a_run_that_skips_goes_on_and_says_so(name: str, here: Path) -> None:
     case = next(case for case in CASES if case.name == name)
     case.write()
     answer = run(case, on_error="skip")
     assert answer.exit_code == 0, answer.output
-    assert f"skipped {case.said[0]}" in answer.output.replace("\n", " ").replace("  ", " ")
+    assert f"skipped {here}/{case.said[0]}" in answer.output.replace("\n", " ").replace("  ", " ")
     summary = json.loads(Path("out/summary.json").read_text())
     assert summary["status"] == "finished"
     assert len((Path("out") / "metrics.jsonl").read_text().splitlines()) == 2

@@ -75,6 +75,21 @@ def test_what_is_wrong_with_the_whole_is_told_apart(folder: Path) -> None:
     assert last.startswith("2 things are wrong")
 
 
+def test_a_table_that_cannot_be_read_does_not_flood(folder: Path) -> None:
+    for k in range(3):
+        (folder / "cat" / f"{k}.png").replace(folder / f"c{k}.png") if k < 2 else write(folder / "c2.png", 5)
+    (folder / "cat").rmdir()
+    (folder / "dog" / "0.png").write_bytes(b"")
+    (folder / "t.csv").write_bytes("path,label\nc0.png,kätzchen\n".encode("cp1252"))
+    answer = runner.invoke(app, ["check", "data", "--format", "csv"])
+    assert answer.exit_code == 1
+    listed, _, summary = answer.stdout.partition("\n\n")
+    first, second = listed.splitlines()
+    assert first.startswith("data/t.csv, line 2: the byte 0xe4 is not UTF-8")
+    assert second.startswith("data/dog/0.png: the file is empty")
+    assert summary.splitlines()[-1].startswith("2 things are wrong, of which 1 of the set as a whole")
+
+
 def test_json_is_one_object(folder: Path) -> None:
     answer = runner.invoke(app, ["check", "data", "--format", "image-folder", "--json"])
     assert (answer.exit_code, answer.stderr) == (0, "")

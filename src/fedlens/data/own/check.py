@@ -21,7 +21,7 @@ class Check:
 
     Args:
         facts: what there is, in numbers; see `fedlens.data.own.scan.Scan.facts`.
-        findings: what is wrong, sorted by file, then line.
+        findings: what is wrong: first with the whole set, then with examples, each sorted by file, then line.
     """
 
     facts: Mapping[str, Any]
@@ -46,10 +46,11 @@ def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None =
     given = {"path": str(folder), **(settings or {})}
     if format == "csv" and "table" not in given and folder.is_dir():
         given["table"] = _only_table(folder)
-    full = read_settings(found.reader(), given, "")
+    # Paths stay as they were given: what is found is for a person who sees the files from here.
+    full = read_settings(found.reader(), given, "") | {k: given[k] for k in ("path", "table") if k in given}
     scan, findings = examine(found.scanner(), full, full=True)
     facts = {**scan.facts(), "format": format}
-    return Check(facts, tuple(sorted(findings, key=lambda finding: natural(finding.where))))
+    return Check(facts, tuple(sorted(findings, key=lambda one: (one.example, natural(one.where)))))
 
 
 def natural(text: str) -> tuple[tuple[str, int], ...]:
@@ -67,4 +68,4 @@ def _only_table(folder: Path) -> str:
         what = f"the folder has {len(tables)} files ending in .csv" if tables else "the folder has no table"
         hint = "name the table with --set table=FILE"
         raise ConfigError(what, where=str(folder), hint=hint)
-    return tables[0]
+    return str(folder / tables[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,13 @@ from numpy.typing import NDArray
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.findings import Findings
+from fedlens.data.own.cells import coordinates, degrees, missing, off_the_sphere, typed
 from fedlens.data.own.csv_table import CsvTable, inner_path, read_csv
 from fedlens.data.own.splits import split_named
 
 _FIRST = 3  # how many names a sentence gives
-_COORDINATES = {"lat": 90.0, "lon": 180.0}
+# Columns that already say something else of an image than whose it is.
+_USES = {"path": "which file it is", "label": "its class", "split": "its split"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Described:
         columns: [n] by name: `client` where there is a rule, and every further column of the table or records.
         splits: "train", "test" or "validation" of each, where the table says so.
         labels: the cells of the table's column `label`, where it has one.
-        where: the line of the table for each example, where there is a table.
+        where: the line of the table for each example, where there is a table that can be read.
         bad: the rows in which something is at fault; it is in the findings.
         notes: sentences on what was put right.
     """
@@ -109,9 +110,12 @@ def describe(
         inner: the paths in which folders are counted, where these are not `names`.
 
     A table is looked for from where the user is, then in `folder`. A further column in which every cell is a
-    number becomes numbers (an empty cell NaN); all others are strings, and so is `client` always.
+    number becomes numbers (an empty cell NaN); all others are strings, and so is `client` always. A client that
+    is NaN, null, N/A or NA is a missing one. Columns of coordinates go by their names (lat and latitude; lon,
+    longitude, lng and long; in any case): where there are both, a place that is missing or off the sphere is a
+    finding, and the columns are numbers.
 
-    Raises `ConfigError` where the rule is none, or names a column that there is not.
+    Raises `ConfigError` where the rule is none, or names a column that there is not, or that has another use.
 
     >>> names = ["mercy/a.png", "mercy/b.png", "north/a.png"]
     >>> described = describe(names, {"client_level": 1}, Path("data"), Findings())
@@ -141,7 +145,7 @@ def describe(
     clients = _clients(rule, cells, inner or names, source, described.bad, findings)
     for name, values in cells.items():
         if name != "client":
-            described.columns[name] = _typed(values)
+            described.columns[name] = typed(values)
     _check_coordinates(described, source, findings)
     if clients is not None:
         described.columns["client"] = np.array(clients, dtype=str)
@@ -155,14 +159,15 @@ def table_path(given: str, folder: Path) -> Path:
     return here if here.exists() or not (folder / here).exists() else folder / here
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first few names, and how many there are beside them.
+def listed(names: Sequence[str], count: int | None = None) -> str:
+    """The first few names, and how many there are beside them, of `count` in all where not all are at hand.
 
-    >>> listed(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
+    >>> listed(["a", "b", "c", "d", "e"]), listed(["0", "1", "2"], 2000)
+    ('a, b, c and 2 more', '0, 1, 2 and 1,997 more')
     """
-    rest = f" and {len(names) - _FIRST:,} more" if len(names) > _FIRST else ""
-    return ", ".join(names[:_FIRST]) + rest
+    rest = (len(names) if count is None else count) - _FIRST
+    more = f" and {rest:,} more" if rest > 0 else ""
+    return ", ".join(names[:_FIRST]) + more
 
 
 def _rows_of(
@@ -241,10 +246,17 @@ def _clients(
         if column not in cells:
             if rule.column is None:
                 return None
+            if column in _USES:
+                what = f"the column '{column}' says of an image {_USES[column]}, not whose it is"
+                raise ConfigError(what, where="client_column", hint="name another column")
             hint = nearest(column, cells) if cells else "give a table with such a column, data.dataset.table"
             raise ConfigError(f"there is no column '{column}'", where="client_column", hint=hint)
         values = [("" if value is None else str(value).strip()) for value in cells[column]]
-        found = [(value, f"the cell '{column}' is empty") for value in values]
+        faults = [missing(value) for value in values]
+        found = [
+            ("" if fault else v, f"the cell '{column}' {fault}")
+            for v, fault in zip(values, faults, strict=True)
+        ]
         hint = "write whose it is"
     for row, (client, what) in enumerate(found):
         if not client and row not in bad:
@@ -280,41 +292,12 @@ def _check_several(described: Described, folder: Path, findings: Findings) -> No
         )
 
 
-def _typed(values: Sequence[Any]) -> NDArray[Any]:
-    """Whole numbers, numbers or strings: whatever holds all of them as they were written."""
-    texts = ["" if value is None else str(value) for value in values]
-    full = [text for text in texts if text]
-    if not full or not all(map(_is_number, full)):
-        return np.array(texts, dtype=str)
-    if len(full) == len(texts) and all(re.fullmatch(r"-?[0-9]{1,18}", text) for text in texts):
-        return np.array([int(text) for text in texts], np.int64)
-    return np.array([float(text) if text else math.nan for text in texts])
-
-
-def _is_number(text: str) -> bool:
-    # 007 is a name, and so is 1_000, which Python would take for a number.
-    return re.fullmatch(r"[+-]?(0|[1-9][0-9]*|(?=\.))(\.[0-9]*)?([eE][+-]?[0-9]+)?", text) is not None
-
-
 def _check_coordinates(described: Described, source: Sequence[str], findings: Findings) -> None:
     """Latitudes and longitudes that are missing or not on the sphere; the columns become numbers."""
-    if not _COORDINATES.keys() <= described.columns.keys():
-        return
-    for name, limit in _COORDINATES.items():
+    for name, limit in coordinates(described.columns).items():
         values = described.columns[name].tolist()
-        numbers = [_degrees(value) for value in values]
-        described.columns[name] = np.array(numbers)
-        for row, (value, number) in enumerate(zip(values, numbers, strict=True)):
-            if abs(number) <= limit or row in described.bad:
-                continue
-            missing = value == "" or (isinstance(value, float) and math.isnan(value))
-            what = f"'{name}' is missing" if missing else f"'{name}' is {value}, and no coordinate in degrees"
-            findings.add(source[row], what, f"give it in -{limit:g} .. {limit:g}")
-            described.bad.add(row)
-
-
-def _degrees(value: Any) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        return math.nan
+        described.columns[name] = degrees(values)
+        for row, what, hint in off_the_sphere(name, limit, values):
+            if row not in described.bad:
+                findings.add(source[row], what, hint)
+                described.bad.add(row)

@@ -74,18 +74,10 @@ def coco_json(
     files; see `fedlens data check`.
     """
     settings = {
-        "path": path,
+        **options.form(path, size, channels, fit, test, on_error),
+        **options.whose(table, client_column, client_level, client_pattern),
         "annotations": annotations,
         "images": images,
-        "size": size,
-        "channels": channels,
-        "fit": fit,
-        "test": test,
-        "table": table,
-        "client_column": client_column,
-        "client_level": client_level,
-        "client_pattern": client_pattern,
-        "on_error": on_error,
     }
     return read(scan, settings, seed)
 
@@ -120,7 +112,7 @@ def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: b
     if crowds:
         found.notes.append(f"{crowds:,} annotations of crowds are left out")
     sources = [f"{part.content.path}, image {image.key}" for part, image in rows]
-    found.sizes = stored_sizes(path, found.names, [i.size for _, i in rows], sources, findings, full=full)
+    found.sizes = stored_sizes(found, [image.size for _, image in rows], sources, findings, full=full)
     raw = [part.content.boxes(image, findings) for part, image in rows]
     labels: dict[str | int, int] = {key: at for at, key in enumerate(categories)}
     records = _records([image for _, image in rows])

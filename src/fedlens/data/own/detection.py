@@ -18,6 +18,8 @@ from fedlens.data.own.scan import Scan
 from fedlens.data.own.splits import split_named
 
 Size = tuple[int, int]
+_TURNING = range(2, 9)  # what the EXIF tag "Orientation" may be beside 1, upright
+_SAME_SIZE = range(2, 5)  # of these, what mirrors the image or turns it by half a circle
 _TAGGED = (".jpg", ".jpeg", ".tif", ".tiff", ".webp")  # photographs that may have a tag that turns them
 
 
@@ -83,19 +85,16 @@ def numbered(classes: Sequence[str]) -> dict[str | int, int]:
 
 
 def stored_sizes(
-    folder: Path,
-    names: Sequence[str],
-    stated: Sequence[Size | None],
-    sources: Sequence[str],
-    findings: Findings,
-    *,
-    full: bool,
+    scan: Scan, stated: Sequence[Size | None], sources: Sequence[str], findings: Findings, *, full: bool
 ) -> list[Size | None]:
     """(width, height) of each stored image; None where the file is at fault, or is not of the `stated` size.
 
-    Both are findings. `sources` is where each size is stated.
+    Both are findings. `sources` is where each size is stated. Photographs with a tag that turns them are noted,
+    where no size is stated or it is the same turned: their boxes are taken to be on the pixels as they are
+    stored, and some tools draw on the turned image.
     """
-    sizes = probe_all(folder, names, findings, full=full)
+    names = scan.names
+    sizes = probe_all(scan.folder, names, findings, full=full)
     for row, (size, said) in enumerate(zip(sizes, stated, strict=True)):
         if size is not None and said is not None and size != said:
             what = f"it says {said[0]} x {said[1]} pixels, and the image is {size[0]} x {size[1]}"
@@ -104,23 +103,26 @@ def stored_sizes(
                 hint = "store the image turned as it was annotated, without the EXIF tag that turns it"
             findings.add(sources[row], f"{what}: '{names[row]}'", hint)
             sizes[row] = None
+    doubtful = zip(names, sizes, stated, strict=True)
+    tagged = [name for name, size, said in doubtful if size and _is_turned(scan.folder / name, said)]
+    if tagged:
+        scan.notes.append(
+            f"{len(tagged):,} images have a tag that turns them; boxes are taken on the pixels as they are "
+            f"stored: {listed(tagged)}"
+        )
     return sizes
 
 
-def turned(folder: Path, names: Sequence[str]) -> list[str]:
-    """The photographs with a tag that turns them, where no annotation states a size that could tell.
-
-    Their boxes are taken to be on the pixels as they are stored; some tools draw on the turned image.
-    """
-
-    def tagged(name: str) -> bool:
-        try:
-            with Image.open(folder / name) as image:
-                return bool(image.getexif().get(ExifTags.Base.Orientation, 1) != 1)
-        except Exception:  # what is wrong with it is found elsewhere
-            return False
-
-    return [name for name in names if name.lower().endswith(_TAGGED) and tagged(name)]
+def _is_turned(file: Path, stated: Size | None) -> bool:
+    """Whether a tag turns a photograph without that its `stated` size could tell."""
+    if file.suffix.lower() not in _TAGGED:
+        return False
+    try:
+        with Image.open(file) as image:
+            tag = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # what is wrong with it is found elsewhere
+        return False
+    return tag in _TURNING if stated is None or stated[0] == stated[1] else tag in _SAME_SIZE
 
 
 def detected(

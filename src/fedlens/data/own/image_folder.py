@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,8 @@ from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.dataset import Dataset
 from fedlens.data.findings import Findings
 from fedlens.data.own import options
-from fedlens.data.own.clients import describe, listed, table_path
+from fedlens.data.own.cell_labels import as_setting, classes_in_cells, labels_of_cells
+from fedlens.data.own.clients import Described, describe, listed, table_path
 from fedlens.data.own.files import folders, image_names
 from fedlens.data.own.probe import probe_all
 from fedlens.data.own.scan import Scan, read
@@ -48,7 +49,7 @@ def image_folder(
     | what | where it is read |
     |---|---|
     | class | column `label` of the table: names, or whole numbers from 0 on; else the folder at `label_level` |
-    | split | column `split` of the table; else the first folders, where they are named train, test or val; else a
+    | split | column `split` of the table; else the first folders, where all are named train, test or val; else a
     share `test` of the images is held out, of each class and client alike |
     | client | `client_column`, `client_level` or `client_pattern`; else column `client` of the table, if any |
 
@@ -61,69 +62,122 @@ def image_folder(
     files; see `fedlens data check`.
     """
     settings = {
-        "path": path,
-        "size": size,
-        "channels": channels,
-        "fit": fit,
+        **options.form(path, size, channels, fit, test, on_error),
+        **options.whose(table, client_column, client_level, client_pattern),
         "classes": classes,
         "label_level": label_level,
-        "test": test,
-        "table": table,
-        "client_column": client_column,
-        "client_level": client_level,
-        "client_pattern": client_pattern,
-        "on_error": on_error,
     }
     return read(scan, settings, seed, upright=True)
 
 
 def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: bool) -> Scan:
     """What is in the folder `path`; everything that is wrong is added to `findings`."""
-    given: list[str] | None = settings.get("classes")
     names, others = image_names(path)
-    in_splits = _first_folders_are_splits(path, given or [], findings)
-    inner = [name.partition("/")[2] for name in names] if in_splits else names
+    first = _FirstFolders.of(path, settings.get("classes") or [])
+    inner = [name.partition("/")[2] for name in names] if first.are_splits else names
     described = describe(names, settings, path, findings, inner=inner)
     found = Scan("image-folder", path, names, columns=described.columns, splits=described.splits)
     found.bad, found.notes = described.bad, described.notes
-    if in_splits and described.splits is None:
-        splits = [split_named(name.partition("/")[0]) or "train" for name in names]
-        found.splits = None if set(splits) == {"train"} else splits
-    level = settings.get("label_level")
-    if described.labels is not None and described.where is not None:
-        if level is not None:
-            what = "the table has a column 'label', so label_level has nothing to say"
-            raise ConfigError(what, where="label_level", hint="leave one of them out")
-        texts, where = described.labels, described.where
-        known = given or _classes_in_cells(texts, str(settings["table"]), findings)
-    else:
-        texts, where = _labels_by_folder(inner, level or 1), [str(path / name) for name in names]
-        known = given or sorted(set(filter(None, texts)))
-        _check_empty(path, in_splits, level or 1, names, findings)
-    found.classes = tuple(known)
-    found.labels = _numbered(texts, where, known, found.bad, findings, level or 1)
-    _check_classes(found, given, findings)
-    _check_others(path, others, settings.get("table"), found, findings)
+    if described.where is not None or settings.get("table") is None:
+        if described.splits is None:
+            found.notes += first.check(path, described.labels is not None, findings)
+            if first.are_splits:
+                splits = [split_named(name.partition("/")[0]) or "train" for name in names]
+                found.splits = None if set(splits) == {"train"} else splits
+        _label(found, described, inner, first.are_splits, settings, findings)
+        _check_others(path, others, settings.get("table"), found, findings)
     sizes = probe_all(path, names, findings, full=full)
     found.bad.update(row for row, size in enumerate(sizes) if size is None)
     return found
 
 
-def _first_folders_are_splits(path: Path, given: Sequence[str], findings: Findings) -> bool:
-    """Whether the folders in `path` are train, test and so on, and not classes of such names."""
-    found = folders(path)
-    named = {name: split for name in found if (split := split_named(name)) and name not in given}
-    if not named or (len(named) < len(found) and len(set(named.values())) < 2):
-        return False
-    if len(named) < len(found):
-        others = [name for name in found if name not in named]
-        findings.add(
-            path,
-            f"the folders {listed(list(named))} are splits, and {listed(others)} not",
-            "move the others into a split, or elsewhere",
-            example=False,
-        )
-    return True
+@dataclass(frozen=True)
+class _FirstFolders:
+    """The folders in the folder of the data: those named train, test and so on, and the others.
+
+    Args:
+        named: those with the name of a split, which is no class that was given.
+        others: the rest.
+        are_splits: whether the ones are splits, and not classes of such names.
+        deep: whether one of those named like a split holds folders, as a split of classes does.
+    """
+
+    named: tuple[str, ...]
+    others: tuple[str, ...]
+    are_splits: bool
+    deep: bool
+
+    @classmethod
+    def of(cls, path: Path, given: Sequence[str]) -> _FirstFolders:
+        """The folders in `path`, where the classes `given` are known."""
+        found = folders(path)
+        named = tuple(name for name in found if split_named(name) and name not in given)
+        others = tuple(name for name in found if name not in named)
+        splits = {split_named(name) for name in named}
+        deep = any(folders(path / name) for name in named)
+        return cls(named, others, bool(named) and (not others or len(splits) > 1), deep)
+
+    def check(self, path: Path, labelled: bool, findings: Findings) -> list[str]:
+        """What there is to note; adds to `findings` that some are splits, or may be, and others not.
+
+        `labelled` says that a table has the classes, and no splits.
+        """
+        if not self.named or not self.others:
+            return []
+        mend = "move the others into a split, or elsewhere"
+        if self.are_splits:
+            what = f"the folders {listed(self.named)} are splits, and {listed(self.others)} not"
+            findings.add(path, what, mend, example=False)
+        elif self.deep:
+            what = f"the folder {self.named[0]} has the name of a split, and {listed(self.others)} not"
+            every = as_setting(sorted([*self.named, *self.others]))
+            other = "say the split of each image in the table" if labelled else f"if all are classes, {every}"
+            findings.add(path, what, f"{mend}; or {other}", example=False)
+        elif not labelled:
+            return [f"the folder {self.named[0]} is taken for a class: {listed(self.others)} is no split"]
+        return []
+
+
+def _label(
+    found: Scan,
+    described: Described,
+    inner: Sequence[str],
+    in_splits: bool,
+    settings: Mapping[str, Any],
+    findings: Findings,
+) -> None:
+    """The classes, and the class of each image: from the table where it has them, else from the folders."""
+    given, level = settings.get("classes"), settings.get("label_level")
+    if described.labels is not None and described.where is not None:
+        if level is not None:
+            what = "the table has a column 'label', so label_level has nothing to say"
+            raise ConfigError(what, where="label_level", hint="leave one of them out")
+        table = table_path(settings["table"], found.folder)
+        found.classes = tuple(given or classes_in_cells(described.labels, table, findings))
+        found.labels = labels_of_cells(described.labels, described.where, found.classes, found.bad, findings)
+    else:
+        texts = _labels_by_folder(inner, level or 1)
+        if found.names and not any(texts):
+            _add_unlabelled(found.folder, level or 1, settings.get("table"), findings)
+            return
+        found.classes = tuple(given or sorted(set(filter(None, texts))))
+        _check_empty(found.folder, in_splits, level or 1, found.names, findings)
+        found.labels = _labels_of_folders(texts, found, level or 1, findings)
+    _check_classes(found, given, findings)
+
+
+def _add_unlabelled(folder: Path, level: int, table: str | None, findings: Findings) -> None:
+    """Adds to `findings` that no image at all has a class."""
+    what, hint = f"no image lies {_deep(level)}", "make a folder for each class, or give a table with labels"
+    if table is not None:
+        what = f"there is no column 'label', and {what}"
+        hint = "name the column of the classes 'label' in the first line"
+    where = folder if table is None else f"{table_path(table, folder)}, line 1"
+    findings.add(where, what, hint, example=False)
+
+
+def _deep(level: int) -> str:
+    return "in a folder of a class" if level == 1 else f"{level} folders deep"
 
 
 def _labels_by_folder(inner: Sequence[str], level: int) -> list[str]:
@@ -132,47 +186,18 @@ def _labels_by_folder(inner: Sequence[str], level: int) -> list[str]:
     return [part[level - 1] if level <= len(part) else "" for part in parts]
 
 
-def _classes_in_cells(texts: Sequence[str], table: str, findings: Findings) -> list[str]:
-    """The classes that a column names: sorted names, or the whole numbers from 0 on."""
-    different = set(filter(None, texts))
-    if not all(re.fullmatch(r"-?[0-9]+", text) for text in different):
-        return sorted(different)
-    numbers = sorted({int(text) for text in different})
-    missing = sorted(set(range(max(numbers, default=-1) + 1)) - set(numbers))
-    hint = "number them from 0 on, or name every class in data.dataset.classes"
-    if numbers and numbers[0] < 0:
-        findings.add(table, f"the label {numbers[0]} is below 0", hint, example=False)
-    elif missing:
-        what = f"the labels skip {listed([str(number) for number in missing])}, and go up to {numbers[-1]}"
-        findings.add(table, what, hint, example=False)
-        return [str(number) for number in numbers]
-    return [str(number) for number in range(len(numbers))]
-
-
-def _numbered(
-    texts: Sequence[str],
-    where: Sequence[str],
-    classes: Sequence[str],
-    bad: set[int],
-    findings: Findings,
-    level: int,
-) -> list[int]:
+def _labels_of_folders(texts: Sequence[str], found: Scan, level: int, findings: Findings) -> list[int]:
     """The class of each image; -1 where there is none, and why is in `findings`."""
-    places = {name: at for at, name in enumerate(classes)}
-    numbers = []
+    places = {name: at for at, name in enumerate(found.classes)}
     for row, text in enumerate(texts):
-        at = places.get(text)
-        if at is None and text.isdecimal() and int(text) < len(classes):
-            at = int(text)
-        if at is None and row not in bad:
+        if text not in places and row not in found.bad:
+            where = found.folder / found.names[row]
             if text:
-                findings.add(where[row], f"there is no class '{text}'", nearest(text, classes))
+                findings.add(where, f"there is no class '{text}'", nearest(text, found.classes))
             else:
-                deep = "in no folder of a class" if level == 1 else f"less than {level} folders deep"
-                findings.add(where[row], f"the image has no label, or lies {deep}", "say its class")
-            bad.add(row)
-        numbers.append(-1 if at is None else at)
-    return numbers
+                findings.add(where, f"the image does not lie {_deep(level)}", "move it to that of its class")
+            found.bad.add(row)
+    return [places.get(text, -1) for text in texts]
 
 
 def _check_classes(found: Scan, given: Sequence[str] | None, findings: Findings) -> None:

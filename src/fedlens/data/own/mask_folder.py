@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from pydantic import Field
 
@@ -18,7 +17,7 @@ from fedlens.data.decoding import stored_ids
 from fedlens.data.findings import Findings
 from fedlens.data.images import decode_threads
 from fedlens.data.own import options
-from fedlens.data.own.clients import describe
+from fedlens.data.own.clients import describe, listed
 from fedlens.data.own.files import folders, image_names
 from fedlens.data.own.probe import probe_all
 from fedlens.data.own.scan import Scan, read
@@ -34,8 +33,15 @@ def mask_folder(
     *,
     path: options.Folder,
     classes: Annotated[
-        list[str], Field(min_length=2, max_length=255, description="names of the classes: id 0 is the first")
+        list[str],
+        Field(min_length=2, max_length=255, description="names of the classes, in the order of `ids`"),
     ],
+    ids: Annotated[
+        list[Annotated[int, Field(ge=0, le=255)]] | None,
+        Field(
+            description="number that the masks have for each class; by default 0 for the first, then 1, ..."
+        ),
+    ] = None,
     size: options.Size = 256,
     channels: options.Channels = 3,
     fit: options.Fit = "crop",
@@ -56,7 +62,8 @@ def mask_folder(
 
     A mask is the file of the same folder and name below `masks`, with `suffix` and any ending. It has one
     channel; the number of a pixel (or its position in the palette) is the position of its class in `classes`,
-    or `void`. Masks are scaled by the nearest neighbour, and where `fit` fills up, they are void.
+    or that of `ids`, or `void`. Where 0 means that nobody looked, and classes are numbered from 1 on, that is
+    `void=0, ids=[1, 2, 3]`. Masks are scaled by the nearest neighbour, and where `fit` fills up, they are void.
 
     The split is what the column `split` of a `table` says, else the first folder below `images` where these are
     named train, test or val, else a share `test` is held out, of each client alike. `client_level` counts
@@ -68,21 +75,14 @@ def mask_folder(
     files; see `fedlens data check`.
     """
     settings = {
-        "path": path,
+        **options.form(path, size, channels, fit, test, on_error),
+        **options.whose(table, client_column, client_level, client_pattern),
         "classes": classes,
-        "size": size,
-        "channels": channels,
-        "fit": fit,
+        "ids": ids,
         "images": images,
         "masks": masks,
         "suffix": suffix,
         "void": void,
-        "test": test,
-        "table": table,
-        "client_column": client_column,
-        "client_level": client_level,
-        "client_pattern": client_pattern,
-        "on_error": on_error,
     }
     return read(scan, settings, seed)
 
@@ -90,9 +90,7 @@ def mask_folder(
 def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: bool) -> Scan:
     """What is in the folder `path`; everything that is wrong is added to `findings`. Masks are always decoded."""
     classes, void = tuple(settings["classes"]), int(settings.get("void", VOID))
-    if void < len(classes):
-        what = f"the id {void} is void and the class '{classes[void]}' at once"
-        raise ConfigError(what, where="void", hint=f"take a number from {len(classes)} to 255")
+    ids = _ids(classes, settings.get("ids"), void)
     folder_of = {what: str(settings.get(what, what)).strip("/") for what in ("images", "masks")}
     for what, name in folder_of.items():
         if not (path / name).is_dir():
@@ -111,10 +109,30 @@ def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: b
         splits = [split_named(name.partition("/")[0]) or "train" for name in matched]
         found.splits = None if set(splits) == {"train"} else splits
     found.ids = np.full(256, VOID, np.uint8)
-    found.ids[: len(classes)] = np.arange(len(classes))
+    found.ids[ids] = np.arange(len(classes))
     found.bad.update(row for row, mask in enumerate(found_masks) if not mask)
-    _check_pairs(found, void, findings, full)
+    _check_pairs(found, ids, void, findings, full)
     return found
+
+
+def _ids(classes: Sequence[str], given: list[int] | None, void: int) -> list[int]:
+    """The number that masks have for each class. Raises `ConfigError` where it says two things."""
+    ids = list(range(len(classes))) if given is None else given
+    if len(ids) != len(classes):
+        what = f"there are {len(classes)} classes and {len(ids)} ids"
+        raise ConfigError(what, where="ids", hint="give one for each class, in the order of classes")
+    twice = next((at for at in ids if ids.count(at) > 1), None)
+    if twice is not None:
+        both = [f"'{name}'" for name, at in zip(classes, ids, strict=True) if at == twice]
+        raise ConfigError(f"the id {twice} is {' and '.join(both)}", where="ids", hint="give each its own")
+    if void in ids:
+        what = f"the id {void} is void and the class '{classes[ids.index(void)]}' at once"
+        hint = "take a number that is no class"
+        if given is None:
+            others = [at for at in range(len(ids) + 1) if at != void]
+            hint += f", or say which the masks have for each class, as data.dataset.ids = {others}"
+        raise ConfigError(what, where="void", hint=hint)
+    return ids
 
 
 def _matched(
@@ -170,7 +188,7 @@ def _in_splits(folder: Path) -> bool:
     return bool(found) and all(split_named(name) for name in found)
 
 
-def _check_pairs(found: Scan, void: int, findings: Findings, full: bool) -> None:
+def _check_pairs(found: Scan, ids: Sequence[int], void: int, findings: Findings, full: bool) -> None:
     """Opens images and masks, and looks at what has to fit: sizes, modes, ids."""
     assert found.masks is not None
     assert found.ids is not None
@@ -181,12 +199,9 @@ def _check_pairs(found: Scan, void: int, findings: Findings, full: bool) -> None
     pairs = [(row, size) for row, size in zip(masked, mask_sizes, strict=True)]
     found.bad.update(row for row, size in pairs if size is None)
     readable = [row for row, size in pairs if size is not None]
-    allowed = np.zeros(256, bool)
-    allowed[: len(found.classes)] = True
-    allowed[void] = True
 
     def one(row: int) -> tuple[str, str] | None:
-        return _wrong_ids(found, row, allowed, void)
+        return _wrong_ids(found, row, ids, void)
 
     with ThreadPoolExecutor(decode_threads()) as pool:
         for row, wrong in zip(readable, pool.map(one, readable), strict=True):
@@ -206,7 +221,7 @@ def _check_pairs(found: Scan, void: int, findings: Findings, full: bool) -> None
         )
 
 
-def _wrong_ids(found: Scan, row: int, allowed: NDArray[np.bool_], void: int) -> tuple[str, str] | None:
+def _wrong_ids(found: Scan, row: int, ids: Sequence[int], void: int) -> tuple[str, str] | None:
     """(what is wrong with the ids of a mask and in how many pixels, what to do), or None."""
     assert found.masks is not None
     try:
@@ -216,13 +231,17 @@ def _wrong_ids(found: Scan, row: int, allowed: NDArray[np.bool_], void: int) -> 
         return error.what, error.hint or ""
     except Exception as error:  # a damaged file can bring a decoder to raise anything at all
         return f"the mask cannot be decoded: {error or type(error).__name__}", "copy or export it again"
-    wrong: list[int] = np.flatnonzero(counts.astype(bool) & ~allowed).tolist()
+    counts[[*ids, void]] = 0  # those are as they should be
+    wrong: list[int] = np.flatnonzero(counts).tolist()
     if not wrong:
         return None
     told = [f"{at} in {counts[at]:,} pixels" for at in wrong[:_SHOWN]]
     rest = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    what = f"the mask has ids that are no class (0 .. {len(found.classes) - 1}) nor void ({void})"
-    return f"{what}: {', '.join(told)}{rest}", "see to data.dataset.classes and void, or write the mask anew"
+    span = f"{ids[0]} .. {ids[-1]}"
+    known = span if list(ids) == list(range(ids[0], ids[0] + len(ids))) else listed([str(at) for at in ids])
+    what = f"the mask has ids that are no class ({known}) nor void ({void})"
+    hint = "see to data.dataset.classes, ids and void, or write the mask anew"
+    return f"{what}: {', '.join(told)}{rest}", hint
 
 
 def _is_turned(path: Path) -> bool:

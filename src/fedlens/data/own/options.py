@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fedlens.data.findings import OnError as OnErrorValue
 from fedlens.data.images import Fit as FitValue
 
+
+def whole(path: str) -> str:
+    """The path from the root, so that a run's config.toml finds the folder from any other directory."""
+    return str(Path(path).expanduser().resolve())
+
+
+def whole_table(path: str | None) -> str | None:
+    """The same of a table that is seen from where the user is; any other may lie in the folder of the data."""
+    seen = path is not None and Path(path).expanduser().exists()
+    return whole(path) if path is not None and seen else path
+
+
 _Side = Annotated[int, Field(ge=1, le=4096)]
 
-Folder = Annotated[str, Field(min_length=1, description="the folder of your data, seen from where you are")]
+Folder = Annotated[
+    str,
+    Field(min_length=1, description="the folder of your data, seen from where you are"),
+    AfterValidator(whole),
+]
 Size = Annotated[
     _Side | tuple[_Side, _Side],
     Field(description="pixels that every image is brought to: a number, or [height, width]"),
@@ -38,6 +55,7 @@ TableFile = Annotated[
         description="CSV file with the columns path[,label][,client][,split] and any others, one line an image; "
         "paths count from the folder of your data"
     ),
+    AfterValidator(whole_table),
 ]
 ClientColumn = Annotated[
     str | None,
@@ -60,3 +78,19 @@ def height_width(size: int | tuple[int, int]) -> tuple[int, int]:
     ((224, 224), (100, 200))
     """
     return (size, size) if isinstance(size, int) else size
+
+
+def form(
+    path: str, size: int | tuple[int, int], channels: int, fit: FitValue, test: float, on_error: OnErrorValue
+) -> dict[str, Any]:
+    """These settings by name: where the images are, and what becomes of them."""
+    given = {"path": path, "size": size, "channels": channels, "fit": fit}
+    return {**given, "test": test, "on_error": on_error}
+
+
+def whose(
+    table: str | None, client_column: str | None, client_level: int | None, client_pattern: str | None
+) -> dict[str, Any]:
+    """These settings by name: what says of each image whose it is."""
+    rule = {"client_column": client_column, "client_level": client_level, "client_pattern": client_pattern}
+    return {"table": table, **rule}

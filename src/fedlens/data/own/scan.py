@@ -15,10 +15,11 @@ from fedlens.core.errors import DataError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.findings import Findings
-from fedlens.data.images import Fit, ImageFiles, Paths, placement, sample_moments
+from fedlens.data.images import Fit, ImageFiles, Paths, sample_moments
 from fedlens.data.own.leaks import check_leaks, same_content
 from fedlens.data.own.options import height_width
 from fedlens.data.own.splits import check_splits, draw_test
+from fedlens.data.placing import placed
 
 
 @dataclass
@@ -131,7 +132,8 @@ def assemble(
     Where the data name no splits, the share `test` is drawn from all classes and clients alike
     (`splits.draw_test`); an image whose content stands in the training part too goes there. Where they name
     "train" and "validation" only, the latter is what is tested with; where all three, "validation" is left out.
-    Boxes are moved to where their pixels land, and cut at the edge; one of which nothing is left is dropped.
+    Boxes are moved to where their pixels land, as those of published sets are (`fedlens.data.placing.placed`);
+    how many the crop cuts away is in the notes.
 
     Raises `DataError` where no example to train on, or none to test with, is left.
     """
@@ -142,12 +144,14 @@ def assemble(
     height, width = height_width(settings["size"])
     said += [f"left out {len(scan.bad):,} of {len(scan.names):,} images"] if scan.bad else []
     splits = []
-    for rows in (train, test):
+    for split, rows in (("train", train), ("test", test)):
         paths = Paths.of([scan.names[row] for row in rows])
         fit: Fit = settings["fit"]
         inputs = ImageFiles(scan.folder, paths, settings["channels"], height, width, fit, upright=upright)
         columns = {name: column[rows] for name, column in scan.columns.items()}
-        splits.append(Examples(inputs, _targets(scan, rows, inputs, said), columns))
+        targets, gone = _targets(scan, rows, inputs, split)
+        said += gone
+        splits.append(Examples(inputs, targets, columns))
     mean, std = sample_moments(splits[0].inputs)
     return Dataset(
         name=scan.format,
@@ -160,6 +164,7 @@ def assemble(
         source=str(scan.folder),
         notes=(*scan.notes, *said, *notes),
         on_error=settings["on_error"],
+        seeded=scan.splits is None,
     )
 
 
@@ -214,32 +219,21 @@ def _split(scan: Scan, share: float, seed: int) -> tuple[NDArray[np.int64], NDAr
     return rows[~taken], rows[taken], said
 
 
-def _targets(scan: Scan, rows: NDArray[np.int64], inputs: ImageFiles, said: list[str]) -> Any:
+def _targets(
+    scan: Scan, rows: NDArray[np.int64], inputs: ImageFiles, split: str
+) -> tuple[Any, tuple[str, ...]]:
+    """(targets of `rows`, what had to go)."""
     if scan.labels is not None:
-        return np.array(scan.labels, np.int64)[rows]
+        return np.array(scan.labels, np.int64)[rows], ()
     if scan.masks is not None:
         paths = Paths.of([scan.masks[row] for row in rows])
-        return ImageFiles(scan.folder, paths, 0, inputs.height, inputs.width, inputs.fit, scan.ids)
-    return _boxes(scan, rows, inputs, said)
-
-
-def _boxes(scan: Scan, rows: NDArray[np.int64], inputs: ImageFiles, said: list[str]) -> Boxes:
-    """The boxes of `rows`, in pixels of the images as they are delivered."""
+        return ImageFiles(scan.folder, paths, 0, inputs.height, inputs.width, inputs.fit, scan.ids), ()
     assert scan.boxes is not None
     assert scan.box_labels is not None
     assert scan.sizes is not None
-    moved, labels, counts = [np.empty((0, 4))], [np.empty(0, np.int64)], [0]
-    for row in rows:
-        size = scan.sizes[row]
-        assert size is not None, f"{scan.names[row]} has no size and is not among the bad rows"
-        right, down, left, top = placement(size[0], size[1], inputs.width, inputs.height, inputs.fit)
-        boxes = scan.boxes[row].reshape(-1, 4) * (right, down, right, down) + (left, top, left, top)
-        boxes = np.clip(boxes, 0, (inputs.width, inputs.height) * 2)
-        seen = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(axis=1)
-        moved.append(boxes[seen])
-        labels.append(scan.box_labels[row][seen])
-        counts.append(int(seen.sum()))
-    lost = sum(len(scan.boxes[row]) for row in rows) - sum(counts)
-    if lost:
-        said.append(f"{lost:,} boxes lie where the fit '{inputs.fit}' cuts the images")
-    return Boxes(np.concatenate(moved).astype(np.float32), np.concatenate(labels), np.cumsum(counts))
+    boxes, labels = [scan.boxes[row].reshape(-1, 4) for row in rows], [scan.box_labels[row] for row in rows]
+    offsets = np.cumsum([0, *map(len, boxes)], dtype=np.int64)
+    given = Boxes(np.concatenate(boxes), np.concatenate(labels), offsets)
+    sizes = np.array([scan.sizes[row] for row in rows])
+    moved = placed(given, sizes, inputs.height, inputs.width, inputs.fit)
+    return moved.boxes, moved.notes(split)

@@ -72,22 +72,14 @@ def voc_xml(
     files; see `fedlens data check`.
     """
     settings = {
-        "path": path,
+        **options.form(path, size, channels, fit, test, on_error),
+        **options.whose(table, client_column, client_level, client_pattern),
         "images": images,
         "annotations": annotations,
         "lists": lists,
         "train_list": train_list,
         "first_pixel": first_pixel,
         "classes": classes,
-        "size": size,
-        "channels": channels,
-        "fit": fit,
-        "test": test,
-        "table": table,
-        "client_column": client_column,
-        "client_level": client_level,
-        "client_pattern": client_pattern,
-        "on_error": on_error,
     }
     return read(scan, settings, seed)
 
@@ -130,7 +122,7 @@ def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: b
     found.bad.update(row for row, one in enumerate(annotations) if one is None)
     stated = [None if one is None else one.size for one in annotations]
     sources = ["" if one is None else str(one.path) for one in annotations]
-    found.sizes = stored_sizes(path, found.names, stated, sources, findings, full=full)
+    found.sizes = stored_sizes(found, stated, sources, findings, full=full)
     there = [one for one in annotations if one is not None]
     found.classes = tuple(
         settings["classes"] or sorted({str(box.category) for one in there for box in one.objects})

@@ -13,7 +13,7 @@ from fedlens.data.dataset import Dataset
 from fedlens.data.findings import Findings
 from fedlens.data.own import options
 from fedlens.data.own.clients import listed
-from fedlens.data.own.detection import by_stem, detected, folder_splits, numbered, stored_sizes, turned
+from fedlens.data.own.detection import by_stem, detected, folder_splits, numbered, stored_sizes
 from fedlens.data.own.files import image_names
 from fedlens.data.own.objects import RawBox
 from fedlens.data.own.scan import Scan, read
@@ -61,17 +61,9 @@ def yolo_txt(
     files; see `fedlens data check`.
     """
     settings = {
-        "path": path,
+        **options.form(path, size, channels, fit, test, on_error),
+        **options.whose(table, client_column, client_level, client_pattern),
         "classes": classes,
-        "size": size,
-        "channels": channels,
-        "fit": fit,
-        "test": test,
-        "table": table,
-        "client_column": client_column,
-        "client_level": client_level,
-        "client_pattern": client_pattern,
-        "on_error": on_error,
     }
     return read(scan, settings, seed)
 
@@ -93,12 +85,7 @@ def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: b
             f"{len(unlabelled):,} images have no file of labels, and show no object: {listed(unlabelled)}"
         )
     _check_orphans(sorted(texts.difference(map(label_file, images))), path, findings)
-    found.sizes = stored_sizes(path, found.names, [None] * len(found.names), found.names, findings, full=full)
-    if tagged := turned(path, found.names):
-        found.notes.append(
-            f"{len(tagged):,} images have a tag that turns them; boxes are taken on the pixels as they are "
-            f"stored: {listed(tagged)}"
-        )
+    found.sizes = stored_sizes(found, [None] * len(found.names), found.names, findings, full=full)
     raw = [
         read_labels(path / place, *size, findings) if size is not None and place in texts else []
         for place, size in zip(places, found.sizes, strict=True)

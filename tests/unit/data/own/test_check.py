@@ -98,6 +98,48 @@ def test_every_image_is_decoded_and_findings_are_sorted_by_file(tmp_path: Path) 
     assert check.facts["images"] == 19
 
 
+def test_what_is_wrong_with_the_whole_comes_first(tmp_path: Path) -> None:
+    folders_of_classes(tmp_path, each=4)
+    for at in (2, 3):
+        (tmp_path / "cat" / f"{at}.png").write_bytes(b"")
+    lines = [
+        "cat/0.png,0",
+        "cat/1.png,2",
+        *(f"{name}/{k}.png,0" for name in ("cat", "dog") for k in range(4)),
+    ]
+    (tmp_path / "z.csv").write_text("path,label\n" + "\n".join(lines[:2] + lines[4:]) + "\n")
+    found = check_folder(tmp_path, "csv").findings
+    assert [finding.example for finding in found] == [False, True, True]
+    assert told(found, tmp_path)[0].startswith("DATA/z.csv: the labels skip 1, and go up to 2")
+
+
+@pytest.mark.parametrize("table", ["t.csv", "data/t.csv"])
+def test_files_are_named_as_they_are_seen_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders_of_classes(Path("data"))
+    (tmp_path / "data" / "cat" / "0.png").write_bytes(b"")
+    lines = [f"{name}/{k}.png,{name if k else ''}" for name in ("cat", "dog") for k in range(3)]
+    Path(table).write_text("path,label\n" + "\n".join(lines) + "\n")
+    found = check_folder(Path("data"), "csv", {"table": table})
+    assert [finding.where for finding in found.findings] == [
+        "data/cat/0.png",
+        *(f"{table}, line {line}" for line in (2, 5)),
+    ]
+
+
+def test_the_only_table_is_that_of_the_folder_and_not_one_of_its_name_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders_of_classes(Path("data"))
+    lines = [f"{name}/{k}.png,{name}" for name in ("cat", "dog") for k in range(3)]
+    Path("data/t.csv").write_text("path,label\n" + "\n".join(lines) + "\n")
+    Path("t.csv").write_text("path\nnothing.png\n")
+    assert check_folder(Path("data"), "csv").findings == ()
+
+
 def test_a_folder_that_is_not_there_and_settings_that_are_wrong(tmp_path: Path) -> None:
     check = check_folder(tmp_path / "nowhere", "csv")
     assert [finding.what for finding in check.findings] == ["there is no such folder"]

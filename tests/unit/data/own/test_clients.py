@@ -219,8 +219,67 @@ def test_coordinates_that_are_missing_or_off_the_sphere(
     assert [found.columns[name][0] for name in ("lat", "lon")] == [48.5, 9.9]
 
 
+@pytest.mark.parametrize(
+    "names", [("Lat", "LON"), ("latitude", "longitude"), ("Latitude", "lng"), ("lat", "Long")]
+)
+def test_coordinates_go_by_several_names(tmp_path: Path, names: tuple[str, str]) -> None:
+    text = f"path,{names[0]},{names[1]}\na.png,48.5,9.9\nb.png,91,9\nc.png,9,91\nd.png,9,\ne.png,9,181\n"
+    found, findings = with_table(tmp_path, text, [f"{letter}.png" for letter in "abcde"])
+    assert told(findings) == [
+        f"t.csv, line 3: '{names[0]}' is 91.0, and no coordinate in degrees",
+        f"t.csv, line 5: '{names[1]}' is missing",
+        f"t.csv, line 6: '{names[1]}' is 181.0, and no coordinate in degrees",
+    ]
+    assert found.bad == {1, 3, 4}
+    assert found.columns[names[0]].tolist() == [48.5, 91.0, 9.0, 9.0, 9.0]
+
+
+@pytest.mark.parametrize("cell", ["NaN", "nan", "NA", "null", "N/A", "<NA>", "#N/A"])
+def test_a_client_that_stands_for_a_missing_one_is_none(tmp_path: Path, cell: str) -> None:
+    text = f"path,client\na.png,x\nb.png,{cell}\nc.png,y\n"
+    found, findings = with_table(tmp_path, text, ["a.png", "b.png", "c.png"])
+    assert told(findings) == [
+        f"t.csv, line 3: the cell 'client' is '{cell}', which stands for a missing value"
+    ]
+    assert findings.found[0].hint == "write whose it is"
+    assert found.bad == {1}
+
+
+def test_names_that_only_look_missing_are_names(tmp_path: Path) -> None:
+    text = "path,client\na.png,none\nb.png,Na\nc.png,Nana\n"
+    found, findings = with_table(tmp_path, text, ["a.png", "b.png", "c.png"])
+    assert not findings.found
+    assert found.columns["client"].tolist() == ["none", "Na", "Nana"]
+    described = describe(["NA/a.png", "EU/b.png"], {"client_level": 1}, Path("data"), Findings())
+    assert described.columns["client"].tolist() == ["NA", "EU"]  # continents
+
+
+def test_a_point_alone_is_no_number(tmp_path: Path) -> None:
+    found, _ = with_table(tmp_path, "path,dose\na.png,.5\nb.png,.\nc.png,1.\n", ["a.png", "b.png", "c.png"])
+    assert found.columns["dose"].tolist() == [".5", ".", "1."]
+
+
+@pytest.mark.parametrize(
+    ("column", "says"), [("path", "which file it is"), ("label", "its class"), ("split", "its split")]
+)
+def test_a_column_with_another_use_is_not_that_of_the_clients(tmp_path: Path, column: str, says: str) -> None:
+    text = "path,label,split\na.png,x,train\nb.png,y,test\n"
+    what = rf"the column '{column}' says of an image {says}, not whose it is \(client_column\)"
+    with pytest.raises(ConfigError, match=what):
+        with_table(tmp_path, text, ["a.png", "b.png"], client_column=column)
+
+
+def test_a_field_label_of_annotations_may_be_that_of_the_clients() -> None:
+    found = describe(
+        ["a", "b"], {"client_column": "label"}, Path(), Findings(), records={"label": ["x", "y"]}
+    )
+    assert found.columns["client"].tolist() == ["x", "y"]
+
+
 def test_numbers_that_are_no_coordinates_are_left_alone(tmp_path: Path) -> None:
     _, findings = with_table(tmp_path, "path,lat\na.png,500\n", ["a.png"])  # without lon, who knows
+    assert not findings.found
+    _, findings = with_table(tmp_path, "path,lat,Latitude\na.png,500,500\n", ["a.png"])
     assert not findings.found
 
 

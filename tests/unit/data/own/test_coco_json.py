@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import ExifTags, Image
 
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import read_settings
 from fedlens.data.findings import Findings
 from fedlens.data.own.coco_instances import read_instances
 from fedlens.data.own.coco_json import coco_json, scan
+from fedlens.data.own.formats import FORMATS
+from fedlens.data.own.scan import examine
 from tests.unit.data.own.boxed import (
     HEIGHT,
     OBJECTS,
@@ -23,7 +27,10 @@ from tests.unit.data.own.boxed import (
     picture,
     told,
     write_coco,
+    write_voc,
+    xml,
 )
+from tests.unit.data.pictures import pixels, write
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -62,6 +69,53 @@ def test_a_file_for_each_split_is_found_by_its_name(tmp_path: Path) -> None:
     found, said = looked(tmp_path, annotations=other)
     assert found.names == [f"images/{name}.png" for name in "cdab"]
     assert (found.splits, said) == (["train", "train", "test", "test"], [])
+
+
+@pytest.mark.parametrize(
+    ("tag", "size", "stated", "noted"),
+    [
+        (6, (16, 12), None, True),
+        (6, (16, 12), (16, 12), False),  # it was annotated as it is stored
+        (3, (16, 12), (16, 12), True),  # turned by half a circle it has the same size
+        (6, (12, 12), (12, 12), True),
+        (1, (16, 12), None, False),
+        (0, (12, 12), None, False),  # not a value that the tag may have
+    ],
+)
+@pytest.mark.parametrize("format", ["coco-json", "voc-xml"])
+def test_photographs_with_a_tag_that_turns_them_are_noted(
+    tmp_path: Path, format: str, tag: int, size: tuple[int, int], stated: Any, noted: bool
+) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = tag
+    folder = tmp_path / ("JPEGImages" if format == "voc-xml" else "images")
+    if format == "voc-xml":
+        write_voc(tmp_path)
+        text = xml("a", [("cat", (0, 0, 5, 5))], stated or (0, 0))
+        text = text if stated else re.sub("<size>.*</size>", "", text)
+        (tmp_path / "Annotations" / "a.xml").write_text(text)
+    else:
+
+        def change(content: dict[str, Any]) -> None:
+            entry, sides = content["images"][0], stated or (None, None)
+            entry["file_name"] = "a.jpg"
+            content["annotations"] = content["annotations"][:1]
+            content["annotations"][0]["bbox"] = [0, 0, 5, 5]
+            entry.update(zip(("width", "height"), sides, strict=True))
+            if stated is None:
+                del entry["width"], entry["height"]
+
+        write_coco(tmp_path, change)
+    (folder / "a.png").unlink()
+    write(folder / "a.jpg", pixels(1, size[1], size[0]), exif=exif)
+    found, findings = examine(
+        FORMATS[format].scanner(),
+        read_settings(FORMATS[format].reader(), {"path": str(tmp_path)}, ""),
+        full=False,
+    )
+    assert told(findings, tmp_path) == []
+    sentence = "1 images have a tag that turns them; boxes are taken on the pixels as they are stored: "
+    assert found.notes == [f"{sentence}{folder.name}/a.jpg"] * noted
 
 
 def test_the_published_layout_is_found(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,10 @@ def test_a_folder_train_alone_is_split(tmp_path: Path) -> None:
 
 def test_classes_may_have_the_name_of_a_split(tmp_path: Path) -> None:
     lay_out(tmp_path, *(f"{name}/{at}.png" for name in ("bus", "train") for at in range(5)))
-    assert dataset(tmp_path).classes == ("bus", "train")
+    found = dataset(tmp_path)
+    assert found.classes == ("bus", "train")
+    assert found.notes == ("the folder train is taken for a class: bus is no split",)
+    assert dataset(tmp_path, classes=["bus", "train"]).notes == ()
     lay_out(tmp_path, *(f"test/{at}.png" for at in range(5, 10)))
     for at in range(5):
         (tmp_path / f"bus/{at}.png").unlink()
@@ -125,6 +129,47 @@ def test_classes_may_have_the_name_of_a_split(tmp_path: Path) -> None:
 def test_folders_of_splits_beside_others_are_a_fault_of_the_whole(tmp_path: Path) -> None:
     lay_out(tmp_path, "train/cat/a.png", "test/cat/b.png", "extra/cat/c.png")
     assert ": the folders test, train are splits, and extra not" in check(tmp_path)[1]
+
+
+@pytest.mark.parametrize("other", ["extra/cat/c.png", "unlabelled/c.png"])
+def test_a_folder_train_beside_one_that_is_no_split_is_not_taken_for_a_class(
+    tmp_path: Path, other: str
+) -> None:
+    lay_out(tmp_path, "train/cat/a.png", "train/dog/b.png", other, other.replace("c.png", "d.png"))
+    name = other.split("/")[0]
+    _, findings = examine(scan, {"path": str(tmp_path)}, full=False)
+    (finding,) = findings
+    assert finding.what == f"the folder train has the name of a split, and {name} not"
+    assert finding.hint is not None
+    assert not finding.example
+    both = sorted(["train", name])
+    assert tomllib.loads(finding.hint.rpartition("all are classes, data.dataset.")[2]) == {"classes": both}
+    found, told = check(tmp_path, classes=both)
+    assert told == []
+    assert (found.classes, found.splits) == (tuple(both), None)
+    (tmp_path / name).rename(tmp_path / "test")
+    assert check(tmp_path)[0].splits is not None
+
+
+def test_a_table_of_splits_stands_above_the_names_of_folders(tmp_path: Path) -> None:
+    files = ["train/x/a.png", "train/x/b.png", "extra/c.png", "extra/d.png"]
+    lay_out(tmp_path, *files)
+    lines = [f"{name},{label}" for name, label in zip(files, "pqpq", strict=True)]
+    told = check(tmp_path, table=str(tmp_path / table(tmp_path, *lines, header="path,label")))[1]
+    assert told == [": the folder train has the name of a split, and extra not"]
+    with pytest.raises(DataError, match="say the split of each image in the table"):
+        dataset(tmp_path, table="t.csv")
+    lines = [f"{line},{split}" for line, split in zip(lines, ["train", "train", "test", "test"], strict=True)]
+    found, told = check(tmp_path, table=str(tmp_path / table(tmp_path, *lines, header="path,label,split")))
+    assert (found.splits, told) == (["test", "test", "train", "train"], [])
+
+
+def test_a_folder_with_a_number_for_a_name_is_no_position_in_classes(tmp_path: Path) -> None:
+    lay_out(tmp_path, "cat/a.png", "cat/b.png", "dog/c.png", "1/d.png")
+    found, told = check(tmp_path, classes=["cat", "dog"])
+    assert told == ["1/d.png: there is no class '1'"]
+    assert found.labels == [-1, 0, 0, 1]
+    assert found.bad == {0}
 
 
 @pytest.mark.parametrize(
@@ -170,42 +215,25 @@ def test_a_table_may_leave_the_class_to_the_folders(tmp_path: Path) -> None:
     assert set(found.train.columns["client"]) == {"h0", "h1"}
 
 
-def numbered(root: Path, labels: str, **settings: Any) -> tuple[Scan, list[str]]:
-    lay_out(root, *(f"{at:02}.png" for at in range(len(labels.split()))))
-    lines = [f"{at:02}.png,{label}" for at, label in enumerate(labels.split())]
-    return check(root, table=str(root / table(root, *lines, header="path,label")), **settings)
-
-
-def test_labels_may_be_whole_numbers(tmp_path: Path) -> None:
-    found, told = numbered(tmp_path, "2 10 0 1 3 4 5 6 7 8 9")
-    assert told == []
-    assert found.classes == tuple(map(str, range(11)))
-    assert found.labels == [2, 10, 0, 1, 3, 4, 5, 6, 7, 8, 9]
-
-
-@pytest.mark.parametrize(
-    ("labels", "what"),
-    [
-        ("0 1 3", "t.csv: the labels skip 2, and go up to 3"),
-        ("1 2 3", "t.csv: the labels skip 0, and go up to 3"),
-        ("0 1 9", "t.csv: the labels skip 2, 3, 4 and 4 more, and go up to 9"),
-        ("-1 0 1", "t.csv: the label -1 is below 0"),
-    ],
-)
-def test_labels_that_skip_numbers_are_a_fault_of_the_whole(tmp_path: Path, labels: str, what: str) -> None:
-    _, told = numbered(tmp_path, labels)
-    assert told[0] == what
-    with pytest.raises(DataError, match=r"data\.dataset\.classes"):
-        dataset(tmp_path, table=str(tmp_path / "t.csv"), on_error="skip")
-
-
-def test_classes_name_numbers_and_say_which_there_are(tmp_path: Path) -> None:
-    found, told = numbered(tmp_path, "0 1 3 x 4", classes=["w", "x", "y", "z"])
-    assert found.labels == [0, 1, 3, 1, -1]
+def test_with_a_table_that_cannot_be_read_only_it_and_the_images_are_told(tmp_path: Path) -> None:
+    lay_out(tmp_path, *(f"{at}.png" for at in range(4)), "train/x.png", "extra/y.png")
+    (tmp_path / "2.png").write_bytes(b"")
+    (tmp_path / "t.csv").write_bytes("path,label\n0.png,ü\n".encode("latin-1"))
+    found, told = check(tmp_path, table="t.csv")
     assert told == [
-        "t.csv, line 6: there is no class '4'",
-        ": no image is of the class 'y'",
+        "t.csv, line 2: the byte 0xfc is not UTF-8; the encoding is likely Windows-1252 (Latin-1)",
+        "2.png: the file is empty (0 bytes)",
     ]
+    assert found.facts()["images"] == 5
+
+
+def test_that_no_image_has_a_label_is_told_once(tmp_path: Path) -> None:
+    lay_out(tmp_path, *(f"{at}.png" for at in range(4)))
+    assert check(tmp_path)[1] == [": no image lies in a folder of a class"]
+    assert check(tmp_path, label_level=2)[1] == [": no image lies 2 folders deep"]
+    lines = [f"{at}.png,x" for at in range(4)]
+    told = check(tmp_path, table=str(tmp_path / table(tmp_path, *lines, header="path,Label")))[1]
+    assert told == ["t.csv, line 1: there is no column 'label', and no image lies in a folder of a class"]
 
 
 def test_classes_fix_the_order(tmp_path: Path) -> None:
@@ -234,7 +262,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
     found, told = check(tmp_path)
     assert told == [
         "bird: the folder of a class has no image",
-        "stray.png: the image has no label, or lies in no folder of a class",
+        "stray.png: the image does not lie in a folder of a class",
         "dog/notes.txt: the file is not named as an image is",
         "cat/1.png: the file is empty (0 bytes)",
     ]

@@ -1,3 +1,4 @@
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,59 @@ def test_void_becomes_255(tmp_path: Path) -> None:
     expected[0, :3] = 255
     np.testing.assert_array_equal(both["a"], expected)
     np.testing.assert_array_equal(both["b"], ids(1))
+
+
+def test_masks_may_number_the_classes_otherwise(tmp_path: Path) -> None:
+    pairs(tmp_path, "a", "b")
+    for name in "ab":
+        write(tmp_path / f"masks/{name}.png", np.array([[0, 1, 2, 3]] * 8, np.uint8).repeat(2, axis=1))
+    found = dataset(tmp_path, void=0, ids=[1, 2, 3], test=0.5)
+    row = [255, 255, 0, 0, 1, 1, 2, 2]
+    np.testing.assert_array_equal(found.train.targets.decode(0), [row] * 8)
+    assert found.table().marks.tolist() == [0, 1, 2]
+    found = dataset(tmp_path, void=2, ids=[3, 0, 1], test=0.5)
+    np.testing.assert_array_equal(found.train.targets.decode(0), [[1, 1, 2, 2, 255, 255, 0, 0]] * 8)
+    _, told = check(tmp_path, void=0, ids=[1, 3, 200])
+    assert (
+        told[0] == "masks/a.png: the mask has ids that are no class (1, 3, 200) nor void (0): 2 in 16 pixels"
+    )
+    _, told = check(tmp_path, void=0, ids=[1, 2, 3], classes=["x", "y", "z"])
+    assert told == []
+    assert check(tmp_path, ids=[1, 2, 3])[1][0] == (
+        "masks/a.png: the mask has ids that are no class (1 .. 3) nor void (255): 0 in 16 pixels"
+    )
+
+
+@pytest.mark.parametrize("void", [0, 1, 2])
+def test_the_hint_on_void_names_ids_that_help(tmp_path: Path, void: int) -> None:
+    pairs(tmp_path, "a", "b")
+    for name in "ab":
+        write(tmp_path / f"masks/{name}.png", pixels(ord(name), channels=1) % 4)
+    with pytest.raises(ConfigError, match="is void and the class") as caught:
+        check(tmp_path, void=void)
+    assert caught.value.hint is not None
+    given = tomllib.loads(caught.value.hint.rpartition("data.dataset.")[2])["ids"]
+    found, told = check(tmp_path, void=void, ids=given)
+    assert told == []
+    assert found.ids is not None
+    assert [found.ids[at] for at in range(4) if at != void] == [0, 1, 2]
+    assert found.ids[void] == 255
+
+
+@pytest.mark.parametrize(
+    ("more", "where", "what"),
+    [
+        ({"ids": [1, 2]}, "ids", "there are 3 classes and 2 ids"),
+        ({"ids": [1, 2, 1]}, "ids", "the id 1 is 'road' and 'car'"),
+        ({"ids": [1, 2, 255]}, "void", "the id 255 is void and the class 'car' at once"),
+        ({"ids": [1, 2, 256]}, "data.dataset.ids.2", "less than or equal to 255"),
+    ],
+)
+def test_ids_that_say_two_things(tmp_path: Path, more: dict, where: str, what: str) -> None:
+    pairs(tmp_path, "a", "b")
+    with pytest.raises(ConfigError, match=what) as caught:
+        check(tmp_path, **more)
+    assert caught.value.where == where
 
 
 def test_folders_of_splits_and_clients(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
+from fedlens.data.boxes import Boxes
 from fedlens.data.own.scan import Scan, assemble
+from fedlens.data.placing import placed
 from tests.unit.data.pictures import pixels, write
 
 SETTINGS: dict[str, Any] = {"size": (10, 20), "fit": "pad", "channels": 3, "test": 0.5, "on_error": "stop"}
@@ -55,7 +57,29 @@ def test_boxes_are_cut_at_the_edge_and_dropped_beyond_it(tmp_path: Path) -> None
     found = assemble(scan, SETTINGS | {"fit": "crop", "size": (10, 40)}, 0)
     assert found.train.targets.boxes.tolist() == [[0, 0, 40, 10]]
     assert found.train.targets.labels.tolist() == [0]
-    assert found.notes == ("1 boxes lie where the fit 'crop' cuts the images",)
+    assert found.notes == ("train, objects left out because the crop cuts their centre off: 1",)
+
+
+def test_a_sliver_at_the_edge_of_the_crop_is_no_object_as_in_published_sets(tmp_path: Path) -> None:
+    scan = with_boxes(tmp_path)
+    assert scan.boxes is not None
+    # Of 40 x 40 the rows 15 to 25 are kept; 6 of this box's 22 rows, and not its centre.
+    scan.boxes[0][0] = 4, 0, 20, 21
+    scan.boxes[2] = np.array([[0, 0, 8, 1], [0, 1, 8, 3]], np.float32)  # 8 x 4 becomes 40 x 20, rows 5 to 15
+    scan.box_labels = [np.array([1, 0]), np.array([], np.int64), np.array([1, 0])]
+    found = assemble(scan, SETTINGS | {"fit": "crop", "size": (10, 40)}, 0)
+    assert found.train.targets.boxes.tolist() == [[0, 0, 40, 10]]
+    assert found.test.targets.boxes.tolist() == [[0, 0, 40, 10]]
+    assert (found.train.targets.labels.tolist(), found.test.targets.labels.tolist()) == ([0], [0])
+    assert found.train.targets.offsets.tolist() == [0, 1, 1]
+    assert found.notes == (
+        "train, objects left out because the crop cuts their centre off: 1",
+        "test, objects left out because the crop cuts their centre off: 1",
+    )
+    published = placed(
+        Boxes(scan.boxes[0], scan.box_labels[0], np.array([0, 2])), np.array([[40, 40]]), 10, 40, "crop"
+    )
+    np.testing.assert_array_equal(published.boxes.boxes, found.train.targets.boxes)
 
 
 def test_rows_at_fault_are_left_out_and_counted(tmp_path: Path) -> None:
