@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 HEAD = ("dataset", "here", "train", "test", "classes", "clients", "to fetch", "licence")
 SAID = {"here": "yes", "partly": "in part", "absent": "no", "built in": "built in", "your own": "your own"}
 OWN = "your own data"
+UNKNOWN = "unknown"
 
 
 def list_datasets(
@@ -65,9 +66,15 @@ def _print_group(records: list[Record], found: dict[str, Presence]) -> None:
 
 
 def _numbers(record: Record) -> tuple[str, ...]:
-    counts = (record.train, record.test, record.classes, record.clients)
-    told = ["" if count is None else f"{count:,}" for count in counts]
-    return (*told, record.download or "", (record.licence or "").partition(";")[0])
+    """What could not be verified is unknown; clients are none where the data have none of themselves."""
+    clients = "none" if record.unit is None else UNKNOWN
+    given = (
+        *((count, UNKNOWN) for count in (record.train, record.test, record.classes)),
+        (record.clients, clients),
+    )
+    told = [other if count is None else f"{count:,}" for count, other in given]
+    download = record.download or (UNKNOWN if record.files else "nothing")
+    return (*told, download, (record.licence or UNKNOWN).partition(";")[0])
 
 
 def as_object(record: Record, found: Presence) -> dict[str, Any]:

@@ -25,25 +25,30 @@ _INAT_HOW = (
     "https://ml-inat-competition-datasets.s3.amazonaws.com/2017/ and unpack them in inaturalist-2017/"
 )
 _INAT_LISTS = (
-    "; the lists of the population are fetched with --download, or else it is built from the metadata"
+    "; the lists of the population are fetched with --download, or else it is built from the metadata; for a "
+    "partition alone no images are needed"
 )
 _INAT_TERMS = "non-commercial; for research and education, not to be passed on"
 _INAT_SOURCE = "Van Horn et al. 2018, The iNaturalist Species Classification and Detection Dataset"
 _HSU2020 = "Hsu, Qi and Brown 2020, Federated Visual Classification with Real-World Data Distribution"
 _GLD_HOW = (
     "fetch images_000.tar to images_499.tar from https://s3.amazonaws.com/google-landmark/train/ and unpack them "
-    "in google-landmarks-v2/train; the lists are fetched with --download"
+    "in google-landmarks-v2/train; the lists are fetched with --download, and for a partition alone no images are "
+    "needed"
 )
 _GLD_TERMS = "CC BY 4.0 (lists, labels); each image its own licence, CC BY by the publisher's account"
 _GLD_IMAGES = "google-landmarks-v2/*/*|google-landmarks-v2/*.jpg"
 _LISTS = "federated_vision_datasets"
 
 
-def _leaf(name: str, task: str, summary: str, classes: int, clients: int, unit: str, licence: str) -> Record:
+def _leaf(
+    name: str, task: str, summary: str, examples: str, classes: int, clients: int, unit: str, licence: str
+) -> Record:
+    # How many of the examples are for training is up to LEAF's script.
     return Record(
         name,
         task,
-        summary,
+        f"{summary}; {examples} in all by LEAF's count, which its script filters and splits",
         f"get LEAF, run ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample in data/{name}, and put its data/train and "
         f"data/test into {name}/",
         classes=classes,
@@ -115,6 +120,9 @@ _RECORDS = (
         "classification",
         "made-up images of any shape, learnable",
         "it is made when it is wanted",
+        train=6_000,
+        test=1_000,
+        classes=10,
         licence="none needed",
         source="fedlens",
     ),
@@ -193,6 +201,7 @@ _RECORDS = (
         "femnist",
         "classification",
         "handwritten letters and digits, 28x28 grey, by writer",
+        "805,263 images",
         62,
         3_550,
         "writer",
@@ -247,6 +256,7 @@ _RECORDS = (
         train=1_803_460,
         test=36_500,
         classes=365,
+        licence="Places' terms of use: research and teaching, not for commerce; photographers keep their rights",
         source="Zhou et al. 2017, Places: A 10 Million Image Database for Scene Recognition",
         download="24 GB (105 GB of large images)",
         files=tuple(
@@ -409,6 +419,7 @@ _RECORDS = (
         "shakespeare",
         "language",
         "plays, the next character, by role",
+        "4.2 million examples",
         80,
         1_129,
         "role",
@@ -418,6 +429,7 @@ _RECORDS = (
         "sent140",
         "language",
         "the sentiment of tweets, by user",
+        "1,600,498 tweets",
         2,
         660_120,
         "user",

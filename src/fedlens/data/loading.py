@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.findings import Findings
 from fedlens.data.images import ImageFiles, decode_all, decode_threads
 from fedlens.data.verdicts import Say, judge
@@ -24,6 +25,7 @@ def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> D
     files = [part for split in (dataset.train, dataset.test) for part in _files(split)]
     if not files:
         return dataset
+    check_present(dataset)
     findings = Findings()
     if sum(part.nbytes for part in files) > nbytes:
         splits = [_judged(split, findings, say) for split in (dataset.train, dataset.test)]

@@ -67,6 +67,15 @@ def test_list_says_what_is_here_by_task(folder: Path) -> None:
         assert row(told, name)
 
 
+def test_list_says_unknown_where_it_is_not_known(folder: Path) -> None:
+    told = ask("list", "--data-dir", folder)
+    assert row(told, "femnist")[2:7] == ["unknown", "unknown", "62", "3,550", "unknown"]
+    assert row(told, "cifar10")[5] == "none"
+    assert row(told, "inaturalist-2017")[5] == "unknown"
+    assert row(told, "digits")[6:8] == ["none", "nothing"]
+    assert "Places' terms of use" in next(line for line in told.splitlines() if line.startswith("places365"))
+
+
 def test_list_says_how_to_get_what_is_not_here(folder: Path) -> None:
     told = ask("list", "--data-dir", folder)
     how = told[told.index("how to get what is not here") :]

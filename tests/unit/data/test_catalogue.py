@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,19 @@ def test_the_numbers_are_the_published_ones() -> None:
     assert counts["cifar100"][:3] == (50_000, 10_000, 100)
     assert counts["cityscapes"] == (2_975, 500, 19, 18)
     assert [counts[name][3] for name in ("femnist", "shakespeare", "sent140")] == [3_550, 1_129, 660_120]
+
+
+def test_counts_and_terms_are_those_of_the_readers() -> None:
+    told = {name: CATALOGUE[name].summary for name in ("femnist", "shakespeare", "sent140")}
+    for name, count in (("femnist", "805,263"), ("shakespeare", "4.2 million"), ("sent140", "1,600,498")):
+        assert count in told[name]
+        assert count in " ".join((DATASETS.find(name).__doc__ or "").split())
+    assert CATALOGUE["places365"].licence
+    defaults = signature(DATASETS.find("synthetic")).parameters
+    made = CATALOGUE["synthetic"]
+    assert (made.train, made.test, made.classes) == tuple(
+        defaults[name].default for name in ("train", "test", "classes")
+    )
 
 
 RECORD = Record("x", "classification", "x", "x", files=(("a/*.bin", "b|c/d"), ("e/1", "e/2", "e/3")))

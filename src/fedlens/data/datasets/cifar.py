@@ -161,7 +161,7 @@ def _read_split(
             pixels, labels = records[:, what.label_bytes :], records[:, what.label_bytes - 1]
             groups = records[:, 0] if what.group_key else None
         else:
-            batch = _unpickled(path)
+            batch = read_pickle(path)
             pixels, labels = _pixels(batch, each, path), _labels(batch, what.label_key, each, path)
             grouped = what.group_key if what.group_key and _has(batch, what.group_key) else None
             groups = _labels(batch, grouped, each, path) if grouped else None
@@ -214,17 +214,11 @@ def read_records(path: Path, count: int, label_bytes: int) -> NDArray[np.uint8]:
     return data.reshape(count, record)
 
 
-def read_pickle(path: Path, count: int, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """(pixels [count, 3072], labels [count]) of a pickled batch, the dictionary that was published.
+def read_pickle(path: Path) -> object:
+    """What is pickled in a file. Nothing in it can run code: only NumPy arrays of numbers are rebuilt from it.
 
-    Nothing in the file can run code: only NumPy arrays are rebuilt from it. Raises `DataError` where it asks
-    for anything else, is damaged, or does not hold exactly `count` images and labels.
+    Raises `DataError` where it asks for anything else, or is damaged.
     """
-    batch = _unpickled(path)
-    return _pixels(batch, count, path), _labels(batch, label_key, count, path)
-
-
-def _unpickled(path: Path) -> object:
     try:
         with path.open("rb") as file:
             return _ArraysOnly(file, encoding="latin1").load()
@@ -284,7 +278,7 @@ def _found(value: object) -> str:
 class _ArraysOnly(pickle.Unpickler):
     """Rebuilds plain NumPy arrays and refuses every other name, so that a file from anywhere is only data."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Any:  # which `load` calls for each name in the file
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return _reconstruct
         if module == "numpy" and name in ("ndarray", "dtype"):

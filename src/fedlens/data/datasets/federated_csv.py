@@ -16,6 +16,7 @@ from pydantic import Field
 from fedlens.core.errors import DataError, nearest
 from fedlens.data.datasets.files import DAMAGED
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.settings import WholePath
 from fedlens.data.table import Table
 
 NOBODY = "NA"  # TensorFlow Federated's lists say so of an image that a split leaves out
@@ -195,7 +196,9 @@ def federated_csv(
     table: Table | ArrayLike,
     seed: int,
     *,
-    path: Annotated[str, Field(min_length=1, description="the CSV file: user_id,image_id,class[,...]")],
+    path: Annotated[
+        str, Field(min_length=1, description="the CSV file: user_id,image_id,class[,...]"), WholePath
+    ],
     id_order: Annotated[
         Literal["as-is", "cifar10-blocks"],
         Field(description="what image_id counts in: the training split, or CIFAR-10's blocks of 2020"),
@@ -205,8 +208,8 @@ def federated_csv(
 
     An image is found by the column `image_id` of the dataset, where it has one, and else by its position in
     the training split. Clients are in the order of their ids, by number where all ids are numbers; `seed`
-    plays no part. Discarded: images that the list does not name, and images of the list that are held out for
-    validation, with a client who has no other.
+    plays no part. Discarded: images that the list does not name, rows of the list whose user is "NA", and images
+    of the list that are held out for validation, with a client who has no other.
 
     hsu2020's CIFAR-10 lists of 2020 count in another order ("cifar10-blocks"): their blocks of 10,000 are
     data_batch 2, 4, 3, 1 and 5, so that the position is [1, 3, 2, 0, 4][image_id // 10000] * 10000 +
@@ -215,7 +218,9 @@ def federated_csv(
     Source: github google-research, federated_vision_datasets.
 
     Raises `DataError` where the list cannot be read, names an image that the dataset does not have, or gives
-    one another class than the dataset does.
+    one another class than the dataset does. Of images found by `image_id` while some are held out for validation
+    nobody can say which are held out and which the dataset lacks: it is an error where more are not found than
+    are held out, and fewer that are lacking go unnoticed, as if they were held out.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
@@ -247,8 +252,8 @@ def _find(table: Table, listing: Listing, id_order: str) -> NDArray[np.int64]:
         order = np.argsort(known)
         at = order[np.searchsorted(known, listing.images, sorter=order).clip(max=len(order) - 1)]
         rows = np.where(known[at] == listing.images, at, -1)
-        whole = table.total in (None, len(table))
-        return _all_there(listing, rows, rows < 0 if whole else np.zeros(len(rows), bool))
+        _none_lacking(listing, rows < 0, table)
+        return rows
     positions = whole_numbers(listing.path, listing.lines, "image_id", listing.images.tolist())
     total = len(table) if table.total is None else table.total
     count = len(BLOCKS) * BLOCK if id_order == "cifar10-blocks" else total
@@ -258,7 +263,7 @@ def _find(table: Table, listing: Listing, id_order: str) -> NDArray[np.int64]:
             where=table.dataset or None,
             hint='take id_order = "as-is"',
         )
-    _all_there(listing, positions, positions >= count)
+    _none_lacking(listing, positions >= count, None)
     if id_order == "cifar10-blocks":
         positions = np.array(BLOCKS)[positions // BLOCK] * BLOCK + positions % BLOCK
     row_of = np.full(total, -1, np.int64)
@@ -266,15 +271,24 @@ def _find(table: Table, listing: Listing, id_order: str) -> NDArray[np.int64]:
     return row_of[positions]
 
 
-def _all_there(listing: Listing, rows: NDArray[np.int64], absent: NDArray[np.bool_]) -> NDArray[np.int64]:
-    if absent.any():
-        first = int(np.flatnonzero(absent)[0])
-        raise DataError(
-            f"the dataset has no image '{listing.images[first]}', nor {int(absent.sum()) - 1} others of the list",
-            where=f"{listing.path}, line {listing.lines[first]}",
-            hint="take the dataset that the list was made for",
+def _none_lacking(listing: Listing, absent: NDArray[np.bool_], table: Table | None) -> None:
+    """Raises `DataError` where more images of the list are `absent`, bool [n], than `table` has held out."""
+    held = 0 if table is None or table.total is None else table.total - len(table)
+    count = int(absent.sum())
+    if count <= held:
+        return
+    first = int(absent.argmax())
+    what = f"the dataset has no image '{listing.images[first]}', nor {count - 1} others of the list"
+    if held:
+        what = (
+            f"the dataset lacks at least {count - held} images of the list: {count} are not found, "
+            f"'{listing.images[first]}' is the first, and {held} are held out"
         )
-    return rows
+    raise DataError(
+        what,
+        where=f"{listing.path}, line {listing.lines[first]}",
+        hint="take the dataset that the list was made for",
+    )
 
 
 def _check_classes(table: Table, listing: Listing, rows: NDArray[np.int64]) -> None:

@@ -31,7 +31,6 @@ from fedlens.data.datasets.inaturalist_metadata import (
     find_metadata,
     read_metadata,
 )
-from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.datasets.picture_size import Size, size_of
 from fedlens.data.images import ImageFiles, Paths
 
@@ -62,10 +61,11 @@ def inaturalist_2017(
     """iNaturalist-2017: 579,184 + 95,986 photographs of 5,089 species, with user and place.
 
     Reads `root/inaturalist-2017`: train2017.json, val2017.json, train2017_locations.json and
-    val2017_locations.json, there or in a folder in it, and train_val_images/. The published validation images
-    are the test split, as in hsu2020; the competition's own test images have no public labels. Columns:
-    user_id (whose it is, "" where that is not known), client (the same, "unknown" for all of those), lat and
-    lon in degrees (NaN where they are not known), supercategory, and image_id (the file's name).
+    val2017_locations.json, there or in a folder in it, and train_val_images/, which need not be there for a
+    partition alone. The published validation images are the test split, as in hsu2020; the competition's own
+    test images have no public labels. Columns: user_id (whose it is, "" where that is not known), client (the
+    same, "unknown" for all of those), lat and lon in degrees (NaN where they are not known), supercategory, and
+    image_id (the file's name).
 
     With subset = "balanced" the training split is the class-balanced one of hsu2020 4.1: species with at least
     100 training images, 100 of each drawn with `seed`; 1,203 species, 120,300 images in the paper. The paper
@@ -80,7 +80,8 @@ def inaturalist_2017(
     if subset == "balanced":
         train, test = _balanced(train, test, seed)
     columns = {**train.columns(), "client": np.where(train.users == "", NO_USER, train.users)}
-    return _dataset("inaturalist-2017", root, height_width, (train, columns), test, notes)
+    seeded = subset == "balanced"
+    return _dataset("inaturalist-2017", root, height_width, (train, columns), test, notes, seeded)
 
 
 def inaturalist_user_120k(
@@ -150,7 +151,7 @@ def _population(
     columns = {**train.columns(), "client": clients, "cell" if population.n_max else "user_id": clients}
     if labels is not None:
         columns["label"] = labels
-    return _dataset(name, root, height_width, (train, columns), test, notes)
+    return _dataset(name, root, height_width, (train, columns), test, notes, lists is None)
 
 
 def _dataset(
@@ -160,13 +161,13 @@ def _dataset(
     train: tuple[Metadata, dict[str, NDArray[Any]]],
     test: Metadata,
     notes: tuple[str, ...],
+    seeded: bool,
 ) -> Dataset:
     def examples(part: Metadata, columns: dict[str, NDArray[Any]]) -> Examples:
         files = Paths.of(part.files.tolist())
         return Examples(ImageFiles(root / FOLDER, files, 3, *height_width), part.labels, columns)
 
     part, columns = train
-    check_present(root / FOLDER, [*part.files.tolist(), *test.files.tolist()], name, HOW)
     return Dataset(
         name=name,
         train=examples(part, columns),
@@ -177,6 +178,7 @@ def _dataset(
         licence=LICENCE,
         source=SOURCE,
         notes=notes,
+        seeded=seeded,
     )
 
 

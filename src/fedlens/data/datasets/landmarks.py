@@ -14,9 +14,8 @@ from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.federated_csv import Listing, check_apart, read_list, read_rows
 from fedlens.data.datasets.files import DAMAGED, missing
-from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand
+from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD
 from fedlens.data.datasets.landmark_rules import Rules, kept_images, leftover_images
-from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.datasets.picture_size import Size, size_of
 from fedlens.data.datasets.zips import unzip
 from fedlens.data.download import Resource, fetch
@@ -29,10 +28,6 @@ LICENCE = (
     "lists and labels CC BY 4.0; each image its own licence, CC BY for all of them by the publisher's account"
 )
 SOURCE = "Google Landmarks Dataset v2, Weyand et al. 2020; github.com/cvdfoundation/google-landmark"
-HOW = (
-    "fetch the 500 archives images_000.tar to images_499.tar (about 1 GB each) from "
-    f"https://s3.amazonaws.com/google-landmark/train/ and unpack them in {FOLDER}/train of the data folder"
-)
 _LAYOUTS = (
     "train/{0}/{1}/{2}/{id}.jpg",
     "{0}/{1}/{2}/{id}.jpg",
@@ -110,8 +105,8 @@ def landmarks_user_160k(
     """Landmarks-User-160k (hsu2020 4.2): 164,172 + 19,526 photographs of 2,028 landmarks, by 1,262 users.
 
     Images: `root/google-landmarks-v2`, as they are published, `train/a/b/c/<id>.jpg` with the first three
-    characters of the id, or all in one folder, `images/<id>.jpg`. Columns of the training split: client and
-    user_id (the user), image_id. hsu2020 6.5 trains on 224 x 224.
+    characters of the id, or all in one folder, `images/<id>.jpg`; for a partition alone they need not be there.
+    Columns of the training split: client and user_id (the user), image_id. hsu2020 6.5 trains on 224 x 224.
 
     With source = "csv" the population is the published one: `federated_train.csv` and `test.csv` in
     `root/federated_vision_datasets/landmarks-user-160k`, which `download` fetches. With "metadata" it is built
@@ -173,7 +168,7 @@ def _from_lists(what: Published, found: tuple[Path, Path], root: Path, size: tup
     assert train.users is not None
     _check_counts(what, train, test)
     classes = tuple(map(str, range(int(train.classes.max()) + 1)))
-    return _dataset(what.name, root, size, classes, _Split.of(train), _Split.of(test), ())
+    return _dataset(what.name, root, size, classes, _Split.of(train), _Split.of(test), (), False)
 
 
 def _check_counts(what: Published, train: Listing, test: Listing) -> None:
@@ -209,11 +204,11 @@ def _dataset(
     train: _Split,
     test: _Split,
     notes: tuple[str, ...],
+    seeded: bool,
 ) -> Dataset:
     folder = root / FOLDER
-    layout = _layout(name, folder, train.images)
+    layout = _layout(folder, train.images)
     files = [[_file(layout, image) for image in split.images.tolist()] for split in (train, test)]
-    check_present(folder, [*files[0], *files[1]], name, HOW)
     examples = []
     for split, names in zip((train, test), files, strict=True):
         columns = {"image_id": split.images}
@@ -230,6 +225,7 @@ def _dataset(
         licence=LICENCE,
         source=SOURCE,
         notes=notes,
+        seeded=seeded,
     )
 
 
@@ -237,16 +233,11 @@ def _file(layout: str, image: str) -> str:
     return layout.format(*image[:3].ljust(3, "_"), id=image)
 
 
-def _layout(name: str, folder: Path, images: NDArray[np.str_]) -> str:
-    """How the images lie: the layout in which most of the first ones are found."""
+def _layout(folder: Path, images: NDArray[np.str_]) -> str:
+    """How the images lie: the layout in which most of the first ones are found, the published one where none is."""
     probes = images[:_PROBES].tolist()
     found = {one: sum((folder / _file(one, image)).is_file() for image in probes) for one in _LAYOUTS}
-    best = max(found, key=lambda layout: found[layout])
-    if not found[best]:
-        raise by_hand(
-            name, folder, f"{_file(_LAYOUTS[0], probes[0])} or {_file(_LAYOUTS[2], probes[0])}", HOW
-        )
-    return best
+    return max(found, key=lambda layout: found[layout])
 
 
 def _from_metadata(root: Path, size: tuple[int, int], seed: int) -> Dataset:
@@ -275,6 +266,7 @@ def _from_metadata(root: Path, size: tuple[int, int], seed: int) -> Dataset:
         _Split(images[kept], numbers.astype(np.int64), np.array(authors)[users[kept]]),
         _Split(images[left], np.searchsorted(shown, landmarks[left]).astype(np.int64), None),
         tuple(notes),
+        True,
     )
 
 

@@ -14,6 +14,7 @@ from fedlens.data.partition.by_class import shuffled_by_class
 from fedlens.data.partition.dirichlet import distribution_function, log_weights
 from fedlens.data.partition.drawing import check_classes, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.settings import Alpha, Balance, Clients, Redraws
 from fedlens.data.partition.sizes import check_minimum
 from fedlens.data.table import Table
 
@@ -24,17 +25,11 @@ def dirichlet_classwise(
     labels: Table | NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
-    alpha: Annotated[
-        float, Field(ge=0, description="concentration: 0 is all of a class to one client, inf is even shares")
-    ],
+    clients: Clients,
+    alpha: Alpha,
     minimum: Annotated[int, Field(ge=1, description="least examples a client gets")] = 1,
-    redraws: Annotated[
-        int, Field(ge=0, description="how often to draw again for the minimum before examples are moved")
-    ] = 20,
-    balance: Annotated[
-        bool, Field(description="a client that has its even share already gets no more of the next classes")
-    ] = False,
+    redraws: Redraws = 20,
+    balance: Balance = False,
 ) -> Partition:
     """Each class c draws proportions p_c ~ Dir(alpha 1) over the K clients, and is cut up in these proportions.
 

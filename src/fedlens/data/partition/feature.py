@@ -12,6 +12,7 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError
 from fedlens.data.partition.drawing import check_population, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.settings import Clients
 from fedlens.data.table import Table
 
 # What leaves an image as it is, for every way in which `fedlens.data.shifts` can change one.
@@ -22,7 +23,7 @@ def feature(
     labels: Table | NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     brightness: Annotated[
         float, Field(ge=0, le=1, description="a client's factor is uniform in [1 - b, 1 + b]")
     ] = 0.3,

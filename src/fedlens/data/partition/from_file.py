@@ -8,17 +8,13 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from fedlens.core.errors import DataError
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.settings import WholePath
 from fedlens.data.table import Table
-
-
-def _whole(path: str) -> str:
-    """The path from the root, so that a run's config.toml finds the file from any directory."""
-    return str(Path(path).expanduser().resolve())
 
 
 def from_file(
@@ -26,9 +22,7 @@ def from_file(
     seed: int,
     *,
     path: Annotated[
-        str,
-        Field(min_length=1, description="a file that 'fedlens partition make' saved"),
-        AfterValidator(_whole),
+        str, Field(min_length=1, description="a file that 'fedlens partition make' saved"), WholePath
     ],
 ) -> Partition:
     """The saved partition in the file `path`: the same clients with the same examples, in the same order.

@@ -12,6 +12,7 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError
 from fedlens.data.partition.drawing import check_population, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.settings import Clients, Exponent, Sigma
 from fedlens.data.partition.sizes import LAWS, draw_sizes, law_setting, refuse_unused
 from fedlens.data.table import Table
 
@@ -20,23 +21,13 @@ def iid(
     labels: Table | NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     sizes: Annotated[
         Literal["equal", "log-normal", "power-law"] | list[Annotated[int, Field(ge=1)]],
         Field(description="'equal', 'log-normal', 'power-law', or the examples of each client"),
     ] = "equal",
-    sigma: Annotated[
-        float | None,
-        Field(ge=0, allow_inf_nan=False, description="spread of log-normal sizes; 1 if not given"),
-    ] = None,
-    exponent: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            allow_inf_nan=False,
-            description="size ~ rank^(-exponent) of power-law sizes; 1 if not given",
-        ),
-    ] = None,
+    sigma: Sigma = None,
+    exponent: Exponent = None,
     minimum: Annotated[
         int | None, Field(ge=1, description="least examples a client gets by a law; 1 if not given")
     ] = None,

@@ -13,6 +13,7 @@ from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.partition.dirichlet_classwise import dirichlet_classwise
 from fedlens.data.partition.drawing import check_population, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.settings import Alpha, Balance, Clients, Redraws
 from fedlens.data.table import Table
 
 
@@ -20,17 +21,11 @@ def lda_multilabel(
     labels: Table | NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
-    alpha: Annotated[
-        float, Field(ge=0, description="concentration: 0 is all of a class to one client, inf is even shares")
-    ],
+    clients: Clients,
+    alpha: Alpha,
     minimum: Annotated[int, Field(ge=1, description="least images with a class that a client gets")] = 1,
-    redraws: Annotated[
-        int, Field(ge=0, description="how often to draw again for the minimum before images are moved")
-    ] = 20,
-    balance: Annotated[
-        bool, Field(description="a client that has its even share already gets no more of the next classes")
-    ] = False,
+    redraws: Redraws = 20,
+    balance: Balance = False,
     order: Annotated[
         Literal["rarest", "index"],
         Field(description="an image counts for the rarest class that it shows, or for the first by number"),

@@ -11,6 +11,7 @@ from pydantic import Field
 from fedlens.data.partition.by_class import owners_of_draws
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.settings import Clients, Exponent, Sigma
 from fedlens.data.partition.sizes import LAWS, check_minimum, draw_sizes, law_setting
 from fedlens.data.table import Table
 
@@ -19,22 +20,12 @@ def quantity(
     labels: Table | NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     sizes: Annotated[
         Literal["log-normal", "power-law", "dirichlet"], Field(description="the law of the sizes")
     ] = "log-normal",
-    sigma: Annotated[
-        float | None,
-        Field(ge=0, allow_inf_nan=False, description="spread of log-normal sizes; 1 if not given"),
-    ] = None,
-    exponent: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            allow_inf_nan=False,
-            description="size ~ rank^(-exponent) of power-law sizes; 1 if not given",
-        ),
-    ] = None,
+    sigma: Sigma = None,
+    exponent: Exponent = None,
     alpha: Annotated[
         float | None, Field(ge=0, description="concentration of sizes from Dir(alpha 1); 1 if not given")
     ] = None,
@@ -46,9 +37,10 @@ def quantity(
     `fedlens.data.partition.sizes.draw_sizes`. Where client k has n_k of all n examples and class c has N_c,
     client k gets
 
-        floor(n_k N_c / n) or floor(n_k N_c / n) + 1
+        floor(n_k N_c / n) or ceil(n_k N_c / n)
 
-    examples of class c: as near to its proportion as whole numbers allow, with every example given to someone.
+    examples of class c: exactly its proportion where that is a whole number, and otherwise one of the two next to
+    it. Every example is given to someone.
     `iid` with unequal sizes draws at random instead, so that its small clients are also off in their classes.
 
     An example with several classes (a mask, boxes, a text) stands for the rarest of them, and examples without
@@ -59,7 +51,7 @@ def quantity(
     >>> labels = np.repeat([0, 1], [60, 30])
     >>> p = quantity(labels, 0, clients=3, sizes="power-law")
     >>> sorted(p.class_counts(labels).tolist())
-    [[11, 5], [16, 9], [33, 16]]
+    [[10, 6], [17, 8], [33, 16]]
     """
     table = Table.of(labels)
     check_minimum(len(table), clients, minimum)
@@ -93,21 +85,59 @@ def _proportional(
 ) -> NDArray[np.int64]:
     """int64 [n]: the class of each draw, client after client, sizes[k] of them for client k.
 
-    Rounding a table to whole numbers so that its sums stay: what is above the rounded-down numbers has whole
-    sums too, so there is a table of 0 and 1 with these sums, and giving each client in turn its ones in the
-    classes that have most left finds one (Gale and Ryser; the argument is Havel's and Hakimi's). The clients
-    come in a random order, and equal classes too.
+    Rounding a table to whole numbers so that its sums stay and whole cells too: what is above the rounded-down
+    numbers has whole sums, so there is a table of 0 and 1 with these sums, and 0 where nothing is above (a flow
+    with whole capacities has a whole solution; Bacharach 1966). The clients come in a random order, and each
+    takes its ones in the classes that lag most behind their share so far, equal ones in a random order. What
+    the sums of the classes are off by in the end is put right by `_settle`.
+    """
+    n, width = int(totals.sum()), len(totals)
+    more = np.zeros((len(sizes), width), bool)
+    lag = np.zeros(width, np.int64)  # in units of 1 / n, so that all of it is whole
+    for client in stream.permutation(len(sizes)):
+        above = sizes[client] * totals % n
+        lag += above
+        urgent = np.where(above > 0, lag + stream.random_sample(width), -np.inf)
+        chosen = np.argsort(-urgent, kind="stable")[: int(above.sum()) // n]
+        more[client, chosen] = True
+        lag[chosen] -= n
+    _settle(more, lag // n, totals, sizes)
+    rows = [
+        np.repeat(np.arange(width), size * totals // n + row) for size, row in zip(sizes, more, strict=True)
+    ]
+    return np.concatenate(rows)
+
+
+def _settle(
+    more: NDArray[np.bool_], lacks: NDArray[np.int64], totals: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> None:
+    """Moves ones within rows of `more` [clients, classes] until class c has `lacks[c]` more; negative is fewer.
+
+    One at a time, on a shortest path from a class with too many to a class with too few: a client that has a
+    one in the first class, and could have one in the second, moves it there, and so on. There is a path as long
+    as something is off, because there is a table that is right.
     """
     n = int(totals.sum())
-    left = totals.copy()
-    for size, times in zip(*np.unique(sizes, return_counts=True), strict=True):
-        left -= times * (size * totals // n)
-    rows: list[NDArray[np.int64]] = [totals] * len(sizes)
-    for client in stream.permutation(len(sizes)):
-        row = sizes[client] * totals // n
-        more = int(sizes[client] - row.sum())
-        chosen = np.argsort(-(left + stream.random_sample(len(left))), kind="stable")[:more]
-        row[chosen] += 1
-        left[chosen] -= 1
-        rows[client] = np.repeat(np.arange(len(totals)), row)
-    return np.concatenate(rows)
+    lacks = lacks.copy()
+    kinds, kind = np.unique(sizes, return_inverse=True)
+    could = (kinds[:, None] * totals % n > 0)[kind] if lacks.any() else more
+    while lacks.any():
+        came: dict[int, tuple[int, int]] = {}  # by class: the class before it on the path, and who moves
+        seen = lacks < 0
+        queue = np.flatnonzero(seen).tolist()
+        for source in queue:
+            holders = np.flatnonzero(more[:, source])
+            free = could[holders] & ~more[holders]
+            for target in np.flatnonzero(free.any(axis=0) & ~seen).tolist():
+                came[target] = source, int(holders[free[:, target].argmax()])
+                queue.append(target)
+            seen |= free.any(axis=0)
+            if (lacks[seen] > 0).any():
+                break
+        at = int(np.flatnonzero(seen & (lacks > 0))[0])
+        lacks[at] -= 1
+        while at in came:
+            source, client = came[at]
+            more[client, at], more[client, source] = True, False
+            at = source
+        lacks[at] += 1

@@ -19,11 +19,12 @@ def read_places(
 
     Rows without a place on the sphere are left out where `skip` is true.
 
-    Raises `DataError` that counts and names them where it is not, or where no row is left; `ConfigError` where
-    there is no such column.
+    Raises `DataError` that counts and names them where it is not, or where no row is left; `ConfigError` on the
+    setting "lat" or "lon" where there is no such column.
     """
-    latitude, longitude = numbers(table.column(lat)), numbers(table.column(lon))
-    absent = missing(table.column(lat)) | missing(table.column(lon))
+    given = table.column(lat, "lat"), table.column(lon, "lon")
+    latitude, longitude = numbers(given[0]), numbers(given[1])
+    absent = missing(given[0]) | missing(given[1])
     text = ~absent & (np.isnan(latitude) | np.isnan(longitude))
     outside = ~absent & ~text & ~((np.abs(latitude) <= 90) & (np.abs(longitude) <= 180))
     bad = absent | text | outside
@@ -35,7 +36,7 @@ def read_places(
     first = int(bad.argmax()) if bad.any() else 0
     what = f"the coordinates of {int(bad.sum())} of {len(table)} examples are no place on Earth ({found})"
     if bad.any():
-        pair = f"{table.column(lat)[first]}, {table.column(lon)[first]}"
+        pair = f"{given[0][first]}, {given[1][first]}"
         what += f"; the first is example {table.where()[first]} with '{lat}', '{lon}' = {pair}"
     raise DataError(
         what if len(table) else "there are no examples",

@@ -150,7 +150,7 @@ def test_no_other_name_is_found(tmp_path: Path, name: str) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"\x80\x02c" + name.encode() + b"\n.")
     with pytest.raises(DataError, match="only arrays are allowed"):
-        cifar.read_pickle(path, 1, "labels")
+        cifar.read_pickle(path)
 
 
 @pytest.mark.parametrize("array", [np.array([{}]), np.array([1.5]), np.array(["a"])])
@@ -158,18 +158,19 @@ def test_only_arrays_of_numbers_are_rebuilt(tmp_path: Path, array: np.ndarray) -
     path = tmp_path / "x"
     path.write_bytes(pickle.dumps({"data": array, "labels": [0]}, 2))
     with pytest.raises(DataError, match="asks for an array of"):
-        cifar.read_pickle(path, 1, "labels")
+        cifar.read_pickle(path)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 @pytest.mark.parametrize("key", [str, str.encode])
 def test_pickles_that_python_3_wrote_are_read_too(tmp_path: Path, protocol: int, key) -> None:
-    pixels = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
-    path = tmp_path / "x"
-    path.write_bytes(pickle.dumps({key("data"): pixels, key("labels"): [3, 4]}, protocol))
-    found, labels = cifar.read_pickle(path, 2, "labels")
-    np.testing.assert_array_equal(found, pixels)
-    assert labels.tolist() == [3, 4]
+    write_cifar_python(tmp_path, SMALL["CIFAR10"])
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3072), np.uint8)
+    path = tmp_path / "cifar-10-batches-py" / "data_batch_2"
+    path.write_bytes(pickle.dumps({key("data"): pixels, key("labels"): [3, 4, 0, 9]}, protocol))
+    train = cifar.cifar10(tmp_path, False, 0).train
+    np.testing.assert_array_equal(train.inputs[4:8].reshape(4, 3072), pixels)
+    assert train.targets[4:8].tolist() == [3, 4, 0, 9]
 
 
 def test_the_layout_written_here_is_what_an_ordinary_unpickler_reads() -> None:

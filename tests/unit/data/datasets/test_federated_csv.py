@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens.core.errors import DataError
+from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import read_settings
 from fedlens.data.datasets.federated_csv import (
     BLOCKS,
@@ -162,6 +162,32 @@ def test_a_list_of_another_dataset_is_refused(write, rows: str, columns, told: s
         federated_csv(Table.of([0, 1, 2], columns), 0, path=str(path))
 
 
+def test_images_that_the_dataset_lacks_are_told_apart_from_those_held_out_by_their_number(write) -> None:
+    whole = Table.of([0, 1, 0, 1], {"image_id": ["a", "b", "c", "d"]})
+    rest = whole.take(np.array([0, 1, 2]))  # d is held out
+    path = write("user_id,image_id,class\nu,a,0\nu,x,0\nv,y,0\n", "two.csv")
+    with pytest.raises(DataError, match=r"no image 'x', nor 1 others of the list \(.*line 3"):
+        federated_csv(whole, 0, path=str(path))
+    with pytest.raises(
+        DataError, match=r"lacks at least 1 images of the list: 2 are not found, 'x' .*line 3"
+    ):
+        federated_csv(rest, 0, path=str(path))
+    with pytest.raises(DataError, match=r"at least 2 images of the list: 3 are not found.* 1 are held out"):
+        federated_csv(rest, 0, path=str(write("user_id,image_id,class\nu,a,0\nu,x,0\nv,d,1\nv,y,0\n")))
+    # As many as are held out: nobody can say.
+    one = write("user_id,image_id,class\nu,a,0\nv,b,1\nv,x,0\n")
+    assert federated_csv(rest, 0, path=str(one)).sizes().tolist() == [1, 1]
+    with pytest.raises(DataError, match="no image 'x', nor 0 others"):
+        federated_csv(whole, 0, path=str(one))
+
+
+def test_a_position_that_the_dataset_lacks_is_told_whatever_is_held_out(write) -> None:
+    path = write("user_id,image_id,class\nu,0,0\nv,4,0\n")
+    for rows in ([0, 1, 2, 3], [0, 1], [0]):
+        with pytest.raises(DataError, match=r"no image '4', nor 0 others.*line 3"):
+            federated_csv(Table.of([0, 1, 0, 1]).take(np.array(rows)), 0, path=str(path))
+
+
 def test_classes_are_not_compared_where_an_example_has_several(write) -> None:
     path = write("user_id,image_id,class\nu,0,9\nv,1,9\n")
     found = federated_csv(Table.of_sets([[0, 1], [2]]), 0, path=str(path))
@@ -192,10 +218,23 @@ def test_the_blocks_of_cifar10_are_put_in_order(write) -> None:
 
 
 def test_the_settings_are_those_of_a_partition() -> None:
-    assert read_settings(federated_csv, {"path": "a.csv"}, "data.partition") == {
-        "path": "a.csv",
-        "id_order": "as-is",
-    }
+    settings = read_settings(federated_csv, {"path": "/lists/a.csv"}, "data.partition")
+    assert settings == {"path": "/lists/a.csv", "id_order": "as-is"}
+    with pytest.raises(ConfigError, match=r"data\.partition\.path"):
+        read_settings(federated_csv, {"path": ""}, "data.partition")
+
+
+def test_a_run_in_another_folder_finds_the_list(
+    write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings are what a run writes into its config.toml."""
+    path = write("user_id,image_id,class\nu,0,0\nv,1,1\n")
+    monkeypatch.chdir(tmp_path)
+    settings = read_settings(federated_csv, {"path": path.name}, "data.partition")
+    assert settings["path"] == str(path.resolve())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert federated_csv([0, 1], 0, **settings).ids == ("u", "v")
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=40), st.randoms())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,9 @@ from fedlens.data.datasets.inaturalist import (
 )
 from fedlens.data.datasets.inaturalist_lists import GEO, USER_120K, find_lists
 from fedlens.data.datasets.inaturalist_metadata import balanced, find_metadata, read_metadata
+from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.partition.natural import natural
+from fedlens.experiment.population import make_partition
 
 SPECIES = [("Plantae", "Acer rubrum"), ("Aves", "Pica pica"), ("Aves", "Corvus corax")]
 # (image id, species, user, latitude, longitude)
@@ -139,10 +142,34 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     for download in (False, True):
         with pytest.raises(DataError, match=r"train2017_locations\.json.*186 GB"):
             inaturalist_2017(tmp_path, download, 0)
+
+
+def test_a_partition_needs_no_images_and_who_wants_them_hears_how_to_get_them(tmp_path: Path) -> None:
     write_metadata(tmp_path)
+    bare = inaturalist_2017(tmp_path, False, 0)
+    partition = natural(bare.table(), 0)
+    told = r"10 of the 10 images of 'inaturalist-2017' are not there.*train_val_images\.tar\.gz"
+    with pytest.raises(DataError, match=told) as raised:
+        check_present(bare)
+    assert raised.value.where == str(tmp_path / "inaturalist-2017")
     write_images(tmp_path, TRAIN)
     with pytest.raises(DataError, match=r"3 of the 10 images of 'inaturalist-2017' are not there.*Pica pica"):
-        inaturalist_2017(tmp_path, False, 0)
+        check_present(inaturalist_2017(tmp_path, False, 0))
+    check_present(replace(bare, on_error="skip"))  # which leaves out what it cannot read
+    write_images(tmp_path, VAL)
+    whole = inaturalist_2017(tmp_path, False, 0)
+    check_present(whole)
+    assert natural(whole.table(), 0).digest == partition.digest
+
+
+def test_partition_make_works_with_lists_and_metadata_alone(tmp_path: Path) -> None:
+    write_metadata(tmp_path)
+    write_lists(tmp_path, "inaturalist-geo", "federated_train_geo_3k.csv")
+    made = make_partition("inaturalist-geo-3k", "natural", root=tmp_path).partition
+    assert (made.ids, made.sizes().tolist()) == (("7", "8", "9"), [2, 1, 1])
+    users = ["column=user_id"]
+    by_user = make_partition("inaturalist-geo-3k", "natural", users, root=tmp_path).partition
+    assert by_user.ids == ("7", "8", "9")
 
 
 @pytest.mark.parametrize(
@@ -251,6 +278,8 @@ def two_each(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_balanced_subset_numbers_its_species_anew_and_restricts_the_test_split(root: Path) -> None:
     data = inaturalist_2017(root, False, 3, subset="balanced")
     assert data.classes == ("Acer rubrum", "Pica pica")
+    assert data.seeded
+    assert not inaturalist_2017(root, False, 3).seeded
     assert sorted(data.train.targets.tolist()) == [0, 0, 1, 1]
     assert data.test.targets.tolist() == [1, 0]
     assert data.test.columns["image_id"].tolist() == stem(20, 21)
@@ -350,7 +379,7 @@ def test_the_published_users_are_read(root: Path, tff: bool) -> None:
     np.testing.assert_array_equal(columns["lat"], [52.5, -33.9, np.nan, 52.5])
     assert ("label" in columns) == (not tff)
     assert abs(int(data.train.inputs.decode(1)[0, 4, 4]) - 130) <= 4
-    assert data.notes == ()
+    assert (data.notes, data.seeded) == ((), False)
     population = natural(data.table(), 0)
     assert (population.ids, population.sizes().tolist()) == (("7", "8", "9"), [2, 1, 1])
 
@@ -443,7 +472,9 @@ def test_the_source_decides_what_is_read(root: Path, monkeypatch: pytest.MonkeyP
     write_lists(root, "inaturalist-user-120k", "federated_train_user_120k.csv")
     with pytest.raises(DataError, match="were expected"):
         inaturalist_user_120k(root, False, 0)
-    assert any("metadata" in note for note in inaturalist_user_120k(root, False, 0, source="metadata").notes)
+    drawn = inaturalist_user_120k(root, False, 0, source="metadata")
+    assert any("metadata" in note for note in drawn.notes)
+    assert drawn.seeded
 
 
 @pytest.mark.usefixtures("tiny_user")

@@ -24,6 +24,7 @@ from fedlens.data.datasets.landmarks import (
     read_authors,
     read_clean,
 )
+from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.partition.natural import natural
 
 TRAIN = [("7", "0a1", 0), ("12", "0b2", 1), ("7", "1c3", 2), ("12", "1d4", 0), ("3", "2e5", 1)]
@@ -87,15 +88,25 @@ def test_gld23k_has_lists_of_its_own(tmp_path: Path) -> None:
     assert (data.name, len(data.train), len(data.test), data.input_shape) == ("gld23k", 5, 2, (3, 224, 224))
 
 
-def test_images_that_are_not_there_are_counted(tmp_path: Path, small: landmarks.Published) -> None:
+def test_a_partition_needs_no_images_and_who_wants_them_hears_how_to_get_them(
+    tmp_path: Path, small: landmarks.Published
+) -> None:
     write_lists(tmp_path, small)
-    with pytest.raises(DataError, match=r"looked for train/0/a/1/0a1\.jpg or images/0a1\.jpg.*500 archives"):
-        landmarks_user_160k(tmp_path, False, 0)
+    bare = landmarks_user_160k(tmp_path, False, 0)
+    partition = natural(bare.table(), 0)
+    told = r"7 of the 7 images of 'landmarks-user-160k' are not there, .* train/0/a/1/0a1\.jpg.*images_499"
+    with pytest.raises(DataError, match=told):
+        check_present(bare)
     write_images(
         tmp_path, "images/{id}.jpg", IDS[1:-1]
     )  # the first one lacks, and the layout is found all the same
     with pytest.raises(DataError, match=r"2 of the 7 images .* the first is images/0a1\.jpg"):
-        landmarks_user_160k(tmp_path, False, 0)
+        check_present(landmarks_user_160k(tmp_path, False, 0))
+    write_images(tmp_path, "images/{id}.jpg", IDS)
+    whole = landmarks_user_160k(tmp_path, False, 0)
+    check_present(whole)
+    assert not whole.seeded
+    assert natural(whole.table(), 0).digest == partition.digest
 
 
 @pytest.mark.parametrize(
@@ -307,6 +318,7 @@ def test_a_population_is_built_from_the_metadata(tmp_path: Path, monkeypatch: py
     assert data.test.columns["image_id"].tolist() == ["a04"]
     assert data.test.targets.tolist() == [0]
     assert "left out 1 clean images without an author" in data.notes
+    assert data.seeded
     assert any("not compared with the published lists" in note for note in data.notes)
     assert landmarks_user_160k(tmp_path, False, 0, size=8).notes == data.notes  # "auto" finds no lists
     monkeypatch.setattr(landmarks, "RULES", Rules())

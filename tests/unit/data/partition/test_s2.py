@@ -136,8 +136,12 @@ def test_columns_can_have_other_names_and_be_text() -> None:
     columns = {"breite": np.array(["0", " 0.0", "90"]), "länge": np.array([0, 90, 0])}
     p = s2(Table.of([0, 0, 0], columns), 0, n_max=1, lat="breite", lon="länge")
     assert p.ids == ("1", "3", "5")
-    with pytest.raises(ConfigError, match="no column 'lat'"):
+    with pytest.raises(ConfigError, match="no column 'lat'") as raised:
         s2(Table.of([0, 0, 0], columns), 0, n_max=1)
+    assert raised.value.where == "lat"
+    with pytest.raises(ConfigError, match=r"no column 'laenge'.*'länge'") as raised:
+        s2(Table.of([0, 0, 0], columns), 0, n_max=1, lat="breite", lon="laenge")
+    assert raised.value.where == "lon"
 
 
 BAD = [
