@@ -149,7 +149,9 @@ def own(tmp_path: Path) -> str:
 
 
 def test_ones_own_dataset_and_partition(own: str) -> None:
-    p = make_partition(f"{own}:scans", f"{own}:halves", ["flip=true", "dataset.size=10"], root=Path()).partition
+    p = make_partition(
+        f"{own}:scans", f"{own}:halves", ["flip=true", "dataset.size=10"], root=Path()
+    ).partition
     assert (p.ids, p[0].tolist(), p.dataset) == (("left", "right"), [1, 3, 5, 7, 9], "scans")
     assert p.census is not None
     assert p.census.classes == ("a", "b", "c")
