@@ -206,9 +206,9 @@ class RandomResizedCrop:
     def _middle(self, height: int, width: int) -> Tensor:
         wide, tall = width, height
         if width / height < self.ratio[0]:
-            tall = round(width / self.ratio[0])
+            tall = max(1, round(width / self.ratio[0]))
         elif width / height > self.ratio[1]:
-            wide = round(height * self.ratio[1])
+            wide = max(1, round(height * self.ratio[1]))
         return torch.tensor([(height - tall) // 2, (width - wide) // 2, tall, wide])
 
 

@@ -26,7 +26,7 @@ _INAT_HOW = (
 )
 _INAT_LISTS = (
     "; the lists of the population are fetched with --download, or else it is built from the metadata; for a "
-    "partition alone no images are needed"
+    "partition alone the two small archives do, without the images"
 )
 _INAT_TERMS = "non-commercial; for research and education, not to be passed on"
 _INAT_SOURCE = "Van Horn et al. 2018, The iNaturalist Species Classification and Detection Dataset"

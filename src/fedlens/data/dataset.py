@@ -37,6 +37,7 @@ class Examples:
 
     Args:
         columns: what else is known of each example, by name: [n] of strings or numbers. `client` is whose it is.
+        origin: a digest of the names of the files that the images came from, where they are decoded.
 
     Raises `DataError` where shapes, types or lengths do not fit.
 
@@ -48,6 +49,7 @@ class Examples:
     inputs: Any  # an array or ImageFiles
     targets: Any  # an array, ImageFiles or Boxes
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    origin: str = ""
 
     def __post_init__(self) -> None:
         inputs, targets = self.inputs, self.targets
@@ -168,6 +170,9 @@ class Dataset:
             self.coarse,
             single=isinstance(self.train.targets, np.ndarray) and self.train.targets.ndim == 1,
             dataset=self.name,
+            origin=self.train.inputs.files.digest
+            if isinstance(self.train.inputs, ImageFiles)
+            else self.train.origin,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,11 @@ class Paths:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hexadecimal of the names."""
+        return hashlib.sha256(self.offsets.astype("<i8").tobytes() + self.text.tobytes()).hexdigest()
 
     def __getitem__(self, at: int) -> str:
         return self.text[self.offsets[at] : self.offsets[at + 1]].tobytes().decode(errors="surrogateescape")

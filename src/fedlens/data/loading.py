@@ -87,6 +87,8 @@ def _decoded(split: Examples, findings: Findings) -> Examples:
         return pixels
 
     examples = Examples(whole(split.inputs), whole(split.targets), split.columns)
-    if not bad:
-        return examples
-    return examples.take(np.setdiff1d(np.arange(len(examples)), sorted(bad)))
+    rows = np.setdiff1d(np.arange(len(examples)), sorted(bad))
+    rest = examples.take(rows) if bad else examples
+    if not isinstance(split.inputs, ImageFiles):
+        return rest
+    return replace(rest, origin=split.inputs.files.take(rows).digest)

@@ -33,6 +33,7 @@ class Table:
         positions: int64 [n], where the examples stand in the training split; None is one after the other.
         dataset: the dataset's name.
         total: how many examples the training split has.
+        origin: what tells the examples from others with the same labels: a digest of the names of their files.
         whole: the identity of the training split that the rows are some of; None where they are all of it.
 
     Raises `DataError` where the lengths do not fit.
@@ -51,6 +52,7 @@ class Table:
     positions: NDArray[np.int64] | None = None
     dataset: str = ""
     total: int | None = None
+    origin: str = ""
     whole: str | None = None
 
     def __post_init__(self) -> None:
@@ -120,15 +122,21 @@ class Table:
 
     @cached_property
     def identity(self) -> str:
-        """SHA-256 in hexadecimal of the whole training split's marks and columns: what a partition counts in."""
+        """SHA-256 in hexadecimal of what a partition counts in: the whole training split.
+
+        Of the marks, of the names of the files, and of the columns `client` and `image_id`. Other columns only
+        describe: one more of them in a spreadsheet makes no other data.
+        """
         if self.whole is not None:
             return self.whole
-        hashed = hashlib.sha256(json.dumps([len(self), len(self.marks), sorted(self.columns)]).encode())
-        parts = [self.marks.astype("<i8", copy=False), self.offsets.astype("<i8", copy=False)]
-        for part in (*parts, *(self.columns[name] for name in sorted(self.columns))):
-            # Strings as text: NumPy's own form is as wide as the longest one, and depends on the machine.
-            plain = part.dtype.kind in "iufb"
-            hashed.update(np.ascontiguousarray(part).data if plain else "\0".join(map(str, part)).encode())
+        naming = [name for name in ("client", "image_id") if name in self.columns]
+        head = json.dumps([len(self), len(self.marks), self.origin, naming])
+        hashed = hashlib.sha256(head.encode())
+        for part in (self.marks, self.offsets):
+            hashed.update(part.astype("<i8", copy=False).tobytes())
+        for name in naming:
+            # As text: NumPy's own form of strings is as wide as the longest one.
+            hashed.update("\0".join(map(str, self.columns[name].tolist())).encode())
         return hashed.hexdigest()
 
     def column(self, name: str, where: str = "column") -> NDArray[Any]:
@@ -163,5 +171,6 @@ class Table:
             rows if self.positions is None else self.positions[rows],
             self.dataset,
             len(self) if self.total is None else self.total,
+            self.origin,
             self.identity,
         )

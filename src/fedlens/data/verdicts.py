@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import PIL
+
 from fedlens import __version__
 from fedlens.core.errors import DataError
 from fedlens.data.images import ImageFiles, decode_threads
@@ -39,12 +41,9 @@ def judge(images: ImageFiles, say: Say) -> Verdict:
     time only.
     """
     path = _folder() / f"{_state(images)}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        faults = {
-            int(at): DataError(*said[:1], where=said[1], hint=said[2]) for at, said in kept["faults"].items()
-        }
-        return Verdict(faults, str(kept["contents"]))
+    known = _remembered(images, path)
+    if known is not None:
+        return known
     say(
         f"checking {len(images):,} images, which do not all fit in data.cache; done once until a file changes"
     )
@@ -52,10 +51,33 @@ def judge(images: ImageFiles, say: Say) -> Verdict:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        faults_said = {at: [fault.what, fault.where, fault.hint] for at, fault in verdict.faults.items()}
-        part.write_text(json.dumps({"contents": verdict.contents, "faults": faults_said}), encoding="utf-8")
+        text = json.dumps({"contents": verdict.contents, "faulty": list(verdict.faults)})
+        part.write_text(text, encoding="utf-8")
         part.replace(path)
     return verdict
+
+
+def _remembered(images: ImageFiles, path: Path) -> Verdict | None:
+    """The verdict in a file, if it still holds.
+
+    What was at fault is tried again: too many open files, a network drive that was away, or a missing right is no
+    fault of the file, and none of them shows in its name, size or time.
+    """
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        contents, faulty = str(kept["contents"]), [int(at) for at in kept["faulty"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    faults: dict[int, DataError] = {}
+    for at in faulty:
+        try:
+            if not 0 <= at < len(images):
+                return None
+            images.decode(at)
+            return None
+        except DataError as error:
+            faults[at] = error
+    return Verdict(faults, contents)
 
 
 def fingerprint(images: ImageFiles) -> str:
@@ -108,7 +130,7 @@ def _read(images: ImageFiles) -> Verdict:
 def _state(images: ImageFiles) -> str:
     """SHA-256 in hexadecimal of all on which a verdict depends: the form wanted; names, sizes and times."""
     hashed = _form(images)
-    hashed.update(f"{__version__} {images.root.resolve()}\n".encode())
+    hashed.update(f"{__version__} {PIL.__version__} {images.root.resolve()}\n".encode())
     for at in range(len(images)):
         try:
             found = images.path(at).stat()

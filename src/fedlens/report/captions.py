@@ -42,9 +42,11 @@ def captions(partition: Partition) -> dict[str, str]:
         left_out = (
             f" {many(unknown, 'client')} without any class {_are(unknown)} not shown." if unknown else ""
         )
+        mean = census.emd()
+        line = "" if np.isnan(mean) else f"; the dashed line is the mean weighted by size, {mean:.3f}"
         found["emd"] = (
-            "Earth mover's distance (L1, 0 to 2) of each client's class distribution from the population's; the "
-            f"dashed line is the mean weighted by size, {census.emd():.3f}. {whole}{left_out}"
+            "Earth mover's distance (L1, 0 to 2) of each client's class distribution from the population's"
+            f"{line}. {whole}{left_out}"
         )
         if kind == "marks":
             for name in ("class-bars", "matrix", "emd"):

@@ -133,6 +133,8 @@ def test_a_window_that_never_fits_is_the_largest_in_the_middle() -> None:
     made = augment.RandomResizedCrop((1.0, 1.0), (1.0, 1.0))
     assert made.windows(3, 10, 30, generator()).tolist() == [[0, 10, 10, 10]] * 3
     assert made.windows(1, 30, 10, generator()).tolist() == [[10, 0, 10, 10]]
+    sliver = augment.RandomResizedCrop((1.0, 1.0), (0.01, 0.02))
+    assert sliver.windows(1, 2, 100, generator()).tolist() == [[0, 49, 2, 1]]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,20 @@ def test_what_is_at_fault_is_so_however_much_memory_there_is(classified: Dataset
     assert (len(found.test), len(found.notes)) == (1, 3)
 
 
+def test_a_partitioner_is_told_the_same_whatever_is_in_memory(classified: Dataset) -> None:
+    tables = [classified.table(), *(loaded(classified, nbytes).table() for nbytes in (10**6, 4 * IMAGE, 0))]
+    assert len({table.identity for table in tables}) == 1
+    inputs = classified.train.inputs
+    other = replace(inputs, files=inputs.files.take(np.array([1, 0, 2, 3, 4, 5])))
+    swapped = replace(classified, train=replace(classified.train, inputs=other))
+    assert swapped.table().identity != classified.table().identity
+    assert loaded(swapped, 10**6).table().identity == swapped.table().identity
+    classified.train.inputs.path(4).write_bytes(b"")
+    skipping = replace(classified, on_error="skip")
+    left = [loaded(skipping, nbytes).table().identity for nbytes in (10**6, 0)]
+    assert left[0] == left[1] != classified.table().identity
+
+
 def test_nothing_is_kept_where_nothing_may_be(classified: Dataset) -> None:
     found = loaded(classified, 0)
     assert found.train.inputs.store is None

@@ -100,19 +100,20 @@ def test_boxes_that_contradict_each_other_are_refused(
         Boxes(corners, np.array(labels), np.array(offsets))
 
 
-def test_the_identity_is_that_of_the_whole_split_and_of_all_that_is_known() -> None:
+def test_the_identity_is_that_of_the_whole_split_and_of_all_that_tells_its_examples() -> None:
     table = several()
     assert table.take(np.array([1, 0])).identity == table.identity == several().identity
     assert table.take(np.array([1, 0])).take(np.array([0])).identity == table.identity
-    moved = {"city": np.array(["a", "b", "a", "b"])}
+    own = replace(table, columns={"client": np.array(["b", "a", "a", "b"])})
     others = [
-        replace(table, columns=moved),
-        replace(table, columns={"town": table.column("city")}),
         replace(table, marks=np.array([0, 2, 2, 1])),
         replace(table, offsets=np.array([0, 1, 2, 3, 4])),
-        replace(table, columns={"lat": np.array([0.0, 1, 2, 3])}),
-        replace(table, columns={"lat": np.array([0.0, 1, 2, 4])}),
+        replace(table, origin="other files"),
+        own,
+        replace(table, columns={"client": np.array(["a", "b", "a", "b"])}),
+        replace(table, columns={"image_id": np.array(["a", "b", "a", "b"])}),
+        replace(table, columns={"image_id": np.array([0, 1, 2, 3])}),
     ]
-    assert len({table.identity, *(other.identity for other in others)}) == 7
-    wide = replace(table, columns={"city": table.column("city").astype("U40")})
-    assert wide.identity == table.identity
+    assert len({table.identity, *(other.identity for other in others)}) == 8
+    wide = replace(own, columns={"client": own.column("client").astype("U40"), "lat": np.zeros(4)})
+    assert wide.identity == own.identity  # what only describes makes no other data

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedlens.core.errors import DataError
 from fedlens.data.images import ImageFiles, Paths
@@ -84,7 +85,17 @@ def test_another_form_is_another_verdict(ten: ImageFiles) -> None:
         assert again(other)[2] == 1
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"faults": {"a": []}, "contents": ""}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"faulty": ["a"], "contents": ""}',
+        '{"faulty": 3, "contents": ""}',
+        '{"faulty": [10], "contents": ""}',
+    ],
+)
 def test_a_damaged_verdict_is_found_out_anew(ten: ImageFiles, tmp_path: Path, content: str) -> None:
     first = again(ten)
     (kept,) = (tmp_path / "cache").rglob("*.json")
@@ -97,3 +108,25 @@ def test_a_cache_that_cannot_be_written_costs_time_only(ten: ImageFiles, tmp_pat
     (tmp_path / "cache").write_text("a file where a folder should be")
     assert again(ten) == again(ten)
     assert again(ten)[2] == 1
+
+
+def test_a_fault_that_has_passed_is_not_held_against_the_files(
+    ten: ImageFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, a drive that was away: nothing of it shows in name, size or time."""
+    contents = judge(ten, lambda sentence: None).contents
+    for kept in (Path(os.environ["XDG_CACHE_HOME"])).rglob("*.json"):
+        kept.unlink()
+    real = Image.open
+
+    def busy(path: Path) -> Image.Image:
+        if Path(path).name == "3.png":
+            raise OSError(24, "Too many open files")
+        return real(path)
+
+    monkeypatch.setattr(Image, "open", busy)
+    assert list(again(ten)[0]) == [3]
+    assert (list(again(ten)[0]), again(ten)[2]) == ([3], 0)
+    monkeypatch.setattr(Image, "open", real)
+    assert again(ten) == ({}, contents, 1)
+    assert again(ten) == ({}, contents, 0)

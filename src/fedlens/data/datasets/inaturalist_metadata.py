@@ -22,7 +22,7 @@ IMAGES = "train_val_images"
 HOW = (
     "fetch train_val_images.tar.gz (186 GB), train_val2017.zip and inat2017_locations.zip from "
     "https://ml-inat-competition-datasets.s3.amazonaws.com/2017/ "
-    f"and unpack all three in {FOLDER}/ of the data folder"
+    f"and unpack all three in {FOLDER}/ of the data folder; a partition alone needs the two small ones only"
 )
 
 

@@ -63,14 +63,17 @@ def labels_of_cells(
 ) -> list[int]:
     """The position in `classes` that each cell names or is; -1 where it does neither, and why is in `findings`.
 
+    A whole number is a position only where no class is named by a number: otherwise it would be a name gone astray.
+
     >>> labels_of_cells(["dog", "0"], ["line 2", "line 3"], ["cat", "dog"], set(), Findings())
     [1, 0]
     """
     places = {name: at for at, name in enumerate(classes)}
+    positions = not any(map(_is_whole, classes))
     numbers = []
     for row, text in enumerate(texts):
         at = places.get(text)
-        if at is None and text.isdecimal() and int(text) < len(classes):
+        if at is None and positions and text.isdecimal() and int(text) < len(classes):
             at = int(text)
         if at is None and row not in bad:
             if fault := missing(text):

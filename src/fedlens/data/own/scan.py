@@ -176,8 +176,14 @@ def _check_whole(scan: Scan, findings: Findings) -> None:
     if not rows:
         return
     splits = None if scan.splits is None else [scan.splits[row] for row in rows]
-    if splits is not None:
-        check_splits(splits, scan.folder, findings)
+    if splits is not None and scan.splits is not None:
+        emptied = set(scan.splits) - set(splits)
+        for name in sorted(emptied):
+            first = next(row for row in sorted(scan.bad) if scan.splits[row] == name)
+            what = f"every image of the split '{name}' is at fault, the first is {scan.names[first]}"
+            findings.add(scan.folder, what, "mend them, or leave the split out", example=False)
+        if not emptied:
+            check_splits(splits, scan.folder, findings)
         check_leaks(scan.folder, [scan.names[row] for row in rows], splits, findings)
     if scan.labels is None:
         return

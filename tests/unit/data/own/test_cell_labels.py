@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from fedlens.core.errors import DataError
+from fedlens.data.findings import Findings
+from fedlens.data.own.cell_labels import labels_of_cells
 from fedlens.data.own.image_folder import scan
 from fedlens.data.own.scan import Scan, examine
 from tests.unit.data.own.test_image_folder import check, dataset, lay_out, table
@@ -112,3 +114,20 @@ def test_classes_name_numbers_and_say_which_there_are(tmp_path: Path) -> None:
         "t.csv, line 6: there is no class '4'",
         ": no image is of the class 'y'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes", "found", "wrong"),
+    [
+        (["0", "1", "2"], ["0", "2"], [0, -1, 1], ["there is no class '1'"]),
+        (["1", "2", "3", "0"], ["1", "2", "3"], [0, 1, 2, -1], ["there is no class '0'"]),
+        (["0", "20"], ["10", "20"], [-1, 1], ["there is no class '0'"]),
+        (["0", "1", "dog"], ["cat", "dog"], [0, 1, 1], []),
+    ],
+)
+def test_a_number_is_a_position_only_where_no_class_is_named_by_one(
+    cells: list[str], classes: list[str], found: list[int], wrong: list[str]
+) -> None:
+    findings = Findings()
+    assert labels_of_cells(cells, cells, classes, set(), findings) == found
+    assert [finding.what for finding in findings] == wrong

@@ -364,3 +364,16 @@ def test_links_to_folders_are_followed_but_not_in_circles(tmp_path: Path) -> Non
     found, told = check(data)
     assert told == []
     assert found.names == [*(f"cat/{at}.png" for at in range(5)), "dog/x.png"]
+
+
+def test_a_split_of_which_every_image_is_at_fault_is_named(tmp_path: Path) -> None:
+    lay_out(
+        tmp_path, *(f"{split}/{kind}/{at}.png" for split in ("train", "test") for kind in "ab" for at in "12")
+    )
+    for path in sorted((tmp_path / "test").rglob("*.png")):
+        path.write_bytes(b"")
+    for on_error in ("stop", "skip"):
+        with pytest.raises(
+            DataError, match=r"every image of the split 'test' is at fault, the first is test/a/1\.png"
+        ):
+            dataset(tmp_path, on_error=on_error)
