@@ -121,6 +121,12 @@ def _build(
     planned: Plan, data_dir: Path, download: bool, engine: Engine | None, say: Callable[[str], None]
 ) -> Built:
     config, chosen = planned.config, planned.chosen
+    if config.data.validation_from == "client" and not config.data.validation:
+        raise ConfigError(
+            "every client is to hold out a share of its own, and the share is 0",
+            where="data.validation_from",
+            hint="set data.validation, say to 0.1",
+        )
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
     if dataset.kind != "classification":
         raise ConfigError(

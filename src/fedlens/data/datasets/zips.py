@@ -36,6 +36,7 @@ def unzip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
                 finally:
                     part.unlink(missing_ok=True)
                 count += 1
+    # zipfile has no error of its own for a way of packing that it does not know, or for an encrypted member.
     except (zipfile.BadZipFile, OSError, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
         raise DataError(f"the archive cannot be unpacked: {error}", where=str(archive)) from error
     if not count:

@@ -9,17 +9,13 @@ from pydantic import AfterValidator, Field
 
 from fedlens.data.findings import OnError as OnErrorValue
 from fedlens.data.images import Fit as FitValue
-
-
-def whole(path: str) -> str:
-    """The path from the root, so that a run's config.toml finds the folder from any other directory."""
-    return str(Path(path).expanduser().resolve())
+from fedlens.data.partition.settings import whole_path
 
 
 def whole_table(path: str | None) -> str | None:
-    """The same of a table that is seen from where the user is; any other may lie in the folder of the data."""
+    """The path from the root, of a table that is seen from where the user is; any other may lie beside the data."""
     seen = path is not None and Path(path).expanduser().exists()
-    return whole(path) if path is not None and seen else path
+    return whole_path(path) if path is not None and seen else path
 
 
 _Side = Annotated[int, Field(ge=1, le=4096)]
@@ -27,7 +23,7 @@ _Side = Annotated[int, Field(ge=1, le=4096)]
 Folder = Annotated[
     str,
     Field(min_length=1, description="the folder of your data, seen from where you are"),
-    AfterValidator(whole),
+    AfterValidator(whole_path),
 ]
 Size = Annotated[
     _Side | tuple[_Side, _Side],
