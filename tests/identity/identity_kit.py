@@ -41,6 +41,9 @@ class Points:
     def labels(self) -> Tensor:
         return self.targets
 
+    def take(self, at: Tensor) -> Points:
+        return Points(self.inputs[at], self.targets[at])
+
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.inputs[start:stop], self.targets[start:stop]
 

@@ -9,6 +9,7 @@ from torch import nn
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.selecting import Fixed, Uniform
+from fedlens.core.errors import ConfigError
 from fedlens.local.rules import ClientRule, Visit, proximal, proximal_grad
 from tests.identity.identity_kit import (
     SIZES,
@@ -187,13 +188,19 @@ def test_a_larger_mu_holds_the_client_closer() -> None:
     assert moved[0] > 2 * moved[1] > 4 * moved[2] > 0
 
 
-def test_the_table_client_bends_fedavg_into_fedprox_and_back() -> None:
+def test_the_table_client_bends_fedavg_into_fedprox() -> None:
     there = world()
     prox = course(fedprox(parts(there, SGD, select=Uniform(3)), mu=0.5), there).final
     bent = course(fedavg(parts(there, SGD, select=Uniform(3), client=proximal(mu=0.5))), there).final
-    unbent = course(fedprox(parts(there, SGD, select=Uniform(3), client=ClientRule()), mu=0.5), there).final
     assert same(prox, bent)
-    assert same(unbent, course(fedavg(parts(there, SGD, select=Uniform(3))), there).final)
+
+
+def test_the_rule_that_makes_an_algorithm_is_neither_undone_nor_doubled() -> None:
+    there = world()
+    with pytest.raises(ConfigError, match="'plain' does nothing"):
+        fedprox(parts(there, SGD, client=ClientRule()), mu=0.5)
+    with pytest.raises(ConfigError, match="'proximal' is there twice"):
+        fedprox(parts(there, SGD, client=proximal(mu=0.5)), mu=0.5)
 
 
 def test_the_proximal_term_is_inside_the_clipping() -> None:

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
-from torch import Tensor
 
-from fedlens.core.folding import fold
+from fedlens.core.folding import REPLIES, How, Update, fold
 from fedlens.core.protocol import Answer, Reduce, Reply
 from fedlens.core.registry import Entry, Registry
 
 Weighting = Literal["examples", "uniform"]
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a round's replies come to: the mean Delta of the trainable weights, and the buffers as they should be."""
-
-    update: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
-    counters: Mapping[str, Tensor]
-    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Aggregate(Protocol):
@@ -34,16 +23,55 @@ class Aggregate(Protocol):
         """What a client's `weight` is."""
         ...
 
-    def reduce(self, cohort: int) -> Reduce | None:
-        """How to fold where the work runs, for a cohort of this size; None asks for every reply."""
+    @property
+    def normalized(self) -> bool:
+        """Whether clients divide their update by the number of steps that it amounts to (FedNova)."""
         ...
 
-    def fold(self, answers: Iterable[Answer]) -> Update | None:
+    def reduce(self, cohort: int, fields: Mapping[str, How]) -> Reduce | None:
+        """How to fold where the work runs, for a cohort of this size; None asks for every reply.
+
+        `fields` are those of the client rule, besides the usual ones.
+        """
+        ...
+
+    def fold(self, answers: Iterable[Answer], fields: Mapping[str, How]) -> Update | None:
         """Folds a round's answers; None where no reply was good."""
         ...
 
 
-_FIELDS = Reduce({"update": "sum", "buffers": "sum", "counters": "max"})
+def folding(fields: Mapping[str, How], block: int = 1) -> Reduce:
+    """How the usual fields are folded, and `fields`: the update and the buffers weighted, of counters the largest."""
+    hows: dict[str, Literal["sum", "plain", "max"]] = {"update": "sum", "buffers": "sum", "counters": "max"}
+    hows |= {name: "sum" if how == "mean" else "plain" for name, how in fields.items()}
+    return Reduce(hows, block=block)
+
+
+def totals(answers: Iterable[Answer], fields: Mapping[str, How]) -> dict[str, Any]:
+    """Replies or folded blocks added up; empty where no reply was good."""
+    total: dict[str, Any] = {}
+    how = folding(fields)
+    for answer in answers:
+        if answer.folded is not None:
+            fold(total, how, answer.folded, folded=True)
+        elif isinstance(answer, Reply) and "update" in answer.payload:
+            fold(total, how, answer.payload)
+    return total
+
+
+def averaged(total: Mapping[str, Any], fields: Mapping[str, How]) -> Update | None:
+    """What the totals come to: divided by the sum of the weights, but for plain sums."""
+    if not total:
+        return None
+    weight = total["weight"]
+
+    def mean(value: Any) -> Any:
+        return {n: v / weight for n, v in value.items()} if isinstance(value, Mapping) else value / weight
+
+    more = {name: mean(total[name]) if how == "mean" else total[name] for name, how in fields.items()}
+    return Update(
+        mean(total["update"]), mean(total["buffers"]), total["counters"], more, total[REPLIES], weight
+    )
 
 
 @dataclass(frozen=True)
@@ -64,29 +92,21 @@ class Mean:
 
     weighting: Weighting = "examples"
 
-    def reduce(self, cohort: int) -> Reduce | None:
+    @property
+    def normalized(self) -> bool:
+        """No."""
+        return False
+
+    def reduce(self, cohort: int, fields: Mapping[str, How] | None = None) -> Reduce | None:
         """Every reply by itself below 64 clients; then blocks of two, from 96 on of three, and so on.
 
         So there are always enough blocks for 32 workers, and a thousand small replies do not cross one by one.
         """
-        return replace(_FIELDS, block=cohort // 32) if cohort >= 64 else None
+        return folding(fields or {}, block=cohort // 32) if cohort >= 64 else None
 
-    def fold(self, answers: Iterable[Answer]) -> Update | None:
+    def fold(self, answers: Iterable[Answer], fields: Mapping[str, How] | None = None) -> Update | None:
         """Adds replies or folded blocks up and divides by the sum of the weights."""
-        total: dict[str, Any] = {}
-        for answer in answers:
-            if answer.folded is not None:
-                fold(total, _FIELDS, answer.folded, folded=True)
-            elif isinstance(answer, Reply) and "update" in answer.payload:
-                fold(total, _FIELDS, answer.payload)
-        if not total:
-            return None
-        weight = total["weight"]
-        return Update(
-            {name: value / weight for name, value in total["update"].items()},
-            {name: value / weight for name, value in total["buffers"].items()},
-            total["counters"],
-        )
+        return averaged(totals(answers, fields or {}), fields or {})
 
 
 def mean(

@@ -16,5 +16,14 @@ ALGORITHMS = Registry(
     },
 )
 
+# What `[client]` can name; on top of the algorithm's own rule, and several in a list.
+RULES = Registry(
+    "client rule",
+    {
+        "plain": Entry("fedlens.local.rules:plain", "plain local training"),
+        "proximal": Entry("fedlens.local.rules:proximal", "FedProx's proximal term"),
+    },
+)
+
 # These select and aggregate nothing. Tables of a recipe that were meant for another algorithm do not stand in the way.
 WITHOUT_SLOTS = frozenset({"centralized"})

@@ -11,14 +11,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
-from fedlens.aggregate.mean import Aggregate, Mean, Update
+from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server import Plain, ServerStep
 from fedlens.algorithms.selecting import Select, Uniform
+from fedlens.core.errors import ConfigError
+from fedlens.core.folding import How, Update
 from fedlens.core.protocol import (
     Ask,
     Evaluation,
@@ -31,6 +34,7 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
+from fedlens.local.chaining import chain
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
@@ -63,31 +67,52 @@ class Parts:
 
 @dataclass(frozen=True)
 class Averaging:
-    """The loop. Its state: `model`, the global tree, and `server`, the server optimizer's own."""
+    """The loop. Its state: `model`, the global tree; `server`, the server optimizer's own; and `rules`, what the
+    server's halves of client rules keep, where there are any."""
 
     parts: Parts
     select: Select
     train: Train
     aggregate: Aggregate
     server: ServerStep
+    rule: ClientRule = field(default_factory=ClientRule)
+    personal: frozenset[str] = frozenset()
+    more_ops: Mapping[str, Op] = field(default_factory=dict)
 
     @property
     def ops(self) -> Mapping[str, Op]:
-        """Training, and the central evaluation."""
+        """Training, the central evaluation, and what the client rule asks for besides."""
         parts = self.parts
-        return {"train": self.train, "evaluate": Evaluate(parts.model, parts.task, parts.evaluation_batch)}
+        evaluate = Evaluate(parts.model, parts.task, parts.evaluation_batch)
+        return {"train": self.train, "evaluate": evaluate, **self.more_ops}
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What leaves the clients beyond the updates of the model."""
+        return self.rule.discloses
 
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights. Raises `ConfigError` where the cohort is larger than the population."""
         self.select.size(federation)
         tree = tree_of(model.build())
-        return {"model": tree, "server": self.server.init(self._weights(tree))}
+        weights = self._weights(tree)
+        state = {"model": tree, "server": self.server.init(weights)}
+        rules = {name: half.init(weights, federation) for name, half in self.rule.servers.items()}
+        return {**state, "rules": rules} if rules else state
 
     def round(self, state: State, ctx: RoundContext) -> Round:
-        """Select, train, fold, step. Where no reply is good, the state stays as it was."""
+        """Select, prepare, train, fold, step. Where no reply is good, the model stays as it was."""
         cohort = self.select.cohort(ctx)
-        work = straggling(self.parts.local, cohort, ctx)
+        rules: dict[str, Any] = dict(state.get("rules", {}))
         shared = {"model": state["model"], "lr": self.parts.local.lr_at(ctx.round)}
+        for name, half in self.rule.servers.items():
+            if half.prepare is not None:
+                prepared = yield from half.prepare(rules[name], state["model"], cohort, ctx)
+                if prepared is None:
+                    return state
+                rules[name] = prepared
+            shared |= half.shared(rules[name]) if half.shared else {}
+        work, fields = straggling(self.parts.local, cohort, ctx), self._fields
         ask = Ask(
             "train",
             [
@@ -96,10 +121,19 @@ class Averaging:
             ],
             shared,
             expect=self.train.expect(self.parts.spec, most=ctx.federation.largest),
-            reduce=self.aggregate.reduce(len(cohort)),
+            reduce=self.aggregate.reduce(len(cohort), fields),
         )
-        update = self.aggregate.fold((yield ask))
-        return state if update is None else self._step(state, update)
+        update = self.aggregate.fold((yield ask), fields)
+        if update is not None:
+            for name, half in self.rule.servers.items():
+                if half.after is not None:
+                    rules[name], update = half.after(rules[name], update, ctx)
+        new = state if update is None else self._step(state, update)
+        return {**new, "rules": rules} if rules else new
+
+    @property
+    def _fields(self) -> Mapping[str, How]:
+        return {**self.rule.fields, **({"tau": "mean"} if self.aggregate.normalized else {})}
 
     def _step(self, state: State, update: Update) -> State:
         weights, server = self.server.step(self._weights(state["model"]), update.update, state["server"])
@@ -107,7 +141,9 @@ class Averaging:
         return {"model": {**state["model"], **weights, **update.buffers, **update.counters}, "server": server}
 
     def _weights(self, tree: Tree) -> dict[str, Tensor]:
-        return select(tree, part(self.parts.spec, "weight", trainable=True))
+        """What the server's optimizer moves: trainable weights that are not a client's own."""
+        names = part(self.parts.spec, "weight", trainable=True)
+        return select(tree, [name for name in names if name not in self.personal])
 
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
         """The central evaluation."""
@@ -125,17 +161,74 @@ def averaging(
     client: ClientRule | None = None,
     aggregate: Aggregate | None = None,
     server: ServerStep | None = None,
+    personal: frozenset[str] = frozenset(),
 ) -> Averaging:
-    """An algorithm of the family. A slot that the user's settings fill goes before what the paper's file gives."""
+    """An algorithm of the family.
+
+    A selection, an aggregate or a server step that the user's settings name goes before what the paper's file gives;
+    the user's client rules come on top of the paper's own, since those are what the paper is.
+
+    Args:
+        parts: what the settings have made.
+        select, client, aggregate, server: what the paper says; by default, what FedAvg does.
+        personal: leaves of the model that stay at the clients.
+
+    Raises `ConfigError` where the slots do not go together, with the reason.
+    """
     fold = parts.aggregate or aggregate or Mean()
-    rule = parts.client or client or ClientRule()
-    return Averaging(
-        parts=parts,
-        select=parts.select or select or Uniform(),
-        train=Train(parts.model, parts.task, parts.local, rule, fold.weighting),
-        aggregate=fold,
-        server=parts.server or server or Plain(),
+    rule = joined(client or ClientRule(), parts.client)
+    choose = parts.select or select or Uniform()
+    if rule.check is not None:
+        rule.check(parts.local)
+    refuse_twice(rule, choose, parts.federation)
+    if fold.normalized:
+        refuse_unequal(rule, parts.local)
+    train = Train(
+        parts.model,
+        parts.task,
+        parts.local,
+        rule,
+        fold.weighting,
+        normalized=fold.normalized,
+        personal=personal,
     )
+    more = {name: make(train) for name, make in rule.ops.items()}
+    return Averaging(parts, choose, train, fold, parts.server or server or Plain(), rule, personal, more)
+
+
+def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
+    """The algorithm's rule with the user's on top. Raises `ConfigError` where "plain" is to undo the algorithm's."""
+    if added is None:
+        return own
+    if added.plain and not own.plain:
+        raise ConfigError(
+            "the client rule 'plain' does nothing, and the algorithm brings a rule of its own that stays",
+            where="client.name",
+            hint="take algorithm.name = 'fedavg' for plain local training",
+        )
+    return chain(own, added)
+
+
+def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -> None:
+    """Raises `ConfigError` where a client may appear twice in a cohort, and the rule keeps a sum over all clients."""
+    if rule.invariant and getattr(select, "repeats", lambda federation: False)(federation):
+        raise ConfigError(
+            f"with this selection a client can appear twice in a round, and '{rule.name}' keeps a sum over all "
+            "clients' states at the server, which two changes of one state at once would break",
+            where="select",
+            hint="take select.name = 'uniform', or fewer clients a round",
+        )
+
+
+def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
+    """Raises `ConfigError` where an update is no sum of gradients, so that there is no number of steps to divide by."""
+    if local.optimizer != "sgd" or rule.solve is not None:
+        what = "a local solver" if rule.solve is not None else "Adam"
+        raise ConfigError(
+            f"normalized averaging divides an update by the number of SGD steps it amounts to, and {what} takes none",
+            where="aggregate" if rule.solve is not None else "local.optimizer",
+            hint="take local.optimizer = 'sgd' and a rule of local steps",
+        )
 
 
 def straggling(local: LocalSettings, cohort: Sequence[int], ctx: RoundContext) -> dict[int, int]:

@@ -67,10 +67,52 @@ class Centralized:
 
 
 def centralized(parts: Parts) -> Centralized:
-    """The same model, trained with the same local settings on all clients' data together.
+    """Centralized training: the same model, trained with the same local settings on all clients' data together.
 
-    It is the upper bound that relative accuracy is measured against (hsu2020 section 6). Unlike a client's, its
-    optimizer is not cleared from round to round. Nothing is selected or aggregated, so those tables are refused.
+    A round is `local.epochs` passes over the pooled data, or `local.steps` steps. Unlike a client's, its optimizer is
+    not cleared from round to round.
+
+    Fixes: Nothing: it is not federated. It is the upper bound that relative accuracy is measured against
+        (hsu2020 section 6), and `fedlens compare` looks for it.
+
+    Equation:
+        w <- w - eta grad F(w; batch),  F(w) = sum_k (n_k / n) F_k(w)
+        relative accuracy = Acc_federated / Acc_centralized                   (hsu2020 section 6)
+
+    Source: hsu2020 section 6 (arXiv 2003.08082); hsu2019 figure 3 has it as a dashed line.
+
+    Weighting: None: every example counts the same.
+
+    State: The optimizer's, from round to round, at the one holder of all the data.
+
+    Sent: The model down and one update up, a round; a run in one place would send nothing.
+
+    Composes: With nothing: `[select]`, `[client]`, `[aggregate]` and `[server]` are refused, and so is
+        `local.stragglers`. Where `--set` names it on top of a recipe, the recipe's tables of that kind are left out.
+
+    Ranges:
+        local.epochs: 1 a round, so that rounds are epochs.
+        local.lr: tuned for itself, or what comes out is no bound.
+
+    Try: local.epochs=1
+
+    Not when: The question is what a federation reaches. Nor as a bound for personal models: a client's own
+        model can be better on the client's own data than any global one.
+
+    Tests: tests/identity/test_centralized.py
+
+    Example:
+        >>> import numpy as np
+        >>> from fedlens.core.seeding import Rng
+        >>> from fedlens.local.settings import LocalSettings
+        >>> from fedlens.models.simple import linear
+        >>> from fedlens.tasks.classification import Classification
+        >>> model = ModelSpec(linear, "linear", {}, (1, 8, 8), 10, seed=0)
+        >>> there = FederationInfo(np.array([30, 70]), 10, (1, 8, 8), {"@train": 100})
+        >>> algorithm = centralized(Parts(model, Classification(), LocalSettings(lr=0.1), there))
+        >>> ask = next(algorithm.round(algorithm.init(model, there), RoundContext(1, 5, there, Rng((0,)))))
+        >>> [request.client for request in ask.requests]  # not 0 and 1, but the pooled data of both
+        ['@train']
     """
     filled = [
         slot for slot in ("select", "client", "aggregate", "server") if getattr(parts, slot) is not None

@@ -18,5 +18,52 @@ def fedavgm(
     momentum: Annotated[float, Field(ge=0, lt=1, description="beta, 0.7 to 0.997 in hsu2019")] = 0.9,
     nesterov: Annotated[bool, Field(description="Nesterov's momentum, as hsu2019 uses")] = False,
 ) -> Averaging:
-    """v <- beta v + Delta w, w <- w - lr v. hsu2019 tunes the effective rate, local lr / (1 - beta)."""
+    """FedAvgM: the server takes the averaged update with momentum.
+
+    Fixes: On skewed clients each round's average points where this round's few clients do. Momentum sums such rounds
+        up, and what they do not agree on cancels.
+
+    Equation:
+        clients:   as in FedAvg;  Delta w = sum_k (n_k / n) Delta w_k
+        server:    v <- beta v + Delta w                                      (hsu2019 section 4.2)
+                   w <- w - lr v                                              (hsu2020 section 5.1)
+        nesterov:  w <- w - lr (Delta w + beta v),  v being the new one
+
+    Source: hsu2019 section 4.2 (arXiv 1909.06335), hsu2020 section 5.1 (arXiv 2003.08082).
+
+    Weighting: By examples, `n_k / n` over the clients that replied; uniform with
+        `aggregate = { name = "mean", weighting = "uniform" }`.
+
+    State: None at the clients. The server keeps `v`, one more copy of the trainable weights. Running statistics have
+        no momentum: they are averaged.
+
+    Sent: What FedAvg sends.
+
+    Composes: Any `[select]`, `[client]` and `[aggregate]`. A table `[server]` takes the place of its momentum;
+        `server.name = "momentum"` gives the same to another algorithm.
+
+    Ranges:
+        momentum: 0.9; hsu2019 tries 0, 0.7, 0.9, 0.97, 0.99 and 0.997. Higher for fewer clients a round.
+        lr: 1, as in hsu2019. Change `local.lr` rather than this.
+        nesterov: true in hsu2019; hsu2020 section 5.1 writes the plain one.
+        local.lr: what is tuned is the effective rate `local.lr / (1 - momentum)`: at momentum 0.9, start
+            with a tenth of what is good for FedAvg. With few clients a round the window of good ones is as narrow as
+            one order of magnitude (hsu2019 figure 6).
+
+    Try: algorithm.momentum=0.7 local.lr=0.03
+
+    Not when: There are few rounds: `v` takes about `1 / (1 - momentum)` of them to build up. Nor with a local
+        learning rate that was tuned for FedAvg: the effective one is `1 / (1 - momentum)` times that, and the run may diverge.
+
+    Tests: tests/identity/test_fedavgm.py
+
+    Example:
+        >>> import torch
+        >>> from fedlens.aggregate.server import momentum
+        >>> step, w, delta = momentum(momentum=0.5), {"w": torch.tensor([0.0])}, {"w": torch.tensor([1.0])}
+        >>> w, state = step.step(w, delta, step.init(w))  # v = 1, w = -1
+        >>> w, state = step.step(w, delta, state)  # v = 0.5 + 1, w = -1 - 1.5
+        >>> w["w"], state["v"]["w"]
+        (tensor([-2.5000]), tensor([1.5000]))
+    """
     return averaging(parts, server=server_momentum(lr=lr, momentum=momentum, nesterov=nesterov))

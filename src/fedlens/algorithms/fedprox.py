@@ -8,8 +8,49 @@ from fedlens.local.rules import Mu, proximal
 
 
 def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0) -> Averaging:
-    """Clients minimize F_k(w) + mu/2 ||w - w^t||^2; selection and weights are FedAvg's.
+    """FedProx: a proximal term holds the clients near the global model, and clients may do partial work.
 
     Its gamma-inexact clients, which do less work than asked, are `local.stragglers`.
+
+    Fixes: With many local steps on data of its own, a client walks off to its own optimum, and the average of such
+        clients need not be a good model. The term pulls each of them back to where the round began.
+
+    Equation:
+        client k:  min_w h_k(w; w^t) = F_k(w) + mu/2 ||w - w^t||^2            (ghaemi2022 Algorithm 2)
+                   each step goes along  grad F_k(w; batch) + mu (w - w^t)
+        server:    as in FedAvg: w^{t+1} = w^t - lr sum_k (n_k / n) (w^t - w_k)
+
+    Source: Li et al. 2020 (arXiv 1812.06127), Algorithm 2 and section 5.2; ghaemi2022 Algorithm 2.
+
+    Weighting: By examples, `n_k / n` over the clients that replied, as in FedAvg. The source's own is
+        uniform over clients drawn in proportion to their examples.
+
+    State: None at the clients. The server keeps the model.
+
+    Sent: What FedAvg sends.
+
+    Composes: Any `[select]`, `[aggregate]` and `[server]`; a table `[server]` takes the place of `lr`. Rules in
+        `[client]` come on top of the term; `client.name = "proximal"` is refused, since it would be there twice.
+
+    Ranges:
+        mu: 0.001 to 1 (Li et al. 2020); ghaemi2022 takes 3. Larger holds the clients closer and learns slower. 0 is
+            FedAvg, bit for bit.
+        lr: 1, the plain average.
+        local.epochs: 2 and more. In the first step of a round the term is zero.
+        local.stragglers: 0, or the share of clients that cannot do all the work; Li et al. 2020 have 0, 0.5 and 0.9.
+
+    Try: algorithm.mu=0.1 local.epochs=5
+
+    Not when: Clients do one step a round: the term does nothing. Nor as a first remedy against skew: it
+        slows every client down, and a smaller `local.lr` or fewer epochs may do the same.
+
+    Tests: tests/identity/test_fedprox.py tests/identity/test_partial_work.py
+
+    Example:
+        >>> import torch
+        >>> from fedlens.local.rules import Visit, proximal
+        >>> visit = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> proximal(mu=2.0).grad([torch.tensor([0.5])], [torch.tensor([1.5])], visit)  # 0.5 + 2 (1.5 - 1)
+        [tensor([1.5000])]
     """
     return averaging(parts, client=proximal(mu=mu), server=Plain(lr))

@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from fedlens.core.protocol import Payload, Reduce
+
+REPLIES = "replies"  # how many replies a total is made of
+
+# How a field of the replies becomes one: their mean, weighted like the update, or their plain sum.
+How = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a round's replies come to.
+
+    Attributes:
+        update: the mean Delta of the trainable weights.
+        buffers, counters: as they should be.
+        more: what became of further fields, trees or numbers, by name.
+        replies: how many replies there were.
+        weight: the sum of their weights.
+    """
+
+    update: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    counters: Mapping[str, Tensor]
+    more: Mapping[str, Any] = field(default_factory=dict)
+    replies: int = 0
+    weight: float = 0.0
 
 
 def fold(total: dict[str, Any], reduce: Reduce, payload: Payload, folded: bool = False) -> None:
     """Adds a reply to `total`, in place, which is empty before the first.
 
-    A tree under `"sum"` is added times the reply's weight, one under `"max"` leaf by leaf; the weights add up. What
-    is `folded` already, a sum over several replies, is added as it is.
+    A tree or a number under `"sum"` is added times the reply's weight, one under `"plain"` as it is, a tree under
+    `"max"` leaf by leaf. The weights add up, and `replies` counts. What is `folded` already, a sum over several
+    replies, is added as it is.
 
     >>> total = {}
     >>> for weight, value in ((1.0, 4.0), (3.0, 8.0)):
     ...     fold(total, Reduce({"x": "sum"}), {"x": {"w": torch.tensor([value])}, "weight": weight})
-    >>> total["x"]["w"] / total["weight"]
-    tensor([7.])
+    >>> total["x"]["w"] / total["weight"], total["replies"]
+    (tensor([7.]), 2)
     """
     weight, first = float(payload[reduce.weight]), not total
-    factor = 1.0 if folded else weight
     total[reduce.weight] = total.get(reduce.weight, 0.0) + weight
+    total[REPLIES] = total.get(REPLIES, 0) + (payload[REPLIES] if folded else 1)
     for name, how in reduce.fields.items():
-        tree = payload[name]
-        if first:
+        value = payload[name]
+        factor = weight if how == "sum" and not folded else 1.0
+        if not isinstance(value, Mapping):
+            total[name] = value * factor if first else total[name] + value * factor
+        elif first:
             # Never the reply's own tensors: they may lie in a worker's memory, which is wanted back.
-            total[name] = {leaf: t * factor if how == "sum" else t.clone() for leaf, t in tree.items()}
-        elif how == "sum" and tree:
+            total[name] = {leaf: t.clone() if how == "max" else t * factor for leaf, t in value.items()}
+        elif how == "max":
+            total[name] = {leaf: torch.maximum(t, value[leaf]) for leaf, t in total[name].items()}
+        elif value:
             torch._foreach_add_(
-                list(total[name].values()), [tree[leaf] for leaf in total[name]], alpha=factor
+                list(total[name].values()), [value[leaf] for leaf in total[name]], alpha=factor
             )
-        else:
-            total[name] = {leaf: torch.maximum(t, tree[leaf]) for leaf, t in total[name].items()}

@@ -31,9 +31,9 @@ class Loadable:
                         value.copy_(tree[name])
 
 
-def loadable(model: ModelSpec, scratch: dict[Any, Any], device: torch.device) -> Loadable:
-    """The module of this spec, built at the first call and kept in a worker's `scratch`."""
-    key = ("module", id(model))
+def loadable(model: ModelSpec, scratch: dict[Any, Any], device: torch.device, which: str = "") -> Loadable:
+    """The module of this spec, built at the first call and kept in a worker's `scratch`; `which` names further ones."""
+    key = ("module", id(model), which)
     if key not in scratch:
         module = model.build().to(device)
         spec, state = spec_of(module), module.state_dict(keep_vars=True)

@@ -16,6 +16,7 @@ import torch
 
 from fedlens.core.schema import Schema
 from fedlens.core.seeding import Rng, Secrets
+from fedlens.core.states import ClientStates
 from fedlens.core.tree import Tree, TreeSpec
 
 # An int is a client of the federation, its row in the partition. A string that begins with "@" is data that the
@@ -47,13 +48,14 @@ class Request:
 class Reduce:
     """Fold the replies of `block` neighbouring slots where the work ran, so that one tree crosses, not `block`.
 
-    `fields` maps a payload name to how its trees are folded: `"sum"` adds them, each times the reply's `weight`
-    field; `"max"` takes the largest value leaf by leaf. The folded payload also holds the sum of the weights. It
-    stands in `folded` of the block's last answer; the folded names are gone from the replies themselves. The tree
-    of additions depends on the slots alone, so every engine gets the same bits.
+    `fields` maps a payload name to how its trees (or numbers) are folded: `"sum"` adds them, each times the reply's
+    `weight` field; `"plain"` adds them as they are; `"max"` takes the largest value leaf by leaf. The folded payload
+    also holds the sum of the weights, and how many `replies` it is made of. It stands in `folded` of the block's last
+    answer; the folded names are gone from the replies themselves. The tree of additions depends on the slots alone,
+    so every engine gets the same bits.
     """
 
-    fields: Mapping[str, Literal["sum", "max"]]
+    fields: Mapping[str, Literal["sum", "plain", "max"]]
     weight: str = "weight"
     block: int = 1
 
@@ -273,29 +275,6 @@ class Engine(Protocol):
     def close(self) -> None:
         """Ends all work and gives back every process and all memory. May be called twice."""
         ...
-
-
-class ClientStates:
-    """The state of every client that has one, owned by the driver, so that a lost worker loses nothing."""
-
-    def __init__(self) -> None:
-        self._states: dict[ClientId, Payload] = {}
-
-    def get(self, client: ClientId) -> Payload:
-        """The committed state of a client; empty before its first commit."""
-        return self._states.get(client, {})
-
-    def commit(self, client: ClientId, state: Payload) -> None:
-        """Makes `state` what the client finds next time."""
-        self._states[client] = state
-
-    def snapshot(self) -> dict[ClientId, Payload]:
-        """All states by client; they are replaced, never changed, so this copies none."""
-        return dict(self._states)
-
-    def restore(self, snapshot: Mapping[ClientId, Payload]) -> None:
-        """Takes a snapshot back, and forgets everything else."""
-        self._states = dict(snapshot)
 
 
 __all__ = [

@@ -49,6 +49,12 @@ class Holding:
         targets: Tensor = self.examples.targets
         return targets if self.indices is None else targets[self.indices]
 
+    def take(self, at: Tensor) -> Holding:
+        """The examples at the positions `at`, int64 [k], of this holder; one may stand there twice."""
+        features = {name: values[at] if len(values) > 1 else values for name, values in self.features.items()}
+        indices = at if self.indices is None else self.indices[at]
+        return replace(self, indices=indices, features=features)
+
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Normalized images float32 [k, C, H, W] and labels of the positions start to stop, never augmented."""
         if self.indices is None:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
-from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program, Reply
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Payload, Program, Reply
+from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.engines.answering import Item, Site, copied
 from fedlens.engines.memory import keep_freed_memory
 
 Threads = Annotated[
     int, Field(ge=1, description="threads of one computation; results depend on it in the last bit")
 ]
+StateMemory = Annotated[
+    int,
+    Field(
+        ge=1,
+        description="MiB of client states in memory, at most; the least recently used others lie in files of the run, "
+        "and the numbers are the same",
+    ),
+]
 
 
-def inline(*, threads: Threads = 1) -> Inline:
+def inline(*, threads: Threads = 1, state_memory: StateMemory = STATE_MEMORY) -> Inline:
     """One process, one client after the other; the reference that every other engine is compared with."""
-    return Inline(threads)
+    return Inline(threads, state_memory)
 
 
 class Inline:
@@ -31,10 +41,10 @@ class Inline:
     for: what an asynchronous server would see from clients of equal speed.
     """
 
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
+    def __init__(self, threads: int = 1, state_memory: int = STATE_MEMORY) -> None:
+        self.threads, self.state_memory = threads, state_memory
         self._before: int | None = None
-        self._queue: deque[tuple[Ask, Item, float | None]] = deque()
+        self._queue: deque[tuple[Ask, Id, Version, float | None]] = deque()
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Takes the program and sets the number of threads."""
@@ -46,26 +56,31 @@ class Inline:
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
         """Answers an ask in this process."""
         due = None if ask.deadline is None else time.monotonic() + ask.deadline
-        items = (
-            Item(Id(round, exchange, slot), request.client, request.payload, self._states.get(request.client))
-            for slot, request in enumerate(ask.requests)
-        )
+        ids = [Id(round, exchange, slot) for slot in range(len(ask.requests))]
         if ask.order == "arrival":
-            self._queue.extend((ask, item, due) for item in items)
-        return self._answers(ask, items, due)
+            # States are committed as answers are taken, and each request has to see those from before its ask.
+            held = [self._states.hold(request.client) for request in ask.requests]
+            self._queue.extend((ask, id, version, due) for id, version in zip(ids, held, strict=True))
+            return self._as_asked()
+        return self._answers(ask, ids, due)
 
-    def _answers(self, ask: Ask, items: Iterator[Item], due: float | None) -> Generator[Answer, None, None]:
-        random_state = torch.get_rng_state()
-        try:
-            if ask.order == "arrival":
-                while self._queue:
-                    earlier, item, until = self._queue.popleft()
-                    yield from self._work(earlier, [item], until)
-            else:
-                for block in _blocks(items, ask.reduce.block if ask.reduce else 1):
-                    yield from self._work(ask, block, due)
-        finally:
-            torch.set_rng_state(random_state)
+    def _answers(self, ask: Ask, ids: Sequence[Id], due: float | None) -> Generator[Answer, None, None]:
+        size = ask.reduce.block if ask.reduce else 1
+        with _random_state_kept():
+            for first in range(0, len(ids), size):
+                # Nothing is committed before the ask is answered, so a state may be read when its turn comes.
+                slots = [
+                    (id, self._states.get(ask.requests[id.slot].client)) for id in ids[first : first + size]
+                ]
+                yield from self._work(ask, [_item(ask, id, state) for id, state in slots], due)
+
+    def _as_asked(self) -> Generator[Answer, None, None]:
+        with _random_state_kept():
+            while self._queue:
+                ask, id, version, due = self._queue.popleft()
+                item = _item(ask, id, self._states.read(version))
+                self._states.release(version)
+                yield from self._work(ask, [item], due)
 
     def _work(self, ask: Ask, items: list[Item], due: float | None) -> list[Answer]:
         late: list[Answer] = [Failure(item.id, item.client, "the deadline passed") for item in items]
@@ -80,18 +95,22 @@ class Inline:
 
     def close(self) -> None:
         """Gives back the number of threads that it found."""
-        self._queue.clear()
+        while self._queue:
+            self._states.release(self._queue.popleft()[2])
         if self._before is not None:
             torch.set_num_threads(self._before)
             self._before = None
 
 
-def _blocks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    block: list[Item] = []
-    for item in items:
-        block.append(item)
-        if len(block) == size:
-            yield block
-            block = []
-    if block:
-        yield block
+def _item(ask: Ask, id: Id, state: Payload) -> Item:
+    request = ask.requests[id.slot]
+    return Item(id, request.client, request.payload, state)
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    random_state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(random_state)

@@ -16,10 +16,11 @@ import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Payload, Program, Reply
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program, Reply
 from fedlens.core.schema import nbytes
+from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.engines.answering import Item, copied
-from fedlens.engines.inline import Threads
+from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.shared import Packer, Pool, Region
 from fedlens.engines.workers import Nursery, Worker
@@ -34,13 +35,19 @@ _LATE = "the deadline passed"
 _SHORT = 0.02  # seconds: below it a worker gets its next task before it has finished, so that it never waits
 
 
-def processes(*, workers: Workers = 0, threads: Threads = 1, window: Window = 512) -> Processes:
+def processes(
+    *,
+    workers: Workers = 0,
+    threads: Threads = 1,
+    window: Window = 512,
+    state_memory: StateMemory = STATE_MEMORY,
+) -> Processes:
     """Persistent local workers, one thread each by default; bit-identical to `inline` with the same threads."""
     if sys.platform == "win32":
         raise ConfigError(
             "the engine 'processes' needs Linux or macOS", where="engine.name", hint="use engine.name=inline"
         )
-    return Processes(workers or max(1, usable_cores() // threads), threads, window)
+    return Processes(workers or max(1, usable_cores() // threads), threads, window, state_memory)
 
 
 def usable_cores() -> int:
@@ -60,9 +67,7 @@ class _Job:
     blocks: list[range]
     envelope: bytes = b""
     region: Region | None = None
-    states: list[Payload] = field(
-        default_factory=list
-    )  # of each slot's client, as they were when it was asked
+    states: list[Version] = field(default_factory=list)  # of each slot's client, as it was when it was asked
     waiting: deque[int] = field(default_factory=deque)
     running: int = 0
     done: dict[int, list[Answer]] = field(default_factory=dict)
@@ -89,8 +94,8 @@ class Processes:
     must wait for an earlier slot stay in shared memory, within `window`; when it is full, no new block is begun.
     """
 
-    def __init__(self, workers: int, threads: int, window: int) -> None:
-        self.count = workers
+    def __init__(self, workers: int, threads: int, window: int, state_memory: int = STATE_MEMORY) -> None:
+        self.count, self.state_memory = workers, state_memory
         self._window = window * 2**20
         self._nursery = Nursery(threads)
         self._workers: list[Worker] = []
@@ -169,7 +174,7 @@ class Processes:
         job = _Job(next(self._numbers), ask, round, exchange, due, blocks, waiting=deque(range(len(blocks))))
         packer = _packed((ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
         job.envelope, job.region = packer.envelope, self._lay(packer)
-        job.states = [self._states.get(request.client) for request in ask.requests]
+        job.states = [self._states.hold(request.client) for request in ask.requests]
         return job
 
     def _lay(self, packer: Packer) -> Region | None:
@@ -231,6 +236,9 @@ class Processes:
             for worker in self._workers:
                 if job.number in worker.knows_asks:
                     worker.forget.append(job.number)
+            for version in job.states:
+                self._states.release(version)
+            job.states = []
             if job.region is not None:
                 self._pool.give(job.region)
                 job.region = None
@@ -265,7 +273,7 @@ class Processes:
                 Id(job.round, job.exchange, s),
                 request.client,
                 request.payload,
-                job.states[s],
+                self._states.read(job.states[s]),
             )
             for s, request in ((s, job.ask.requests[s]) for s in job.blocks[block])
         ]

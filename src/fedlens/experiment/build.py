@@ -10,7 +10,7 @@ from typing import Any
 
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server import SERVERS
-from fedlens.algorithms import ALGORITHMS, WITHOUT_SLOTS
+from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.selecting import SELECTS
 from fedlens.core.errors import ConfigError, DataError
@@ -29,11 +29,11 @@ from fedlens.experiment.choosing import Chosen, choose, located
 from fedlens.experiment.config import SLOTS, Config
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.sources import Source
-from fedlens.local.rules import RULES
+from fedlens.local.chaining import chain
 from fedlens.models import MODELS
 from fedlens.tasks.classification import Classification
 
-_SLOT_REGISTRIES = {"select": SELECTS, "client": RULES, "aggregate": AGGREGATES, "server": SERVERS}
+_SLOT_REGISTRIES = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVERS}
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Plan:
     config: Config
     chosen: Mapping[str, Chosen]
     augments: Sequence[Chosen]
+    rules: Sequence[Chosen]
     locate: Callable[[str], str]
 
 
@@ -75,11 +76,14 @@ def plan(config: Config, source: Source) -> Plan:
     if "algorithm" in source.renamed and config.algorithm["name"] in WITHOUT_SLOTS:
         left = {slot: None for slot in SLOTS if not _was_set(slot, source)}
         config = config.model_copy(update=left)
-    for slot in SLOTS:
+    for slot, registry in _SLOT_REGISTRIES.items():
         table = getattr(config, slot)
         if table is not None:
-            tables[slot] = (_SLOT_REGISTRIES[slot], table)
+            tables[slot] = (registry, table)
     chosen = {key: choose(registry, table, key, source) for key, (registry, table) in tables.items()}
+    one = config.client
+    given = one if isinstance(one, list) else [one] if one is not None else []
+    rules = [choose(RULES, table, "client", source) for table in given]
     augments = [choose(AUGMENTS, table, "data.augment", source) for table in config.data.augment]
     data = config.data.model_copy(
         update={
@@ -88,8 +92,11 @@ def plan(config: Config, source: Source) -> Plan:
             "augment": [choice.table() for choice in augments],
         }
     )
-    rest = {key: choice.table() for key, choice in chosen.items() if "." not in key}
-    return Plan(config.model_copy(update={"data": data, **rest}), chosen, augments, source.locate)
+    rest: dict[str, Any] = {key: choice.table() for key, choice in chosen.items() if "." not in key}
+    written = [rule.table() for rule in rules]
+    if rules:
+        rest["client"] = written if isinstance(config.client, list) else written[0]
+    return Plan(config.model_copy(update={"data": data, **rest}), chosen, augments, rules, source.locate)
 
 
 def _was_set(table: str, source: Source) -> bool:
@@ -169,7 +176,8 @@ def _build(
         federation,
         measure(config, federation),
         config.evaluation.batch_size,
-        **{slot: chosen[slot]() for slot in SLOTS if slot in chosen},
+        **{slot: chosen[slot]() for slot in _SLOT_REGISTRIES if slot in chosen},
+        client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
     )
     chosen["model"].made(model.build)
     parameters = count(parts.spec)

@@ -24,6 +24,11 @@ def _named(value: Any) -> Any:
 Named = Annotated[dict[str, Any], BeforeValidator(_named)]
 
 
+def _rules(value: Any) -> Any:
+    """One client rule, or a list of them."""
+    return [_named(item) for item in value] if isinstance(value, list | tuple) else _named(value)
+
+
 def _listed(value: Any) -> Any:
     """A list of tables; one alone is short for a list of one, and "none" for none."""
     if isinstance(value, str) and value == "none":
@@ -109,7 +114,10 @@ class Config(_Table):
     algorithm: Named = Field(default_factory=lambda: {"name": "fedavg"})
     local: LocalSettings
     select: Named | None = Field(None, description="who takes part in a round")
-    client: Named | None = Field(None, description="how local training bends")
+    client: Annotated[dict[str, Any] | list[dict[str, Any]] | None, BeforeValidator(_rules)] = Field(
+        None,
+        description="how local training bends, on top of the algorithm's own rule; a table, or a list of them",
+    )
     aggregate: Named | None = Field(None, description="how replies are folded")
     server: Named | None = Field(None, description="how the update moves the model")
     evaluation: Evaluation = Field(default_factory=Evaluation)

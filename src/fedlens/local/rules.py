@@ -1,24 +1,32 @@
-"""Client rules: how an algorithm bends local training, through three hooks that do nothing by default.
+"""Client rules: how an algorithm bends local training, through hooks that do nothing by default.
 
 A hook is a plain function of tensors. It changes no input and does not branch on a tensor's value, so it also runs
 over several clients at once. Lists of tensors are in the order of the trainable leaves, `visit.names`.
+
+A rule has up to two halves. The hooks are the client's; `servers` holds the server's, where there is one: what it
+keeps from round to round, what it sends along with the model, and what it does with the fields that come back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.core.protocol import Payload
-from fedlens.core.registry import Entry, Registry
+from fedlens.core.folding import How, Update
+from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Op, Payload, RoundContext
 from fedlens.core.schema import Field as SchemaField
-from fedlens.core.tree import TreeSpec
+from fedlens.core.tree import Tree, TreeSpec
+from fedlens.local.settings import LocalSettings
+
+if TYPE_CHECKING:
+    from fedlens.local.bench import Bench
+    from fedlens.local.training import Train
 
 Tensors = list[Tensor]
 
@@ -29,12 +37,18 @@ class Visit:
 
     Attributes:
         names: of the trainable leaves.
-        anchor: the global weights that arrived, in that order.
+        anchor: the weights that local training starts from, in that order: the global ones that arrived, and the
+            client's own where a part of the model is personal.
         payload: what the server sent.
         state: the client's state as it was committed.
-        labels: int64 [n], all labels of the client.
+        labels: int64 [n], the labels of the examples that it trains on this round.
         lr: the learning rate of this round.
         steps: how many steps it takes.
+        settings: the local settings.
+        bench: what else can be computed here: gradients over all examples, a second copy of the model.
+        batch: (inputs, targets) of the step that is being taken.
+        at_anchor: gradients of the step's batch at the anchor, where the rule is `anchored`.
+        own: what `start` left here for the other hooks; gone after the visit.
     """
 
     names: list[str]
@@ -44,11 +58,57 @@ class Visit:
     labels: Tensor
     lr: float
     steps: int
+    settings: LocalSettings = field(default_factory=lambda: LocalSettings(lr=1.0))
+    bench: Bench = None  # type: ignore[assignment]  # hand-made visits of tests have none
+    batch: tuple[Tensor, Tensor] = None  # type: ignore[assignment]
+    at_anchor: Tensors = field(default_factory=list)
+    own: dict[str, Any] = field(default_factory=dict)
+
+    def tree(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Tensors in the order of the trainable leaves, by name."""
+        return dict(zip(self.names, tensors, strict=True))
+
+    def listed(self, tree: Tree) -> Tensors:
+        """The leaves of a tree in the order of the trainable leaves."""
+        return [tree[name] for name in self.names]
 
 
+class Solved(NamedTuple):
+    """Where a rule's own solver ended: the weights, the mean of the task's loss it saw, over how many examples and
+    batches."""
+
+    parameters: Tensors
+    loss: float
+    examples: int
+    batches: int
+
+
+RiskHook = Callable[[Tensor, Tensor, Visit], Tensor]
 LossHook = Callable[[Tensor, Tensor, Tensor, Visit], Tensor]
 GradHook = Callable[[Tensors, Tensors, Visit], Tensors]
 FinishHook = Callable[[Tensors, Visit], tuple[Mapping[str, Any], Payload | None]]
+
+
+@dataclass(frozen=True)
+class ServerRule:
+    """The server's half of a rule. Its state is a payload of its own in the algorithm's state.
+
+    Attributes:
+        init: (trainable weights, federation) -> the state before the first round.
+        shared: state -> what is sent to every client of the cohort with the model; names have to be the rule's own.
+        prepare: (state, global tree, cohort, context) -> a generator of asks before local training that returns
+            the state to go on with, or None where the round comes to nothing.
+        after: (state, update, context) -> (the new state, the update that the server step takes). `update.more`
+            has what became of the rule's `fields`, `update.replies` how many replies there were.
+    """
+
+    init: Callable[[Tree, FederationInfo], Payload] = lambda weights, federation: {}
+    shared: Callable[[Payload], Payload] | None = None
+    prepare: (
+        Callable[[Payload, Tree, Sequence[ClientId], RoundContext], Generator[Ask, Answers, Payload | None]]
+        | None
+    ) = None
+    after: Callable[[Payload, Update, RoundContext], tuple[Payload, Update]] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,16 +116,46 @@ class ClientRule:
     """The hooks of one algorithm; None does nothing.
 
     Attributes:
-        loss: (task loss, outputs, targets, visit) -> the loss to descend.
+        name: what it is called where it stands beside others.
+        start: visit -> nothing; before the first step. Leaves what the other hooks need in `visit.own`.
+        risk: (outputs, targets, visit) -> the loss of a batch in place of the task's mean (FedIR's weights).
+        loss: (loss, outputs, targets, visit) -> the loss to descend.
         grad: (gradients, parameters, visit) -> the gradients to step along.
-        finish: (parameters after training, visit) -> (more fields for the reply, the client's new state).
+        solve: visit -> `Solved`; takes the place of the local optimizer's steps as a whole.
+        finish: (parameters after training, visit) -> (more fields for the reply, what changes in the client's
+            state). A field called `update` takes the place of the usual one.
         expect: spec of the model -> what those fields have to be.
+        fields: how those fields are folded: "mean", weighted like the update; "sum", the plain sum.
+        servers: the server's half, by the rule's name.
+        ops: operations besides training that the server's half asks for, made from the training operation.
+        anchored: whether `grad` needs the gradients of the same batch at the anchor, `visit.at_anchor`.
+        proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended; FedNova has to know of it.
+        invariant: whether something is kept over all clients that a client which appears twice would break.
+        check: raises `ConfigError` where the local settings do not go with the rule.
+        discloses: what leaves the clients beyond model updates, as sentences for the run's report.
     """
 
     loss: LossHook | None = None
     grad: GradHook | None = None
     finish: FinishHook | None = None
     expect: Callable[[TreeSpec], Mapping[str, SchemaField]] | None = None
+    name: str = ""
+    start: Callable[[Visit], None] | None = None
+    risk: RiskHook | None = None
+    solve: Callable[[Visit], Solved] | None = None
+    fields: Mapping[str, How] = field(default_factory=dict)
+    servers: Mapping[str, ServerRule] = field(default_factory=dict)
+    ops: Mapping[str, Callable[[Train], Op]] = field(default_factory=dict)
+    anchored: bool = False
+    proximal: float = 0.0
+    invariant: bool = False
+    check: Callable[[LocalSettings], None] | None = None
+    discloses: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether it does nothing at all."""
+        return not any(getattr(self, hook.name) for hook in fields(self) if hook.name != "name")
 
 
 def plain() -> ClientRule:
@@ -90,18 +180,11 @@ def proximal(*, mu: Mu = 0.01) -> ClientRule:
     >>> proximal(mu=2.0).grad([torch.tensor([0.0])], [torch.tensor([1.5])], visit)
     [tensor([1.])]
     """
-    return ClientRule(grad=partial(proximal_grad, mu=mu)) if mu else ClientRule()
+    if not mu:
+        return ClientRule()
+    return ClientRule(name="proximal", grad=partial(proximal_grad, mu=mu), proximal=mu)
 
 
 def proximal_grad(gradients: Tensors, parameters: Tensors, visit: Visit, *, mu: float) -> Tensors:
     """g + mu (w - w^t)."""
     return list(torch._foreach_add(gradients, torch._foreach_sub(parameters, visit.anchor), alpha=mu))
-
-
-RULES = Registry(
-    "client rule",
-    {
-        "plain": Entry("fedlens.local.rules:plain", "plain local training"),
-        "proximal": Entry("fedlens.local.rules:proximal", "FedProx's proximal term"),
-    },
-)

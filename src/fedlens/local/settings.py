@@ -31,6 +31,9 @@ class LocalSettings(BaseModel):
         None, description="passes over the client's data a round (1 unless steps is set)"
     )
     steps: Positive | None = Field(None, description="a fixed number of steps instead of epochs")
+    examples: Positive | None = Field(
+        None, description="FedVC's N_VC: a client trains on so many of its examples, drawn anew each round"
+    )
     batch_size: Positive | Literal["all"] = Field(32, description="examples a step; 'all' is one full batch")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate ...")
     lr_decay_every: Positive = Field(1, description="... every so many rounds")
@@ -53,6 +56,11 @@ class LocalSettings(BaseModel):
                 raise ValueError("betas and eps belong to optimizer = 'adam'; sgd has momentum")
         if self.lr_decay == 1 and self.lr_decay_every != 1:
             raise ValueError("lr_decay_every does nothing as long as lr_decay is 1")
+        if self.examples and self.batch_size != "all" and self.examples % self.batch_size:
+            raise ValueError(
+                f"examples ({self.examples}) has to be a multiple of batch_size ({self.batch_size}): "
+                "a virtual client takes exactly examples / batch_size steps an epoch"
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("betas have to be at least 0 and below 1")
         if self.stragglers and self.work == 1:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -15,12 +17,17 @@ from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.seeding import Rng
 from fedlens.core.tree import TreeSpec, part
+from fedlens.local.bench import Bench, gradients_of
+from fedlens.local.normalizing import effective_steps
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
-from fedlens.local.rules import ClientRule, Visit
+from fedlens.local.rules import ClientRule, Solved, Visit
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.evaluation import Task
 
 Weighting = Literal["examples", "uniform"]
+
+# What a client keeps of a model with personal parts, by the names of the leaves.
+PERSONAL = "personal"
 
 
 @dataclass(frozen=True)
@@ -32,10 +39,12 @@ class Train:
 
     - `update`: w^t - w_k of the trainable weights, hsu2019's Delta w_k;
     - `buffers` and `counters`: as they are after training;
-    - `weight`: the number of its examples, or 1;
-    - whatever the rule's `finish` adds.
+    - `weight`: the number of examples it trained on, or 1;
+    - whatever the rule's `finish` adds;
+    - `tau` where updates are `normalized`: the number of steps that the update was divided by (FedNova).
 
-    With `keep_optimizer` the optimizer's state is the client's state and goes on in the next round.
+    Leaves named in `personal` stay at the client, in its state, and nothing of them is sent. With `keep_optimizer` the
+    optimizer's state is the client's state too and goes on in the next round.
     """
 
     model: ModelSpec
@@ -44,60 +53,86 @@ class Train:
     rule: ClientRule
     weighting: Weighting = "examples"
     keep_optimizer: bool = False
+    normalized: bool = False
+    personal: frozenset[str] = frozenset()
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Trains at one client."""
-        examples = len(client.data)
-        if examples == 0:
+        with ExitStack() as closing:
+            visit = self.visit(payload, client, rng, closing)
+            bench = visit.bench
+            parameters = list(bench.learner.trainable.values())
+            if self.rule.start is not None:
+                self.rule.start(visit)
+            kept = _optimizer_state(client.state) if self.keep_optimizer else {}
+            if self.rule.solve is not None:
+                solved = self._solve(parameters, visit)
+            else:
+                solved = self._steps(parameters, visit, rng, kept)
+            with torch.no_grad():
+                update = visit.tree(torch._foreach_sub(visit.anchor, parameters))
+            more: Mapping[str, Any] = {}
+            changes: Payload | None = None
+            if self.rule.finish is not None:
+                more, changes = self.rule.finish([p.detach() for p in parameters], visit)
+            reply = self._reply(bench.learner, update, more, visit, len(bench.data))
+            state = self._state(client.state, changes, bench.learner, kept)
+        sums = {"loss": solved.loss * solved.examples, "examples": solved.examples, "batches": solved.batches}
+        return Outcome(reply, state, sums)
+
+    def visit(self, payload: Payload, client: Client, rng: Rng, closing: ExitStack) -> Visit:
+        """What the rule's hooks see at this client, the model loaded."""
+        if len(client.data) == 0:
             raise ValueError("the client holds no example")
+        data = virtual(client.data, self.settings.examples, rng)
         learner = loadable(self.model, client.scratch, client.device)
-        learner.load(payload["model"])
-        names, parameters = list(learner.trainable), list(learner.trainable.values())
-        anchor = [payload["model"][name] for name in names]
-        steps = self.settings.steps_at(examples, payload.get("work"))
-        labels = client.data.labels() if self._hooked else torch.empty(0)
-        visit = Visit(names, anchor, payload, client.state, labels, payload["lr"], steps)
-        state = _optimizer_state(client.state) if self.keep_optimizer else {}
-        loss, seen = self._train(learner, parameters, visit, client, rng, state)
+        tree = {**payload["model"], **client.state.get(PERSONAL, {})}
+        learner.load(tree)
+        labels = torch.empty(0) if self.rule.plain else data.labels()
+        visit = Visit(
+            list(learner.trainable),
+            [tree[name] for name in learner.trainable],
+            payload,
+            client.state,
+            labels,
+            payload["lr"],
+            self.settings.steps_at(len(data), payload.get("work")),
+            self.settings,
+        )
+        batch = self.settings.batch(len(data))
+        risk = partial(_risk, self.rule, visit) if self.rule.risk else self.task.loss
+        visit.bench = Bench(self.model, client, learner, tree, data, risk, self.task.loss, batch, closing)
+        return visit
+
+    def _solve(self, parameters: list[Tensor], visit: Visit) -> Solved:
+        assert self.rule.solve is not None
+        solved = self.rule.solve(visit)
         with torch.no_grad():
-            update = torch._foreach_sub(anchor, parameters)
-        more, new_state = self._finish(parameters, visit, state)
-        reply = {
-            "update": dict(zip(names, update, strict=True)),
-            "buffers": _copies(learner, "buffer"),
-            "counters": _copies(learner, "counter"),
-            "weight": float(examples) if self.weighting == "examples" else 1.0,
-            **more,
-        }
-        return Outcome(reply, new_state, {"loss": loss * seen, "examples": seen, "batches": steps})
+            for parameter, value in zip(parameters, solved.parameters, strict=True):
+                parameter.copy_(value)
+        return solved
 
-    @property
-    def _hooked(self) -> bool:
-        return any((self.rule.loss, self.rule.grad, self.rule.finish))
-
-    def _train(
-        self,
-        learner: Loadable,
-        parameters: list[Tensor],
-        visit: Visit,
-        client: Client,
-        rng: Rng,
-        state: OptimizerState,
-    ) -> tuple[float, int]:
-        """The loop itself; gives the mean of the task's loss while training, and how many examples it saw."""
-        settings, rule, task, module = self.settings, self.rule, self.task, learner.module
-        step = optimizer(settings, visit.lr, state)
+    def _steps(self, parameters: list[Tensor], visit: Visit, rng: Rng, kept: OptimizerState) -> Solved:
+        """The loop itself."""
+        settings, rule, bench = self.settings, self.rule, visit.bench
+        step = optimizer(settings, visit.lr, kept)
         # The same memory without history: changing it in place needs no leave from autograd.
         weights = [p.detach() for p in parameters]
+        module = bench.learner.module
         module.train()
-        batches = client.data.batches(settings.batch(len(client.data)), rng)
         losses: list[Tensor] = []
         counts: list[int] = []
-        for inputs, targets in islice(batches, visit.steps):
+        twin = bench.twin("anchor") if rule.anchored else None
+        for inputs, targets in self._batches(visit, rng):
+            visit.batch = inputs, targets
+            if twin is not None:
+                visit.at_anchor = _replayed(twin, bench, visit.batch)
             outputs = module(inputs)
-            loss = task.loss(outputs, targets)
-            bent = loss if rule.loss is None else rule.loss(loss, outputs, targets, visit)
-            gradients = _gradients(bent, parameters)
+            loss = self.task.loss(outputs, targets)
+            bent = loss if rule.risk is None else rule.risk(outputs, targets, visit)
+            if rule.loss is not None:
+                bent = rule.loss(bent, outputs, targets, visit)
+            gradients = gradients_of(bent, parameters)
             if rule.grad is not None:
                 gradients = rule.grad(gradients, weights, visit)
             if settings.clip_norm is not None:
@@ -106,34 +141,91 @@ class Train:
             losses.append(loss.detach())
             counts.append(len(targets))
         seen = sum(counts)
-        return float(torch.stack(losses).double() @ torch.tensor(counts, dtype=torch.float64)) / seen, seen
+        mean = float(torch.stack(losses).double() @ torch.tensor(counts, dtype=torch.float64)) / seen
+        return Solved(weights, mean, seen, visit.steps)
 
-    def _finish(
-        self, parameters: list[Tensor], visit: Visit, state: OptimizerState
-    ) -> tuple[Mapping[str, Any], Payload | None]:
-        if self.rule.finish is not None:
-            return self.rule.finish([p.detach() for p in parameters], visit)
-        return {}, {"optimizer": state} if self.keep_optimizer else None
+    def _batches(self, visit: Visit, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
+        return islice(visit.bench.data.batches(visit.bench.batch, rng), visit.steps)
+
+    def _reply(
+        self,
+        learner: Loadable,
+        update: Mapping[str, Tensor],
+        more: Mapping[str, Any],
+        visit: Visit,
+        examples: int,
+    ) -> dict[str, Any]:
+        sent = {n: v for n, v in more.get("update", update).items() if n not in self.personal}
+        reply = {
+            "buffers": self._copies(learner, "buffer"),
+            "counters": self._copies(learner, "counter"),
+            "weight": float(examples) if self.weighting == "examples" else 1.0,
+            **more,
+        }
+        if self.normalized:
+            tau = effective_steps(self.settings, visit.lr, visit.steps, self.rule.proximal)
+            sent = {name: value / tau for name, value in sent.items()}
+            reply["tau"] = tau
+        return {"update": sent, **{k: v for k, v in reply.items() if k != "update"}}
+
+    def _copies(self, learner: Loadable, role: Literal["buffer", "counter"]) -> dict[str, Tensor]:
+        names = [name for name in part(learner.spec, role) if name not in self.personal]
+        return {name: learner.rest[name].clone() for name in names}
+
+    def _state(
+        self, before: Payload, changes: Payload | None, learner: Loadable, kept: OptimizerState
+    ) -> Payload | None:
+        new: dict[str, Any] = dict(changes or {})
+        if self.personal:
+            leaves = {**learner.trainable, **learner.rest}
+            new[PERSONAL] = {n: leaves[n].detach().clone() for n in leaves if n in self.personal}
+        if self.keep_optimizer:
+            new["optimizer"] = kept
+        return {**before, **new} if new or changes is not None else None
 
     def expect(self, spec: TreeSpec, most: float) -> Schema:
         """What a good reply of this operation has, at clients of at most `most` examples."""
+        sent = {name: leaf for name, leaf in spec.items() if name not in self.personal}
+        most = float(self.settings.examples or most) if self.weighting == "examples" else 1.0
         fields: dict[str, Field] = {
-            "update": TreeField.like({n: spec[n] for n in part(spec, "weight", trainable=True)}),
-            "buffers": TreeField.like({n: spec[n] for n in part(spec, "buffer")}),
-            "counters": TreeField.like({n: spec[n] for n in part(spec, "counter")}),
-            "weight": NumberField(above=0, most=most if self.weighting == "examples" else 1.0),
+            "update": TreeField.like({n: sent[n] for n in part(sent, "weight", trainable=True)}),
+            "buffers": TreeField.like({n: sent[n] for n in part(sent, "buffer")}),
+            "counters": TreeField.like({n: sent[n] for n in part(sent, "counter")}),
+            "weight": NumberField(above=0, most=most),
         }
-        return Schema(fields | dict(self.rule.expect(spec)) if self.rule.expect else fields)
+        if self.normalized:
+            fields["tau"] = NumberField(above=0)
+        return Schema(fields | dict(self.rule.expect(sent)) if self.rule.expect else fields)
 
 
-def _gradients(loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    """The gradient of each parameter; zero for one that the loss does not depend on."""
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
+def virtual(data: Any, examples: int | None, rng: Rng) -> Any:
+    """The examples of a virtual client (hsu2020 section 5.3): so many of the client's own, drawn anew each round.
+
+    Uniformly, without replacement where it has enough, else with; in the order in which the client holds them.
+    """
+    if examples is None:
+        return data
+    draw, n = rng.torch("virtual"), len(data)
+    if n >= examples:
+        at = torch.randperm(n, generator=draw)[:examples]
+    else:
+        at = torch.randint(n, (examples,), generator=draw)
+    return data.take(at.sort().values)
 
 
-def _copies(learner: Loadable, role: Literal["buffer", "counter"]) -> dict[str, Tensor]:
-    return {name: learner.rest[name].clone() for name in part(learner.spec, role)}
+def _risk(rule: ClientRule, visit: Visit, outputs: Tensor, targets: Tensor) -> Tensor:
+    assert rule.risk is not None
+    return rule.risk(outputs, targets, visit)
+
+
+def _replayed(twin: Loadable, bench: Bench, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
+    """The batch's gradients at the anchor, under the dropout masks that the step is about to draw."""
+    random_state = torch.get_rng_state()
+    twin.module.train()
+    inputs, targets = batch
+    gradients = gradients_of(bench.risk(twin.module(inputs), targets), list(twin.trainable.values()))
+    torch.set_rng_state(random_state)
+    return gradients
 
 
 def _optimizer_state(state: Payload) -> OptimizerState:

@@ -25,13 +25,25 @@ def test_replies_and_blocks_of_them_add_up_to_the_same() -> None:
     fold(in_blocks, REDUCE, block, folded=True)
     for total in (one_by_one, in_blocks):
         assert total["x"]["w"].tolist() == [4.0 + 24.0 - 2.0] * 3
-        assert (total["n"]["c"].item(), total["k"]) == (7, 6.0)
+        assert (total["n"]["c"].item(), total["k"], total["replies"]) == (7, 6.0, 3)
+
+
+def test_numbers_fold_too_and_plain_sums_know_no_weights() -> None:
+    reduce = Reduce({"x": "plain", "tau": "sum", "z": "plain"}, weight="k")
+    replies = [payload(w, v, 1) | {"tau": t, "z": 2.0} for w, v, t in ((1.0, 4.0, 10.0), (3.0, 8.0, 2.0))]
+    block: dict = {}
+    fold(block, reduce, replies[1])
+    for total in ({}, {}):
+        fold(total, reduce, replies[0])
+        fold(total, reduce, block, folded=True)
+        assert total["x"]["w"].tolist() == [12.0] * 3
+        assert (total["tau"], total["z"], total["k"]) == (16.0, 4.0, 4.0)
 
 
 def test_a_total_is_never_a_replys_own_tensor() -> None:
     """It would lie in a worker's memory, which is wanted back."""
     for folded in (False, True):
-        reply, total = payload(1.0, 4.0, 2), {}
+        reply, total = payload(1.0, 4.0, 2) | {"replies": 1}, {}
         fold(total, REDUCE, reply, folded=folded)
         reply["x"]["w"].zero_()
         reply["n"]["c"].zero_()

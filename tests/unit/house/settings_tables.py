@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server import SERVERS
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms import ALGORITHMS, RULES
 from fedlens.algorithms.selecting import SELECTS
 from fedlens.core.registry import Registry, settings_model
 from fedlens.data.augment import AUGMENTS
@@ -23,7 +23,6 @@ from fedlens.data.datasets import DATASETS
 from fedlens.data.partition import PARTITIONS
 from fedlens.engines import ENGINES
 from fedlens.experiment.config import Config, Seeds
-from fedlens.local.rules import RULES
 from fedlens.models import MODELS
 
 REGISTRIES: dict[str, Registry] = {

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedlens.algorithms import RULES
 from fedlens.core.protocol import Client
 from fedlens.core.seeding import Rng, Secrets
 from fedlens.core.tree import spec_of, tree_of
-from fedlens.local.rules import RULES, ClientRule, Visit
+from fedlens.local.rules import ClientRule, Visit
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.tasks.classification import Classification

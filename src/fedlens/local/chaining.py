@@ -1,0 +1,108 @@
+"""Several client rules as one: their hooks in turn, each with its own fields and its own state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any
+
+from torch import Tensor
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import Payload
+from fedlens.core.schema import Field as SchemaField
+from fedlens.core.tree import TreeSpec
+from fedlens.local.rules import ClientRule, FinishHook, GradHook, LossHook, Tensors, Visit
+
+
+def chain(*rules: ClientRule) -> ClientRule:
+    """The rules as one. Hooks run in the order given; each rule keeps its own fields and its own state.
+
+    Raises `ConfigError` where two of them are the same rule, weigh the examples, or bring a solver of their own, and
+    where a solver stands beside hooks that it would pass over.
+
+    >>> import torch
+    >>> from fedlens.local.rules import proximal
+    >>> both = chain(proximal(mu=1.0), ClientRule(grad=lambda g, w, visit: [-g[0]]))
+    >>> visit = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)
+    >>> both.grad([torch.tensor([0.0])], [torch.tensor([1.5])], visit)
+    [tensor([-0.5000])]
+    """
+    kept = [rule for rule in rules if not rule.plain]
+    _agree(kept)
+    return reduce(_both, kept) if kept else ClientRule()
+
+
+def _both(a: ClientRule, b: ClientRule) -> ClientRule:
+    return ClientRule(
+        name=f"{a.name}+{b.name}",
+        start=_in_turn(a.start, b.start),
+        risk=a.risk or b.risk,
+        loss=partial(_loss, a.loss, b.loss) if a.loss and b.loss else a.loss or b.loss,
+        grad=partial(_grad, a.grad, b.grad) if a.grad and b.grad else a.grad or b.grad,
+        solve=a.solve or b.solve,
+        finish=partial(_finish, a.finish, b.finish) if a.finish and b.finish else a.finish or b.finish,
+        expect=partial(_expect, a.expect, b.expect) if a.expect and b.expect else a.expect or b.expect,
+        fields={**a.fields, **b.fields},
+        servers={**a.servers, **b.servers},
+        ops={**a.ops, **b.ops},
+        anchored=a.anchored or b.anchored,
+        proximal=a.proximal + b.proximal,
+        invariant=a.invariant or b.invariant,
+        check=_in_turn(a.check, b.check),
+        discloses=(*a.discloses, *b.discloses),
+    )
+
+
+def _in_turn(a: Any, b: Any) -> Any:
+    return partial(_call, (a, b)) if a and b else a or b
+
+
+def _call(hooks: tuple[Callable[..., None], ...], *given: Any) -> None:
+    for hook in hooks:
+        hook(*given)
+
+
+def _loss(a: LossHook, b: LossHook, loss: Tensor, outputs: Tensor, targets: Tensor, visit: Visit) -> Tensor:
+    return b(a(loss, outputs, targets, visit), outputs, targets, visit)
+
+
+def _grad(a: GradHook, b: GradHook, gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
+    return b(a(gradients, parameters, visit), parameters, visit)
+
+
+def _finish(
+    a: FinishHook, b: FinishHook, parameters: Tensors, visit: Visit
+) -> tuple[Mapping[str, Any], Payload | None]:
+    (more, state), (others, rest) = a(parameters, visit), b(parameters, visit)
+    states = [s for s in (state, rest) if s is not None]
+    return {**more, **others}, {k: v for s in states for k, v in s.items()} if states else None
+
+
+def _expect(a: Any, b: Any, spec: TreeSpec) -> Mapping[str, SchemaField]:
+    return {**a(spec), **b(spec)}
+
+
+def _agree(rules: Sequence[ClientRule]) -> None:
+    names = [rule.name for rule in rules if rule.name]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise ConfigError(
+            f"the client rule '{twice}' is there twice: an algorithm may bring it already",
+            where="client",
+            hint="take it out of [client], and set it in [algorithm]",
+        )
+    for hook, does in (("risk", "weigh the examples"), ("solve", "bring a local solver of their own")):
+        with_it = [rule.name for rule in rules if getattr(rule, hook)]
+        if len(with_it) > 1:
+            raise ConfigError(f"'{with_it[0]}' and '{with_it[1]}' both {does}", where="client")
+    solver = next((rule for rule in rules if rule.solve), None)
+    if solver is not None:
+        bent = next((r for r in rules if r is not solver and (r.loss or r.grad)), None)
+        if bent is not None:
+            raise ConfigError(
+                f"'{bent.name}' bends the steps of local training, and '{solver.name}' takes none: "
+                "it solves its subproblem in a way of its own",
+                where="client",
+                hint="take one of them out, or a solver of local steps",
+            )

@@ -1,0 +1,65 @@
+"""Rules in a chain: every hook runs, in turn, and what does not go together is refused."""
+
+import pytest
+import torch
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.schema import NumberField
+from fedlens.local.chaining import chain
+from fedlens.local.rules import ClientRule, ServerRule, Solved, Visit, proximal
+
+VISIT = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)
+
+
+def rule(name: str, factor: float) -> ClientRule:
+    return ClientRule(
+        name=name,
+        start=lambda visit: visit.own.update({name: factor}),
+        loss=lambda loss, outputs, targets, visit: loss * factor + 1,
+        grad=lambda gradients, parameters, visit: [g * factor + 1 for g in gradients],
+        finish=lambda parameters, visit: ({name: factor}, {f"{name}-state": factor}),
+        expect=lambda spec: {name: NumberField()},
+        fields={name: "sum"},
+        servers={name: ServerRule()},
+        discloses=(name,),
+    )
+
+
+def test_hooks_run_in_the_order_given_and_fields_and_states_stand_side_by_side() -> None:
+    both = chain(rule("a", 2.0), rule("b", 5.0))
+    zero = torch.tensor(0.0)
+    VISIT.own.clear()
+    both.start(VISIT)
+    assert VISIT.own == {"a": 2.0, "b": 5.0}
+    assert both.loss(torch.tensor(3.0), zero, zero, VISIT).item() == (3 * 2 + 1) * 5 + 1
+    assert both.grad([torch.tensor(3.0)], [zero], VISIT)[0].item() == (3 * 2 + 1) * 5 + 1
+    assert both.finish([], VISIT) == ({"a": 2.0, "b": 5.0}, {"a-state": 2.0, "b-state": 5.0})
+    assert set(both.expect({})) == {"a", "b"} == set(both.fields) == set(both.servers)
+    assert both.discloses == ("a", "b")
+    assert both.name == "a+b"
+
+
+def test_one_rule_or_none_stays_what_it_is() -> None:
+    one = proximal(mu=1.0)
+    assert chain(one) is one
+    assert chain(ClientRule(), one, ClientRule()) is one
+    assert chain() == ClientRule()
+    assert chain(one, rule("a", 1.0)).proximal == 1.0
+
+
+def test_a_rule_without_a_state_does_not_make_one() -> None:
+    stateless = ClientRule(name="c", finish=lambda parameters, visit: ({"c": 1.0}, None))
+    assert chain(stateless, ClientRule(name="d", finish=lambda p, v: ({}, None))).finish([], VISIT)[1] is None
+    assert chain(stateless, rule("a", 1.0)).finish([], VISIT)[1] == {"a-state": 1.0}
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    solver = ClientRule(name="exact", solve=lambda visit: Solved([], 0.0, 0, 0))
+    weigh = [ClientRule(name=n, risk=lambda outputs, targets, visit: outputs) for n in "xy"]
+    with pytest.raises(ConfigError, match="'proximal' is there twice"):
+        chain(proximal(mu=1.0), proximal(mu=2.0))
+    with pytest.raises(ConfigError, match="'x' and 'y' both weigh"):
+        chain(*weigh)
+    with pytest.raises(ConfigError, match="'proximal' bends the steps"):
+        chain(proximal(mu=1.0), solver)
+    assert chain(weigh[0], solver).solve is solver.solve
