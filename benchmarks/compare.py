@@ -17,6 +17,7 @@ import os
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.limit import WORKLOADS, BareLimit, Workload
 from fedlens.core.gate import Gate, Tally
@@ -33,7 +34,12 @@ class Fedlens:
     """Rounds of fedlens's FedAvg on a workload."""
 
     def __init__(
-        self, workload: Workload, engine: str, threads: int, workers: int, algorithm: str = "fedavg"
+        self,
+        workload: Workload,
+        engine: str,
+        threads: int,
+        workers: int,
+        algorithm: str | dict[str, Any] = "fedavg",
     ) -> None:
         settings = {
             "rounds": 1_000_000,

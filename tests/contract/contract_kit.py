@@ -18,6 +18,32 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavgm": {"name": "fedavgm", "momentum": 0.5, "lr": 0.8},
     "fedavgm-nesterov": {"name": "fedavgm", "momentum": 0.5, "nesterov": True},
     "fedprox": {"name": "fedprox", "mu": 0.3},
+    "fedir": {"name": "fedir"},
+    "fedir-population": {"name": "fedir", "target": "population", "normalize": False},
+    "fedvc": {"name": "fedvc", "examples": 160},
+    "scaffold": {"name": "scaffold"},
+    "scaffold-full-gradient": {"name": "scaffold", "option": "I", "lr": 0.25},
+    "feddyn": {"name": "feddyn", "alpha": 0.5},
+    "feddyn-by-examples": {"name": "feddyn", "alpha": 0.5, "weighting": "examples"},
+    "mime": {"name": "mime", "beta": 0.5},
+    "mime-adam": {"name": "mime", "optimizer": "adam", "beta": 0.5, "eps": 0.1, "v0": 1.0},
+    "mimelite": {"name": "mimelite", "beta": 0.5},
+    "feddane": {"name": "feddane", "mu": 0.1},
+    "fedadagrad": {"name": "fedadagrad"},
+    "fedadam": {"name": "fedadam"},
+    "fedadam-corrected": {"name": "fedadam", "bias_correction": True},
+    "fedyogi": {"name": "fedyogi"},
+    "fednova": {"name": "fednova"},
+    "moon": {"name": "moon", "mu": 1.0},
+    "admm": {"name": "admm", "sigma": 0.5, "max_iterations": 6},
+    "admm-sgd-last": {"name": "admm", "solver": "sgd", "absent": "last", "sigmas": "equal"},
+    "ceadmm": {"name": "ceadmm", "sigma": 1.0, "k_0": 2, "max_iterations": 3},
+    "iceadmm": {"name": "iceadmm", "absent": "last", "sigma": 5.0, "r": 5.0},
+    "liadmm": {"name": "liadmm"},
+    "liadmm-training": {"name": "liadmm", "gradient": "training"},
+    "fedbn": {"name": "fedbn"},
+    "local-only": {"name": "local-only"},
+    "finetune": {"name": "finetune", "epochs": 1},
     "centralized": {"name": "centralized"},
     "remembering": {"name": f"{USERS}:remembering", "pull": 0.2},
     "centred": {"name": f"{USERS}:centred", "share": 0.5},
@@ -48,6 +74,14 @@ SCATTERED = f"{USERS}:scattered"
 NORM_NET = {"name": f"{USERS}:norm_net"}
 INLINE = {"name": "inline"}
 LOCAL = {"lr": 0.05, "momentum": 0.5, "epochs": 1, "batch_size": 32}
+# Algorithms that are measured at the clients, each on what it holds out of its own data.
+PERSONAL = {"fedbn", "local-only", "finetune"}
+HELD_OUT = {"validation": 0.2, "validation_from": "client"}
+# Names of algorithms that refuse a momentum at the clients, and of those that ask clients twice a round.
+WITHOUT_MOMENTUM = {"mime", "mimelite"}
+TWO_EXCHANGES = {"mime", "feddane"}
+# Rows whose clients solve a subproblem, and refuse settings of local steps.
+SOLVERS = {"admm", "ceadmm", "iceadmm", "liadmm"}
 
 
 def settings(algorithm: str = "fedavg", partition: str = "iid", **changes: Any) -> dict[str, Any]:
@@ -62,7 +96,14 @@ def settings(algorithm: str = "fedavg", partition: str = "iid", **changes: Any) 
     }
     if algorithm != "centralized":
         made["select"] = {"clients_per_round": 3}
-    return made | changes
+    if made["algorithm"]["name"] in WITHOUT_MOMENTUM:
+        made["local"] = LOCAL | {"momentum": 0.0}
+    made |= changes
+    if algorithm in SOLVERS:
+        made["local"] = {"lr": made["local"]["lr"], "batch_size": made["local"]["batch_size"]}
+    if algorithm in PERSONAL:
+        made["data"] = made["data"] | HELD_OUT
+    return made
 
 
 def experiment(algorithm: str = "fedavg", partition: str = "iid", **changes: Any) -> Experiment:
@@ -75,7 +116,8 @@ def separable(algorithm: str, partition: str, **changes: Any) -> Experiment:
     dataset = {"name": "synthetic", "shape": [1, 8, 8], "classes": 4, "train": 240, "test": 80, "noise": 0.1}
     data = {"dataset": dataset, "partition": PARTITIONS[partition]}
     local = {"lr": 0.1, "epochs": 2, "batch_size": 10}
-    easy = {"rounds": 12, "model": "small-cnn", "data": data, "local": local}
+    model = {"name": "small-cnn", "norm": "batch" if algorithm == "fedbn" else "none"}
+    easy = {"rounds": 12, "model": model, "data": data, "local": local}
     return experiment(algorithm, partition, **easy | changes)
 
 
@@ -95,6 +137,12 @@ def outcome(result: Result) -> tuple[Any, ...]:
     summary = result.summary
     client_lines = (result.directory / "clients.jsonl").read_text()
     return weights(result), lines(result), client_lines, summary["best"], summary["failures"]
+
+
+def judged(line: dict[str, Any]) -> tuple[float, float]:
+    """Loss and accuracy of a round: on test, or at the clients where there is no one model to test."""
+    split = "test" if "test_loss" in line else "validation"
+    return line[f"{split}_loss"], line[f"{split}_accuracy"]
 
 
 def failures(result: Result) -> dict[str, dict[str, int]]:

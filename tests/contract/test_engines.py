@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def workers(count: int, threads: int = 1) -> dict:
 
 
 # Each algorithm with another partition, so that a run of the table says something of both.
-PAIRS = list(zip(ALGORITHMS, [*PARTITIONS, *PARTITIONS], strict=False))
+PAIRS = list(zip(ALGORITHMS, cycle(PARTITIONS), strict=False))
 
 
 @pytest.mark.parametrize(("algorithm", "partition"), PAIRS)

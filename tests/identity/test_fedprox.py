@@ -1,14 +1,16 @@
 """FedProx: the proximal term, its gradient, and its closed form on quadratics."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
 from torch import nn
 
+from fedlens.aggregate.mean import Mean
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedprox import fedprox
-from fedlens.algorithms.selecting import Fixed, Uniform
+from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.local.rules import ClientRule, Visit, proximal, proximal_grad
 from tests.identity.identity_kit import (
@@ -219,3 +221,73 @@ def test_the_proximal_term_is_inside_the_clipping() -> None:
             for p in module.parameters():
                 p -= 0.5 * p.grad
     close(step.after["model"], module.state_dict())
+
+
+# -- ghaemi2022 Algorithm 2: K clients drawn by p_k, averaged with 1/K ---------------------------------------
+
+
+def alone(there: World, local, k: int, mu: float) -> dict[str, torch.Tensor]:
+    """w_k after one round of client k by itself."""
+    return course(fedprox(parts(there, local, select=Fixed((k,))), mu=mu), there, rounds=1).final
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_algorithm_2_is_sum_p_k_w_k_in_expectation_over_its_draws(mu: float) -> None:
+    there, local = world((3, 8, 1)), {"lr": 0.3, "steps": 3, "batch_size": "all"}
+    sizes = (3, 8, 1)
+    made = fedprox(parts(there, local), mu=mu, scheme="algorithm-2")
+    assert made.select == BySize(method="replacement")
+    expectation = {
+        name: torch.zeros_like(value) for name, value in made.parts.model.build().state_dict().items()
+    }
+    for pair in product(range(3), repeat=2):
+        chance = sizes[pair[0]] * sizes[pair[1]] / 12**2
+        after = course(replace(made, select=Fixed(pair)), there, rounds=1).final
+        expectation = {n: value + chance * after[n] for n, value in expectation.items()}
+    ends = [alone(there, local, k, mu) for k in range(3)]
+    close(expectation, mean(ends, sizes))
+
+
+@pytest.mark.parametrize("method", ["replacement", "systematic"])
+def test_algorithm_2_averages_with_one_over_k_whatever_the_sizes(method: str) -> None:
+    there = world()
+    select = BySize(3, method=method)
+    run = course(fedprox(parts(there, SGD, select=select), mu=0.0, scheme="algorithm-2"), there)
+    for step in run.steps:
+        clients = [
+            bare_client(
+                model(),
+                step.before["model"],
+                there.holder(k),
+                rng_of(step, slot),
+                optimizer=bare_sgd,
+                epochs=2,
+                batch_size=4,
+            )
+            for slot, k in enumerate(step.cohort)
+        ]
+        assert len(step.cohort) == 3
+        close(step.after["model"], mean(clients, [1, 1, 1]))
+
+
+def test_algorithm_2_at_mu_of_zero_is_not_fedavg_but_where_all_clients_have_one_size() -> None:
+    for sizes, alike in ((SIZES, False), ((4, 4, 4, 4), True)):
+        there = world(sizes)
+        select = Fixed((0, 1, 3))
+        made = replace(fedprox(parts(there, SGD), mu=0.0, scheme="algorithm-2"), select=select)
+        plain = course(fedavg(parts(there, SGD, select=select)), there)
+        ours = course(made, there)
+        gap = max((ours.final[n] - plain.final[n]).abs().max() for n in plain.final)
+        assert (gap < 1e-13) == alike
+
+
+def test_what_is_at_odds_with_algorithm_2_is_refused() -> None:
+    there = world()
+    for select in (Uniform(3), Fixed((0, 1)), Everyone()):
+        with pytest.raises(ConfigError, match="draws clients with p_k") as caught:
+            fedprox(parts(there, SGD, select=select), scheme="algorithm-2")
+        assert caught.value.where == "select.name"
+    with pytest.raises(ConfigError, match="averages with 1/K") as caught:
+        fedprox(parts(there, SGD, aggregate=Mean("examples")), scheme="algorithm-2")
+    assert caught.value.where == "aggregate.weighting"
+    fedprox(parts(there, SGD, aggregate=Mean("uniform"), select=BySize(2)), scheme="algorithm-2")

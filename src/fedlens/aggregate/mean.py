@@ -120,5 +120,11 @@ def mean(
 
 
 AGGREGATES = Registry(
-    "aggregate", {"mean": Entry("fedlens.aggregate.mean:mean", "weighted mean, by examples or uniform")}
+    "aggregate",
+    {
+        "mean": Entry("fedlens.aggregate.mean:mean", "weighted mean, by examples or uniform"),
+        "normalized": Entry(
+            "fedlens.aggregate.normalized:normalized", "FedNova's: updates divided by their number of steps"
+        ),
+    },
 )

@@ -103,5 +103,8 @@ SERVERS = Registry(
         "momentum": Entry(
             "fedlens.aggregate.server:momentum", "FedAvgM's server momentum, plain and Nesterov"
         ),
+        "adagrad": Entry("fedlens.aggregate.adaptive:adagrad", "FedAdagrad's step, a rate for every weight"),
+        "adam": Entry("fedlens.aggregate.adaptive:adam", "FedAdam's step"),
+        "yogi": Entry("fedlens.aggregate.adaptive:yogi", "FedYogi's step"),
     },
 )

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server import Plain, ServerStep
+from fedlens.algorithms.measuring import OP as EVALUATE_OWN
+from fedlens.algorithms.measuring import EvaluateOwn, Who, everywhere, refuse_unmeasured
 from fedlens.algorithms.selecting import Select, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.folding import How, Update
@@ -54,6 +56,7 @@ class Parts:
     federation: FederationInfo
     measure: Sequence[str] = ("@test",)
     evaluation_batch: int = 500
+    measure_clients: Who | None = None  # None: where the algorithm is about personal models, all
     select: Select | None = None
     client: ClientRule | None = None
     aggregate: Aggregate | None = None
@@ -78,13 +81,16 @@ class Averaging:
     rule: ClientRule = field(default_factory=ClientRule)
     personal: frozenset[str] = frozenset()
     more_ops: Mapping[str, Op] = field(default_factory=dict)
+    tune: Train | None = None
 
     @property
     def ops(self) -> Mapping[str, Op]:
         """Training, the central evaluation, and what the client rule asks for besides."""
         parts = self.parts
-        evaluate = Evaluate(parts.model, parts.task, parts.evaluation_batch)
-        return {"train": self.train, "evaluate": evaluate, **self.more_ops}
+        size = parts.evaluation_batch
+        evaluate = Evaluate(parts.model, parts.task, size)
+        own = EvaluateOwn(parts.model, parts.task, size, self.personal, self.tune)
+        return {"train": self.train, "evaluate": evaluate, EVALUATE_OWN: own, **self.more_ops}
 
     @property
     def discloses(self) -> tuple[str, ...]:
@@ -104,14 +110,15 @@ class Averaging:
         """Select, prepare, train, fold, step. Where no reply is good, the model stays as it was."""
         cohort = self.select.cohort(ctx)
         rules: dict[str, Any] = dict(state.get("rules", {}))
-        shared = {"model": state["model"], "lr": self.parts.local.lr_at(ctx.round)}
+        shared: dict[str, Any] = {"model": self._sent(state), "lr": self.parts.local.lr_at(ctx.round)}
         for name, half in self.rule.servers.items():
             if half.prepare is not None:
-                prepared = yield from half.prepare(rules[name], state["model"], cohort, ctx)
+                prepared = yield from half.prepare(rules[name], shared, cohort, ctx)
                 if prepared is None:
                     return state
                 rules[name] = prepared
-            shared |= half.shared(rules[name]) if half.shared else {}
+            # A new mapping: what was asked before keeps what was sent then.
+            shared = {**shared, **(half.shared(rules[name]) if half.shared else {})}
         work, fields = straggling(self.parts.local, cohort, ctx), self._fields
         ask = Ask(
             "train",
@@ -145,9 +152,24 @@ class Averaging:
         names = part(self.parts.spec, "weight", trainable=True)
         return select(tree, [name for name in names if name not in self.personal])
 
+    def _sent(self, state: State) -> dict[str, Tensor]:
+        """The global tree as clients get it: without the leaves that are their own."""
+        return {name: value for name, value in state["model"].items() if name not in self.personal}
+
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
-        """The central evaluation."""
-        return central(state["model"], ctx.federation.held, self.parts.task, self.parts.measure)
+        """The central evaluation, and that at the clients where it is asked for.
+
+        Where parts of the model are the clients' own there is no one model that the server could test.
+        """
+        parts, metrics = self.parts, {}
+        who = parts.measure_clients or ("all" if self.personal or self.tune else "none")
+        if not self.personal:
+            metrics = yield from central(state["model"], ctx.federation.held, parts.task, parts.measure)
+        if who == "none":
+            return metrics
+        pooled = bool(self.personal)
+        there = yield from everywhere(self._sent(state), ctx, parts.task, who, pooled)
+        return {**metrics, **there}
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
         """The global model."""
@@ -180,7 +202,13 @@ def averaging(
     choose = parts.select or select or Uniform()
     if rule.check is not None:
         rule.check(parts.local)
+    if rule.fits is not None:
+        rule.fits(parts.federation)
     refuse_twice(rule, choose, parts.federation)
+    if personal:
+        refuse_unfit(rule, parts)
+    if parts.measure_clients not in (None, "none"):
+        refuse_unmeasured(parts.federation, "clients are to be measured on data of their own")
     if fold.normalized:
         refuse_unequal(rule, parts.local)
     train = Train(
@@ -217,6 +245,31 @@ def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -
             "clients' states at the server, which two changes of one state at once would break",
             where="select",
             hint="take select.name = 'uniform', or fewer clients a round",
+        )
+
+
+def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
+    """Raises `ConfigError` where a model with personal parts could not be measured, or a rule would send them."""
+    refuse_unmeasured(
+        parts.federation,
+        "parts of the model are the clients' own, so there is no one model to test, only each client's on its own data",
+    )
+    if "@train" in parts.measure:
+        raise ConfigError(
+            "the global model is to be measured on training data, and parts of it are the clients' own",
+            where="evaluation.train",
+        )
+    if parts.measure_clients == "none":
+        raise ConfigError(
+            "parts of the model are the clients' own: without them nothing is measured",
+            where="evaluation.clients",
+            hint="take 'all', or a number",
+        )
+    if rule.fields or rule.servers:
+        raise ConfigError(
+            f"'{rule.name}' sends trees of all weights, and parts of this model are to stay at the clients",
+            where="client",
+            hint="take it out, or another algorithm",
         )
 
 

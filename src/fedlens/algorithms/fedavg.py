@@ -18,8 +18,8 @@ def fedavg(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
     Equation:
         client k:  w_k <- w^t, then  w_k <- w_k - eta grad F_k(w_k; batch)    (ghaemi2022 Algorithm 1)
                    Delta_k = w^t - w_k
-        server:    w^{t+1} = w^t - lr sum_k (n_k / n) Delta_k,  n = sum_k n_k (hsu2019 section 4.2, lr = 1;
-                                                                               hsu2020 section 5.1, lr = gamma)
+        server:    w^{t+1} = w^t - lr sum_k (n_k / n) Delta_k                 (hsu2019 section 4.2: lr = 1)
+                   n = sum_k n_k over the clients that replied                (hsu2020 5.1: lr = gamma)
 
     Source: McMahan et al. 2017 (arXiv 1602.05629), Algorithm 1; hsu2019 section 4.2, hsu2020 section 5.1,
         ghaemi2022 Algorithm 1.

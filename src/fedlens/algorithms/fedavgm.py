@@ -53,7 +53,8 @@ def fedavgm(
     Try: algorithm.momentum=0.7 local.lr=0.03
 
     Not when: There are few rounds: `v` takes about `1 / (1 - momentum)` of them to build up. Nor with a local
-        learning rate that was tuned for FedAvg: the effective one is `1 / (1 - momentum)` times that, and the run may diverge.
+        learning rate that was tuned for FedAvg: the effective one is `1 / (1 - momentum)` times that, and the run may
+        diverge.
 
     Tests: tests/identity/test_fedavgm.py
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.algorithms.selecting import BySize
+from fedlens.core.errors import ConfigError
 from fedlens.local.rules import Mu, proximal
 
+Scheme = Annotated[
+    Literal["fedavg", "algorithm-2"],
+    Field(
+        description="who takes part and with which weight: as in FedAvg, or drawn by p_k = n_k / n and averaged "
+        "with 1/K (ghaemi2022 Algorithm 2)"
+    ),
+]
 
-def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0) -> Averaging:
+
+def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fedavg") -> Averaging:
     """FedProx: a proximal term holds the clients near the global model, and clients may do partial work.
 
     Its gamma-inexact clients, which do less work than asked, are `local.stragglers`.
@@ -19,11 +34,13 @@ def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0) -> Averaging:
         client k:  min_w h_k(w; w^t) = F_k(w) + mu/2 ||w - w^t||^2            (ghaemi2022 Algorithm 2)
                    each step goes along  grad F_k(w; batch) + mu (w - w^t)
         server:    as in FedAvg: w^{t+1} = w^t - lr sum_k (n_k / n) (w^t - w_k)
+                   algorithm-2: K clients drawn with p_k = n_k / n, w^{t+1} = w^t - lr/K sum_k (w^t - w_k)
 
     Source: Li et al. 2020 (arXiv 1812.06127), Algorithm 2 and section 5.2; ghaemi2022 Algorithm 2.
 
     Weighting: By examples, `n_k / n` over the clients that replied, as in FedAvg. The source's own is
-        uniform over clients drawn in proportion to their examples.
+        uniform over clients drawn in proportion to their examples: `scheme = "algorithm-2"`. With clients of unequal
+        size that is not FedAvg at `mu = 0`, though both are `sum_k p_k w_k` in expectation over the draw.
 
     State: None at the clients. The server keeps the model.
 
@@ -31,11 +48,14 @@ def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0) -> Averaging:
 
     Composes: Any `[select]`, `[aggregate]` and `[server]`; a table `[server]` takes the place of `lr`. Rules in
         `[client]` come on top of the term; `client.name = "proximal"` is refused, since it would be there twice.
+        With `scheme = "algorithm-2"` a `[select]` that names nothing is `by-size` with `method = "replacement"`, so
+        that `select.clients_per_round` is K; other selections, and weights by examples, are refused.
 
     Ranges:
         mu: 0.001 to 1 (Li et al. 2020); ghaemi2022 takes 3. Larger holds the clients closer and learns slower. 0 is
             FedAvg, bit for bit.
         lr: 1, the plain average.
+        scheme: "fedavg" to compare with FedAvg, term by term; "algorithm-2" as ghaemi2022 and Li et al. print it.
         local.epochs: 2 and more. In the first step of a round the term is zero.
         local.stragglers: 0, or the share of clients that cannot do all the work; Li et al. 2020 have 0, 0.5 and 0.9.
 
@@ -53,4 +73,25 @@ def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0) -> Averaging:
         >>> proximal(mu=2.0).grad([torch.tensor([0.5])], [torch.tensor([1.5])], visit)  # 0.5 + 2 (1.5 - 1)
         [tensor([1.5000])]
     """
-    return averaging(parts, client=proximal(mu=mu), server=Plain(lr))
+    rule, server = proximal(mu=mu), Plain(lr)
+    if scheme == "fedavg":
+        return averaging(parts, client=rule, server=server)
+    _refuse_other(parts)
+    select = BySize(method="replacement")
+    return averaging(parts, select=select, client=rule, aggregate=Mean("uniform"), server=server)
+
+
+def _refuse_other(parts: Parts) -> None:
+    """Raises `ConfigError` where a table of the user's is at odds with Algorithm 2's draw or its 1/K."""
+    if parts.select is not None and not isinstance(parts.select, BySize):
+        raise ConfigError(
+            "FedProx's Algorithm 2 draws clients with p_k = n_k / n, and this selection does not",
+            where="select.name",
+            hint="take 'by-size' with method = 'replacement', or algorithm.scheme = 'fedavg'",
+        )
+    if parts.aggregate is not None and parts.aggregate.weighting != "uniform":
+        raise ConfigError(
+            "FedProx's Algorithm 2 averages with 1/K: sizes are in the draw already, and would count twice",
+            where="aggregate.weighting",
+            hint="take 'uniform', or algorithm.scheme = 'fedavg'",
+        )

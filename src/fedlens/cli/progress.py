@@ -163,14 +163,14 @@ class Pace:
 def tested(metrics: dict[str, Any]) -> list[tuple[str, float | None]]:
     """The test metrics of a round, the loss last; empty where the round was not evaluated.
 
+    Where there is no one model that could be tested, those of the clients' models on what they hold out.
+
     >>> tested({"round": 1, "test_loss": 0.5, "test_accuracy": 0.9})
     [('accuracy', 0.9), ('loss', 0.5)]
     """
-    found = [
-        (pair[1], finite(value))
-        for key, value in metrics.items()
-        if (pair := split_of(key)) and pair[0] == "test"
-    ]
+    pairs = [(pair, finite(value)) for key, value in metrics.items() if (pair := split_of(key))]
+    split = "test" if any(pair[0] == "test" for pair, _ in pairs) else "validation"
+    found = [(pair[1], value) for pair, value in pairs if pair[0] == split]
     return sorted(found, key=lambda pair: pair[0] == "loss")
 
 
@@ -212,6 +212,7 @@ def opening_lines(plan: dict[str, Any]) -> list[str]:
     return [
         f"{plan.get('name')}: {plan.get('algorithm')} on {plan.get('dataset')} with {model}",
         f"{clients} clients, {cohort} a round, {rounds} rounds, engine {plan.get('engine')}",
+        *(f"beyond model updates: {sentence}" for sentence in plan.get("disclosures", ())),
         f"run directory: {plan.get('directory')}",
     ]
 
@@ -222,8 +223,11 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     lines = []
     if told := tested(final):
         metric, value = told[0]
-        line = f"{summary.get('status')}: {metric.replace('_', ' ')} {metric_value(metric, value)} on test"
+        line = f"{summary.get('status')}: {metric.replace('_', ' ')} {metric_value(metric, value)}"
+        line += " on test" if f"test_{metric}" in final else " at the clients"
         line += f" after round {final.get('round')}"
+        if worst := finite(final.get(f"clients_{metric}_worst_decile")):
+            line += f", {metric_value(metric, worst)} at the worst tenth of the clients"
         if best:
             chosen = split_of(str(best.get("metric"))) or ("", metric)
             line += (

@@ -207,6 +207,9 @@ class FederationInfo:
     classes: int
     input_shape: tuple[int, ...]
     held: Mapping[str, int] = field(default_factory=dict)  # examples at the server, by name: "@test", ...
+    held_out: np.ndarray | None = (
+        None  # int64 [clients]: how many each client holds out of its own, where they do
+    )
 
     @property
     def clients(self) -> int:
@@ -217,6 +220,11 @@ class FederationInfo:
     def eligible(self) -> np.ndarray:
         """The clients that hold at least one example, int64; made once, so that a round does not scan them all."""
         return np.flatnonzero(self.sizes)
+
+    @cached_property
+    def holding_out(self) -> np.ndarray:
+        """The clients that hold out at least one example of their own, int64; empty where clients do not."""
+        return np.flatnonzero(self.held_out) if self.held_out is not None else np.zeros(0, np.int64)
 
     @cached_property
     def largest(self) -> int:

@@ -47,15 +47,26 @@ class TreeField:
 
 @dataclass(frozen=True)
 class TensorField:
-    """A tensor of this shape and dtype, all of it finite."""
+    """A tensor of this shape and dtype, all of it finite, from `least` to `most`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    least: float = -math.inf
+    most: float = math.inf
 
     def fault(self, name: str, value: Any) -> str | None:
         """What is wrong with `value`, or None."""
         fault = _tensor_fault(name, value, self.shape, self.dtype)
-        return fault or (None if all_finite([value]) else f"{name} holds NaN or Inf")
+        if fault is not None or not all_finite([value]):
+            return fault or f"{name} holds NaN or Inf"
+        if (self.least, self.most) == (-math.inf, math.inf):
+            return None
+        outside = value[(value < self.least) | (value > self.most)]
+        return (
+            f"{name} holds {float(outside[0]):g}, outside [{self.least:g}, {self.most:g}]"
+            if len(outside)
+            else None
+        )
 
 
 @dataclass(frozen=True)

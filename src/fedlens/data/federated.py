@@ -113,6 +113,10 @@ class FederatedData:
             return None
         return self.held[int(self.held_offsets[client]) : int(self.held_offsets[client + 1])]
 
+    def held_sizes(self) -> NDArray[np.int64] | None:
+        """int64 [clients]: how many examples each client holds out of its own; None where no client does."""
+        return None if self.held_offsets is None else np.diff(self.held_offsets)
+
     def sizes(self) -> NDArray[np.int64]:
         """int64 [clients]: how many examples each client holds."""
         return np.diff(self.offsets)

@@ -69,10 +69,11 @@ class Inline:
         with _random_state_kept():
             for first in range(0, len(ids), size):
                 # Nothing is committed before the ask is answered, so a state may be read when its turn comes.
-                slots = [
-                    (id, self._states.get(ask.requests[id.slot].client)) for id in ids[first : first + size]
+                items = [
+                    _item(ask, id, self._states.get(ask.requests[id.slot].client))
+                    for id in ids[first : first + size]
                 ]
-                yield from self._work(ask, [_item(ask, id, state) for id, state in slots], due)
+                yield from self._work(ask, items, due)
 
     def _as_asked(self) -> Generator[Answer, None, None]:
         with _random_state_kept():

@@ -161,6 +161,8 @@ class Processes:
         ]:
             if region is not None:
                 region.close()
+        for job in jobs.values():
+            self._let_go(job)
         self._tasks.clear()
         self._arrivals.clear()
 
@@ -236,12 +238,14 @@ class Processes:
             for worker in self._workers:
                 if job.number in worker.knows_asks:
                     worker.forget.append(job.number)
-            for version in job.states:
-                self._states.release(version)
-            job.states = []
+            self._let_go(job)
             if job.region is not None:
                 self._pool.give(job.region)
                 job.region = None
+
+    def _let_go(self, job: _Job) -> None:
+        while job.states:
+            self._states.release(job.states.pop())
 
     # -- the workers --------------------------------------------------------------------------------------------
 

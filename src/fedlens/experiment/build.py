@@ -10,12 +10,12 @@ from typing import Any
 
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server import SERVERS
-from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS
+from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.selecting import SELECTS
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.protocol import Algorithm, Engine, FederationInfo, ModelSpec
-from fedlens.core.registry import Registry
+from fedlens.core.registry import Registry, settings_model
 from fedlens.core.tree import count
 from fedlens.data.augment import AUGMENTS, Chain
 from fedlens.data.datasets import DATASETS
@@ -62,6 +62,7 @@ class Built:
     task: Classification
     clients_per_round: int | None
     notes: tuple[str, ...] = ()  # what was left out of the data, or put right, while they were read
+    discloses: tuple[str, ...] = ()  # what leaves the clients beyond model updates, as sentences
 
 
 def plan(config: Config, source: Source) -> Plan:
@@ -76,6 +77,11 @@ def plan(config: Config, source: Source) -> Plan:
     if "algorithm" in source.renamed and config.algorithm["name"] in WITHOUT_SLOTS:
         left = {slot: None for slot in SLOTS if not _was_set(slot, source)}
         config = config.model_copy(update=left)
+    if "algorithm" in source.renamed and config.select and config.select["name"] == "uniform":
+        # The recipe's selection was the usual one of its own algorithm.
+        named = {"select", "select.name"} & source.overridden
+        usually = {} if named else usual("select", config.algorithm)
+        config = config.model_copy(update={"select": {**config.select, **usually}})
     for slot, registry in _SLOT_REGISTRIES.items():
         table = getattr(config, slot)
         if table is not None:
@@ -159,7 +165,9 @@ def _build(
         data = replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
     steps = tuple(choice(data.input_shape) for choice in planned.augments)
     holders = Holders(data, Chain(steps) if steps else None)
-    federation = FederationInfo(partition.sizes(), len(data.classes), data.input_shape, holders.held())
+    federation = FederationInfo(
+        partition.sizes(), len(data.classes), data.input_shape, holders.held(), data.held_sizes()
+    )
     model = ModelSpec(
         chosen["model"].factory,
         chosen["model"].name,
@@ -176,12 +184,15 @@ def _build(
         federation,
         measure(config, federation),
         config.evaluation.batch_size,
+        config.evaluation.clients,
         **{slot: chosen[slot]() for slot in _SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
     )
     chosen["model"].made(model.build)
     parameters = count(parts.spec)
     algorithm = chosen["algorithm"](parts)
+    if "server" in chosen:
+        refuse_replaced(chosen["algorithm"], parts)
     select = getattr(algorithm, "select", None)
     size = select.size(federation) if select is not None and hasattr(select, "size") else None
     return Built(
@@ -196,7 +207,32 @@ def _build(
         task,
         size,
         dataset.notes,
+        tuple(getattr(algorithm, "discloses", ())),
     )
+
+
+def refuse_replaced(algorithm: Chosen, parts: Parts) -> None:
+    """Raises `ConfigError` where a setting of the algorithm is for its own server step, which `[server]` replaces."""
+    usual_parts, model = replace(parts, server=None), settings_model(algorithm.factory)
+    defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
+    given = {name: value for name, value in algorithm.settings.items() if defaults.get(name, value) != value}
+    required = {name: value for name, value in algorithm.settings.items() if name not in defaults}
+
+    def step(**changed: Any) -> Any:
+        try:
+            return getattr(algorithm.factory(usual_parts, **required, **changed), "server", None)
+        except ConfigError:
+            return None  # the default does not go with something else: nothing to be told from it
+
+    plain = step()
+    for name, value in given.items():
+        changed = step(**{name: value})
+        if None not in (plain, changed) and plain != changed:
+            raise ConfigError(
+                f"the table [server] takes the place of the server step that '{algorithm.name}' makes of '{name}'",
+                where=f"algorithm.{name}",
+                hint=f"set server.{name} instead, or take [server] out",
+            )
 
 
 def data_digest(built: Built) -> str:

@@ -3,6 +3,9 @@
 A checkpoint is a directory `round-000012` with `tensors.safetensors` and `manifest.json`. The manifest holds
 everything that is not a tensor, and the SHA-256 of the tensor file and of itself. Both are written under
 another name, fsynced and renamed, so `round-000012` is there whole or not at all.
+
+The states of clients that were spilled lie in files of their own (`statefiles.py`), which several checkpoints share:
+the manifest has their hashes.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +25,7 @@ from torch import Tensor
 
 from fedlens import __version__
 from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
-from fedlens.experiment import tensorfile
+from fedlens.experiment import statefiles, tensorfile
 from fedlens.experiment.files import fsync_directory, refused, replacing, write_durably
 from fedlens.experiment.payload import Payload, decode, encode
 
@@ -48,8 +51,10 @@ class _Damaged(Exception):
     """A checkpoint that is not what was written; the text says how that shows."""
 
 
-def save(directory: Path, round: int, payload: Payload) -> Path:
+def save(directory: Path, round: int, payload: Payload, states: Iterable[str] = ()) -> Path:
     """Save `payload` as the checkpoint of `round` below `directory`, and return its path.
+
+    `states` are the hashes of the files in `states_beside(directory)` that belong to it; they are on the disk already.
 
     Checkpoints of later rounds belong to a course that the run has left (it was resumed from before them), so
     they are removed once this one is on the disk. A tensor that stands in two places of the payload is stored
@@ -73,7 +78,7 @@ def save(directory: Path, round: int, payload: Payload) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         written = tensorfile.write(temporary / _TENSORS, tensors)
-        write_durably(temporary / _MANIFEST, _manifest(round, structure, written))
+        write_durably(temporary / _MANIFEST, _manifest(round, structure, written, sorted(set(states))))
         fsync_directory(temporary)
         _take_place(temporary, final)
         fsync_directory(directory)
@@ -107,7 +112,7 @@ def load_latest(directory: Path) -> Loaded | None:
             skipped.append(f"the checkpoint of round {number} was not finished: its save was cut off")
         elif suffix != ".removing":
             try:
-                return Loaded(number, _read(path, number), path, skipped)
+                return Loaded(number, _read(path, number, with_states=True), path, skipped)
             except _Damaged as fault:
                 damaged = True
                 skipped.append(f"the checkpoint of round {number} is damaged ({fault}) and was passed over")
@@ -121,6 +126,8 @@ def load_latest(directory: Path) -> Loaded | None:
 def load(path: Path) -> Loaded:
     """The checkpoint at `path`, say that of the best round; raises `RunDirectoryError` where it is damaged.
 
+    The files of client states are not looked at: it is for the model that one goes back.
+
     >>> import tempfile
     >>> load(save(Path(tempfile.mkdtemp()), 1, {"best": 0.5})).payload
     {'best': 0.5}
@@ -132,6 +139,34 @@ def load(path: Path) -> Loaded:
         return Loaded(int(match[1]), _read(path, int(match[1])), path)
     except _Damaged as fault:
         raise RunDirectoryError(f"the checkpoint is damaged ({fault})", where=str(path)) from None
+
+
+def states_beside(directory: Path) -> Path:
+    """Where the files of client states are that the checkpoints below `directory` refer to.
+
+    >>> states_beside(Path("run/checkpoint")).as_posix()
+    'run/states'
+    """
+    return directory.parent / "states"
+
+
+def states_of_all(directory: Path) -> set[str]:
+    """The hashes of the state files that the checkpoints below `directory` refer to, those that are damaged left out.
+
+    Raises `OSError` where one cannot be read at the moment.
+
+    >>> import tempfile
+    >>> directory = Path(tempfile.mkdtemp())
+    >>> _ = save(directory, 1, {}, states=["ab12"]), save(directory, 2, {}, states=["cd34", "ab12"])
+    >>> sorted(states_of_all(directory))
+    ['ab12', 'cd34']
+    """
+    found: set[str] = set()
+    for _, suffix, path in _entries(directory):
+        if suffix in ("", ".replaced"):
+            with suppress(_Damaged, FileNotFoundError):
+                found.update(_content(path).get("states", ()))
+    return found
 
 
 def path_of(directory: Path, round: int) -> Path:
@@ -268,24 +303,31 @@ def _remove(path: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _manifest(round: int, structure: Any, written: tensorfile.Written) -> bytes:
+def _manifest(round: int, structure: Any, written: tensorfile.Written, states: list[str]) -> bytes:
     content = {
         "fedlens": __version__,
         "format": FORMAT,
         "round": round,
         "tensors": {"file": _TENSORS, "bytes": written.size, "sha256": written.sha256},
+        "states": states,
         "payload": structure,
     }
     text = json.dumps(content).encode()
     return b'{"sha256": "%s", "content": %s}\n' % (hashlib.sha256(text).hexdigest().encode(), text)
 
 
-def _read(path: Path, number: int) -> dict[str, Any]:
+def _content(path: Path) -> dict[str, Any]:
+    """What a manifest says, after its checksum."""
+    match = _ENVELOPE.fullmatch((path / _MANIFEST).read_bytes())
+    if match is None or hashlib.sha256(match[2]).hexdigest().encode() != match[1]:
+        raise _Damaged(f"{_MANIFEST} does not have the checksum it should")
+    content: dict[str, Any] = json.loads(match[2])
+    return content
+
+
+def _read(path: Path, number: int, with_states: bool = False) -> dict[str, Any]:
     try:
-        match = _ENVELOPE.fullmatch((path / _MANIFEST).read_bytes())
-        if match is None or hashlib.sha256(match[2]).hexdigest().encode() != match[1]:
-            raise _Damaged(f"{_MANIFEST} does not have the checksum it should")
-        content = json.loads(match[2])
+        content = _content(path)
         _check_format(content, path)
         if content["round"] != number:
             raise _Damaged(f"it is that of round {content['round']}")
@@ -298,6 +340,10 @@ def _read(path: Path, number: int) -> dict[str, Any]:
     said = tensorfile.Written(content["tensors"]["bytes"], content["tensors"]["sha256"])
     if contents.written != said:
         raise _Damaged(f"{_TENSORS} does not have the checksum it should")
+    for key in content.get("states", ()) if with_states else ():
+        fault = statefiles.fault_of(states_beside(path.parent), key)
+        if fault is not None:
+            raise _Damaged(f"the state of a client, {key[:16]}...: {fault}")
     payload: dict[str, Any] = decode(content["payload"], contents.tensors)
     return payload
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from fedlens.algorithms import usual
 from fedlens.core.seeds import derive
 from fedlens.experiment.faults import explained, refuse_loose
 from fedlens.local.settings import LocalSettings
@@ -81,6 +82,11 @@ class Evaluation(_Table):
 
     every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last")
     batch_size: int = Field(500, ge=1, description="images at a time")
+    clients: Literal["all", "none"] | Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="clients that are measured on what they hold out of their own (data.validation_from), for the "
+        "spread over them: all, none, or so many drawn anew; all where the algorithm makes personal models",
+    )
     train: bool = Field(False, description="also measure the global model on the clients' training data")
 
 
@@ -135,9 +141,11 @@ class Config(_Table):
         filled = dict(values)
         if isinstance(given, Mapping) and isinstance(seed, int):
             filled["seeds"] = {name: derive(seed, "seeds", name) for name in Seeds.model_fields} | dict(given)
-        # A selection needs no name as long as it is the usual one.
-        if isinstance(values.get("select"), Mapping):
-            filled["select"] = {"name": "uniform"} | dict(values["select"])
+        # A slot needs no name as long as it is what the algorithm fills it with.
+        for slot in ("select", "aggregate", "server"):
+            table = values.get(slot)
+            if isinstance(table, Mapping) and "name" not in table:
+                filled[slot] = usual(slot, values.get("algorithm")) | dict(table)
         return filled
 
 

@@ -32,6 +32,7 @@ def outline(built: Built, directory: RunDir) -> dict[str, Any]:
         "parameters": built.parameters,
         "engine": config.engine["name"],
         "directory": str(directory.path),
+        "disclosures": list(built.discloses),
     }
 
 
@@ -40,7 +41,7 @@ def summarize(
 ) -> dict[str, Any]:
     """summary.json."""
     config, metrics, standing = built.config, directory.read_metrics(), runner.standing
-    evaluated = [line for line in metrics if any(name.startswith("test_") for name in line)]
+    evaluated = [line for line in metrics if any(name.startswith(("test_", "validation_")) for name in line)]
     totals = {
         name: sum(line.get(name) or 0 for line in metrics)
         for name in ("examples", "bytes_up", "bytes_down", "clients", "failed")
@@ -66,6 +67,7 @@ def summarize(
         "algorithm": config.algorithm["name"],
         "dataset": config.data.dataset["name"],
         "notes": list(built.notes),
+        "disclosures": list(built.discloses),
         "engine": config.engine["name"],
         "seed": config.seed,
         "directory": str(directory.path),

@@ -113,6 +113,10 @@ class RunDir:
         return self.path / "checkpoint"
 
     @property
+    def states_path(self) -> Path:
+        return self.path / "states"
+
+    @property
     def model_path(self) -> Path:
         return self.path / "model.safetensors"
 

@@ -6,17 +6,20 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedlens.core.errors import RunFailed
 from fedlens.core.gate import Gate, Tally
-from fedlens.core.protocol import ClientId, ClientStates, Payload, Program, RoundContext, State
+from fedlens.core.protocol import ClientId, Program, RoundContext, State
 from fedlens.core.seeding import Rng
+from fedlens.core.states import STATE_MEMORY, ClientStates, Mark, Saved
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.progress import Progress
 from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.statefiles import StateFiles
 
 
 @dataclass
@@ -25,18 +28,20 @@ class Standing:
 
     round: int
     state: State
-    clients: Mapping[ClientId, Payload]
+    clients: Mark | Saved
     line: dict[str, Any]  # the round's line of metrics.jsonl: it may not have reached the file
     rows: list[dict[str, Any]] = field(default_factory=list)  # likewise of clients.jsonl
     best: dict[str, Any] | None = None
     failures: dict[str, Counter[str]] = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
-        """As a checkpoint holds it."""
+        """As a checkpoint holds it; writes the client states that have to lie in files and do not yet."""
+        clients = self.clients.saved()
         return {
             "round": self.round,
             "state": self.state,
-            "clients": {str(client): state for client, state in self.clients.items()},
+            "clients": {str(client): state for client, state in clients.states.items()},
+            "client_files": {str(client): key for client, key in clients.keys.items()},
             "line": self.line,
             "rows": self.rows,
             "best": self.best,
@@ -46,9 +51,14 @@ class Standing:
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> Standing:
         """From a checkpoint."""
-        clients = {name if name.startswith("@") else int(name): s for name, s in payload["clients"].items()}
+        fields = dict(payload)
+        states, keys = _by_client(fields.pop("clients")), _by_client(fields.pop("client_files", {}))
         failures = {client: Counter(reasons) for client, reasons in payload["failures"].items()}
-        return cls(**{**payload, "clients": clients, "failures": failures})
+        return cls(**{**fields, "clients": Saved(states, keys), "failures": failures})
+
+
+def _by_client(by_name: Mapping[str, Any]) -> dict[ClientId, Any]:
+    return {name if name.startswith("@") else int(name): value for name, value in by_name.items()}
 
 
 class Runner:
@@ -65,20 +75,23 @@ class Runner:
         self._best: Standing | None = None  # as it stood at the best round, until it is saved
         self._saved_at = time.monotonic()
         self._saved_round = -1 if standing is None else standing.round
+        self._files = StateFiles(directory.states_path)
+        memory = getattr(built.engine, "state_memory", STATE_MEMORY)
+        self._states = ClientStates(self._files, memory * 2**20)
 
     def run(self) -> None:
         """Runs to the last round. Whatever ends it early, the last whole round is saved first."""
-        states = ClientStates()
-        config, engine = self.built.config, self.built.engine
+        config, engine, states = self.built.config, self.built.engine, self._states
         self._began = time.monotonic()
         try:
             engine.open(Program(self.built.algorithm.ops, self.built.holders, config.seeds.training), states)
             gate = Gate(engine, states)
+            self._sweep()
             if self.standing is None:
                 state = self.built.algorithm.init(self.built.model, self.built.federation)
                 self._measured(0, state, gate, Tally(), 0.0)
             else:
-                states.restore(self.standing.clients)
+                states.restore(self.standing.clients.saved())
             for round in range(self._reached.round + 1, config.rounds + 1):
                 self._round(round, gate)
         finally:
@@ -112,7 +125,8 @@ class Runner:
         if round % config.evaluation.every == 0 or round == config.rounds:
             gate.tally = measuring = Tally()
             measured = gate.drive(self.built.algorithm.evaluate(state, self._context(round)), round)
-            if round and not math.isfinite(measured.get("test_loss", 0.0)):
+            lost = measured.get("test_loss", measured.get("validation_loss", 0.0))
+            if round and not math.isfinite(lost):
                 self.failures = self._with(tally)
                 raise diverged(round, config.local.lr)
             tally.and_measuring(measuring)
@@ -120,9 +134,10 @@ class Runner:
         rows = self._client_lines(round, tally) if config.record.clients else []
         best, self.failures = self._better(line), self._with(tally)
         # From here on the round counts: a run that is stopped below writes the lines when it is resumed.
-        self.standing = Standing(round, state, gate.states.snapshot(), line, rows, best, self.failures)
+        self.standing = Standing(round, state, self._states.mark(), line, rows, best, self.failures)
         if best and best["round"] == round:
             self._best = self.standing
+        self._keep_marks()
         self.directory.append_metrics(line)
         if rows:
             self.directory.append_clients(rows)
@@ -136,7 +151,11 @@ class Runner:
         self, round: int, measured: Mapping[str, float], tally: Tally, seconds: float
     ) -> dict[str, Any]:
         examples = tally.sums.get("examples", 0.0)
+        own = {
+            name: value for name, value in tally.sums.items() if name not in ("loss", "examples", "batches")
+        }
         return {
+            **own,  # an operation's own numbers, such as how many clients a solver gave up at
             "round": round,
             **measured,
             "local_loss": tally.sums["loss"] / examples if examples and "loss" in tally.sums else None,
@@ -190,12 +209,33 @@ class Runner:
             self.directory.sync()
             best = self._best
             if best is not None and self._saved_round < best.round < standing.round:
-                checkpoint.save(path, best.round, best.payload())
-            checkpoint.save(path, standing.round, standing.payload())
+                self._save_one(best)
+            self._save_one(standing)
         elif standing.round < self.built.config.rounds:
             return  # nothing new, and what lies there may be the only one that is whole
         checkpoint.prune(path, keep=2, best=standing.best["round"] if standing.best else None)
         self._saved_round, self._saved_at, self._best = standing.round, time.monotonic(), None
+        self._keep_marks()
+        self._sweep()
+
+    def _save_one(self, standing: Standing) -> None:
+        payload = standing.payload()
+        keys = set(payload["client_files"].values())
+        self._files.sync(keys)
+        self._files.saving(keys)
+        checkpoint.save(self.directory.checkpoint_path, standing.round, payload, keys)
+
+    def _keep_marks(self) -> None:
+        """Lets go of the states of standings that nobody will go back to."""
+        standings = (self.standing, self._best)
+        self._states.keep(*(s.clients for s in standings if s is not None and isinstance(s.clients, Mark)))
+
+    def _sweep(self) -> None:
+        """Removes the state files that neither a checkpoint nor a client refers to, such as a killed run leaves."""
+        with suppress(OSError):  # a checkpoint that cannot be read just now: another time
+            spilled = self._files.directory.exists()
+            saved = checkpoint.states_of_all(self.directory.checkpoint_path) if spilled else set()
+            self._files.sweep(saved, self._states.keys)
 
     def _elapsed_before(self) -> float:
         lines = self.directory.read_metrics()

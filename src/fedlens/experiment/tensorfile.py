@@ -81,8 +81,10 @@ def raw(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Written:
-    """Write a safetensors file and wait until the disk has it.
+def write(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, sync: bool = True
+) -> Written:
+    """Write a safetensors file and, with `sync`, wait until the disk has it.
 
     Tensors may share memory, be strided, empty or without dimensions, and lie on any device.
     Raises `OSError` where the disk refuses and `ValueError` for a dtype that the format does not have.
@@ -107,7 +109,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
             file.write(data)
             size += data.nbytes
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
     return Written(size, digest.hexdigest())
 
 

@@ -34,6 +34,8 @@ def chain(*rules: ClientRule) -> ClientRule:
 
 
 def _both(a: ClientRule, b: ClientRule) -> ClientRule:
+    # What weighs the examples is told first: a gradient that the other asks for is one of weighted examples.
+    servers = {**b.servers, **a.servers} if b.risk else {**a.servers, **b.servers}
     return ClientRule(
         name=f"{a.name}+{b.name}",
         start=_in_turn(a.start, b.start),
@@ -44,12 +46,13 @@ def _both(a: ClientRule, b: ClientRule) -> ClientRule:
         finish=partial(_finish, a.finish, b.finish) if a.finish and b.finish else a.finish or b.finish,
         expect=partial(_expect, a.expect, b.expect) if a.expect and b.expect else a.expect or b.expect,
         fields={**a.fields, **b.fields},
-        servers={**a.servers, **b.servers},
+        servers=servers,
         ops={**a.ops, **b.ops},
         anchored=a.anchored or b.anchored,
         proximal=a.proximal + b.proximal,
         invariant=a.invariant or b.invariant,
         check=_in_turn(a.check, b.check),
+        fits=_in_turn(a.fits, b.fits),
         discloses=(*a.discloses, *b.discloses),
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ class Visit:
         bench: what else can be computed here: gradients over all examples, a second copy of the model.
         batch: (inputs, targets) of the step that is being taken.
         at_anchor: gradients of the step's batch at the anchor, where the rule is `anchored`.
+        proximal: mu of all terms mu/2 ||w - w^t||^2 in what this client descends; `start` may correct it.
         own: what `start` left here for the other hooks; gone after the visit.
     """
 
@@ -62,6 +64,7 @@ class Visit:
     bench: Bench = None  # type: ignore[assignment]  # hand-made visits of tests have none
     batch: tuple[Tensor, Tensor] = None  # type: ignore[assignment]
     at_anchor: Tensors = field(default_factory=list)
+    proximal: float = 0.0
     own: dict[str, Any] = field(default_factory=dict)
 
     def tree(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -75,12 +78,13 @@ class Visit:
 
 class Solved(NamedTuple):
     """Where a rule's own solver ended: the weights, the mean of the task's loss it saw, over how many examples and
-    batches."""
+    batches; and `sums`, numbers of its own to log, which are added up over the clients."""
 
     parameters: Tensors
     loss: float
     examples: int
     batches: int
+    sums: Mapping[str, float] = MappingProxyType({})
 
 
 RiskHook = Callable[[Tensor, Tensor, Visit], Tensor]
@@ -96,8 +100,9 @@ class ServerRule:
     Attributes:
         init: (trainable weights, federation) -> the state before the first round.
         shared: state -> what is sent to every client of the cohort with the model; names have to be the rule's own.
-        prepare: (state, global tree, cohort, context) -> a generator of asks before local training that returns
-            the state to go on with, or None where the round comes to nothing.
+        prepare: (state, what is shared so far, cohort, context) -> a generator of asks before local training that
+            returns the state to go on with, or None where the round comes to nothing. Shared so far are `model`,
+            the global tree; `lr`; and what rules before this one send.
         after: (state, update, context) -> (the new state, the update that the server step takes). `update.more`
             has what became of the rule's `fields`, `update.replies` how many replies there were.
     """
@@ -105,7 +110,9 @@ class ServerRule:
     init: Callable[[Tree, FederationInfo], Payload] = lambda weights, federation: {}
     shared: Callable[[Payload], Payload] | None = None
     prepare: (
-        Callable[[Payload, Tree, Sequence[ClientId], RoundContext], Generator[Ask, Answers, Payload | None]]
+        Callable[
+            [Payload, Payload, Sequence[ClientId], RoundContext], Generator[Ask, Answers, Payload | None]
+        ]
         | None
     ) = None
     after: Callable[[Payload, Update, RoundContext], tuple[Payload, Update]] | None = None
@@ -132,6 +139,7 @@ class ClientRule:
         proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended; FedNova has to know of it.
         invariant: whether something is kept over all clients that a client which appears twice would break.
         check: raises `ConfigError` where the local settings do not go with the rule.
+        fits: raises `ConfigError` where the rule does not fit the federation, its number of classes say.
         discloses: what leaves the clients beyond model updates, as sentences for the run's report.
     """
 
@@ -150,6 +158,7 @@ class ClientRule:
     proximal: float = 0.0
     invariant: bool = False
     check: Callable[[LocalSettings], None] | None = None
+    fits: Callable[[FederationInfo], None] | None = None
     discloses: tuple[str, ...] = ()
 
     @property

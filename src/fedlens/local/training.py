@@ -20,14 +20,12 @@ from fedlens.core.tree import TreeSpec, part
 from fedlens.local.bench import Bench, gradients_of
 from fedlens.local.normalizing import effective_steps
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
+from fedlens.local.personal import PERSONAL, own_leaves
 from fedlens.local.rules import ClientRule, Solved, Visit
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.evaluation import Task
 
 Weighting = Literal["examples", "uniform"]
-
-# What a client keeps of a model with personal parts, by the names of the leaves.
-PERSONAL = "personal"
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,10 @@ class Train:
                 more, changes = self.rule.finish([p.detach() for p in parameters], visit)
             reply = self._reply(bench.learner, update, more, visit, len(bench.data))
             state = self._state(client.state, changes, bench.learner, kept)
-        sums = {"loss": solved.loss * solved.examples, "examples": solved.examples, "batches": solved.batches}
-        return Outcome(reply, state, sums)
+        # A solver says how many batches it looked at, all in all.
+        batches = solved.batches + (bench.seen if self.rule.solve is None else 0)
+        sums = {"loss": solved.loss * solved.examples, "examples": solved.examples, "batches": batches}
+        return Outcome(reply, state, {**solved.sums, **sums})
 
     def visit(self, payload: Payload, client: Client, rng: Rng, closing: ExitStack) -> Visit:
         """What the rule's hooks see at this client, the model loaded."""
@@ -86,7 +86,7 @@ class Train:
             raise ValueError("the client holds no example")
         data = virtual(client.data, self.settings.examples, rng)
         learner = loadable(self.model, client.scratch, client.device)
-        tree = {**payload["model"], **client.state.get(PERSONAL, {})}
+        tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         learner.load(tree)
         labels = torch.empty(0) if self.rule.plain else data.labels()
         visit = Visit(
@@ -98,10 +98,13 @@ class Train:
             payload["lr"],
             self.settings.steps_at(len(data), payload.get("work")),
             self.settings,
+            proximal=self.rule.proximal,
         )
         batch = self.settings.batch(len(data))
         risk = partial(_risk, self.rule, visit) if self.rule.risk else self.task.loss
-        visit.bench = Bench(self.model, client, learner, tree, data, risk, self.task.loss, batch, closing)
+        visit.bench = Bench(
+            self.model, client, learner, tree, data, risk, self.task.loss, batch, closing, self.task, rng=rng
+        )
         return visit
 
     def _solve(self, parameters: list[Tensor], visit: Visit) -> Solved:
@@ -163,7 +166,7 @@ class Train:
             **more,
         }
         if self.normalized:
-            tau = effective_steps(self.settings, visit.lr, visit.steps, self.rule.proximal)
+            tau = effective_steps(self.settings, visit.lr, visit.steps, visit.proximal)
             sent = {name: value / tau for name, value in sent.items()}
             reply["tau"] = tau
         return {"update": sent, **{k: v for k, v in reply.items() if k != "update"}}
@@ -220,6 +223,7 @@ def _risk(rule: ClientRule, visit: Visit, outputs: Tensor, targets: Tensor) -> T
 
 def _replayed(twin: Loadable, bench: Bench, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
     """The batch's gradients at the anchor, under the dropout masks that the step is about to draw."""
+    bench.seen += 1
     random_state = torch.get_rng_state()
     twin.module.train()
     inputs, targets = batch

@@ -14,5 +14,9 @@ MODELS = Registry(
             "fedlens.models.simple:mcmahan_cnn", "McMahan's CNN, 1,663,370 parameters at 28x28x1"
         ),
         "hsu-cnn": Entry("fedlens.models.simple:hsu_cnn", "hsu2019's CNN, 1,756,426 parameters on CIFAR-10"),
+        "projection": Entry(
+            "fedlens.models.projection:projection",
+            "another model with MOON's projection head before its last layer",
+        ),
     },
 )

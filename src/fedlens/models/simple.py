@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
-from typing import Annotated
+from math import gcd, prod
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import nn
@@ -39,10 +39,19 @@ def mlp(input_shape: Sequence[int], classes: int, *, hidden: Width = 200) -> nn.
     )
 
 
-def small_cnn(input_shape: Sequence[int], classes: int, *, width: Width = 16) -> nn.Module:
+def small_cnn(
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    width: Width = 16,
+    norm: Annotated[
+        Literal["none", "batch", "group"], Field(description="normalization after each convolution")
+    ] = "none",
+) -> nn.Module:
     """Two 3x3 convolutions with ReLU, one 2x2 max-pooling between them, and one linear layer.
 
-    For images such as the 8x8 digits; inputs of at least 2x2.
+    For images such as the 8x8 digits; inputs of at least 2x2. Group normalization is in groups of up to 8 channels, as
+    many as divide the width.
 
     >>> sum(p.numel() for p in small_cnn((1, 8, 8), 10).parameters())
     9930
@@ -51,13 +60,21 @@ def small_cnn(input_shape: Sequence[int], classes: int, *, width: Width = 16) ->
     _at_least(input_shape, 2, "small-cnn")
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
+        *_normalization(norm, width),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(width, 2 * width, 3, padding=1),
+        *_normalization(norm, 2 * width),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(2 * width * (height // 2) * (long // 2), classes),
     )
+
+
+def _normalization(norm: str, channels: int) -> list[nn.Module]:
+    if norm == "batch":
+        return [nn.BatchNorm2d(channels)]
+    return [nn.GroupNorm(channels // gcd(channels, 8), channels)] if norm == "group" else []
 
 
 def mcmahan_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:

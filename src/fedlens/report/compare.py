@@ -32,9 +32,11 @@ CENTRALIZED = "centralized"
 def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     """One row a run: what it was, how well it did, and what it cost.
 
-    Keys: run, status, algorithm, partition, dataset, model, seed, rounds (done), metric, final and best (the
-    test value of `metric`), best_round, chosen_on, accuracy and best_accuracy (the same where the metric is
-    accuracy, and None elsewhere), relative_accuracy, emd, seconds, bytes, directory. What is unknown is None.
+    Keys: run, status, algorithm, partition, dataset, model, seed, rounds (done), metric, measured_on ("test", or
+    "validation" where there is no one model that could be tested), final and best (the value of `metric` there),
+    best_round, chosen_on, accuracy and best_accuracy (the same where the metric is accuracy, and None elsewhere),
+    relative_accuracy, clients_mean and clients_worst_decile (of `metric` over clients, where it was measured there),
+    emd, seconds, bytes, directory. What is unknown is None.
 
     relative_accuracy is Acc_federated / Acc_centralized (hsu2020 section 6) of the final values, against the
     mean of the `centralized` runs of the same dataset and model among `run_dirs`; None where there is none.
@@ -58,7 +60,7 @@ def _rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _task(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["dataset"], row["model"], row["metric"]
+    return row["dataset"], row["model"], row["metric"], row["measured_on"]
 
 
 def _row(run: Run, label: str) -> dict[str, Any]:
@@ -67,6 +69,7 @@ def _row(run: Run, label: str) -> dict[str, Any]:
     best_round, best, chosen_on = run.best(metric)
     up, down = run.total("bytes_up"), run.total("bytes_down")
     accuracy = metric == "accuracy"
+    spread = run.spread().get(metric, {})
     return {
         "run": label,
         "status": run.status,
@@ -77,6 +80,7 @@ def _row(run: Run, label: str) -> dict[str, Any]:
         "seed": run.summary.get("seed", run.config.get("seed")),
         "rounds": run.rounds_done,
         "metric": metric,
+        "measured_on": run.split(),
         "final": final,
         "best": best,
         "best_round": best_round,
@@ -84,6 +88,8 @@ def _row(run: Run, label: str) -> dict[str, Any]:
         "accuracy": final if accuracy else None,
         "best_accuracy": best if accuracy else None,
         "relative_accuracy": None,
+        "clients_mean": spread.get("mean"),
+        "clients_worst_decile": spread.get("worst_decile"),
         "emd": run.emd(),
         "seconds": run.seconds(),
         "bytes": None if up is None and down is None else (up or 0) + (down or 0),
@@ -152,7 +158,7 @@ def _chart(runs: Sequence[Run], rows: Sequence[dict[str, Any]], metric: str) -> 
 
     lines, seconds, sent = [], [], []
     for k, (run, row) in enumerate(zip(runs, rows, strict=True)):
-        x, y = run.series(f"test_{metric}")
+        x, y = run.series(f"{run.split()}_{metric}")
         if metric not in (row["metric"], "loss") or not any(value is not None for value in y):
             continue
         color, dash = _mark(k, row)
@@ -161,7 +167,8 @@ def _chart(runs: Sequence[Run], rows: Sequence[dict[str, Any]], metric: str) -> 
         sent.append(_along(run, x, ("bytes_up", "bytes_down")))
     if not lines:
         return ""
-    title = metric.replace("_", " ").capitalize() + " on test data"
+    where = "on test data" if all(row["measured_on"] == "test" for row in rows) else "as measured"
+    title = f"{metric.replace('_', ' ').capitalize()} {where}"
     rounds = [list(line.x) for line in lines]
     views = [_view("rounds", rounds, "round", "round %{x:,~r}")]
     if all(any(x) for x in seconds):
@@ -195,15 +202,22 @@ def _along(run: Run, rounds: Sequence[int], keys: Sequence[str]) -> list[float]:
 def readable(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """The rows of `compare` as a person reads them: one text a column, the same columns in every row.
 
-    The column `relative` is there where one run has a relative accuracy.
+    The column `relative` is there where one run has a relative accuracy, those of clients where one run has measured
+    at the clients, and `measured on` where one run has no model that could be tested, but only its clients' own.
     """
     relative = any(row["relative_accuracy"] is not None for row in rows)
     metrics = {row["metric"] for row in rows}
     name = "" if len(metrics) > 1 else " " + "".join(metrics).replace("_", " ")
-    return [_readable(row, relative, name) for row in rows]
+    more = [
+        key for key in ("clients_mean", "clients_worst_decile") if any(row[key] is not None for row in rows)
+    ]
+    told = [_readable(row, relative, name, more) for row in rows]
+    if any(row["measured_on"] != "test" for row in rows):
+        told = [{**texts, "measured on": row["measured_on"]} for texts, row in zip(told, rows, strict=True)]
+    return told
 
 
-def _readable(row: dict[str, Any], relative: bool, name: str) -> dict[str, str]:
+def _readable(row: dict[str, Any], relative: bool, name: str, more: Sequence[str]) -> dict[str, str]:
     unit = "" if name else f" {row['metric']}"
     told = {
         "run": row["run"],
@@ -216,6 +230,8 @@ def _readable(row: dict[str, Any], relative: bool, name: str) -> dict[str, str]:
     }
     if relative:
         told["relative"] = percent(row["relative_accuracy"])
+    titles = {"clients_mean": "mean of clients", "clients_worst_decile": "worst tenth of clients"}
+    told |= {titles[key]: metric_value(row["metric"], row[key]) for key in more}
     emd = None if row["emd"] is None else round(row["emd"], 3)
     return told | {"EMD": number(emd), "time": duration(row["seconds"]), "data": size(row["bytes"])}
 

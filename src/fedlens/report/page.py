@@ -39,7 +39,9 @@ def render(run: Run) -> str:
         _banner(run),
         _kpis(run),
         _curves(run),
+        _spread(run),
         partition_section(run.partition),
+        _disclosures(run),
         _failures(run),
         _settings(run),
         _foot(run),
@@ -108,7 +110,7 @@ def _kpis(run: Run) -> str:
     per_round = seconds / run.rounds_done if seconds is not None and run.rounds_done else None
     best_sub = f"round {best_at}, chosen on {chosen}" if chosen and best_at is not None else "not known yet"
     cards = (
-        parts.kpi(f"Final {label}", metric_value(metric, final), _at(at), main=True),
+        parts.kpi(f"Final {label}", metric_value(metric, final), _at(at, run.split()), main=True),
         parts.kpi(f"Best {label}", metric_value(metric, best), best_sub),
         parts.kpi(
             "Rounds", count(run.rounds_done), "done", of=f"of {count(run.rounds)}" if run.rounds else ""
@@ -122,10 +124,30 @@ def _kpis(run: Run) -> str:
     return f'<dl class="kpis">{"".join(cards)}</dl>'
 
 
-def _at(at: int | None) -> str:
+def _at(at: int | None, split: str) -> str:
     if at is None:
         return "not evaluated yet"
-    return f"on test, after round {at}" if at else "on test, untrained"
+    where = "on test" if split == "test" else "at the clients"
+    return f"{where}, after round {at}" if at else f"{where}, untrained"
+
+
+def _spread(run: Run) -> str:
+    """How the model does at the clients, each on what it holds out of its own data."""
+    found = run.spread()
+    if not found:
+        return ""
+    columns = {"mean": "mean", "mean_before": "mean before tuning", "std": "standard deviation"}
+    columns["worst_decile"] = "worst tenth of the clients"
+    shown = {key: title for key, title in columns.items() if any(key in row for row in found.values())}
+    rows = [
+        [escape(_label(metric)), *(metric_value(metric, row.get(key)) for key in shown)]
+        for metric, row in sorted(found.items())
+    ]
+    table = parts.table(["", *shown.values()], rows, numeric=range(1, len(shown) + 1))
+    said = (
+        "Each client's model on what that client holds out of its own data, every client counting the same."
+    )
+    return parts.card(table, "At the clients", said)
 
 
 def _cohort(run: Run) -> tuple[str, float | None]:
@@ -175,6 +197,15 @@ def _curve(run: Run, metric: str) -> str:
 
 def _label(metric: str) -> str:
     return metric.replace("_", " ")
+
+
+def _disclosures(run: Run) -> str:
+    told = run.summary.get("disclosures")
+    sentences = [str(sentence) for sentence in told] if isinstance(told, list) else []
+    if not sentences:
+        return ""
+    body = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    return parts.card(body, "What left the clients beyond model updates")
 
 
 def _failures(run: Run) -> str:

@@ -6,6 +6,7 @@ settings may be missing here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from fedlens.core.errors import DataError
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.rundir import RunDir
 from fedlens.report.format import finite, is_share, split_of
+
+# What `fedlens.algorithms.measuring` calls the metrics of clients on what they hold out of their own.
+_SPREAD = re.compile(r"clients_(\w+?)_(mean_before|mean|std|worst_decile)")
 
 Row = dict[str, Any]
 
@@ -99,30 +103,50 @@ class Run:
         others = [metric for metric in dict.fromkeys(found) if metric != "loss"]
         return (shares or others or ["accuracy"])[0]
 
+    def split(self) -> str:
+        """What the run is judged on: "test", or "validation" where there is no one model that could be tested.
+
+        That is so where parts of the model are the clients' own: each is measured on what it holds out.
+        """
+        pairs = [pair for line in self.metrics for key in line if (pair := split_of(key))]
+        return "test" if any(split == "test" for split, _ in pairs) or not pairs else "validation"
+
+    def spread(self) -> dict[str, dict[str, float]]:
+        """How the last measured round did at the clients: by metric, its mean, std, worst_decile, mean_before."""
+        found: dict[str, dict[str, float]] = {}
+        for line in reversed(self.metrics):
+            for key, given in line.items():
+                match = _SPREAD.fullmatch(key)
+                if match and (value := finite(given)) is not None:
+                    found.setdefault(match[1], {})[match[2]] = value
+            if found:
+                break
+        return found
+
     def final(self, metric: str) -> tuple[int | None, float | None]:
-        """The last evaluated round and the test value there."""
-        rounds, values = self.series(f"test_{metric}")
+        """The last evaluated round and the test value there (see `split`)."""
+        rounds, values = self.series(f"{self.split()}_{metric}")
         return (rounds[-1], values[-1]) if rounds else (None, None)
 
     def best(self, metric: str) -> tuple[int | None, float | None, str | None]:
-        """The best round, the *test* value there, and the split on which it was chosen.
+        """The best round, the *test* value there (see `split`), and the split on which it was chosen.
 
         Where the summary does not say, the best test value so far.
         """
-        best = subtable(self.summary, "best")
-        rounds, values = self.series(f"test_{metric}")
+        best, split = subtable(self.summary, "best"), self.split()
+        rounds, values = self.series(f"{split}_{metric}")
         tested = dict(zip(rounds, values, strict=True))
         if best:
             at, chosen = best.get("round"), best.get("chosen_on")
             value = tested.get(int(at)) if at is not None else None
-            if value is None and chosen != "validation":
+            if value is None and chosen == split:
                 value = finite(best.get("value"))
             return at, value, chosen
         known = [(value, at) for at, value in tested.items() if value is not None and at > 0]
         if not known:
             return None, None, None
         value, at = max(known, key=lambda pair: (pair[0], -pair[1]))
-        return at, value, "test"
+        return at, value, split
 
     def emd(self) -> float | None:
         """The mean earth mover's distance of clients to the population, weighted by size (hsu2020 6.1)."""

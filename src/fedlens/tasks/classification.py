@@ -25,6 +25,10 @@ class Classification:
         """The mean cross-entropy in nats, a 0-dim tensor."""
         return F.cross_entropy(outputs, targets)
 
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The cross-entropy of each example, [n]; `loss` is their mean."""
+        return F.cross_entropy(outputs, targets, reduction="none")
+
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """What adds up over batches: summed loss, correct predictions, examples."""
         return {

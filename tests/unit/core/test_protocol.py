@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedlens.core.modules import loadable
-from fedlens.core.protocol import Ask, ClientStates, FederationInfo, ModelSpec
+from fedlens.core.protocol import Ask, FederationInfo, ModelSpec
 from fedlens.core.tree import tree_of
 
 
@@ -67,20 +67,6 @@ def test_the_federation_knows_who_can_take_part() -> None:
     assert info.clients == 5
     assert info.eligible.tolist() == [0, 2, 4]
     assert info.largest == 7
-
-
-def test_client_states_are_replaced_never_changed() -> None:
-    states = ClientStates()
-    assert states.get(3) == {}
-    states.commit(3, {"n": 1})
-    states.commit("@train", {"m": 2})
-    snapshot = states.snapshot()
-    states.commit(3, {"n": 5})
-    states.commit(4, {})
-    assert snapshot == {3: {"n": 1}, "@train": {"m": 2}}
-    states.restore(snapshot)
-    assert states.get(3) == {"n": 1}
-    assert states.get(4) == {}
 
 
 def test_the_defaults_of_an_ask() -> None:

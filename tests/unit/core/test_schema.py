@@ -84,3 +84,17 @@ def test_tensors_and_bytes_are_found_at_any_depth() -> None:
     payload = {"x": a, "y": [b, {"z": (a, b"12345")}], "n": 1, "f": 2.0, "t": "word", "none": None}
     assert [t is u for t, u in zip(tensors_in(payload), [a, b, a], strict=True)] == [True] * 3
     assert nbytes(payload) == 24 + 4 + 24 + 5 + 8 + 8
+
+
+def test_a_tensor_has_bounds_where_they_are_given() -> None:
+    field = TensorField((3,), torch.float64, least=0, most=5)
+    counts = torch.tensor([0.0, 2.5, 5.0], dtype=torch.float64)
+    assert field.fault("counts", counts) is None
+    assert field.fault("counts", counts - 1) == "counts holds -1, outside [0, 5]"
+    assert field.fault("counts", counts + 1) == "counts holds 6, outside [0, 5]"
+    assert field.fault("counts", counts * math.nan) == "counts holds NaN or Inf"
+    assert TensorField((3,), torch.float64).fault("counts", counts - 100) is None
+    assert (
+        TensorField((), torch.float64, most=1).fault("x", torch.tensor(2.0).double())
+        == "x holds 2, outside [-inf, 1]"
+    )

@@ -45,7 +45,13 @@ def test_a_plan_has_every_setting_filled_in_and_loads_nothing() -> None:
     )
     assert config["model"] == {"name": "mlp", "hidden": 200}
     assert config["algorithm"] == {"name": "fedavgm", "lr": 1.0, "momentum": 0.9, "nesterov": False}
-    assert config["engine"] == {"name": "processes", "workers": 0, "threads": 1, "window": 512}
+    assert config["engine"] == {
+        "name": "processes",
+        "workers": 0,
+        "threads": 1,
+        "window": 512,
+        "state_memory": 1024,
+    }
     assert config["server"] == {"name": "momentum", "lr": 1.0, "momentum": 0.9, "nesterov": False}
     assert config["select"] == {"name": "uniform", "clients_per_round": None, "fraction": 0.5}
     assert config["data"]["dataset"]["noise"] == 0.5
@@ -225,3 +231,42 @@ def test_a_file_of_the_users_is_found_again_from_anywhere(
     monkeypatch.chdir(tmp_path)
     source = read_source("digits", ["model.name=mine.py:net"])
     assert plan(read_config(source.values), source).config.model["name"] == f"{tmp_path / 'mine.py'}:net"
+
+
+@pytest.mark.parametrize(
+    ("changes", "slot", "table"),
+    [
+        (["algorithm=fednova", "aggregate.weighting=uniform"], "aggregate", ("normalized", "uniform")),
+        (["algorithm=scaffold", "aggregate.weighting=examples"], "aggregate", ("mean", "examples")),
+        (["algorithm=fedadam", "server.lr=0.5"], "server", ("adam", 0.5)),
+        (["algorithm=fedavgm", "server.lr=0.5"], "server", ("momentum", 0.5)),
+        (["algorithm=fedprox", "server.lr=0.5"], "server", ("plain", 0.5)),
+        (["algorithm=fedvc", "select.fraction=0.5"], "select", ("by-size", 0.5)),
+    ],
+)
+def test_a_slot_without_a_name_is_what_the_algorithm_fills_it_with(
+    changes: list[str], slot: str, table: tuple[Any, ...]
+) -> None:
+    found = planned(*changes)[slot]
+    assert found["name"] == table[0]
+    assert table[1] in found.values()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        (["algorithm.name=fedavg", "algorithm.lr=0.5", "server.name=momentum"], "lr"),
+        (["algorithm.name=fedavgm", "algorithm.momentum=0.5", "server.name=adam"], "momentum"),
+        (["algorithm.name=fedadam", "algorithm.tau=0.1", "server.lr=0.1"], "tau"),
+        (["algorithm.name=fedprox", "algorithm.mu=0.5", "algorithm.lr=0.1", "server.lr=0.1"], "lr"),
+    ],
+)
+def test_a_setting_that_a_table_server_would_pass_over_is_refused(changes: list[str], name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"takes the place of .* makes of '{name}'") as refused:
+        made(*changes)
+    assert refused.value.where == f"--set algorithm.{name}"
+
+
+def test_a_table_server_goes_with_settings_that_are_for_something_else() -> None:
+    assert made("algorithm.name=fedprox", "algorithm.mu=0.5", "server.lr=0.1").algorithm.server.lr == 0.1
+    assert made("algorithm.name=fedavgm", "server.name=adam").algorithm.rule.plain

@@ -400,6 +400,7 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
     names = {name: getattr(run, name).name for name in dir(RunDir) if name.endswith("_path")}
     assert names == {
         "checkpoint_path": "checkpoint",
+        "states_path": "states",
         "clients_path": "clients.jsonl",
         "config_path": "config.toml",
         "environment_path": "environment.json",

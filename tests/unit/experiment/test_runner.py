@@ -16,6 +16,7 @@ from fedlens.core.errors import RunFailed
 from fedlens.core.gate import Tally
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.seeding import Rng
+from fedlens.core.states import Saved
 from fedlens.experiment import checkpoint
 from fedlens.experiment.progress import Silent
 from fedlens.experiment.runner import Standing, diverged, hopeless
@@ -183,9 +184,9 @@ def test_checkpoints_are_as_far_apart_as_asked_and_the_last_is_always_saved(
     saved: list[int] = []
     real = checkpoint.save
 
-    def save(directory: Path, round: int, payload: Any) -> Path:
+    def save(directory: Path, round: int, payload: Any, states: Any) -> Path:
         saved.append(round)
-        return real(directory, round, payload)
+        return real(directory, round, payload, states)
 
     monkeypatch.setattr(checkpoint, "save", save)
     result = Experiment(**LEAST, checkpoint={"seconds": seconds}).run(tmp_path / "run")
@@ -199,7 +200,7 @@ def test_a_standing_survives_a_checkpoint(tmp_path: Path) -> None:
     before = Standing(
         7,
         {"model": {"w": torch.ones(2)}, "server": {}},
-        {3: {"c": torch.zeros(1)}, "@train": {"optimizer": {"m": [torch.ones(1)]}}},
+        Saved({3: {"c": torch.zeros(1)}, "@train": {"optimizer": {"m": [torch.ones(1)]}}}, {4: "ab12"}),
         {"round": 7, "test_loss": 0.1},
         [{"round": 7, "client": "3"}],
         {"round": 5, "metric": "test_accuracy", "value": 0.5, "chosen_on": "test"},
@@ -216,8 +217,10 @@ def test_a_standing_survives_a_checkpoint(tmp_path: Path) -> None:
         before.best,
     )
     assert after.failures == before.failures
-    assert list(after.clients) == [3, "@train"]
-    assert torch.equal(after.clients[3]["c"], torch.zeros(1))
+    clients = after.clients.saved()
+    assert list(clients.states) == [3, "@train"]
+    assert torch.equal(clients.states[3]["c"], torch.zeros(1))
+    assert clients.keys == {4: "ab12"}
 
 
 def test_what_is_said_when_there_is_no_hope() -> None:

@@ -197,6 +197,15 @@ def test_failures_by_client_and_reason_the_most_frequent_first(tmp_path: Path) -
     assert "17 update is not finite 4 17 late 2 3 late 1" in words
 
 
+def test_what_left_the_clients_beyond_updates_is_told_and_nothing_is_said_of_nothing(tmp_path: Path) -> None:
+    title = "What left the clients beyond model updates"
+    told = ["Each client's class counts, once.", "Its <b>mean</b> feature."]
+    words = page_of(make_run(tmp_path, name="told", summary={"disclosures": told})).words
+    assert f"{title} {told[0]} {told[1]}" in words  # the markup in it is text
+    for name, summary in (("none", {"disclosures": []}), ("old", {}), ("odd", {"disclosures": "a word"})):
+        assert title not in page_of(make_run(tmp_path, name=name, summary=summary)).words
+
+
 def test_very_many_failures_are_cut(tmp_path: Path) -> None:
     failures = {str(k): {"late": 1} for k in range(2000)}
     assert (

@@ -19,6 +19,14 @@ def test_the_loss_is_the_mean_cross_entropy_in_nats() -> None:
     torch.testing.assert_close(TASK.loss(logits, y), by_hand)
 
 
+def test_the_losses_are_those_of_each_example_and_their_mean_is_the_loss() -> None:
+    g = torch.Generator().manual_seed(0)
+    logits, y = torch.randn(7, 3, generator=g, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    losses = TASK.losses(logits, y)
+    torch.testing.assert_close(losses, -logits.log_softmax(1)[torch.arange(7), y])
+    torch.testing.assert_close(losses.mean(), TASK.loss(logits, y))
+
+
 def test_sums_add_up_over_batches_of_any_size() -> None:
     g = torch.Generator().manual_seed(0)
     logits = torch.randn(10, 3, generator=g, dtype=torch.float64)

@@ -1,0 +1,68 @@
+"""FedBN: Li, Jiang, Zhang, Kamp, Dou 2021 (arXiv 2102.07623)."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedlens.aggregate.server import Plain, Rate
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.core.errors import ConfigError
+
+
+def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
+    """FedBN: batch normalization stays at the clients, and everything else is averaged.
+
+    Fixes: Clients whose images look different (scanners, cameras, light) have other statistics in every layer.
+        Averaged statistics fit none of them: the variance of a mixture is not the mean of the variances.
+
+    Equation:
+        client k:  w_k = (v_k, u_k), v_k its normalization layers, u the rest;  w_k <- local training from (v_k, u^t)
+        server:    u <- u - lr sum_k (n_k / n) (u^t - u_k)                       (Algorithm 1; v_k is never sent)
+
+    Source: Li, Jiang, Zhang, Kamp and Dou 2021 (arXiv 2102.07623), Algorithm 1.
+
+    Weighting: By examples, over the clients that replied; `aggregate.weighting` changes it.
+
+    State: At each client that took part: scale, shift, running mean and variance of its batch normalization. The
+        server keeps the rest of the model.
+
+    Sent: Less than FedAvg by the normalization layers, both ways.
+
+    Composes: Any `[select]`, `[aggregate]` and `[server]`, and client rules that keep nothing at the server
+        (`proximal`, `reweighted`). Those with a server's half are refused: they would send the personal parts.
+
+    Ranges:
+        lr: 1. Below 1 damps a noisy round.
+        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": each client's model is measured on what
+            it holds out of its own data, since there is no one model to test.
+
+    Try: data.validation=0.2 data.validation_from=client model.norm=batch
+
+    Not when: The model has no batch normalization (refused); clients differ in their labels rather than in their
+        images; or a model is wanted for clients that never took part: the exported one has the initial normalization.
+
+    Tests: tests/identity/test_personal.py::fedbn
+
+    Example:
+        >>> own_normalization(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+        ['1.weight', '1.bias', '1.running_mean', '1.running_var', '1.num_batches_tracked']
+    """
+    personal = own_normalization(parts.model.build())
+    if not personal:
+        raise ConfigError(
+            f"the model '{parts.model.name}' has no batch normalization, so nothing would stay at a client",
+            where="model.name",
+            hint="take a model that has, or algorithm.name = 'fedavg'",
+        )
+    return averaging(parts, server=Plain(lr), personal=frozenset(personal))
+
+
+def own_normalization(module: nn.Module) -> list[str]:
+    """The names of all leaves of batch normalization layers: parameters, running statistics and counters."""
+    return [
+        ".".join(filter(None, [path, name]))
+        for path, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm)
+        for name in layer.state_dict()
+    ]

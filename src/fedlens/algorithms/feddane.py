@@ -1,0 +1,157 @@
+"""FedDANE: Li et al. 2019 (arXiv 2001.01920), Algorithm 2."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from fedlens.aggregate.mean import Mean
+from fedlens.aggregate.server import Plain, Rate
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.algorithms.gradients import OP, Gradient, expected, mean_gradient, refuse_corrected
+from fedlens.algorithms.selecting import Select, Uniform
+from fedlens.core.folding import Update
+from fedlens.core.protocol import Answers, Ask, ClientId, Payload, RoundContext
+from fedlens.core.schema import Schema
+from fedlens.local.rules import ClientRule, ServerRule, Tensors, Visit, proximal_grad
+
+NAME = "feddane"
+
+Mu = Annotated[
+    float, Field(ge=0, allow_inf_nan=False, description="weight of the proximal term; 0 leaves it out")
+]
+From = Annotated[
+    Literal["another", "same"],
+    Field(
+        description="whose gradients make up the mean: another draw of clients than those that train (Algorithm 2), "
+        "or the same clients"
+    ),
+]
+
+
+def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr: Rate = 1.0) -> Averaging:
+    """FedDANE: clients minimize their own loss, its gradient at the global model replaced by everyone's.
+
+    A round has two exchanges. In the first, clients send the gradient over all their data; in the second, clients
+    train with the mean of those.
+
+    Fixes: Under FedAvg a client goes to its own optimum. Here its loss is tilted so that it falls, at the global
+        model, in the direction in which everyone's falls; only its curvature is its own. With all clients in both
+        exchanges, an optimum of the whole is where nobody moves.
+
+    Equation:
+        first:     g^t = 1/|S_t| sum_{k in S_t} grad F_k(w^t)                   (Algorithm 2)
+        client k:  min_w F_k(w) + <g^t - grad F_k(w^t), w - w^t> + mu/2 ||w - w^t||^2
+                                                       (Algorithm 2, line 7, inexactly; k in S'_t)
+                   each step goes along
+                   grad F_k(w; batch) + g^t - grad F_k(w^t) + mu (w - w^t)
+        server:    w^{t+1} = w^t - lr 1/|S'_t| sum_{k in S'_t} (w^t - w_k)      (lr = 1 there)
+
+    Source: Li et al. 2019 (arXiv 2001.01920), Algorithm 2; chen2022 names it. The source draws S_t and S'_t
+        independently of each other; its authors' published code draws the same clients twice, which is
+        `gradients_from = "same"`.
+
+    Weighting: Uniform over the clients that replied, in both exchanges, which goes with the source's clients drawn in
+        proportion to their examples; `[select]` draws them uniformly unless told otherwise. By examples with
+        `aggregate = { name = "mean", weighting = "examples" }`: then the gradients are weighted so too.
+
+    State: None at the clients. The server keeps the model; g^t is of its round alone.
+
+    Sent: In the first exchange the model down and a gradient up, in the second the model and g^t down and the update
+        up: three models down and two up for one each of FedAvg, over twice the clients unless
+        `gradients_from = "same"`.
+
+    Composes: Any `[select]`, `[aggregate]` and `[server]`, and any local optimizer, since the source leaves the local
+        solver open. With `select.name = "all"` or `"fixed"` both draws are the same clients. `[client]` rules come on
+        top; the mu of `client.name = "proximal"` adds to this one. `control-variate` and `dynamic` are refused: they
+        correct the same drift. With FedIR all gradients are those of its weighted loss.
+
+    Ranges:
+        mu: 0 to 1; larger where few clients take part, since g^t is then a poor estimate. The term is zero in the
+            first step of a round.
+        gradients_from: "another" as in Algorithm 2. With "same" a round's corrections sum to zero over its clients.
+        lr: 1, the plain average.
+        local.epochs: Few. The correction is that of the global model, and every step goes further from it. A round
+            costs a pass over the data in each exchange more than FedAvg's: at one epoch about 3 times as many
+            gradients in all, at five epochs 1.4 times. They are counted in `batches_max`.
+
+    Try: algorithm.mu=0.1
+
+    Not when: Few of many clients take part, or they differ much. Its own authors report that it then falls behind
+        FedAvg and FedProx: the gradient of one cohort says little of the next. SCAFFOLD corrects the same at one
+        exchange a round.
+
+    Tests: tests/identity/test_feddane.py
+
+    Example:
+        >>> visit = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> visit.own["feddane"] = [torch.tensor([-0.5])]  # g - grad F_k
+        >>> tilted([torch.tensor([2.0])], [torch.tensor([1.5])], visit, mu=2.0)  # 2 - 0.5 + 2 (1.5 - 1)
+        [tensor([2.5000])]
+    """
+    refuse_corrected(parts, "FedDANE")
+    fold = parts.aggregate or Mean("uniform")  # 1/K in both exchanges
+    ask = partial(
+        first_exchange,
+        select=(parts.select or Uniform()) if gradients_from == "another" else None,
+        expect=expected(parts, fold.weighting),
+    )
+    rule = ClientRule(
+        name=NAME,
+        start=tilt,
+        grad=partial(tilted, mu=mu),
+        servers={NAME: ServerRule(shared=_shared, prepare=ask, after=_after)},
+        ops={OP: Gradient},
+        proximal=mu,
+    )
+    return averaging(parts, client=rule, aggregate=fold, server=Plain(lr))
+
+
+# -- at the client -------------------------------------------------------------------------------------------
+
+
+def tilt(visit: Visit) -> None:
+    """g^t - grad F_k(w^t), by one more pass over the client's data: it need not have been asked before."""
+    own, _ = visit.bench.gradient()
+    visit.own[NAME] = list(torch._foreach_sub(visit.listed(visit.payload[NAME]), own))
+
+
+def tilted(gradients: Tensors, parameters: Tensors, visit: Visit, *, mu: float) -> Tensors:
+    """grad F_k(w; batch) + (g^t - grad F_k(w^t)) + mu (w - w^t): the gradient of line 7."""
+    turned = list(torch._foreach_add(gradients, visit.own[NAME]))
+    return proximal_grad(turned, parameters, visit, mu=mu) if mu else turned
+
+
+# -- at the server -------------------------------------------------------------------------------------------
+
+
+def first_exchange(
+    state: Payload,
+    shared: Payload,
+    cohort: Sequence[ClientId],
+    ctx: RoundContext,
+    *,
+    select: Select | None,
+    expect: Schema,
+) -> Generator[Ask, Answers, Payload | None]:
+    """g^t from a draw of its own by `select`, or from the cohort itself where that is None.
+
+    The draw comes from the round's seed under another name, so it is independent of the cohort's. Clients that do not
+    reply are left out of the mean; where none does, the round comes to nothing.
+    """
+    asked = cohort if select is None else select.cohort(replace(ctx, rng=ctx.rng.child("gradients")))
+    gradient = yield from mean_gradient(shared, asked, expect)
+    return None if gradient is None else {"gradient": gradient}
+
+
+def _shared(state: Payload) -> Payload:
+    return {NAME: state["gradient"]}
+
+
+def _after(state: Payload, update: Update, ctx: RoundContext) -> tuple[Payload, Update]:
+    return {}, update  # g^t is not kept

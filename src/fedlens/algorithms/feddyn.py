@@ -1,0 +1,237 @@
+"""FedDyn: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+
+from fedlens.aggregate.mean import Mean
+from fedlens.aggregate.server import Plain
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.core.errors import ConfigError
+from fedlens.core.folding import Update
+from fedlens.core.protocol import FederationInfo, Payload, RoundContext
+from fedlens.core.schema import Field as SchemaField
+from fedlens.core.schema import TreeField
+from fedlens.core.tree import Tree, TreeSpec, add, part, scale, zeros_like
+from fedlens.local.rules import ClientRule, ServerRule, Tensors, Visit
+from fedlens.local.settings import LocalSettings
+
+Alpha = Annotated[
+    float,
+    Field(
+        gt=0, allow_inf_nan=False, description="weight of the quadratic term; the paper takes 0.001 to 0.1"
+    ),
+]
+Objective = Annotated[
+    Literal["uniform", "examples"],
+    Field(description="weight of a client in the objective: the same for all, or its examples"),
+]
+
+
+def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform") -> Averaging:
+    """FedDyn: each client's objective is bent every round until its optimum is everyone's.
+
+    With `weighting = "examples"` the objective is `sum_k (n_k / n) f_k = 1/N sum_k p_k f_k`, and the method is the
+    paper's for the functions `p_k f_k`: client k minimizes `p_k f_k - <p_k l_k, w> + alpha/2 ||w - w^t||^2`. Divided by
+    `p_k`, that is the paper's problem with `alpha_k = alpha / p_k`. What is added to `h`, the change of `p_k l_k`, is
+    `alpha Delta_k` as before, and the models are averaged uniformly as before. A client of few examples has a large
+    `alpha_k`, and steps of full length along it would overshoot. So steps are scaled by `s_k = min(1, p_k)`, which
+    leaves the minimizer where it is: no client's steps are longer than in plain training, and none's quadratic term
+    is steeper than `alpha`.
+
+    Fixes: The optima of the clients differ, so a client that solves its own problem leaves the optimum of all.
+        FedDyn learns, client by client, a linear term that cancels the client's own gradient at the common optimum.
+        The longer clients train, the better it gets, where FedAvg gets worse.
+
+    Equation:
+        client k:  w_k = argmin_w f_k(w) - <l_k, w> + alpha_k/2 ||w - w^t||^2        (Algorithm 1)
+                   each step goes along  s_k (grad f_k(w; batch) - l_k + alpha_k (w - w^t))
+                   l_k <- l_k - alpha_k (w_k - w^t)                                  (Algorithm 1)
+        server:    h <- h - alpha/N sum_{k in S} (w_k - w^t)                         (Algorithm 1)
+                   w^{t+1} = 1/|S| sum_{k in S} w_k - h/alpha                        (Algorithm 1)
+                   in updates: w^t - (mean_S Delta_k + h/alpha),  Delta_k = w^t - w_k
+        uniform:   alpha_k = alpha, s_k = 1, p_k = 1                                 (the paper's)
+        examples:  alpha_k = alpha / p_k, s_k = min(1, p_k), p_k = n_k / nbar
+        S: the clients that replied. N: all clients that hold data, nbar their mean number of examples.
+        h = l_k = 0 before the first round; after every round h = 1/N sum_k p_k l_k over all N clients.
+
+    Source: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1; chen2022 section 6.5 runs it.
+
+    Weighting: Uniform, for the paper's objective `1/N sum_k f_k`. With `weighting = "examples"` the objective is
+        FedAvg's, `sum_k (n_k / n) f_k`; models and running statistics are averaged uniformly all the same.
+
+    State: One copy of the trainable weights, `l_k`, at each client that took part. The server keeps `h`, one more.
+
+    Sent: What FedAvg sends, as `h` follows from the mean of the updates. A further tree up, `alpha Delta_k`, where that
+        mean does not arrive: with an `[aggregate]` other than the uniform mean, with client rules on top that send or
+        keep something of their own, and where FedDyn is itself a rule in `[client]`.
+
+    Composes: Any `[select]` that draws no client twice. A table `[server]` takes `mean_S Delta_k + h/alpha` as its
+        update, and has no say in `h`. Its point of rest is the same, since both are zero there. But `h/alpha` is a
+        sum of all updates so far, as a momentum of 1 would keep: a server momentum on top overshoots unless it is
+        small, and an adaptive server forgets how long that vector is, which is what FedDyn's step is made of.
+
+        `[aggregate]` by examples weighs the models of a cohort alone; that is not `weighting = "examples"`.
+
+        Local momentum, Adam and clipping go: all that counts is where a client ends. Weight decay is part of `f_k`.
+
+        Rules of `[client]` come on top; what they add to the gradient is not scaled by `s_k`. `proximal` makes
+        `alpha` larger in the steps alone, which slows the run and does not move its point of rest.
+        `client.name = "dynamic"` is refused: the terms would be there twice.
+
+    Ranges:
+        alpha: 0.001 to 0.1 in the paper, 0.1 to 1 for few local steps. `alpha * local.lr` times the number of local
+            steps should be 0.1 or more: below, clients end far from the minimum that `h/alpha` takes them to be at,
+            and the model swings. Larger is slower and steadier. From `alpha * local.lr` = 2 on (with momentum, a
+            little more) the quadratic term alone diverges: refused.
+        weighting: examples where clients differ in size and the pooled data are what counts.
+        local.epochs: 5 and more. The method assumes that a client solves its problem.
+        local.lr: As FedAvg's, with some `local.lr_decay`, since noise in `w_k` goes into `l_k`.
+
+    Try: algorithm.alpha=0.5 local.epochs=5
+
+    Not when: Clients do few local steps, or take part in few rounds of the run: `h` and `l_k` are then far from what
+        they stand for. SCAFFOLD corrects the same drift with less to tune, and sends twice as much.
+
+    Tests: tests/identity/test_feddyn.py
+
+    Example:
+        >>> own = {"linear": {"w": torch.tensor([3.0])}}
+        >>> visit = Visit(["w"], [torch.tensor([5.0])], {}, own, torch.tensor([]), lr=0.5, steps=1)
+        >>> rule = dynamic(alpha=2.0)
+        >>> rule.start(visit)
+        >>> rule.grad([torch.tensor([4.0])], [torch.tensor([5.5])], visit)  # 4 - 3 + 2 (5.5 - 5)
+        [tensor([2.])]
+        >>> rule.finish([torch.tensor([4.5])], visit)[1]["linear"]["w"]  # 3 - 2 (4.5 - 5)
+        tensor([4.])
+    """
+    mean = parts.aggregate in (None, Mean("uniform"))
+    alone = parts.client is None or (parts.client.finish is None and not parts.client.servers)
+    return averaging(
+        parts,
+        client=_rule(alpha, weighting, send=not (mean and alone)),
+        aggregate=Mean("uniform"),
+        server=Plain(),
+    )
+
+
+def dynamic(*, alpha: Alpha = 0.1, weighting: Objective = "uniform") -> ClientRule:
+    """FedDyn's linear and quadratic terms as a client rule, on top of any averaging algorithm.
+
+    It does not know how the updates are averaged there, so each client sends `alpha Delta_k` by itself.
+    """
+    return _rule(alpha, weighting, send=True)
+
+
+def _rule(alpha: float, weighting: str, send: bool) -> ClientRule:
+    weighted = weighting == "examples"
+    return ClientRule(
+        name="dynamic",
+        start=partial(_start, alpha=alpha),
+        grad=dynamic_grad,
+        finish=partial(_finish, alpha=alpha, send=send),
+        expect=_expect if send else None,
+        fields={"linear": "sum"} if send else {},
+        servers={
+            "dynamic": ServerRule(
+                init=_zero,
+                shared=_mean_examples if weighted else None,
+                after=partial(_after, alpha=alpha),
+            )
+        },
+        proximal=alpha,
+        invariant=True,
+        check=partial(_refuse_steep, alpha=alpha),
+    )
+
+
+# -- the client ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What a client's steps need: alpha_k, s_k, and w^t + l_k / alpha_k, the centre of both terms as one square."""
+
+    alpha: float
+    scale: float
+    centre: Tensors
+
+
+def _start(visit: Visit, alpha: float) -> None:
+    share = 1.0
+    if "mean_examples" in visit.payload:
+        share = len(visit.bench.client.data) / visit.payload["mean_examples"]
+    own, centre = visit.state.get("linear"), visit.anchor
+    if own is not None:
+        centre = list(torch._foreach_add(centre, visit.listed(own), alpha=share / alpha))
+    terms = visit.own["dynamic"] = _Terms(alpha / share, min(1.0, share), centre)
+    visit.proximal += terms.scale * terms.alpha - alpha
+
+
+def dynamic_grad(gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
+    """s_k (g - l_k + alpha_k (w - w^t)), the gradient of what client k minimizes, scaled."""
+    terms: _Terms = visit.own["dynamic"]
+    if terms.scale != 1:
+        gradients = list(torch._foreach_mul(gradients, terms.scale))
+        if visit.settings.weight_decay:  # the optimizer adds the whole of it, and it is part of f_k
+            decay = (terms.scale - 1) * visit.settings.weight_decay
+            torch._foreach_add_(gradients, parameters, alpha=decay)
+    away = torch._foreach_sub(parameters, terms.centre)
+    return list(torch._foreach_add(gradients, away, alpha=terms.scale * terms.alpha))
+
+
+def _finish(parameters: Tensors, visit: Visit, alpha: float, send: bool) -> tuple[Mapping[str, Any], Payload]:
+    terms: _Terms = visit.own["dynamic"]
+    update = torch._foreach_sub(visit.anchor, parameters)
+    change = torch._foreach_mul(update, terms.alpha)  # - alpha_k (w_k - w^t)
+    own = visit.state.get("linear")
+    linear = change if own is None else torch._foreach_add(visit.listed(own), change)
+    # p_k times the change of l_k is alpha Delta_k at every client.
+    sent = {"linear": visit.tree(torch._foreach_mul(update, alpha))} if send else {}
+    return sent, {"linear": visit.tree(linear)}
+
+
+def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
+    return {"linear": TreeField.like({name: spec[name] for name in part(spec, "weight", trainable=True)})}
+
+
+def _refuse_steep(local: LocalSettings, alpha: float) -> None:
+    if local.optimizer != "sgd":
+        return
+    # Steps w <- w - lr alpha (w - w^t) with momentum come to rest below this.
+    momentum = local.momentum
+    bound = 2 * (1 + momentum) / (1 + 2 * momentum if local.nesterov else 1)
+    if local.lr * alpha >= bound:
+        raise ConfigError(
+            f"local.lr times alpha is {local.lr * alpha:g}: FedDyn's quadratic term alone makes every step "
+            f"overshoot by more than the one before, from {bound:g} on",
+            where="local.lr",
+            hint=f"take a local.lr below {bound / alpha:g}, or a smaller alpha",
+        )
+
+
+# -- the server ------------------------------------------------------------------------------------------------
+
+
+def _zero(weights: Tree, federation: FederationInfo) -> Payload:
+    sizes = federation.sizes[federation.eligible]
+    return {"linear": zeros_like(weights), "mean_examples": float(sizes.mean()) if len(sizes) else 1.0}
+
+
+def _mean_examples(state: Payload) -> Payload:
+    return {"mean_examples": state["mean_examples"]}
+
+
+def _after(state: Payload, update: Update, ctx: RoundContext, alpha: float) -> tuple[Payload, Update]:
+    """h <- h + alpha/N sum_S Delta_k; the server step's update is mean_S Delta_k + h/alpha."""
+    change = update.more.get("linear")
+    if change is None:  # the update is the uniform mean
+        change = scale(update.update, alpha * update.replies)
+    h = add(state["linear"], change, scale=1 / len(ctx.federation.eligible))
+    return {**state, "linear": h}, replace(update, update=add(update.update, h, scale=1 / alpha))

@@ -1,0 +1,75 @@
+"""FedNova, normalized averaging: Wang et al. 2020 (arXiv 2007.07481)."""
+
+from __future__ import annotations
+
+from fedlens.aggregate.normalized import Normalized, TauEff
+from fedlens.aggregate.server import Plain, Rate
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.core.errors import ConfigError
+
+
+def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averaging:
+    """FedNova: each client's update is divided by the number of steps behind it before the average is taken.
+
+    What a client's local steps come to is `lr_k sum_t a_t g_t` over its gradients `g_t`; `||a||_1` is how many plain
+    gradients that weighs. Weight decay belongs to the objective, so to `g_t`; the proximal term belongs to the solver,
+    so to `a`.
+
+    Fixes: A client with more examples does more local steps, and FedAvg counts it twice: by its weight and by its
+        steps. The model converges to the optimum of another objective, with weights `p_k tau_k` in place of `p_k`.
+
+    Equation:
+        client k:  d_k = (w^t - w_k) / ||a_k||_1                                   (section 4)
+          SGD                 ||a||_1 = tau_k, its number of steps
+          momentum m          a_t = (1 - m^(tau - t)) / (1 - m),  t = 0 ... tau - 1
+          proximal mu         a_t = (1 - eta mu)^(tau - 1 - t)
+          Nesterov, or both   the same recursion, run on one gradient of 1
+        server:    tau_eff = sum_k p_k ||a_k||_1,  p_k = n_k / n over the clients that replied
+                   w^{t+1} = w^t - lr tau_eff sum_k p_k d_k                        (section 5)
+
+    Source: Wang et al. 2020 (arXiv 2007.07481), sections 4 and 5; fedcv section 4 lists it. With a proximal term the
+        authors' code takes `sum_k p_k tau_k`, the plain number of steps, for `tau_eff`; ours stays `||a_k||_1`, so that
+        clients with equal steps give FedProx. A number for `tau_eff` gives theirs where clients do equal steps. Their
+        code adds the proximal term behind the momentum, ours before it, as `torch.optim` does with a gradient.
+
+    Weighting: By examples, `n_k / n` over the clients that replied; uniform with
+        `aggregate = { name = "normalized", weighting = "uniform" }`.
+
+    State: None at the clients. The server keeps the model.
+
+    Sent: What FedAvg sends, and one number up.
+
+    Composes: Any `[select]`; `[server]` tables, which take the place of `lr`: with `server.name = "momentum"` it is
+        the source's FedNova with server momentum. Rules in `[client]` that bend local steps, such as `proximal`, whose
+        mu enters `||a||_1`. A table `[aggregate]` has to be a `normalized` one, and takes the place of `tau_eff`. A
+        local Adam and rules with a solver of their own are refused: their updates are no weighted sum of gradients.
+
+    Ranges:
+        tau_eff: "mean". A number, say the mean number of steps of all clients, makes the server's progress the same
+            each round, whoever takes part; it scales the server's rate and nothing else.
+        lr: 1.
+        local.stragglers: any share: clients that do less work are what it is made for.
+        local.momentum: any; it enters `||a||_1`.
+
+    Try: local.epochs=5 local.stragglers=0.5
+
+    Not when: All clients do the same number of steps (equal sizes, or `local.steps`, or FedVC): it is FedAvg. Nor
+        where clients with more data deserve more than their share of the direction: with few rounds FedAvg's
+        inconsistent objective can be the better one.
+
+    Tests: tests/identity/test_fednova.py
+
+    Example:
+        >>> from fedlens.local.normalizing import effective_steps
+        >>> from fedlens.local.settings import LocalSettings
+        >>> plain, heavy = LocalSettings(lr=0.1), LocalSettings(lr=0.1, momentum=0.5)
+        >>> effective_steps(plain, 0.1, 3), effective_steps(heavy, 0.1, 3)  # 3, and 1.75 + 1.5 + 1
+        (3.0, 4.25)
+    """
+    if parts.aggregate is not None and not parts.aggregate.normalized:
+        raise ConfigError(
+            "FedNova is a way to aggregate, and [aggregate] names another",
+            where="aggregate.name",
+            hint="take aggregate.name = 'normalized', or leave [aggregate] out",
+        )
+    return averaging(parts, aggregate=Normalized(tau_eff=tau_eff), server=Plain(lr))

@@ -1,0 +1,102 @@
+"""FedVC: hsu2020 section 5.3. Clients are selected by size, and each trains on the same number of examples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from fedlens.aggregate.mean import Mean
+from fedlens.aggregate.server import Plain, Rate
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.algorithms.selecting import BySize, Everyone, Uniform
+from fedlens.core.errors import ConfigError
+from fedlens.local.settings import LocalSettings
+
+Examples = Annotated[int, Field(ge=1, description="N_VC: how many examples a client trains on in a round")]
+
+
+def fedvc(parts: Parts, *, examples: Examples = 256, lr: Rate = 1.0) -> Averaging:
+    """FedVC: large clients are split into virtual ones and small ones repeated, so that all do the same work.
+
+    Every round a client draws N_VC of its examples, without replacement where it has as many, else with, and takes
+    `N_VC / B` steps over them. It is selected with a probability proportional to its examples.
+
+    Fixes: A client with many examples takes many steps: it walks off to its own optimum, outweighs the others, and
+        the round waits for it. Here a large client is selected more often, and each time does what any other does.
+
+    Equation:
+        select:    m draws, client k in m n_k / n of them                      (hsu2020 Algorithm 1, section 5.3)
+        client k:  D <- N_VC of its n_k examples, without replacement where n_k >= N_VC, else with
+                   S = N_VC / B steps  w_k <- w_k - eta grad F_k(w_k; batch of D)        (hsu2020 section 5.3)
+        server:    w^{t+1} = w^t - lr 1/m sum_k (w^t - w_k)     (all have N_VC examples, so n_k / n is 1/m)
+
+    Source: Hsu, Qi and Brown 2020 (arXiv 2003.08082), section 5.3 and Algorithm 1: hsu2020.
+
+    Weighting: Uniform. Weights by examples are the same: all have `N_VC`.
+
+    State: None at the clients. The server keeps the model.
+
+    Sent: What FedAvg sends.
+
+    Composes: Any `[client]`, `[aggregate]` and `[server]`. `[select]` is `by-size` where it names nothing else, so
+        that `select.clients_per_round` is all there is to say; `uniform` and `all` are refused, since with them the
+        examples of large clients go to waste. With any other algorithm FedVC is `local.examples = 256` and
+        `select.name = "by-size"`. One that keeps a sum over all clients' states (SCAFFOLD, FedDyn) takes no client
+        twice in a round: there `clients_per_round` has to be small enough that `m n_k <= n` for each client.
+
+    Ranges:
+        examples: 256, as hsu2020 has it, with batches of 64; a multiple of `local.batch_size`. About the size of a
+            usual client. At one with fewer, the same examples come up several times in a round.
+        lr: 1, the plain average.
+        local.epochs: 1, which gives `N_VC / B` steps. E passes over the same draw are E times as many. `local.steps`
+            is refused.
+        select.method: "systematic" holds a client's appearances in a round to `m n_k / n`, rounded down or up;
+            "replacement" draws independently. A client that is drawn twice trains on two draws of its examples, and
+            its batches of the round are those of both (`batches_max`).
+
+    Try: algorithm.examples=60
+
+    Not when: Clients are of about the same size: it is FedAvg. Nor where small clients matter by themselves: one
+        with a hundredth of the examples is seen a hundredth as often.
+
+    Tests: tests/identity/test_fedvc.py
+
+    Example:
+        >>> local = LocalSettings(lr=0.1, batch_size=64, examples=256)
+        >>> local.steps_at(local.examples)  # N_VC / B
+        4
+    """
+    if isinstance(parts.select, Uniform | Everyone):
+        name = "uniform" if isinstance(parts.select, Uniform) else "all"
+        raise ConfigError(
+            f"FedVC selects clients in proportion to their examples, and '{name}' does not",
+            where="select.name",
+            hint="take 'by-size', or algorithm.name = 'fedavg' with local.examples",
+        )
+    virtual = replace(parts, local=_drawing(parts.local, examples))
+    return averaging(virtual, select=BySize(), aggregate=Mean("uniform"), server=Plain(lr))
+
+
+def _drawing(local: LocalSettings, examples: int) -> LocalSettings:
+    """The local settings with N_VC in them. Raises `ConfigError` where they say otherwise."""
+    if local.examples not in (None, examples):
+        raise ConfigError(
+            f"a client is to train on {local.examples} examples, and on {examples} (algorithm.examples)",
+            where="local.examples",
+            hint="take it out: algorithm.examples is it",
+        )
+    if local.steps is not None:
+        raise ConfigError(
+            "FedVC takes examples / batch_size steps, and a number of steps is set too",
+            where="local.steps",
+            hint="take it out, and set algorithm.examples",
+        )
+    if local.batch_size != "all" and examples % local.batch_size:
+        raise ConfigError(
+            f"{examples} examples are no whole number of batches of {local.batch_size}",
+            where="algorithm.examples",
+            hint=f"take a multiple of {local.batch_size}, or another local.batch_size",
+        )
+    return local.model_copy(update={"examples": examples})

@@ -1,0 +1,313 @@
+"""Mime and MimeLite: Karimireddy et al. 2020 (arXiv 2008.03606), Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedlens.aggregate.mean import Mean
+from fedlens.aggregate.server import Plain, Rate
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.algorithms.base_optimizers import (
+    Base,
+    BaseOptimizer,
+    Beta,
+    Beta2,
+    Eps,
+    FirstV,
+    along,
+    base_optimizer,
+    direction,
+    first_statistics,
+    tracked,
+)
+from fedlens.algorithms.gradients import OP, Gradient, expected, mean_gradient, refuse_corrected
+from fedlens.core.errors import ConfigError
+from fedlens.core.folding import Update
+from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
+from fedlens.core.schema import Field, Schema, TreeField
+from fedlens.core.tree import Tree, TreeSpec, part
+from fedlens.local.rules import ClientRule, ServerRule, Tensors, Visit
+from fedlens.local.settings import LocalSettings
+
+MIME, LITE = "mime", "mimelite"
+STATISTICS = "statistics"  # s, in the payload and in the server's state
+CONTROL = "control"  # c, likewise
+FULL = "full_gradient"  # the field of MimeLite's replies
+
+
+def mime(
+    parts: Parts,
+    *,
+    optimizer: BaseOptimizer = "momentum",
+    beta: Beta = None,
+    beta2: Beta2 = None,
+    eps: Eps = None,
+    v0: FirstV = None,
+    lr: Rate = 1.0,
+) -> Averaging:
+    """Mime: clients take the steps of one optimizer whose statistics the server keeps, along corrected gradients.
+
+    Fixes: A momentum or Adam at each client follows that client's data; one at the server sees the clients' drift and
+        not their gradients. Here the statistics `s` are the server's, made of full gradients at the global model, and
+        stay as they are during local training; and a control variate `c` takes each client's drift out of its steps.
+
+    Equation:
+        first:     c = 1/|S| sum_{i in S} grad f_i(x), over all their data           (Algorithm 1; Mime)
+        client i:  y <- x, then K times, with one batch for both gradients:
+                   g <- grad f_i(y; batch) - grad f_i(x; batch) + c
+                   y <- y - eta U(g; s)
+        server:    x <- x - lr 1/|S| sum_{i in S} (x - y_i)                          (lr = 1 there)
+                   s <- V(c, s)
+        sgd:       U = g                                                             (no statistics)
+        momentum:  U = (1 - beta) g + beta m;   V: m <- (1 - beta) g + beta m        (m = 0 at first)
+        adam:      U = ((1 - beta) g + beta m) / (sqrt(v) + eps);  V: m as above,
+                   v <- (1 - beta2) g^2 + beta2 v                                    (v = v0 at first)
+        adagrad:   U = g / (sqrt(v) + eps);     V: v <- v + g^2                      (v = v0 at first)
+
+    Source: Karimireddy et al. 2020 (arXiv 2008.03606), Algorithm 1 and its table of base optimizers; chen2022 names
+        it. Adam has no bias correction there. `adagrad` is the same construction for an optimizer of fedcv's list.
+
+    Weighting: Uniform over the clients that replied, for the models and for `c`. By examples with
+        `aggregate = { name = "mean", weighting = "examples" }`: then `c`, and so the statistics, are weighted alike,
+        so that all of it is about one objective.
+
+    State: None at the clients. The server keeps the model and the statistics, in copies of the trainable weights: none
+        with sgd, one with momentum and adagrad, two with adam.
+
+    Sent: In the first exchange the model down and a gradient up. In the second the model, `c` and the statistics
+        down and the update up. With momentum that is four models down and two up for one each of FedAvg.
+
+    Composes: Any `[select]`, `[aggregate]` and `[server]`; a table `[server]` takes the place of `lr`, and its
+        momentum comes on top of this one's. `[client]` rules come on top, after U: a proximal term,
+        `local.weight_decay` and `local.clip_norm` act on the step and not on the statistics. `local.momentum` and
+        `local.optimizer = "adam"` are refused: the statistics are the server's. `control-variate` and
+        `dynamic` are refused: they correct the same drift. With FedIR all gradients are those of its weighted loss.
+
+    Ranges:
+        optimizer: momentum. sgd is variance-reduced FedAvg (SVRG with all clients). adam where parts of the model
+            have gradients of very different size.
+        beta: 0.9 (momentum, adam); 0 leaves the memory out. Refused with sgd and adagrad.
+        beta2: 0.99 (adam). Refused elsewhere.
+        eps: 0.001 (adam, adagrad). Larger is nearer to plain momentum, and safer in the first rounds.
+        v0: `eps^2` (adam, adagrad). With `v0 = 0` the first round's step is `1 / eps` times the gradient.
+        lr: 1, the plain average.
+        local.lr: momentum, sgd: as FedAvg's, since U is as long as a gradient. adam, adagrad: 0.001 to 0.01.
+        local.epochs: 1 to 10. A step takes two gradients, and a round one more pass over the data: at one epoch 3
+            times FedAvg's gradients, at ten epochs 2.1 times. They are counted in `batches_max`, and so is the time.
+
+    Try: algorithm.beta=0.5 local.epochs=2
+
+    Not when: Time or traffic counts: a round costs 2 to 3 times FedAvg's. MimeLite has the server's statistics at
+        little more than FedAvg's cost, and its paper finds it about as good. With one step a round there is no
+        drift, and FedAvgM does the same.
+
+    Tests: tests/identity/test_mime.py
+
+    Example:
+        >>> visit = Visit(["w"], [torch.tensor([0.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> visit.payload = {"statistics": {"m": {"w": torch.tensor([4.0])}}, "control": {"w": torch.tensor([1.0])}}
+        >>> base = base_optimizer("momentum", beta=0.5)
+        >>> start_mime(visit, base=base)
+        >>> visit.at_anchor = [torch.tensor([2.0])]
+        >>> mime_step([torch.tensor([3.0])], [], visit)  # g = 3 - 2 + 1; 0.5 g + 0.5 m
+        [tensor([3.])]
+    """
+    base = base_optimizer(optimizer, beta=beta, beta2=beta2, eps=eps, v0=v0)
+    refuse_corrected(parts, "Mime")
+    fold = parts.aggregate or Mean("uniform")
+    rule = ClientRule(
+        name=MIME,
+        start=partial(start_mime, base=base),
+        grad=mime_step,
+        anchored=True,
+        servers={
+            MIME: ServerRule(
+                init=partial(_first, base=base),
+                shared=dict,
+                prepare=partial(control, expect=expected(parts, fold.weighting)),
+                after=partial(_mime_after, base=base),
+            )
+        },
+        ops={OP: Gradient},
+        check=partial(refuse_local_statistics, title="Mime"),
+    )
+    return averaging(parts, client=rule, aggregate=fold, server=Plain(lr))
+
+
+def mimelite(
+    parts: Parts,
+    *,
+    optimizer: BaseOptimizer = "momentum",
+    beta: Beta = None,
+    beta2: Beta2 = None,
+    eps: Eps = None,
+    v0: FirstV = None,
+    lr: Rate = 1.0,
+) -> Averaging:
+    """MimeLite: clients take the steps of one optimizer whose statistics the server keeps.
+
+    It is Mime without the control variate.
+
+    Fixes: A momentum or Adam at each client follows that client's data; one at the server sees the clients' drift and
+        not their gradients. Here the statistics `s` are the server's, made of full gradients at the global model, and
+        stay as they are during local training: in every step, the past of all clients has its share.
+
+    Equation:
+        client i:  y <- x, then K times  y <- y - eta U(grad f_i(y; batch); s)       (Algorithm 1; MimeLite)
+                   sends y_i, and grad f_i(x) over all its data
+        server:    x <- x - lr 1/|S| sum_{i in S} (x - y_i)                          (lr = 1 there)
+                   s <- V(1/|S| sum_{i in S} grad f_i(x), s)
+        sgd:       U = g                                                             (no statistics)
+        momentum:  U = (1 - beta) g + beta m;   V: m <- (1 - beta) g + beta m        (m = 0 at first)
+        adam:      U = ((1 - beta) g + beta m) / (sqrt(v) + eps);  V: m as above,
+                   v <- (1 - beta2) g^2 + beta2 v                                    (v = v0 at first)
+        adagrad:   U = g / (sqrt(v) + eps);     V: v <- v + g^2                      (v = v0 at first)
+
+    Source: Karimireddy et al. 2020 (arXiv 2008.03606), Algorithm 1 and its table of base optimizers; chen2022 names
+        it. Adam has no bias correction there. `adagrad` is the same construction for an optimizer of fedcv's list.
+
+    Weighting: Uniform over the clients that replied, for the models and for the gradients. By examples, both, with
+        `aggregate = { name = "mean", weighting = "examples" }`.
+
+    State: None at the clients. The server keeps the model and the statistics, in copies of the trainable weights: none
+        with sgd, one with momentum and adagrad, two with adam.
+
+    Sent: The model and the statistics down; the update and the gradient up. With momentum twice what FedAvg sends
+        either way. With sgd, what FedAvg sends.
+
+    Composes: Any `[select]`, `[aggregate]` and `[server]`; a table `[server]` takes the place of `lr`, and its
+        momentum comes on top of this one's. `[client]` rules come on top, after U: a proximal term,
+        `local.weight_decay` and `local.clip_norm` act on the step and not on the statistics. `local.momentum` and
+        `local.optimizer = "adam"` are refused: the statistics are the server's. `control-variate` and
+        `dynamic` are refused: they measure the drift on steps that U has bent.
+
+    Ranges:
+        optimizer: momentum. adam where parts of the model have gradients of very different size. sgd is FedAvg with
+            uniform weights, bit for bit.
+        beta: 0.9 (momentum, adam); 0 leaves the memory out. Refused with sgd and adagrad.
+        beta2: 0.99 (adam). Refused elsewhere.
+        eps: 0.001 (adam, adagrad). Larger is nearer to plain momentum, and safer in the first rounds.
+        v0: `eps^2` (adam, adagrad). With `v0 = 0` the first round's step is `1 / eps` times the gradient.
+        lr: 1, the plain average.
+        local.lr: momentum: as FedAvg's, since U is as long as a gradient. adam, adagrad: 0.001 to 0.01.
+        local.epochs: 1 to 10. A round takes one pass over the data more than FedAvg's: at one epoch twice the
+            gradients, at ten epochs 1.1 times. They are counted in `batches_max`.
+
+    Try: algorithm.beta=0.5 local.epochs=2
+
+    Not when: The clients' data differ so much that their steps part within a round: the momentum holds them
+        together in part alone, and Mime or SCAFFOLD correct it. With one step a round FedAvgM does the same.
+
+    Tests: tests/identity/test_mime.py
+
+    Example:
+        >>> base = base_optimizer("adam", beta=0.5, eps=1.0)
+        >>> s = {"m": [torch.tensor([4.0])], "v": [torch.tensor([9.0])]}
+        >>> along([torch.tensor([2.0])], *direction(base, s))  # (0.5 g + 0.5 m) / (sqrt(9) + 1)
+        [tensor([0.7500])]
+    """
+    base = base_optimizer(optimizer, beta=beta, beta2=beta2, eps=eps, v0=v0)
+    refuse_corrected(parts, "MimeLite")
+    check = partial(refuse_local_statistics, title="MimeLite")
+    rule = ClientRule(name=LITE, check=check)
+    if base.statistics:
+        rule = ClientRule(
+            name=LITE,
+            start=partial(start_lite, base=base),
+            grad=lite_step,
+            finish=_finish,
+            expect=_expect,
+            fields={FULL: "mean"},
+            servers={
+                LITE: ServerRule(
+                    init=partial(_first, base=base),
+                    shared=dict,
+                    after=partial(_lite_after, base=base),
+                )
+            },
+            check=check,
+        )
+    return averaging(parts, client=rule, aggregate=Mean("uniform"), server=Plain(lr))
+
+
+def refuse_local_statistics(local: LocalSettings, title: str) -> None:
+    """Raises `ConfigError` where the local optimizer has statistics of its own."""
+    adam = local.optimizer != "sgd"
+    if adam or local.momentum:
+        raise ConfigError(
+            f"{title} keeps the optimizer's statistics at the server, and a client's own "
+            + ("Adam" if adam else "momentum")
+            + " would be a second one on top of it, fed by that client's drift",
+            where="local.optimizer" if adam else "local.momentum",
+            hint=f"set algorithm.optimizer = '{'adam' if adam else 'momentum'}' and leave plain SGD in [local]",
+        )
+
+
+# -- at the client -------------------------------------------------------------------------------------------
+
+
+def _sent(visit: Visit) -> dict[str, Tensors]:
+    return {name: visit.listed(tree) for name, tree in visit.payload[STATISTICS].items()}
+
+
+def start_mime(visit: Visit, *, base: Base) -> None:
+    """U is linear in g: U(g - g_x + c; s) = scale (g - g_x) + U(c; s), and U(c; s) is the same in every step."""
+    scale, shift = direction(base, _sent(visit))
+    visit.own[MIME] = scale, along(visit.listed(visit.payload[CONTROL]), scale, shift)
+
+
+def mime_step(gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
+    """U(grad f_i(y; batch) - grad f_i(x; batch) + c; s)."""
+    scale, shift = visit.own[MIME]
+    return along(list(torch._foreach_sub(gradients, visit.at_anchor)), scale, shift)
+
+
+def start_lite(visit: Visit, *, base: Base) -> None:
+    """The statistics, and grad f_i(x) over all the client's data."""
+    visit.own[LITE] = direction(base, _sent(visit))
+    visit.own[FULL], _ = visit.bench.gradient()
+
+
+def lite_step(gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
+    """U(grad f_i(y; batch); s)."""
+    return along(gradients, *visit.own[LITE])
+
+
+def _finish(parameters: Tensors, visit: Visit) -> tuple[Mapping[str, Any], Payload | None]:
+    return {FULL: visit.tree(visit.own[FULL])}, None
+
+
+def _expect(spec: TreeSpec) -> Mapping[str, Field]:
+    return {FULL: TreeField.like({name: spec[name] for name in part(spec, "weight", trainable=True)})}
+
+
+# -- at the server -------------------------------------------------------------------------------------------
+
+
+def _first(weights: Tree, federation: FederationInfo, *, base: Base) -> Payload:
+    return {STATISTICS: first_statistics(base, weights)}
+
+
+def control(
+    state: Payload,
+    shared: Payload,
+    cohort: Sequence[ClientId],
+    ctx: RoundContext,
+    *,
+    expect: Schema,
+) -> Generator[Ask, Answers, Payload | None]:
+    """c, from those of the cohort that reply. A client that does not may still train: c is not its own."""
+    c = yield from mean_gradient(shared, cohort, expect)
+    return None if c is None else {STATISTICS: state[STATISTICS], CONTROL: c}
+
+
+def _mime_after(state: Payload, update: Update, ctx: RoundContext, *, base: Base) -> tuple[Payload, Update]:
+    return {STATISTICS: tracked(base, state[CONTROL], state[STATISTICS])}, update
+
+
+def _lite_after(state: Payload, update: Update, ctx: RoundContext, *, base: Base) -> tuple[Payload, Update]:
+    return {STATISTICS: tracked(base, update.more[FULL], state[STATISTICS])}, update

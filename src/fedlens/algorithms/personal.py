@@ -1,0 +1,117 @@
+"""The two references of personal models: a client on its own, and the global model tuned at each client."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from fedlens.aggregate.server import Plain, Rate
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.algorithms.measuring import refuse_unmeasured, tuning
+from fedlens.core.errors import ConfigError
+
+
+def local_only(parts: Parts) -> Averaging:
+    """Local-only: every client trains a model of its own, and nothing is sent.
+
+    Fixes: Nothing of FedAvg's: it is the lower bound. What a client gains by taking part is what another algorithm's
+        clients reach beyond this.
+
+    Equation:
+        client k:  w_k <- local training from w_k on its own data, whenever it is chosen
+        server:    nothing
+
+    Source: The usual baseline of personalized federated learning, e.g. arXiv 2102.07623, where it is SingleSet.
+
+    Weighting: None: nothing is averaged.
+
+    State: One model at each client that took part. The server keeps the initial model.
+
+    Sent: Nothing either way.
+
+    Composes: `[select]` says who trains in a round; client rules that keep nothing at the server go on top.
+        `[aggregate]` and `[server]` are refused: there is nothing to fold or to move.
+
+    Ranges:
+        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": that is what each client is measured on.
+        local.epochs: As many rounds and epochs as the algorithm it is compared with.
+
+    Try: data.validation=0.2 data.validation_from=client
+
+    Not when: One model is wanted; the exported one is the initial one.
+
+    Tests: tests/identity/test_personal.py::alone
+
+    Example:
+        >>> from fedlens.core.registry import settings_model
+        >>> list(settings_model(local_only).model_fields)
+        []
+    """
+    for slot in ("aggregate", "server"):
+        if getattr(parts, slot) is not None:
+            raise ConfigError(
+                f"with 'local-only' nothing is sent, so a table [{slot}] would do nothing",
+                where=slot,
+                hint="take it out",
+            )
+    return averaging(parts, personal=frozenset(parts.spec))
+
+
+def finetune(
+    parts: Parts,
+    *,
+    epochs: Annotated[
+        int | None, Field(ge=1, description="of tuning at a client; as in [local] unless set")
+    ] = None,
+    local_lr: Annotated[
+        float | None,
+        Field(gt=0, allow_inf_nan=False, description="learning rate of tuning; as in [local] unless set"),
+    ] = None,
+    lr: Rate = 1.0,
+) -> Averaging:
+    """FedAvg + fine-tuning: the global model, tuned at each client on its own data before it is used there.
+
+    Fixes: One model for all is nobody's best. Tuning is the simplest personal model, and often hard to beat.
+
+    Equation:
+        rounds:     FedAvg
+        client k:   w_k <- local training from w^t, measured on what k holds out of its own data, then forgotten
+
+    Source: The usual baseline of personalized federated learning; analysed by Cheng, Chadha and Duchi 2021
+        (arXiv 2108.07313), as FTFA.
+
+    Weighting: By examples, over the clients that replied; `aggregate.weighting` changes it.
+
+    State: None: tuning begins at the global model each time it is measured.
+
+    Sent: What FedAvg sends; to measure, the model down to each client that is measured, and a few numbers up.
+
+    Composes: Any `[select]`, `[client]`, `[aggregate]` and `[server]`: they make the global model. Tuning itself is
+        plain local training.
+
+    Ranges:
+        epochs: 1 to 5. More overfits small clients.
+        local_lr: That of `[local]` or a tenth of it.
+        lr: 1. Below 1 damps a noisy round.
+        data.validation: 0.1 to 0.3, with `data.validation_from` = "client": that is what each client is measured on.
+        evaluation.clients: A number, where measuring all of many clients takes too long.
+
+    Try: data.validation=0.2 data.validation_from=client algorithm.epochs=1
+
+    Not when: New clients have no labelled data to tune on; then the global model is what they get.
+
+    Tests: tests/identity/test_personal.py::tun
+
+    Example:
+        >>> from fedlens.core.registry import settings_model
+        >>> list(settings_model(finetune).model_fields)
+        ['epochs', 'local_lr', 'lr']
+    """
+    refuse_unmeasured(
+        parts.federation, "'finetune' measures each client's tuned model on the client's own data"
+    )
+    made = averaging(parts, server=Plain(lr))
+    plain = replace(made.train, rule=type(made.rule)())
+    return replace(made, tune=tuning(plain, local_lr, epochs))

@@ -1,0 +1,214 @@
+"""SCAFFOLD: Karimireddy et al. 2020 (arXiv 1910.06378), Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+
+from fedlens.aggregate.mean import Mean
+from fedlens.aggregate.server import Plain, Rate
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.core.errors import ConfigError
+from fedlens.core.folding import Update
+from fedlens.core.protocol import FederationInfo, Payload, RoundContext
+from fedlens.core.schema import Field as SchemaField
+from fedlens.core.schema import TreeField
+from fedlens.core.tree import Tree, TreeSpec, add, part, zeros_like
+from fedlens.local.rules import ClientRule, ServerRule, Tensors, Visit
+from fedlens.local.settings import LocalSettings
+
+Option = Annotated[
+    Literal["I", "II"],
+    Field(
+        description="a client's new variate: I, its full gradient at the global model; "
+        "II, the mean of the gradients of its steps"
+    ),
+]
+
+
+def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averaging:
+    """SCAFFOLD: control variates turn each client's steps from its own optimum towards everyone's.
+
+    Fixes: With several local steps on data of its own, a client drifts to its own optimum, and FedAvg comes to rest
+        where the drifts cancel, not at the optimum. A client here knows the way its own gradient points (`c_i`) and
+        the way everyone's does (`c`), and steps along the difference. At the optimum nobody moves, whatever the
+        number of steps.
+
+    Equation:
+        client i:  y <- x, then K times  y <- y - eta (g_i(y) - c_i + c)              (Eq. (3), line 10)
+        option I:  c_i+ = grad F_i(x) over all its examples                           (Eq. (4), line 12)
+        option II: c_i+ = c_i - c + (x - y) / (eta A)                                 (Eq. (4), line 12)
+                   A = sum_t a_t, where x - y = eta sum_t a_t (g_t - c_i + c); the paper's K for plain SGD
+        sends:     Delta_i = x - y  and  dc_i = c_i+ - c_i;  then c_i <- c_i+         (lines 13, 14)
+        server:    x <- x - lr 1/|S| sum_{i in S} Delta_i                             (lines 16, 17; lr is eta_g)
+                   c <- c + |S|/N 1/|S| sum_{i in S} dc_i                             (Eq. (5), lines 16, 17)
+        S: the clients that replied. N: all clients that hold data. c = c_i = 0 before the first round.
+
+    Source: Karimireddy et al. 2020 (arXiv 1910.06378), Algorithm 1, Eq. (3) to (5); chen2022 compares with it.
+
+    Weighting: Uniform over the clients that replied, which is the paper's objective `1/N sum_i F_i`. By examples with
+        `aggregate = { name = "mean", weighting = "examples" }`: that weighs the models alone. `c` stays the plain mean
+        of all `c_i`, so the optimum at which clients stay put is still that of the plain mean.
+
+    State: One copy of the trainable weights, `c_i`, at each client that took part. The server keeps `c`, one more.
+
+    Sent: The model and `c` down, the update and `dc_i` up: twice what FedAvg sends either way.
+
+    Composes: Any `[select]` that draws no client twice, any `[aggregate]` and `[server]` (a table takes the place of
+        `lr`).
+
+        Local momentum goes, plain and Nesterov's: the optimizer starts fresh each round, so the way a client went is
+        a known weighted sum of its gradients, and option II divides by the sum of those weights, `A`, in place of
+        `K`. Dividing by `K` would make `c_i` up to `1 / (1 - momentum)` times too large.
+
+        Weight decay is part of the client's objective, and so of `c_i`, in both options. The term of a rule
+        `proximal` on top is not: `A` knows of it, and `c_i` is a mean gradient of `F_i` alone. Any other rule's
+        term counts as gradient in option II; option I takes the gradient of the risk alone. `dynamic` on top corrects
+        the same drift once more: it runs, and gains nothing.
+
+        Refused with option II: Adam and `local.clip_norm`, since the way a client went is then no weighted sum of its
+        gradients, and `c_i` would be no gradient. They go with option I. `client.name = "control-variate"`
+        is refused: the rule would be there twice.
+
+    Ranges:
+        option: II, in general. It costs nothing, and a client that trains long has a variate that is the gradient
+            along its whole way. I takes one more pass over the client's data a round; its variate is the gradient
+            where the round began, which is exact, and too large for the later ones of many steps: on skewed clients
+            it diverges at rates at which II is steady. For few steps, small rates, or `lr` below 1.
+        lr: 1. The theory takes up to the square root of |S|, with smaller local rates.
+        local.epochs: 1 to 10. The more local work, the more there is to correct.
+        local.lr: As FedAvg's, or somewhat smaller: a `c_i` from long ago is far off, and a large step makes it worse.
+
+    Try: algorithm.lr=0.5 local.epochs=2
+
+    Not when: A client takes part in few rounds of the run: its `c_i` is then old, or still zero, and the correction
+        adds noise. With one local step a round there is no drift to correct. With large networks and heavy
+        skew the published results differ; compare with FedAvgM, which is cheaper.
+
+    Tests: tests/identity/test_scaffold.py tests/seam/test_refused_scaffold.py
+
+    Example:
+        >>> from fedlens.local.settings import LocalSettings
+        >>> sent = {"variate": {"w": torch.tensor([1.0])}}  # c = 1, and c_i = 3
+        >>> own = {"variate": {"w": torch.tensor([3.0])}}
+        >>> visit = Visit(["w"], [torch.tensor([5.0])], sent, own, torch.tensor([]), lr=0.5, steps=2)
+        >>> rule = control_variate()
+        >>> rule.start(visit)
+        >>> rule.grad([torch.tensor([4.0])], [], visit)  # 4 - 3 + 1
+        [tensor([2.])]
+        >>> fields, state = rule.finish([torch.tensor([3.5])], visit)  # after a second gradient of 3
+        >>> state["variate"]["w"], fields["variate"]["w"]  # c_i+ = (4 + 3) / 2, and how it changed
+        (tensor([3.5000]), tensor([0.5000]))
+    """
+    return averaging(
+        parts,
+        client=control_variate(option=option),
+        aggregate=Mean("uniform"),  # lines 16 and 17: 1/|S| sum over S
+        server=Plain(lr),
+    )
+
+
+def control_variate(*, option: Option = "II") -> ClientRule:
+    """SCAFFOLD's control variates as a client rule, on top of any averaging algorithm."""
+    return ClientRule(
+        name="control-variate",
+        start=partial(_start, option=option),
+        grad=_corrected,
+        finish=partial(_finish, option=option),
+        expect=_expect,
+        fields={"variate": "sum"},
+        servers={"control-variate": ServerRule(init=_zero, shared=_shared, after=_after)},
+        invariant=True,
+        check=partial(_refuse_bent, option=option),
+        discloses=(
+            "the change of each client's control variate, which is a mean gradient over its own examples",
+        ),
+    )
+
+
+def travel(settings: LocalSettings, lr: float, steps: int, proximal: float = 0.0) -> float:
+    """sum_t a_t of x - y = lr sum_t a_t g_t: how far the steps go under a constant gradient of 1, over lr.
+
+    The number of steps for plain SGD. Unlike `effective_steps`, FedNova's norm, it keeps the signs: a heavy momentum
+    against a proximal term swings back.
+
+    >>> travel(LocalSettings(lr=0.1), 0.1, 3), travel(LocalSettings(lr=0.1, momentum=0.5), 0.1, 3)  # 1 + 1.5 + 1.75
+    (3.0, 4.25)
+    """
+    momentum, moved, velocity = settings.momentum, 0.0, 0.0
+    for _ in range(steps):
+        gradient = 1.0 - lr * proximal * moved
+        velocity = momentum * velocity + gradient
+        moved += gradient + momentum * velocity if settings.nesterov else velocity
+    return moved
+
+
+# -- the client ------------------------------------------------------------------------------------------------
+
+
+def _start(visit: Visit, option: str) -> None:
+    control, own = visit.listed(visit.payload["variate"]), visit.state.get("variate")
+    if own is not None:
+        control = list(torch._foreach_sub(control, visit.listed(own)))
+    visit.own["control"] = control  # c - c_i
+    if option == "I":  # Eq. (4): the gradient of the client's objective at x, its weight decay with it
+        gradient, _ = visit.bench.gradient()
+        decay = visit.settings.weight_decay
+        visit.own["variate"] = list(torch._foreach_add(gradient, visit.anchor, alpha=decay))
+
+
+def _corrected(gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
+    """Eq. (3): g_i(y) - c_i + c."""
+    return list(torch._foreach_add(gradients, visit.own["control"]))
+
+
+def _finish(parameters: Tensors, visit: Visit, option: str) -> tuple[Mapping[str, Any], Payload]:
+    if option == "I":
+        new: Tensors = visit.own["variate"]
+    else:  # Eq. (4): c_i - c + (x - y) / (eta A)
+        new = list(torch._foreach_sub(visit.anchor, parameters))
+        torch._foreach_div_(new, visit.lr * travel(visit.settings, visit.lr, visit.steps, visit.proximal))
+        torch._foreach_sub_(new, visit.own["control"])
+    own = visit.state.get("variate")
+    change = new if own is None else torch._foreach_sub(new, visit.listed(own))
+    return {"variate": visit.tree(change)}, {"variate": visit.tree(new)}
+
+
+def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
+    return {"variate": TreeField.like({name: spec[name] for name in part(spec, "weight", trainable=True)})}
+
+
+def _refuse_bent(local: LocalSettings, option: str) -> None:
+    if option == "I":
+        return
+    what = {"local.optimizer": local.optimizer == "adam", "local.clip_norm": local.clip_norm is not None}
+    where = next((key for key, is_set in what.items() if is_set), None)
+    if where is not None:
+        raise ConfigError(
+            "option II of SCAFFOLD takes a client's mean gradient from the way it went, and "
+            + ("Adam's steps are" if where == "local.optimizer" else "clipped steps are")
+            + " no sum of gradients",
+            where=where,
+            hint="take option = 'I', which computes the gradient, or plain SGD",
+        )
+
+
+# -- the server ------------------------------------------------------------------------------------------------
+
+
+def _zero(weights: Tree, federation: FederationInfo) -> Payload:
+    return {"variate": zeros_like(weights)}
+
+
+def _shared(state: Payload) -> Payload:
+    return {"variate": state["variate"]}
+
+
+def _after(state: Payload, update: Update, ctx: RoundContext) -> tuple[Payload, Update]:
+    """Eq. (5): c + |S|/N mean_S dc_i, where N counts every client that holds data."""
+    everyone = len(ctx.federation.eligible)
+    return {"variate": add(state["variate"], update.more["variate"], scale=1 / everyone)}, update

@@ -1,0 +1,196 @@
+"""The client's half of ADMM: a dual variable, and the solvers and steps it bends (ghaemi2022 section 4.3).
+
+With w_i the client's weight in the objective sum_i w_i f_i, the documents' dual variable pi_i and penalty sigma_i stand
+here divided by it: u_i = pi_i / w_i, rho_i = sigma_i / w_i. A client sends z_i = x_i + u_i / rho_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import Payload
+from fedlens.core.schema import Field as SchemaField
+from fedlens.core.schema import NumberField
+from fedlens.core.tree import TreeSpec
+from fedlens.local.rules import ClientRule, Solved, Tensors, Visit
+from fedlens.local.settings import LocalSettings
+from fedlens.local.solvers import Subproblem, linearized, minimize
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The variables of a client: their penalty, and which of them stay there.
+
+    Attributes:
+        sigma: rho_i where sigma_i is proportional to w_i; None is 1 / lr, Eq. 4.5's gamma.
+        mean_size: the mean of the clients' examples, where sigma_i is the same for all and w_i is by examples.
+        last: whether what the client sent last stays in the server's mean.
+        primal: whether x_i stays.
+        trained: whether local training stands in for the gradient step of Eq. 4.5.
+    """
+
+    sigma: float | None
+    mean_size: float | None = None
+    last: bool = False
+    primal: bool = False
+    trained: bool = False
+
+    def rho(self, visit: Visit) -> float:
+        """sigma_i / w_i."""
+        rho = 1 / visit.lr if self.sigma is None else self.sigma
+        return rho if self.mean_size is None else rho * self.mean_size / len(visit.bench.data)
+
+
+def _start(visit: Visit, variables: Variables) -> None:
+    before = visit.state.get("dual")
+    visit.own["dual"] = visit.listed(before) if before else [torch.zeros_like(w) for w in visit.anchor]
+    visit.own["rho"] = variables.rho(visit)
+
+
+def _start_steps(visit: Visit, variables: Variables) -> None:
+    _start(visit, variables)
+    # u + rho (x - y) = (u - rho y) + rho x, and the first of these stays as it is over the steps.
+    visit.own["pull"] = torch._foreach_sub(visit.own["dual"], visit.anchor, alpha=visit.own["rho"])
+    visit.proximal += visit.own["rho"] - (variables.sigma or 0.0)
+
+
+def _grad(gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
+    """g + u + rho (x - y)."""
+    bent = list(torch._foreach_add(gradients, visit.own["pull"]))
+    torch._foreach_add_(bent, parameters, alpha=visit.own["rho"])
+    return bent
+
+
+def _finish(parameters: Tensors, visit: Visit, variables: Variables) -> tuple[Mapping[str, Any], Payload]:
+    """The last dual step of the visit, and what is sent: how z_i stands to y, or to what was sent last."""
+    rho, dual, y = visit.own["rho"], visit.own["dual"], visit.anchor
+    x = list(torch._foreach_sub(parameters, dual, alpha=1 / rho)) if variables.trained else parameters
+    new = torch._foreach_add(dual, torch._foreach_sub(x, y), alpha=rho)  # Eq. 3.3, 4.6
+    z = torch._foreach_add(x, new, alpha=1 / rho)
+    state: dict[str, Any] = {"dual": visit.tree(new)}
+    more: dict[str, Any] = {}
+    if variables.primal:
+        state["primal"] = visit.tree([value.clone() for value in x])
+    if variables.last:
+        before = visit.state.get("sent")
+        y = visit.listed(before) if before else y
+        more["fresh"] = 0.0 if before else 1.0
+        state["sent"] = visit.tree(z)
+    if variables.mean_size is not None:
+        more["weight"] = 1.0
+    return {"update": visit.tree(torch._foreach_sub(y, z)), **more}, state
+
+
+def _expect(spec: TreeSpec, variables: Variables) -> Mapping[str, SchemaField]:
+    fields: dict[str, SchemaField] = {}
+    if variables.last:
+        fields["fresh"] = NumberField(above=-1, most=1)
+    if variables.mean_size is not None:
+        fields["weight"] = NumberField(above=0, most=1)
+    return fields
+
+
+def _subproblem(visit: Visit) -> Subproblem:
+    decay = visit.settings.weight_decay
+    return Subproblem(visit.bench, visit.anchor, visit.own["dual"], visit.own["rho"], decay)
+
+
+def _solved(visit: Visit, problem: Subproblem, at: Tensors, **sums: float) -> Solved:
+    visit.own["dual"] = problem.dual
+    return Solved(at, problem.loss / problem.examples, problem.examples, visit.bench.seen, sums)
+
+
+def _solve_exactly(visit: Visit, k_0: int, tolerance: float, max_iterations: int) -> Solved:
+    """Eq. 3.2, k_0 times, with Eq. 3.3 in between; the last of those is `_finish`'s."""
+    problem, at, unsolved = _subproblem(visit), visit.anchor, 0
+    for local in range(k_0):
+        if local:
+            problem.ascend(at)
+        at, slope = minimize(problem, at, tolerance, max_iterations)
+        unsolved += slope > tolerance
+    return _solved(visit, problem, at, unsolved=float(unsolved > 0))
+
+
+def _solve_linearized(visit: Visit, k_0: int, r: float, minibatches: bool) -> Solved:
+    """The linearized step, k_0 times, with Eq. 3.3 in between; from x_i where it was kept."""
+    before = visit.state.get("primal")
+    problem, at = _subproblem(visit), visit.listed(before) if before else visit.anchor
+    batches = visit.bench.batches() if minibatches else None
+    for local in range(k_0):
+        if local:
+            problem.ascend(at)
+        at = linearized(problem, at, r, next(batches) if batches else None)
+    return _solved(visit, problem, at)
+
+
+def exact(variables: Variables, k_0: int, tolerance: float, max_iterations: int) -> ClientRule:
+    """k_0 times: the subproblem to a tolerance (Eq. 3.2), then the dual step (Eq. 3.3)."""
+    solve = partial(_solve_exactly, k_0=k_0, tolerance=tolerance, max_iterations=max_iterations)
+    return _rule(variables, solve=solve, check=partial(_refuse_steps, uses_lr=False))
+
+
+def linear(variables: Variables, k_0: int, r: float, minibatches: bool) -> ClientRule:
+    """k_0 times: one gradient and a step in closed form, then the dual step."""
+    solve = partial(_solve_linearized, k_0=k_0, r=r, minibatches=minibatches)
+    return _rule(variables, solve=solve, check=partial(_refuse_steps, uses_lr=variables.sigma is None))
+
+
+def stepping(variables: Variables) -> ClientRule:
+    """Local training on the subproblem, or in place of Eq. 4.5's gradient step; then the dual step."""
+    if variables.trained:
+        return _rule(variables)
+    start, sigma = partial(_start_steps, variables=variables), variables.sigma or 0.0
+    check = partial(_refuse_steep, sigma=sigma)
+    return replace(_rule(variables, check=check), start=start, grad=_grad, proximal=sigma)
+
+
+def _rule(
+    variables: Variables,
+    solve: Callable[[Visit], Solved] | None = None,
+    check: Callable[[LocalSettings], None] | None = None,
+) -> ClientRule:
+    return ClientRule(
+        name="dual",
+        start=partial(_start, variables=variables),
+        solve=solve,
+        finish=partial(_finish, variables=variables),
+        expect=partial(_expect, variables=variables),
+        invariant=variables.last,
+        check=check,
+    )
+
+
+def _refuse_steps(local: LocalSettings, uses_lr: bool) -> None:
+    """Raises `ConfigError` for settings of local steps, since a solver takes none."""
+    neutral: dict[str, tuple[bool, str]] = {
+        "optimizer": (local.optimizer == "sgd", "set it to 'sgd'"),
+        "momentum": (local.momentum == 0, "set it to 0"),
+        "epochs": (local.epochs in (None, 1), "set it to 1"),
+        "steps": (local.steps is None, "take it out"),
+        "clip_norm": (local.clip_norm is None, "take it out"),
+        "stragglers": (local.stragglers == 0, "set it to 0"),
+        "lr_decay": (local.lr_decay == 1 or uses_lr, "set it to 1"),
+    }
+    for name, (does_nothing, remedy) in neutral.items():
+        if not does_nothing:
+            raise ConfigError(
+                f"a solver of the client's subproblem takes no local steps, so '{name}' would do nothing",
+                where=f"local.{name}",
+                hint=f"{remedy}; or train locally: 'admm' with solver = 'sgd', 'liadmm' with gradient = 'training'",
+            )
+
+
+def _refuse_steep(local: LocalSettings, sigma: float) -> None:
+    """Raises `ConfigError` where SGD on the quadratic term alone would diverge."""
+    if local.optimizer == "sgd" and local.lr * sigma >= 2 * (1 + local.momentum):
+        raise ConfigError(
+            f"with local.lr = {local.lr:g} and sigma = {sigma:g} the quadratic term alone makes the steps diverge",
+            where="local.lr",
+            hint=f"take a learning rate below {2 / sigma:g}, or a smaller sigma",
+        )

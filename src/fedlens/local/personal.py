@@ -1,0 +1,29 @@
+"""Parts of a model that stay at a client, in its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fedlens.core.protocol import Client, ModelSpec
+from fedlens.core.tree import tree_of
+
+# Where they stand in a client's state: by the names of the leaves.
+PERSONAL = "personal"
+
+
+def own_leaves(model: ModelSpec, personal: frozenset[str], client: Client) -> Mapping[str, Tensor]:
+    """The client's own leaves: as they were after its last visit, and before its first the model's initial ones."""
+    if not personal:
+        return {}
+    kept: Mapping[str, Tensor] | None = client.state.get(PERSONAL)
+    return kept if kept is not None else _initial(model, personal, client.scratch)
+
+
+def _initial(model: ModelSpec, personal: frozenset[str], scratch: dict[Any, Any]) -> Mapping[str, Tensor]:
+    key = ("initial", id(model))
+    if key not in scratch:
+        scratch[key] = tree_of(model.build())
+    return {name: value for name, value in scratch[key].items() if name in personal}

@@ -1,0 +1,131 @@
+"""Solvers of a client's subproblem: its objective, with a linear and a quadratic term about the global model.
+
+    min_x  f(x) + <u, x - y> + rho/2 ||x - y||^2        (ghaemi2022 Eq. 3.2, divided by the client's weight w_i)
+
+u is the client's dual variable and rho its penalty, both divided by w_i; y is the global model; f is the mean of the
+client's risk, with the L2 penalty of `local.weight_decay`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlens.local.bench import Bench, Objective
+from fedlens.local.rules import Tensors
+
+# torch.optim.LBFGS counts evaluations too; here the iterations alone are bounded.
+_ANY_NUMBER = 2**31
+
+
+@dataclass
+class Subproblem:
+    """What is minimized at a client, and what has been seen of it.
+
+    Attributes:
+        centre: y.
+        dual: u; `ascend` moves it on.
+        rho: the weight of the quadratic term.
+        decay: the weight of the L2 penalty in f.
+        examples, loss: how many examples were looked at, each as often as it was, and the sum of the task's losses.
+    """
+
+    bench: Bench
+    centre: Tensors
+    dual: Tensors
+    rho: float
+    decay: float = 0.0
+    examples: int = 0
+    loss: float = 0.0
+
+    def gradient(
+        self, at: Tensors, statistics: bool = False, over: tuple[Tensor, Tensor] | None = None
+    ) -> Tensors:
+        """grad f(x) + u + rho (x - y); over one batch where there is one, else over all examples."""
+        return self._bent(self._seen(at, statistics, over).gradient, at)
+
+    def value_and_gradient(self, at: Tensors) -> tuple[float, Tensors]:
+        """The subproblem's value, and its gradient."""
+        found, away = self._seen(at), list(torch._foreach_sub(at, self.centre))
+        slope, curve = _dot(self.dual, away), _dot(away, away)
+        value = found.value + self.decay / 2 * _dot(at, at) + slope + self.rho / 2 * curve
+        return value, self._bent(found.gradient, at)
+
+    def ascend(self, at: Tensors) -> None:
+        """u <- u + rho (x - y) (ghaemi2022 Eq. 3.3)."""
+        self.dual = list(torch._foreach_add(self.dual, torch._foreach_sub(at, self.centre), alpha=self.rho))
+
+    def _seen(
+        self, at: Tensors, statistics: bool = False, over: tuple[Tensor, Tensor] | None = None
+    ) -> Objective:
+        found = self.bench.objective(at, statistics, over)
+        n = len(self.bench.data) if over is None else len(over[1])
+        self.examples += n
+        self.loss += found.loss * n
+        return found
+
+    def _bent(self, gradient: Tensors, at: Tensors) -> Tensors:
+        bent = list(torch._foreach_add(gradient, torch._foreach_sub(at, self.centre), alpha=self.rho))
+        torch._foreach_add_(bent, self.dual)
+        if self.decay:
+            torch._foreach_add_(bent, at, alpha=self.decay)
+        return bent
+
+
+class Minimum(NamedTuple):
+    """Where the solver ended, and the largest entry of the gradient there."""
+
+    at: Tensors
+    slope: float
+
+
+def minimize(problem: Subproblem, start: Tensors, tolerance: float, max_iterations: int) -> Minimum:
+    """The subproblem's minimizer, to a largest entry of its gradient of `tolerance`.
+
+    L-BFGS with a strong Wolfe line search over all examples: deterministic, and it needs no step size. It stops short
+    after `max_iterations`; whoever asks has to look at `slope`. A last pass, at the solution, measures that and
+    updates the running statistics of the learner.
+    """
+    at = [value.clone() for value in start]
+    search = torch.optim.LBFGS(
+        at,
+        lr=1.0,
+        max_iter=max_iterations,
+        max_eval=_ANY_NUMBER,
+        tolerance_grad=tolerance,
+        tolerance_change=0.0,  # a loss that no longer changes says little about the gradient
+        history_size=10,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> float:
+        value, gradient = problem.value_and_gradient(at)
+        for own, slope in zip(at, gradient, strict=True):
+            own.grad = slope
+        return value
+
+    search.step(closure)  # type: ignore[no-untyped-call]  # torch's
+    slope = problem.gradient(at, statistics=True)
+    largest = max(float(g.abs().max()) for g in slope if g.numel())
+    return Minimum([value.detach() for value in at], largest)
+
+
+def linearized(
+    problem: Subproblem, at: Tensors, r: float, over: tuple[Tensor, Tensor] | None = None
+) -> Tensors:
+    """One step on the subproblem with f replaced by its linear part at x, and a proximal term r/2 ||. - x||^2.
+
+    Its minimizer is  x - (grad f(x) + u + rho (x - y)) / (r + rho).  At x = y with r = 0 that is ghaemi2022 Eq. 4.5.
+    Running statistics of the learner are updated.
+    """
+    gradient = problem.gradient(at, statistics=True, over=over)
+    return list(torch._foreach_sub(at, gradient, alpha=1 / (r + problem.rho)))
+
+
+def _dot(a: Tensors, b: Tensors) -> float:
+    return float(
+        torch.stack([x.flatten().double() @ y.flatten().double() for x, y in zip(a, b, strict=True)]).sum()
+    )

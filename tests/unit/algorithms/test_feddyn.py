@@ -1,0 +1,101 @@
+"""FedDyn: which settings go, which are refused and why."""
+
+import math
+
+import pytest
+import torch
+
+from fedlens.aggregate.mean import Mean
+from fedlens.aggregate.server import Momentum, Plain
+from fedlens.algorithms import ALGORITHMS, RULES
+from fedlens.algorithms.fedavg import fedavg
+from fedlens.algorithms.feddyn import dynamic, feddyn
+from fedlens.algorithms.selecting import Fixed, Uniform
+from fedlens.core.errors import ConfigError
+from fedlens.core.registry import read_settings
+from tests.identity.identity_kit import parts, world
+
+LOCAL = {"lr": 0.1, "epochs": 2}
+
+
+def test_what_the_paper_fills_and_what_goes_before_it() -> None:
+    made = feddyn(parts(world(), LOCAL))
+    assert (made.select, made.aggregate, made.server) == (Uniform(), Mean("uniform"), Plain())
+    assert made.rule.invariant
+    assert made.rule.proximal == 0.1
+    made = feddyn(parts(world(), LOCAL, aggregate=Mean("examples"), server=Momentum()))
+    assert (made.aggregate, made.server) == (Mean("examples"), Momentum())
+
+
+STEEP = [
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.5, "nesterov": True},
+    {"momentum": 0.9, "nesterov": True},
+]
+
+
+def goes_astray(lr: float, alpha: float, change) -> bool:
+    """Whether the steps along alpha w grow, in bare PyTorch."""
+    w = torch.ones(1, dtype=torch.float64)
+    optimizer = torch.optim.SGD([w], lr=lr, **change)
+    for _ in range(400):
+        w.grad = alpha * w
+        optimizer.step()
+    return not math.isfinite(w.item()) or abs(w.item()) > 1
+
+
+@pytest.mark.parametrize("change", STEEP, ids=str)
+@pytest.mark.parametrize("nearly", [0.97, 1.03])
+def test_a_quadratic_term_is_refused_where_it_alone_diverges(change, nearly: float) -> None:
+    m = change.get("momentum", 0.0)
+    alpha = 5.0
+    lr = nearly * 2 * (1 + m) / (1 + 2 * m if change.get("nesterov") else 1) / alpha
+    assert goes_astray(lr, alpha, change) == (nearly > 1)
+    there = world()
+    if nearly < 1:
+        assert feddyn(parts(there, LOCAL | change | {"lr": lr}), alpha=alpha).rule.name == "dynamic"
+        return
+    for make in (
+        lambda given: feddyn(parts(there, given), alpha=alpha),
+        lambda given: fedavg(parts(there, given, client=dynamic(alpha=alpha))),
+    ):
+        with pytest.raises(ConfigError, match="overshoot") as caught:
+            make(LOCAL | change | {"lr": lr})
+        assert caught.value.where == "local.lr"
+        assert f"below {lr / nearly:g}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "change", [{"optimizer": "adam", "lr": 10.0}, {"clip_norm": 1.0}, {"weight_decay": 0.1}], ids=str
+)
+def test_any_local_solver_goes(change) -> None:
+    assert feddyn(parts(world(), LOCAL | change), alpha=1.0).rule.name == "dynamic"
+
+
+def test_a_client_twice_in_a_round_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a client can appear twice") as caught:
+        feddyn(parts(world(), LOCAL, select=Fixed((0, 1, 0))))
+    assert caught.value.where == "select"
+
+
+def test_the_rule_is_there_once() -> None:
+    with pytest.raises(ConfigError, match="'dynamic' is there twice"):
+        feddyn(parts(world(), LOCAL, client=dynamic()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"alpha": 0}, "alpha"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"alpha": float("inf")}, "alpha"),
+        ({"weighting": "size"}, "weighting"),
+        ({"mu": 0.1}, "mu"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, where: str) -> None:
+    for registry, name, table in ((ALGORITHMS, "feddyn", "algorithm"), (RULES, "dynamic", "client")):
+        with pytest.raises(ConfigError) as caught:
+            read_settings(registry.find(name), settings, table)
+        assert caught.value.where == f"{table}.{where}"

@@ -1,0 +1,329 @@
+"""The pages below docs/algorithms/, made from the docstrings of the algorithms' factories, and their place in the menu.
+
+`python -m tests.unit.house.algorithm_pages` writes them anew, and says of each docstring that is not fit for a page
+why; with names behind it, it prints those pages instead. test_algorithm_pages.py says when that is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from fedlens.core.registry import Entry, Factory, settings_model
+from fedlens.experiment.config import SLOTS, Config
+from tests.unit.house.docstrings import ROOT, WEIGHTINGS, Docstring, proofs, ranges, read
+from tests.unit.house.settings_tables import REGISTRIES, TABLE
+from tests.unit.house.settings_tables import _default as default_of
+
+DOCS = ROOT / "docs"
+PAGES = DOCS / "algorithms"
+INDEX = PAGES / "index.md"
+EVIDENCE = DOCS / "evidence"
+MENU = ROOT / "mkdocs.yml"
+COMMAND = "python -m tests.unit.house.algorithm_pages"
+QUESTIONS = {
+    "select": "who takes part?",
+    "client": "how does local training bend?",
+    "aggregate": "how do replies become one update?",
+    "server": "how does the update move the model?",
+}
+
+BOUNDS = {
+    "exclusiveMinimum": "above",
+    "minimum": "at least",
+    "exclusiveMaximum": "below",
+    "maximum": "at most",
+}
+KINDS = {"integer": "a whole number", "boolean": "`true`, `false`", "string": "text", "object": "a table"}
+
+_MENU = re.compile(r"(      - All algorithms: algorithms/index\.md\n)(?:      - .+: algorithms/.+\.md\n)*")
+_ARXIV = re.compile(r"\barXiv[: ](\d{4}\.\d{4,5})")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a registry that has a page: an algorithm, or a part for a slot that is a paper's method by itself."""
+
+    key: str
+    name: str
+    entry: Entry
+    factory: Factory
+
+    @cached_property
+    def docstring(self) -> Docstring:
+        """What its docstring says."""
+        return read(self.factory.__doc__)
+
+    @cached_property
+    def model(self) -> type[BaseModel]:
+        """Its settings."""
+        return settings_model(self.factory)
+
+    @property
+    def words(self) -> list[str]:
+        """The settings of the page's command, the name first."""
+        return [f"{self.key}.name={self.name}", *shlex.split(self.docstring.sections.get("Try", ""))]
+
+    @property
+    def file(self) -> Path:
+        """Where its page is."""
+        return PAGES / f"{self.name}.md"
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """Every algorithm, and every part for a slot whose docstring says what it fixes, in the registries' order."""
+    found: dict[str, Row] = {}
+    for key in ("algorithm", *SLOTS):
+        for name, entry in REGISTRIES[key].entries.items():
+            factory = REGISTRIES[key].find(name)
+            if key == "algorithm" or (name not in found and "\n    Fixes:" in (factory.__doc__ or "")):
+                found[name] = Row(key, name, entry, factory)
+    return tuple(found.values())
+
+
+def faults(row: Row) -> list[str]:
+    """A sentence for everything in the row's docstring, settings and evidence that a page could not be made from."""
+    said, _ = ranges(row.docstring.sections.get("Ranges", ""))
+    found = list(row.docstring.faults)
+    for name, field in row.model.model_fields.items():
+        if name not in said:
+            found.append(f"'Ranges:' says nothing of the setting '{name}'")
+        if not field.description:
+            found.append(f"the setting '{name}' has no Field(description=...)")
+    for name in said:
+        if name not in row.model.model_fields and not is_setting(name):
+            found.append(f"'Ranges:' has '{name}', and there is no such setting")
+    if (EVIDENCE / "curves" / f"{row.name}.svg").is_file():
+        missing = {"command", "caption", "cpu_seconds"} - set(_evidence().get(row.name, {}))
+        found += [f"docs/evidence/index.json has no '{what}' of the curve" for what in sorted(missing)]
+    target = row.entry.target
+    return [f"{target}: {fault}" for fault in found]
+
+
+@cache
+def fit() -> tuple[Row, ...]:
+    """The rows that have nothing wrong with them; the others are left out of the pages, and a test says so."""
+    return tuple(row for row in rows() if not faults(row))
+
+
+def is_setting(key: str) -> bool:
+    """Whether a TOML file can say it: a field of the schema, or a setting of any row of a registry.
+
+    >>> is_setting("local.epochs"), is_setting("data.partition.alpha"), is_setting("local.epoch")
+    (True, True, False)
+    """
+    table, _, name = key.rpartition(".")
+    if table in REGISTRIES:
+        registry = REGISTRIES[table]
+        return name == "name" or any(
+            name in settings_model(registry.find(row)).model_fields for row in registry.entries
+        )
+    model: Any = Config
+    for part in key.split("."):
+        fields = getattr(model, "model_fields", {})
+        if part not in fields:
+            return False
+        model = fields[part].annotation
+    return True
+
+
+def page(row: Row) -> str:
+    """The page of one algorithm."""
+    docs = row.docstring
+    parts = [
+        "---\nhide: [toc]  # which leaves room for the equations\n---",
+        f"<!-- {COMMAND} makes this page from the docstring of {row.entry.target} -->",
+        f"# {docs.title}",
+        _capital(docs.summary),
+        *([docs.prose] if docs.prose else []),
+        _console(f"fedlens run digits {' '.join(f'--set {shlex.quote(word)}' for word in row.words)}"),
+        f"## What it fixes\n\n{docs['Fixes']}",
+        f"## Equation\n\n```text\n{docs['Equation']}\n```\n\nSource: {_linked(docs['Source'])}",
+        f"## Settings\n\n{_settings(row)}",
+        "## What it costs",
+        f"- **Weights of the clients.** {_inside(docs['Weighting'])}",
+        f"- **What is kept.** {_inside(docs['State'])}",
+        f"- **What is sent.** {_inside(docs['Sent'])}",
+        f"## What it goes with\n\n{docs['Composes']}",
+        f"## When not to use it\n\n{docs['Not when']}",
+        f"## What holds, and is tested\n\n{_proofs(docs['Tests'])}",
+        *_curve(row.name),
+        f"## Example\n\n```pycon\n{re.sub(r'  # doctest:.*', '', docs['Example'])}\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _inside(text: str) -> str:
+    """A section's text as the inside of a list's item."""
+    return "\n".join(f"  {line}" if line else "" for line in text.splitlines()).strip()
+
+
+def _linked(text: str) -> str:
+    return _ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+
+
+def _console(*commands: str) -> str:
+    return "\n".join(["```console", *(f"$ {_wrapped(command)}" for command in commands), "```"])
+
+
+def _wrapped(command: str, width: int = 96) -> str:
+    """A command over several lines, broken before `--set`."""
+    lines = [""]
+    for word in re.split(r" (?=--set )", command):
+        if lines[-1] and len(lines[-1]) + len(word) > width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n      ".join(lines)
+
+
+def _settings(row: Row) -> str:
+    said, _ = ranges(row.docstring.sections.get("Ranges", ""))
+    shapes = row.model.model_json_schema()["properties"] if row.model.model_fields else {}
+    table = ["| setting | default | can be | what it is | sensible |", "|---|---|---|---|---|"]
+    for name, field in row.model.model_fields.items():
+        cells = [default_of(field) or "not set", allowed(shapes[name]), field.description or "", said[name]]
+        table.append(_line(f"`{name}`", *cells))
+    lines = [f"In the table `[{row.key}]`:", "", *table] if row.model.model_fields else ["None of its own."]
+    elsewhere = [f"- `{name}`: {text}" for name, text in said.items() if name not in row.model.model_fields]
+    if elsewhere:
+        lines += ["", "Settings elsewhere that matter here:", "", *elsewhere]
+    return "\n".join(lines)
+
+
+def allowed(shape: Mapping[str, Any]) -> str:
+    """What a setting can be, in words, from its JSON schema.
+
+    >>> allowed({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
+    'at least 0, below 1'
+    >>> allowed({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
+    'a whole number, at least 1'
+    """
+    if "anyOf" in shape:
+        return " or ".join(allowed(kind) for kind in shape["anyOf"] if kind.get("type") != "null")
+    if "const" in shape or "enum" in shape:
+        return ", ".join(f"`{json.dumps(value)}`" for value in shape.get("enum", [shape.get("const")]))
+    kind = shape.get("type", "")
+    if kind == "array":
+        return f"a list of: {allowed(shape.get('items', {}))}"
+    bounds = [f"{word} {shape[bound]}" for bound, word in BOUNDS.items() if bound in shape]
+    if kind == "number":
+        return ", ".join(bounds) or "any number"
+    return ", ".join([KINDS.get(kind, kind), *bounds])
+
+
+def _cell(text: str) -> str:
+    """Text for a cell of a table: a bar outside of code would end the cell."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else part.replace("|", r"\|") for part in parts)
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(_cell(text) for text in cells)} |"
+
+
+def _proofs(section: str) -> str:
+    found, _ = proofs(section)
+    lines = [_console(*(f"pytest {p.path}" + (f" -k {p.word}" if p.word else "") for p in found))]
+    for proof in found:
+        lines += ["", f"In `{proof.path}`:", "", *(f"- {sentence(test)}" for test in proof.tests)]
+    return "\n".join(lines)
+
+
+def sentence(test: str) -> str:
+    """What a test claims, from its name, with algorithms spelled as their papers do.
+
+    >>> sentence("test_mu_of_zero_is_fedavg_bit_for_bit")
+    'Mu of zero is FedAvg bit for bit'
+    """
+    titles = {row.docstring.title.lower(): row.docstring.title for row in rows()}
+    spelled = {**titles, "sgd": "SGD", "iid": "IID", "torchs": "torch's", "cpu": "CPU"}
+    words = " ".join(spelled.get(word, word) for word in test.split("_")[1:])
+    return _capital(re.sub(r"\b(?!its )(\w+)s own\b", r"\1's own", words))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _curve(name: str) -> Iterator[str]:
+    if (EVIDENCE / "curves" / f"{name}.svg").is_file():
+        shown = _evidence()[name]
+        yield f"## Its curve\n\n![{shown['caption']}](../evidence/curves/{name}.svg)"
+        yield f"{shown['caption']}. {shown['cpu_seconds']} seconds of CPU time."
+        yield _console(shown["command"])
+
+
+def _evidence() -> Mapping[str, Any]:
+    """What made each curve: its command, caption and cost."""
+    written = EVIDENCE / "index.json"
+    return dict(json.loads(written.read_text(encoding="utf-8"))["curves"]) if written.is_file() else {}
+
+
+def index(text: str) -> str:
+    """The index page with its tables written anew."""
+    made = {"algorithms": list(_algorithms()), "parts": list(_parts())}
+    return TABLE.sub(lambda match: match[1] + "".join(f"{row}\n" for row in made[match[2]]), text)
+
+
+def _algorithms() -> Iterator[str]:
+    yield from ("| | name | what it does | weights |", "|---|---|---|---|")
+    for row in fit():
+        name = f"`{row.name}`" if row.key == "algorithm" else f"`{row.name}` in `[{row.key}]`"
+        weights = next(kind for kind in WEIGHTINGS if row.docstring["Weighting"].startswith(kind))
+        yield _line(f"[{row.docstring.title}]({row.name}.md)", name, row.docstring.summary, weights.lower())
+
+
+def _parts() -> Iterator[str]:
+    yield from ("| table | question | name | what it is |", "|---|---|---|---|")
+    pages = {(row.key, row.name) for row in fit()}
+    for slot, question in QUESTIONS.items():
+        first = (f"`[{slot}]`", question)
+        for name, entry in REGISTRIES[slot].entries.items():
+            shown = f"[`{name}`]({name}.md)" if (slot, name) in pages else f"`{name}`"
+            yield _line(*first, shown, entry.summary)
+            first = ("", "")
+
+
+def menu(text: str) -> str:
+    """mkdocs.yml with the algorithms' lines below that of algorithms/index.md written anew."""
+    lines = [f"      - {row.docstring.title}: algorithms/{row.name}.md\n" for row in fit()]
+    return _MENU.sub(lambda match: match[1] + "".join(lines), text)
+
+
+def write() -> int:
+    """Writes every page, the index and the menu, and says what is wrong with the docstrings; 0 where nothing is."""
+    made = {row.file: page(row) for row in fit()}
+    for file in set(PAGES.glob("*.md")) - set(made) - {INDEX}:
+        file.unlink()
+    made |= {INDEX: index(INDEX.read_text(encoding="utf-8")), MENU: menu(MENU.read_text(encoding="utf-8"))}
+    for file, text in made.items():
+        file.write_text(text, encoding="utf-8")
+    wrong = [fault for row in rows() for fault in faults(row)]
+    return _say(wrong, f"{len(fit())} of {len(rows())} pages are written")
+
+
+def show(names: Sequence[str]) -> int:
+    """Prints the pages of these algorithms, or what is wrong with their docstrings; 0 where nothing is."""
+    chosen = [row for row in rows() if row.name in names]
+    wrong = [fault for row in chosen for fault in faults(row)]
+    wrong += [f"no algorithm is called {name}" for name in set(names) - {row.name for row in chosen}]
+    return _say(wrong, "\n".join(page(row) for row in chosen if not faults(row)))
+
+
+def _say(wrong: Sequence[str], text: str) -> int:
+    sys.stdout.write("".join(f"{line}\n" for line in [*wrong, text]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(show(sys.argv[1:]) if sys.argv[1:] else write())
