@@ -64,7 +64,8 @@ def test_the_servers_sums_have_the_threads_that_the_engine_says(told: int, drive
     assert outcome(runs[0]) == outcome(runs[1])
 
 
-def test_a_cohort_that_is_folded_at_the_workers_gives_the_same_bits(tmp_path) -> None:
+@pytest.mark.parametrize("algorithm", ["fedavg", "mime", "feddane"])
+def test_a_cohort_that_is_folded_at_the_workers_gives_the_same_bits(algorithm: str, tmp_path) -> None:
     """Blocks of two; client 0 holds nothing and client 1, in the same block, one example."""
     changes = {
         "data": {"dataset": "digits", "partition": {"name": f"{USERS}:uneven", "clients": 80}},
@@ -72,7 +73,7 @@ def test_a_cohort_that_is_folded_at_the_workers_gives_the_same_bits(tmp_path) ->
         "rounds": 2,
     }
     runs = [
-        experiment("fedavg", engine=engine, **changes).run(tmp_path / str(at))
+        experiment(algorithm, engine=engine, **changes).run(tmp_path / str(at))
         for at, engine in enumerate([INLINE, workers(2)])
     ]
     assert outcome(runs[0]) == outcome(runs[1])

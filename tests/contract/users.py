@@ -97,9 +97,9 @@ def centred(parts: Parts, *, share: float = 1.0) -> Averaging:
 
 @dataclass(frozen=True)
 class Flaky:
-    """Local training that is never heard of at one client."""
+    """An operation that is never heard of at one client."""
 
-    inner: Train
+    inner: Any
     client: int
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
@@ -133,7 +133,10 @@ def mumbling(parts: Parts, *, client: int = 1) -> Any:
     return replace(made, train=Mumbling(made.train, client))
 
 
-def flaky(parts: Parts, *, inner: str = "fedavg", client: int = 1) -> Any:
+def flaky(
+    parts: Parts, *, inner: str = "fedavg", client: int = 1, settings: dict[str, Any] | None = None
+) -> Any:
     """Any algorithm of the family, with a client that is missing."""
-    made = ALGORITHMS.find(inner)(parts)
-    return replace(made, train=Flaky(made.train, client))
+    made = ALGORITHMS.find(inner)(parts, **{k: v for k, v in (settings or {}).items() if k != "name"})
+    more = {name: Flaky(op, client) for name, op in made.more_ops.items()}
+    return replace(made, train=Flaky(made.train, client), more_ops=more)

@@ -288,6 +288,27 @@ def test_a_damaged_state_falls_back_to_the_checkpoint_before(whole: dict[str, An
         resume(copy)
 
 
+def test_the_best_round_that_is_saved_late_has_its_states(whole: dict[str, Any]) -> None:
+    """It is saved with the last round, whose clients have moved on; and a run can be resumed from it."""
+    every = "evaluation.every=3"
+    path = stopped("broken", 7, every, "engine.state_memory=4")
+    assert [p.name for p in sorted((path / "checkpoint").iterdir())] == ["round-000006", "round-000007"]
+    best, last = (
+        Standing.of(checkpoint.load(path / "checkpoint" / name).payload).clients.saved().keys
+        for name in ("round-000006", "round-000007")
+    )
+    assert len(set(best.values()) - set(last.values())) > 2  # were replaced in round 7
+    check_files(path)
+    for key in set(last.values()) - set(best.values()):
+        (path / "states" / f"{key}.safetensors").unlink()
+    listener = Listening()
+    resume(path, progress=listener)
+    assert "going on after round 6 of 8" in listener.notes
+    other = Experiment.load("run.toml", [every]).run("other")
+    assert ended(path) == ended(other.directory) != whole
+    check_files(path)
+
+
 def test_a_state_that_is_lost_while_the_run_goes_on_ends_it_with_a_sentence(whole: dict[str, Any]) -> None:
     """And what it saves then does not take the place of a checkpoint that is whole."""
     path = stopped("broken", 4, "engine.state_memory=4")

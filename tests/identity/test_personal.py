@@ -253,7 +253,7 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth_rounded_up() -> None:
         (lambda: local_only(given(divided(HELD), server=object())), r"\[server\] would do nothing"),
         (
             lambda: fedbn(given(divided(HELD), client=ClientRule(name="all", fields={"x": "sum"}))),
-            "'all' sends trees of all weights",
+            "'all' has a half at the server",
         ),
     ],
 )

@@ -59,7 +59,10 @@ def drift(payload: Payload, client: Client, rng: Rng) -> Outcome:
     """What a client remembers grows out of what it remembered: a lost or mistaken state shows for ever after."""
     before = client.state.get("memory", torch.full((1000,), float(client.id)))
     memory = before * 1.5 + torch.randn(1000, generator=rng.torch("drift"))
-    return Outcome({"x": memory.sum()}, {"memory": memory, "visits": client.state.get("visits", 0) + 1})
+    visits = client.state.get("visits", 0) + 1
+    # Every other client leaves its second visit out of account.
+    left_out = isinstance(client.id, int) and client.id % 2 == 0 and visits == 2
+    return Outcome({"x": memory.sum()}, None if left_out else {"memory": memory, "visits": visits})
 
 
 ROUNDS = [[0, 1, 2, 3], [2, 5, 2], [7, 6, 5, 4], [0, 5, 0, 5, 1], [3, 2, 1]]

@@ -187,7 +187,7 @@ def ceadmm(
         max_iterations: 50 unless set, for each local iteration.
         absent: see `admm`.
 
-    Try: algorithm.k_0=2 local.epochs=1
+    Try: algorithm.k_0=2 local.epochs=1 local.batch_size=all
 
     Not when: As `admm`; and each local iteration costs a whole solve.
 
@@ -249,7 +249,7 @@ def iceadmm(
         gradient: batch takes minibatches of `local.batch_size`, which the source's theory does not cover.
         absent: see `admm`.
 
-    Try: algorithm.k_0=10 local.epochs=1
+    Try: algorithm.k_0=10 local.epochs=1 local.batch_size=all
 
     Not when: Clients hold many examples and rounds are cheap: `k_0` full passes for `k_0` steps is little progress
         for the work, next to FedAvg's epoch of small batches.

@@ -203,7 +203,7 @@ def averaging(
     if rule.check is not None:
         rule.check(parts.local)
     if rule.fits is not None:
-        rule.fits(parts.federation)
+        rule.fits(parts.federation, parts.model)
     refuse_twice(rule, choose, parts.federation)
     if personal:
         refuse_unfit(rule, parts)
@@ -267,7 +267,8 @@ def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
         )
     if rule.fields or rule.servers:
         raise ConfigError(
-            f"'{rule.name}' sends trees of all weights, and parts of this model are to stay at the clients",
+            f"'{rule.name}' has a half at the server, which takes the whole model for common, and parts of this one "
+            "are to stay at the clients",
             where="client",
             hint="take it out, or another algorithm",
         )

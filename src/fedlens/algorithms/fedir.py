@@ -22,6 +22,7 @@ from fedlens.core.protocol import (
     Client,
     ClientId,
     FederationInfo,
+    ModelSpec,
     Op,
     Outcome,
     Payload,
@@ -140,7 +141,7 @@ def _rule(target: str | list[float], normalize: bool, table: str) -> ClientRule:
     )
 
 
-def _fits(federation: FederationInfo, *, target: Sequence[float], where: str) -> None:
+def _fits(federation: FederationInfo, model: ModelSpec, *, target: Sequence[float], where: str) -> None:
     if len(target) != federation.classes:
         raise ConfigError(
             f"the target has {len(target)} probabilities, and there are {federation.classes} classes",

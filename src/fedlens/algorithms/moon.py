@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
-from fedlens.core.protocol import Payload
+from fedlens.core.protocol import FederationInfo, ModelSpec, Payload
 from fedlens.core.tree import part
 from fedlens.local.bench import Bench
 from fedlens.local.rules import ClientRule, Tensors, Visit
@@ -88,8 +88,6 @@ def moon(parts: Parts, *, mu: Mu = 5.0, temperature: Temperature = 0.5, lr: Rate
         >>> contrast(z, there, last, temperature=0.5)  # similarities 1 and 0: log(1 + exp(-2))
         tensor(0.1269)
     """
-    if mu:
-        features_of(parts.model.build())
     return averaging(parts, client=contrastive(mu=mu, temperature=temperature), server=Plain(lr))
 
 
@@ -98,7 +96,11 @@ def contrastive(*, mu: Mu = 5.0, temperature: Temperature = 0.5) -> ClientRule:
     if not mu:
         return ClientRule()
     loss = partial(_loss, mu=mu, temperature=temperature)
-    return ClientRule(name="contrastive", start=_start, loss=loss, finish=_finish)
+    return ClientRule(name="contrastive", start=_start, loss=loss, finish=_finish, fits=_fits)
+
+
+def _fits(federation: FederationInfo, model: ModelSpec) -> None:
+    features_of(model.build())
 
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:

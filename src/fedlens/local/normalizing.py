@@ -8,7 +8,7 @@ from fedlens.local.settings import LocalSettings
 def effective_steps(settings: LocalSettings, lr: float, steps: int, proximal: float = 0.0) -> float:
     """||a||_1 of Wang et al. 2020 (arXiv 2007.07481): a client's update is lr sum_t a_t g_t over its gradients g_t.
 
-    For plain SGD it is the number of steps. With momentum m (section 3), a_t = (1 - m^(K - t)) / (1 - m); with a
+    For plain SGD it is the number of steps. With momentum m (section 4), a_t = (1 - m^(K - t)) / (1 - m); with a
     proximal term, a_t = (1 - lr mu)^(K - 1 - t). Both at once, and Nesterov's momentum, follow from the same linear
     recursion, which is run on a single gradient of 1: what is left of it after j steps is a_(K - j).
 

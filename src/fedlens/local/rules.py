@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.core.folding import How, Update
-from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Op, Payload, RoundContext
+from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, ModelSpec, Op, Payload, RoundContext
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.tree import Tree, TreeSpec
 from fedlens.local.settings import LocalSettings
@@ -139,7 +139,8 @@ class ClientRule:
         proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended; FedNova has to know of it.
         invariant: whether something is kept over all clients that a client which appears twice would break.
         check: raises `ConfigError` where the local settings do not go with the rule.
-        fits: raises `ConfigError` where the rule does not fit the federation, its number of classes say.
+        fits: (federation, model) -> nothing; raises `ConfigError` where the rule does not fit them: the number of
+            classes, the layers.
         discloses: what leaves the clients beyond model updates, as sentences for the run's report.
     """
 
@@ -158,7 +159,7 @@ class ClientRule:
     proximal: float = 0.0
     invariant: bool = False
     check: Callable[[LocalSettings], None] | None = None
-    fits: Callable[[FederationInfo], None] | None = None
+    fits: Callable[[FederationInfo, ModelSpec], None] | None = None
     discloses: tuple[str, ...] = ()
 
     @property

@@ -102,6 +102,9 @@ def test_a_name_stays() -> None:
         assert selection(algorithm="fedvc", select=given)["name"] == name
         assert selection(algorithm="fedavg", select=given)["name"] == name
     assert selection(algorithm="fedvc") == {}
+    prox = {"name": "fedprox", "scheme": "algorithm-2"}
+    assert selection(algorithm=prox, select=UNIFORM) == UNIFORM  # nothing of the usual one is left in it
+    assert selection(algorithm=prox, select={"name": "by-size", "clients_per_round": 3}) == BY_SIZE
 
 
 def test_another_algorithm_by_an_override_brings_its_selection_in_place_of_the_recipes_usual_one() -> None:

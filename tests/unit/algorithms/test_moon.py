@@ -60,11 +60,8 @@ def test_models_on_which_the_term_has_no_gradient_are_refused_with_the_reason(fa
         moon(parts(world(), LOCAL, spec))
     assert caught.value.where == "model.name"
     moon(parts(world(), LOCAL, spec), mu=0.0)  # FedAvg
-    # As a client rule it is told to the client's failures, in its first visit already.
-    there = world()
-    run = course(fedavg(parts(there, LOCAL, spec, select=Fixed((1,)), client=contrastive())), there, rounds=1)
-    ((told, _),) = run.steps[0].tally.failures[1].items()
-    assert told.startswith("ConfigError: ")
+    with pytest.raises(ConfigError, match=reason):
+        fedavg(parts(world(), LOCAL, spec, client=contrastive()))
 
 
 def test_a_last_layer_that_takes_no_part_is_told() -> None:
@@ -93,6 +90,9 @@ def test_nothing_listens_to_the_models_after_a_visit_however_it_ended() -> None:
 
     def listen(loss, outputs, targets, visit):
         heard.append(hooks(scratch))
+        assert visit.own["z"].requires_grad
+        assert not visit.own["z_glob"].requires_grad
+        assert not visit.own["z_prev"].requires_grad
         if len(heard) > 1:
             raise RuntimeError("in the middle of it")
         return loss
@@ -112,14 +112,29 @@ def test_a_workers_cache_does_not_show_and_inputs_stay() -> None:
     before = {n: t.clone() for n, t in previous.items()}
     other = {n: t * 2 if t.is_floating_point() else t for n, t in previous.items()}
     op(payload(), client(state={"previous": other}, scratch=used), Rng((7,)))
-    fresh = op(payload(), client(state={"previous": previous}), Rng((0,)))
+    own: dict = {}
+    fresh = op(payload(), client(state={"previous": previous}, scratch=own), Rng((0,)))
     again = op(payload(), client(state={"previous": previous}, scratch=used), Rng((0,)))
     for kind in ("update", "buffers"):
         assert all(torch.equal(fresh.payload[kind][n], t) for n, t in again.payload[kind].items())
     assert all(torch.equal(previous[n], t) for n, t in before.items())
     kept = {n: t.clone() for n, t in fresh.state["previous"].items()}
-    op(payload(), client(state=fresh.state, scratch=used), Rng((1,)))
+    op(payload(), client(state=fresh.state, scratch=own), Rng((1,)))
     assert all(torch.equal(fresh.state["previous"][n], t) for n, t in kept.items())
+
+
+def test_the_previous_model_has_the_frozen_weights_that_arrived() -> None:
+    spec = model(norm=True, frozen=True)
+    op, sent = train(contrastive(mu=2.0), spec=spec), payload(spec)
+    sent["model"] = sent["model"] | {
+        "0.weight": sent["model"]["0.weight"] * 3
+    }  # not what a new module starts from
+    previous = {n: t + 0.1 if t.is_floating_point() else t for n, t in sent["model"].items()}
+    whole = previous | {"0.weight": sent["model"]["0.weight"]}
+    kept = {n: t for n, t in whole.items() if n != "0.weight"}
+    first, other = (op(sent, client(state={"previous": tree}), Rng((0,))) for tree in (kept, whole))
+    assert all(torch.equal(first.payload["update"][n], t) for n, t in other.payload["update"].items())
+    assert "0.weight" not in first.state["previous"]
 
 
 def test_the_table_and_what_it_refuses() -> None:

@@ -127,6 +127,12 @@ def test_draws_with_replacement_are_independent() -> None:
     held = np.outer(p, p) > 0
     assert chi_squared(pairs[held], rounds * np.outer(p, p)[held]) < limit(35)
 
+    # Of two clients with one example each, the same one twice in half of the rounds.
+    info = FederationInfo(np.array([1, 1]), 10, (1,))
+    cohorts = [BySize(2, method="replacement").cohort(context(round, info=info)) for round in range(1000)]
+    twice = sum(len(set(cohort)) == 1 for cohort in cohorts)
+    assert chi_squared(np.array([twice, 1000 - twice]), np.array([500, 500])) < limit(1)
+
 
 def test_systematic_cohorts_differ_in_more_than_their_offset() -> None:
     info = FederationInfo(np.full(6, 10), 10, (1,))

@@ -222,7 +222,8 @@ def test_mean_least_and_largest() -> None:
 
 
 def test_a_sign_is_told_only_where_all_seeds_agree() -> None:
-    assert [sign(d) for d in ([1.0, 2.0], [-1.0, -2.0], [1.0, -1.0], [1.0, 0.0])] == [1, -1, 0, 0]
+    told = {(1.0, 2.0): 1, (-1.0, -2.0): -1, (1.0, -1.0): 0, (1.0, 0.0): 0, (-1.0, 0.0): 0}
+    assert {differences: sign(differences) for differences in told} == told
 
 
 def test_an_edge_needs_something_between() -> None:
