@@ -34,11 +34,15 @@ BASE: Mapping[str, Any] = overlaid(
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm with its settings, and the values of a setting of its own that are tried beside `local.lr`."""
+    """An algorithm with its settings, and the values of a setting of its own that are tried beside `local.lr`.
+
+    Differences are to the study's baseline, or to the method whose label is `beside`.
+    """
 
     label: str
     settings: Settings
     grid: Mapping[str, Sequence[float]]
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Study:
         name: of its tables.
         file: whose results and command it belongs to.
         cases: populations, by their name in the tables.
-        baseline: the method that the others are set beside.
+        baseline: the method that the others are set beside, where they name no other.
         target: the accuracy that rounds are counted to.
     """
 
@@ -61,15 +65,11 @@ class Study:
     settings: Settings = field(default_factory=dict)
     target: float = 0.75
 
-    def method(self, label: str) -> Method:
-        """The method of this label."""
-        return next(method for method in self.methods if method.label == label)
 
-
-def tuned(label: str, name: str, own: tuple[str, Sequence[float]], **more: Any) -> Method:
+def tuned(label: str, name: str, own: tuple[str, Sequence[float]], beside: str = "", **more: Any) -> Method:
     """A method with the local learning rates that everyone tries, and two values of one setting of its own."""
     settings = {"algorithm.name": name, **{key.replace("__", "."): value for key, value in more.items()}}
-    return Method(label, settings, {"local.lr": LRS, own[0]: own[1]})
+    return Method(label, settings, {"local.lr": LRS, own[0]: own[1]}, beside)
 
 
 # Where a method has no setting of its own, its server learning rate is tried at two values instead, so that nobody
@@ -106,7 +106,7 @@ FEDIR = Study(
         FEDAVG,
         tuned("FedIR", "fedir", STEP),
         FEDAVGM,
-        tuned("FedIR, server momentum", "fedavgm", BETA, client__name="reweighted"),
+        tuned("FedIR, server momentum", "fedavgm", BETA, "FedAvgM", client__name="reweighted"),
     ),
     "FedAvg",
 )
@@ -126,6 +126,7 @@ FEDVC = Study(
             "FedVC, server momentum",
             "fedvc",
             ("server.momentum", BETA[1]),
+            "FedAvgM",
             algorithm__examples=100,
             server__name="momentum",
             rounds=240,

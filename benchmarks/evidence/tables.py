@@ -66,29 +66,40 @@ def rounds(study: Study, there: Store) -> list[str]:
 
 
 def differences(study: Study, there: Store) -> list[str]:
-    """Points of final accuracy above the baseline with the same seed; bold where all seeds agree on the sign."""
+    """Points of final accuracy above another method's with the same seed; bold where all seeds agree on the sign."""
     found = finals(study, there)
 
     def cell(case: str, method: Method) -> str:
-        mine, theirs = found.get((case, method.label)), found.get((case, study.baseline))
+        mine, theirs = found.get((case, method.label)), found.get((case, _beside(study, method)))
         if mine is None or theirs is None:
             return MISSING
         if _failed([*mine, *theirs]):
             return DIVERGED
         points = [100 * (final(m["curve"]) - final(t["curve"])) for m, t in zip(mine, theirs, strict=True)]
         mean, least, largest = spread(points)
-        text = f"{mean:+.1f} ({least:+.1f} to {largest:+.1f})"
-        return f"**{text}**" if sign(points) else text
+        return _bold(f"{mean:+.2f} ({least:+.2f} to {largest:+.2f})", sign(points))
 
-    others = [method for method in study.methods if method.label != study.baseline]
-    return _table(
-        ["", *study.cases],
-        [[method.label, *(cell(case, method) for case in study.cases)] for method in others],
-    )
+    body = [
+        [f"{method.label} - {_beside(study, method)}", *(cell(case, method) for case in study.cases)]
+        for method in study.methods
+        if method.label != study.baseline
+    ]
+    return _table(["", *study.cases], body)
+
+
+def _beside(study: Study, method: Method) -> str:
+    return method.beside or study.baseline
+
+
+def _bold(text: str, told: object) -> str:
+    return f"**{text}**" if told else text
 
 
 def budgets(study: Study, there: Store) -> list[str]:
-    """Acc@round and Acc@batch (hsu2020 table 2), means of the seeds."""
+    """Acc@round and Acc@batch (hsu2020 table 2), means of the seeds.
+
+    Bold where it is above that of the method that it is set beside with every seed.
+    """
     found = finals(study, there)
     measures: list[tuple[str, Callable[[Line], float | None]]] = [
         *((f"@round {n}", lambda line, n=n: at_round(line["curve"], n)) for n in ROUNDS),
@@ -96,18 +107,24 @@ def budgets(study: Study, there: Store) -> list[str]:
     ]
     body = []
     for case, method in product(study.cases, study.methods):
-        lines = found.get((case, method.label))
+        lines, others = found.get((case, method.label)), found.get((case, _beside(study, method)), [])
         if lines is None or _failed(lines):
             body.append([case, method.label, *([MISSING if lines is None else DIVERGED] * len(measures))])
             continue
-        values = [[measure(line) for line in lines] for _, measure in measures]
-        body.append([case, method.label, *(_mean(each) for each in values)])
+        shown = [
+            _mean([measure(line) for line in lines], [measure(line) for line in others])
+            for _, measure in measures
+        ]
+        body.append([case, method.label, *shown])
     return _table(["clients differ in", "", *(name for name, _ in measures)], body)
 
 
-def _mean(values: Sequence[float | None]) -> str:
+def _mean(values: Sequence[float | None], others: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.3f}" if len(known) == len(values) else "not reached"
+    if len(known) < len(values):
+        return "not reached"
+    gaps = [value - other for value, other in zip(known, others, strict=False) if other is not None]
+    return _bold(f"{sum(known) / len(known):.3f}", len(gaps) == len(known) and sign(gaps) > 0)
 
 
 def choices(study: Study, there: Store) -> list[str]:

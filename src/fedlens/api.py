@@ -132,6 +132,7 @@ def resume(
             for sentence in loaded.skipped if loaded else []:
                 listener.note(sentence)
             standing = Standing.of(loaded.payload) if loaded else None
+            del loaded  # the states of clients are in it too, and would be there twice
             run.truncate_metrics(standing.round - 1 if standing else -1)
             run.truncate_clients(standing.round - 1 if standing else -1)
             if standing is not None:

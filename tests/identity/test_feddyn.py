@@ -17,6 +17,19 @@ from fedlens.algorithms.scaffold import control_variate
 from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
 from fedlens.local.rules import Visit, proximal
 from fedlens.local.settings import LocalSettings
+from tests.identity.drift_kit import (
+    COUNTS,
+    LINE,
+    UNIFORM,
+    Seen,
+    Squares,
+    distances,
+    line,
+    mean_of,
+    optimum,
+    quadratics,
+    watched,
+)
 from tests.identity.identity_kit import (
     SIZES,
     Points,
@@ -30,19 +43,6 @@ from tests.identity.identity_kit import (
     same,
     weights_of,
     world,
-)
-from tests.identity.test_scaffold import (
-    COUNTS,
-    LINE,
-    UNIFORM,
-    Seen,
-    Squares,
-    distances,
-    line,
-    mean_of,
-    optimum,
-    quadratics,
-    watched,
 )
 
 SGD = {"lr": 0.1, "epochs": 2, "batch_size": 4}

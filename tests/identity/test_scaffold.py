@@ -1,7 +1,7 @@
 """SCAFFOLD: the control variates against their definition, the means that have to agree, and the point of rest."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,16 +14,23 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.feddyn import dynamic
 from fedlens.algorithms.scaffold import control_variate, scaffold, travel
 from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
-from fedlens.core.gate import Gate, Tally
-from fedlens.core.protocol import ClientStates, Program, RoundContext
-from fedlens.core.seeding import Rng
-from fedlens.engines.inline import inline
 from fedlens.local.rules import ServerRule, proximal
 from fedlens.local.settings import LocalSettings
+from tests.identity.drift_kit import (
+    LINE,
+    UNIFORM,
+    Seen,
+    Squares,
+    distances,
+    line,
+    mean_of,
+    optimum,
+    quadratics,
+    watched,
+)
 from tests.identity.identity_kit import (
     SIZES,
     Points,
-    World,
     close,
     course,
     epoch,
@@ -41,57 +48,6 @@ LOOSE = {"rtol": 1e-10, "atol": 1e-11}
 N = len(SIZES)
 
 
-@dataclass
-class Faulty:
-    """Training whose reply is lost or spoiled: {round: {client: what}}."""
-
-    op: object
-    plan: Mapping[int, Mapping[int, str]]
-    round: int = 0
-
-    def __call__(self, payload, client, rng):
-        fault = self.plan.get(self.round, {}).get(client.id)
-        if fault == "lost":
-            raise ConnectionError("no answer")
-        outcome = self.op(payload, client, rng)
-        if fault is None:
-            return outcome
-        spoiled = {n: v * float("nan") for n, v in outcome.payload[fault].items()}
-        return outcome._replace(payload={**outcome.payload, fault: spoiled})
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One round, with what the clients keep after it."""
-
-    round: int
-    before: Mapping
-    after: Mapping
-    cohort: tuple[int, ...]
-    held: Mapping[int, Mapping]
-    tally: Tally
-
-
-def watched(algorithm, there: World, rounds: int = 5, faults=None, held=None) -> list[Seen]:
-    """The rounds of a run, and every client's state after each; `held`: what clients hold before the first."""
-    engine, states, seen = inline(), ClientStates(), []
-    for k, kept in (held or {}).items():
-        states.commit(k, kept)
-    train = Faulty(algorithm.ops["train"], faults or {})
-    engine.open(Program({**algorithm.ops, "train": train}, there, 0), states)
-    state, gate = algorithm.init(algorithm.parts.model, there.info), Gate(engine, states)
-    for round in range(1, rounds + 1):
-        gate.tally, train.round = Tally(), round
-        context = RoundContext(round, rounds, there.info, Rng((0, "round", round)))
-        after = gate.drive(algorithm.round(state, context), round)
-        cohort = tuple(row["client"] for row in gate.tally.per_client)
-        held = {k: states.get(k) for k in range(len(there.clients))}
-        seen.append(Seen(round, state, after, cohort, held, gate.tally))
-        state = after
-    engine.close()
-    return seen
-
-
 def variates(step: Seen) -> list[Mapping[str, Tensor]]:
     """All clients' variates after a round; zero where a client has not taken part yet."""
     zero = {n: torch.zeros_like(v) for n, v in server_variate(step.after).items()}
@@ -100,10 +56,6 @@ def variates(step: Seen) -> list[Mapping[str, Tensor]]:
 
 def server_variate(state) -> Mapping[str, Tensor]:
     return state["rules"]["control-variate"]["variate"]
-
-
-def mean_of(trees: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {n: torch.stack([t[n] for t in trees]).mean(0) for n in trees[0]}
 
 
 def named_gradient(
@@ -166,8 +118,9 @@ def _nesterov(m: float, left: int) -> float:
         {"momentum": 0.6},
         {"momentum": 0.6, "nesterov": True},
         {"momentum": 0.5, "weight_decay": 0.05},
+        {"lr_decay": 0.7},
     ],
-    ids=["plain", "momentum", "nesterov", "decay"],
+    ids=["plain", "momentum", "nesterov", "decay", "lr-decay"],
 )
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_a_variate_is_the_gradient_it_stands_for_and_the_model_the_mean_of_the_clients(
@@ -181,11 +134,12 @@ def test_a_variate_is_the_gradient_it_stands_for_and_the_model_the_mean_of_the_c
     made = scaffold(parts(there, local, select=Uniform(3)), option=option, lr=0.8)
     for step in watched(made, there, rounds=6):
         x, c = step.before["model"], mean_of([own[k] for k in range(N)])
+        now = {**local, "lr": 0.1 * local.get("lr_decay", 1.0) ** (step.round - 1)}
         close(server_variate(step.before), c, **LOOSE)
         ends = []
         for slot, k in enumerate(step.cohort):
             control = {n: c[n] - own[k][n] for n in c}
-            module, seen = bare(model(), x, there.clients[k], rng_of(step, slot), local, control)
+            module, seen = bare(model(), x, there.clients[k], rng_of(step, slot), now, control)
             if option == "I":
                 own[k] = gradient_at(x, there.clients[k], local.get("weight_decay", 0.0))
             else:
@@ -304,47 +258,6 @@ def test_the_table_client_is_the_algorithms_rule() -> None:
 # -- quadratics whose curvature and optimum differ from client to client ----------------------------------------
 
 
-@dataclass(frozen=True)
-class Squares:
-    """1/2 of the mean squared error."""
-
-    score: str = "accuracy"
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return 0.5 * ((outputs - targets) ** 2).mean()
-
-
-def line(input_shape, classes) -> nn.Module:
-    return nn.Linear(input_shape[0], 1, bias=False).double()
-
-
-LINE = model(factory=line)
-COUNTS = (5, 9, 6, 20, 7)
-
-
-def quadratics() -> World:
-    g, clients = torch.Generator().manual_seed(3), []
-    for k, n in enumerate(COUNTS):
-        x = torch.randn(n, 4, generator=g, dtype=torch.float64) * (0.6 + 0.2 * k)
-        there = torch.randn(4, 1, generator=g, dtype=torch.float64) * 2
-        clients.append(Points(x, x @ there + 0.1 * torch.randn(n, 1, generator=g, dtype=torch.float64)))
-    return World(tuple(clients))
-
-
-def optimum(there: World, weights: Sequence[float], decay: float = 0.0) -> Tensor:
-    """The minimizer of sum_k p_k (1/2 mean |x w - y|^2 + decay/2 |w|^2)."""
-    grams = [p.inputs.T @ p.inputs / len(p) + decay * torch.eye(4).double() for p in there.clients]
-    sides = [p.inputs.T @ p.targets / len(p) for p in there.clients]
-    h = sum(w * g for w, g in zip(weights, grams, strict=True))
-    return torch.linalg.solve(h, sum(w * s for w, s in zip(weights, sides, strict=True)))  # type: ignore[arg-type]
-
-
-def distances(algorithm, there: World, rounds: int, best: Tensor) -> list[float]:
-    run = course(algorithm, there, rounds=rounds)
-    return [float((step.after["model"]["weight"].T - best).norm()) for step in run.steps]
-
-
-UNIFORM = [1.0] * len(COUNTS)
 LOCAL = {"lr": 0.1, "steps": 5, "batch_size": "all"}
 
 
@@ -433,6 +346,23 @@ def test_a_proximal_term_is_no_part_of_the_variate() -> None:
     a = [(1 - lr * mu) ** (5 - t) for t in range(6)]
     expected = sum(w * g for w, g in zip(a, gradients, strict=True)) / sum(a)
     close({"c": step.held[k]["variate"]["weight"].T}, {"c": expected})
+
+
+def test_a_straggler_divides_by_its_own_number_of_steps() -> None:
+    there, lr, k = quadratics(), 0.1, 4
+    local = {"lr": lr, "steps": 6, "batch_size": "all", "stragglers": 1.0}
+    points, own, did = there.clients[k], torch.zeros(4, 1).double(), set()
+    for step in watched(scaffold(parts(there, local, LINE, task=Squares(), select=Fixed((k,)))), there, 6):
+        x, c = step.before["model"]["weight"].T, server_variate(step.before)["weight"].T
+        y, gradients = x.clone(), []
+        while not torch.allclose(y, step.after["model"]["weight"].T, rtol=1e-12, atol=1e-12):
+            assert len(gradients) < 6
+            gradients.append(points.inputs.T @ (points.inputs @ y - points.targets) / len(points))
+            y = y - lr * (gradients[-1] - own + c)
+        own = sum(gradients) / len(gradients)  # type: ignore[assignment]
+        close({"c": step.held[k]["variate"]["weight"].T}, {"c": own}, **LOOSE)
+        did.add(len(gradients))
+    assert len(did) > 1
 
 
 def test_travel_keeps_the_sign_of_what_swings_back() -> None:

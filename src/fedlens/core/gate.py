@@ -20,6 +20,7 @@ from fedlens.core.protocol import (
     Reply,
 )
 from fedlens.core.schema import nbytes
+from fedlens.core.states import Staging
 
 
 @dataclass
@@ -136,7 +137,7 @@ class Gate:
     def _answers(
         self, ask: Ask, round: int, exchange: int, sent: Generator[Answer, None, None] | None
     ) -> Generator[Answer, None, None]:
-        staged: dict[ClientId, Any] = {}
+        staged = self.states.staging()
         answers = sent or self._send(ask, round, exchange)
         try:
             for answer in answers:
@@ -153,10 +154,9 @@ class Gate:
             answers.close()
             if ask.order == "request":
                 self._out = {i for i in self._out if i[:2] != (round, exchange)}
-            for client, state in staged.items():
-                self.states.commit(client, state)
+            staged.commit()
 
-    def _settle(self, answer: Answer, staged: dict[ClientId, Any], at_once: bool) -> None:
+    def _settle(self, answer: Answer, staged: Staging, at_once: bool) -> None:
         if isinstance(answer, Failure):
             self.tally.failure(answer.client, answer.reason)
         elif answer.refused is not None:
@@ -167,4 +167,4 @@ class Gate:
                 if at_once:
                     self.states.commit(answer.client, answer.state)
                 else:
-                    staged[answer.client] = answer.state
+                    staged.put(answer.client, answer.state)

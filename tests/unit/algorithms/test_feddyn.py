@@ -1,6 +1,7 @@
 """FedDyn: which settings go, which are refused and why."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.feddyn import dynamic, feddyn
 from fedlens.algorithms.selecting import Fixed, Uniform
 from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import Client
 from fedlens.core.registry import read_settings
-from tests.identity.identity_kit import parts, world
+from fedlens.core.seeding import Rng, Secrets
+from fedlens.core.tree import tree_of
+from tests.identity.identity_kit import SIZES, model, parts, world
 
 LOCAL = {"lr": 0.1, "epochs": 2}
 
@@ -71,6 +75,21 @@ def test_a_quadratic_term_is_refused_where_it_alone_diverges(change, nearly: flo
 )
 def test_any_local_solver_goes(change) -> None:
     assert feddyn(parts(world(), LOCAL | change), alpha=1.0).rule.name == "dynamic"
+
+
+@pytest.mark.parametrize(("weighting", "at"), [("uniform", 3), ("examples", 3), ("examples", 4)])
+def test_normalized_averaging_is_told_of_the_quadratic_term_of_each_client(weighting: str, at: int) -> None:
+    """Client 3 has one example and client 4 twelve, where the mean is 35 / 6."""
+    there, alpha, share = world(), 1.0, 1.0 if weighting == "uniform" else SIZES[at] / (35 / 6)
+    local = {"lr": 0.1, "steps": 3, "batch_size": "all"}
+    made = feddyn(parts(there, local), alpha=alpha, weighting=weighting)
+    train = replace(made.train, normalized=True)
+    payload = {"model": tree_of(model().build()), "lr": 0.1}
+    payload |= {"mean_examples": 35 / 6} if weighting == "examples" else {}
+    client = Client(at, there.clients[at], {}, Secrets((0,)), {}, torch.device("cpu"))
+    own = min(1.0, share) * alpha / share
+    expected = sum((1 - 0.1 * own) ** t for t in range(3))
+    assert train(payload, client, Rng((0,))).payload["tau"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_client_twice_in_a_round_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,14 +244,17 @@ def test_the_tables_of_made_up_results() -> None:
         "| other | 0.610 (0.600 to 0.620) | 0.610 (0.600 to 0.620) |",
     ]
     assert tables.differences(SMALL, there)[2:] == [
-        "| other | **+10.0 (+10.0 to +10.0)** | **+10.0 (+10.0 to +10.0)** |"
+        "| other - base | **+10.00 (+10.00 to +10.00)** | **+10.00 (+10.00 to +10.00)** |"
     ]
     assert tables.rounds(SMALL, there)[3] == "| other | never, never, never | never, never, never |"
     assert tables.choices(SMALL, there)[2:] == [
         "| base | lr 0.3\\* | lr 0.3\\* |",
         "| other | lr 0.2, mu 1 | lr 0.2, mu 1 |",
     ]
-    assert tables.budgets(SMALL, there)[2] == "| one | base | 0.510 | 0.510 | 0.510 | 0.510 | 0.510 |"
+    assert tables.budgets(SMALL, there)[2:4] == [
+        "| one | base | 0.510 | 0.510 | 0.510 | 0.510 | 0.510 |",
+        "| one | other | **0.610** | **0.610** | **0.610** | **0.610** | **0.610** |",
+    ]
     assert tables.cost(SMALL, there) == (
         "`python -m benchmarks.evidence small`; seeds 0, 1, 2, tuned on seed 100; 26 runs, 52 CPU seconds."
     )
@@ -261,7 +265,7 @@ def test_what_differs_by_seed_in_sign_is_not_bold() -> None:
     worse = next(cell for cell in final_cells(SMALL, there) if cell.method == "other" and cell.seed == 1)
     there[worse.digest] = {**there[worse.digest], "curve": [(0, 0, 0.1)]}
     row = tables.differences(SMALL, there)[2]
-    assert row == "| other | -7.0 (-41.0 to +10.0) | **+10.0 (+10.0 to +10.0)** |"
+    assert row == "| other - base | -7.00 (-41.00 to +10.00) | **+10.00 (+10.00 to +10.00)** |"
 
 
 def test_divergence_and_missing_runs_are_said() -> None:
@@ -269,11 +273,30 @@ def test_divergence_and_missing_runs_are_said() -> None:
     cell = next(cell for cell in final_cells(SMALL, there) if cell.method == "other" and cell.seed == 1)
     there[cell.digest] = {**there[cell.digest], "failed": "the loss is not a number"}
     assert tables.accuracy(SMALL, there)[3].startswith("| other | diverged (1 of 3) | 0.610 ")
-    assert tables.differences(SMALL, there)[2].startswith("| other | diverged | ")
+    assert tables.differences(SMALL, there)[2].startswith("| other - base | diverged | ")
     assert tables.budgets(SMALL, there)[3].startswith("| one | other | diverged | ")
     del there[cell.digest]
     assert tables.accuracy(SMALL, there)[3].startswith("| other | not run | 0.610 ")
-    assert tables.differences(SMALL, there)[2].startswith("| other | not run | ")
+    assert tables.differences(SMALL, there)[2].startswith("| other - base | not run | ")
+
+
+def test_a_method_is_set_beside_the_one_it_names() -> None:
+    third = Method("third", {"algorithm.name": "fedavgm"}, {"local.lr": (0.1, 0.2)}, beside="other")
+    study = replace(SMALL, methods=(*SMALL.methods, third))
+    there = results(study, base=0.5, other=0.6, third=0.55)
+    assert [row.split("|")[1:3] for row in tables.differences(study, there)[2:]] == [
+        [" other - base ", " **+10.00 (+10.00 to +10.00)** "],
+        [" third - other ", " **-5.00 (-5.00 to -5.00)** "],
+    ]
+    assert tables.budgets(study, there)[4] == "| one | third | 0.560 | 0.560 | 0.560 | 0.560 | 0.560 |"
+
+
+def test_a_budget_that_a_run_does_not_come_to_is_not_reached() -> None:
+    there = results(SMALL, base=0.5, other=0.6)
+    cell = next(cell for cell in final_cells(SMALL, there) if cell.method == "other")
+    there[cell.digest] = {**there[cell.digest], "curve": there[cell.digest]["curve"][:-1]}
+    row = tables.budgets(SMALL, there)[3]
+    assert row == "| one | other | **0.610** | not reached | **0.610** | **0.610** | not reached |"
 
 
 # ---- the store
