@@ -101,16 +101,17 @@ def _draw(path: Path, curve: Curve, found: dict[tuple[str, str], list[Line]]) ->
         1, len(cases), figsize=(1.2 + 2.9 * len(cases), 3.1), sharey=True, squeeze=False, layout="constrained"
     )
     for axis, case in zip(axes[0], cases, strict=True):
-        ends = []
-        for label, colour in _coloured(curve):
-            lines = found[case, label]
-            ends.append(_band(axis, lines, label, colour, curve.over))
+        ends = [_band(axis, found[case, label], label, colour, curve) for label, colour in _coloured(curve)]
         axis.set_title(case, loc="left", fontsize=11)
         axis.set_xlabel("round" if curve.over == "rounds" else "batches of the busiest client")
         if curve.over == "batches":
             axis.set_xlim(0, min(ends))  # where one of them has no more results there is nothing to compare
         _plain(axis)
     axes[0][0].set_ylabel("test accuracy")
+    worst = min(
+        final(line["curve"]) for case in cases for label, _ in _coloured(curve) for line in found[case, label]
+    )
+    axes[0][0].set_ylim(bottom=max(0.0, worst - 0.25))  # the ends are what differs, not the first few rounds
     axes[0][-1].legend(frameon=False, loc="lower right", fontsize=9)
     _save(figure, path)
 
@@ -120,13 +121,16 @@ def _coloured(curve: Curve) -> list[tuple[str, str]]:
     return [(curve.study.baseline, GREY if others else COLOURS[0]), *others]
 
 
-def _band(axis: Axes, lines: Sequence[Line], label: str, colour: str, over: str) -> float:
+def _band(axis: Axes, lines: Sequence[Line], label: str, colour: str, curve: Curve) -> float:
     """Mean and range of the seeds; gives where the line ends. Batches differ by seed, so their means are taken."""
-    column = 0 if over == "rounds" else 1
-    rows = list(zip(*(line["curve"] for line in lines), strict=True))
+    column = 0 if curve.over == "rounds" else 1
+    rows = list(zip(*(line["curve"] for line in lines), strict=False))  # one that diverged ends early
     x = [sum(point[column] for point in row) / len(row) for row in rows]
     y = [spread([point[2] for point in row]) for row in rows]
-    axis.plot(x, [s.mean for s in y], label=label, color=colour, linewidth=1.8)
+    compared_with = label == curve.study.baseline and bool(curve.methods)
+    # Dashed and on top, so that it is seen where another is equal to it.
+    style: dict[str, Any] = {"linestyle": (0, (4, 2)), "zorder": 3} if compared_with else {}
+    axis.plot(x, [s.mean for s in y], label=label, color=colour, linewidth=1.8, **style)
     axis.fill_between(x, [s.least for s in y], [s.largest for s in y], color=colour, alpha=0.18, linewidth=0)
     return float(x[-1])
 

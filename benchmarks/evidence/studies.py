@@ -156,15 +156,17 @@ COMPARE = Study(
 )
 
 
-def told(label: str, name: str, **own: Any) -> Method:
+def told(label: str, name: str, more: Settings | None = None, **own: Any) -> Method:
     """A method at the settings that its document gives: nothing is tuned."""
-    return Method(label, {"algorithm.name": name, **{f"algorithm.{key}": v for key, v in own.items()}}, {})
+    settings = {"algorithm.name": name, **{f"algorithm.{key}": v for key, v in own.items()}, **(more or {})}
+    return Method(label, settings, {})
 
 
 # The document says neither of how many clients a tenth takes part, nor what stands for the gradient of its Eq. 4.5 in
 # "10 epochs" of training, nor what becomes of the clients that are not drawn.
 _TWENTY = {"data.partition.clients": 20, "select.clients_per_round": 2}
 _IID = {"data.partition.name": "iid"}
+_ONE_GRADIENT = {"local.momentum": 0.0, "local.epochs": 1}  # Eq. 4.5 as it stands has no local steps
 GHAEMI2022 = Study(
     "ghaemi2022",
     "ghaemi2022",
@@ -176,8 +178,8 @@ GHAEMI2022 = Study(
     },
     (
         told("FedAvg", "fedavg"),
-        told("LIADMM", "liadmm"),
-        told("LIADMM, absent clients kept", "liadmm", absent="last"),
+        told("LIADMM", "liadmm", _ONE_GRADIENT),
+        told("LIADMM, absent clients kept", "liadmm", _ONE_GRADIENT, absent="last"),
         told("LIADMM, training", "liadmm", gradient="training"),
         told("LIADMM, training, absent clients kept", "liadmm", gradient="training", absent="last"),
     ),

@@ -10,9 +10,11 @@ from torch import nn
 from fedlens.aggregate.mean import Mean
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedprox import fedprox
+from fedlens.algorithms.moon import contrastive
 from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.errors import ConfigError
-from fedlens.local.rules import ClientRule, Visit, proximal, proximal_grad
+from fedlens.local.chaining import chain
+from fedlens.local.rules import ClientRule, Visit, plain, proximal, proximal_grad
 from tests.identity.identity_kit import (
     SIZES,
     Points,
@@ -200,9 +202,13 @@ def test_the_table_client_bends_fedavg_into_fedprox() -> None:
 def test_the_rule_that_makes_an_algorithm_is_neither_undone_nor_doubled() -> None:
     there = world()
     with pytest.raises(ConfigError, match="'plain' does nothing"):
-        fedprox(parts(there, SGD, client=ClientRule()), mu=0.5)
+        fedprox(parts(there, SGD, client=plain()), mu=0.5)
     with pytest.raises(ConfigError, match="'proximal' is there twice"):
         fedprox(parts(there, SGD, client=proximal(mu=0.5)), mu=0.5)
+    two = chain(contrastive(mu=1.0), proximal(mu=0.5))  # a list of rules hides none of them
+    with pytest.raises(ConfigError, match="'proximal' is there twice"):
+        fedprox(parts(there, SGD, client=two), mu=0.5)
+    assert fedprox(parts(there, SGD, client=proximal(mu=0.0)), mu=0.5).rule.proximal == 0.5
 
 
 def test_the_proximal_term_is_inside_the_clipping() -> None:

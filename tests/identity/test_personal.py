@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+from fedlens.aggregate.normalized import Normalized
+from fedlens.algorithms.admm import dual
 from fedlens.algorithms.averaging import Averaging
+from fedlens.algorithms.centralized import centralized
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedbn import fedbn
+from fedlens.algorithms.fedir import reweighted
 from fedlens.algorithms.fedprox import fedprox
-from fedlens.algorithms.measuring import spread
+from fedlens.algorithms.measuring import MEASURED, spread
+from fedlens.algorithms.moon import contrastive
 from fedlens.algorithms.personal import finetune, local_only
 from fedlens.algorithms.selecting import Fixed, Uniform
-from fedlens.core.errors import ConfigError
+from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.gate import Gate, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
 from fedlens.core.seeding import Rng
@@ -223,6 +228,41 @@ def test_tuning_begins_at_the_global_model_and_is_forgotten() -> None:
     assert tuned.metrics["clients_loss_worst_decile"] == pytest.approx(max(after), rel=1e-9)
 
 
+def test_tuning_has_nothing_of_the_slots_that_make_the_global_model() -> None:
+    there = divided(HELD)
+    plain = Driven(finetune(given(there, select=Fixed(())), epochs=2), there).run(1).metrics
+    for bent in ({"aggregate": Normalized()}, {"client": proximal(mu=3.0)}):
+        other = Driven(finetune(given(there, select=Fixed(()), **bent), epochs=2), there).run(1).metrics
+        assert other == plain
+
+
+def test_tuning_follows_the_schedule_of_the_learning_rate_unless_it_has_its_own() -> None:
+    there = divided(HELD)
+
+    def tuned(decay: float, local_lr: float | None) -> float:
+        made = given(there, select=Fixed(()))
+        made = replace(made, local=made.local.model_copy(update={"lr_decay": decay}))
+        return Driven(finetune(made, epochs=1, local_lr=local_lr), there).run(3).metrics["clients_loss_mean"]
+
+    assert tuned(0.1, None) == tuned(1.0, 0.2 * 0.1 * 0.1)
+    assert tuned(0.1, 0.3) == tuned(1.0, 0.3)
+
+
+def test_tuning_that_ends_in_no_number_is_a_failure_that_is_told() -> None:
+    there = divided(HELD)
+    with pytest.raises(
+        RunFailed, match=r"no client could be measured: ValueError: tuning failed: \w+ holds NaN"
+    ):
+        Driven(finetune(given(there, select=Fixed((1,))), local_lr=1e300), there).run(1)
+
+
+def test_what_a_measured_client_tells_is_disclosed() -> None:
+    there = divided(HELD)
+    assert finetune(given(there)).discloses == (MEASURED,) == fedbn(given(there)).discloses
+    assert fedavg(given(there)).discloses == ()
+    assert fedavg(given(there, measure_clients=2)).discloses == (MEASURED,)
+
+
 def test_any_algorithm_can_be_measured_at_clients_drawn_anew() -> None:
     there = divided(HELD)
     run = Driven(fedprox(given(there, select=Uniform(3), measure_clients=2), mu=0.1), there).run(2)
@@ -253,13 +293,26 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth_rounded_up() -> None:
         (lambda: local_only(given(divided(HELD), server=object())), r"\[server\] would do nothing"),
         (
             lambda: fedbn(given(divided(HELD), client=ClientRule(name="all", fields={"x": "sum"}))),
-            "'all' has a half at the server",
+            "'all' takes all weights for common",
+        ),
+        (lambda: fedbn(given(divided(HELD), client=dual())), "'dual' takes all weights for common"),
+        (lambda: local_only(given(divided(HELD), client=contrastive())), "'contrastive' compares"),
+        (lambda: finetune(given(divided(HELD), measure_clients="none")), "no client is to be measured"),
+        (
+            lambda: centralized(given(divided(HELD), measure_clients="all")),
+            "no clients that could be measured",
         ),
     ],
 )
 def test_what_could_not_be_measured_or_would_leave_a_client_is_refused(make: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make()
+
+
+def test_a_target_that_all_clients_were_asked_for_goes_with_personal_parts() -> None:
+    there = divided(HELD)
+    run = Driven(fedbn(given(there, select=Uniform(3), client=reweighted(target="population"))), there).run(2)
+    assert set(run.state["rules"]) == {"reweighted"}
 
 
 def test_a_rule_without_a_servers_half_goes_with_personal_parts() -> None:

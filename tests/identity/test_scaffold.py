@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Momentum
 from fedlens.algorithms.fedavg import fedavg
-from fedlens.algorithms.feddyn import dynamic
 from fedlens.algorithms.scaffold import control_variate, scaffold, travel
 from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
 from fedlens.local.rules import ServerRule, proximal
@@ -272,9 +271,8 @@ LOCAL = {"lr": 0.1, "steps": 5, "batch_size": "all"}
         ({"stragglers": 0.5}, None),
         ({"lr_decay": 0.999}, None),
         ({}, proximal(mu=0.5)),
-        ({}, dynamic(alpha=2.0)),
     ],
-    ids=["plain", "momentum", "nesterov", "decay", "stragglers", "lr-decay", "proximal", "dynamic"],
+    ids=["plain", "momentum", "nesterov", "decay", "stragglers", "lr-decay", "proximal"],
 )
 def test_it_converges_linearly_to_the_true_optimum_with_sampled_clients(option: str, change, more) -> None:
     there, local = quadratics(), LOCAL | change

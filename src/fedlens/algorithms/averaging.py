@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server import Plain, ServerStep
+from fedlens.algorithms.measuring import MEASURED, EvaluateOwn, Who, everywhere, refuse_unmeasured
 from fedlens.algorithms.measuring import OP as EVALUATE_OWN
-from fedlens.algorithms.measuring import EvaluateOwn, Who, everywhere, refuse_unmeasured
 from fedlens.algorithms.selecting import Select, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.folding import How, Update
@@ -95,7 +95,12 @@ class Averaging:
     @property
     def discloses(self) -> tuple[str, ...]:
         """What leaves the clients beyond the updates of the model."""
-        return self.rule.discloses
+        return (*self.rule.discloses, *((MEASURED,) if self.measured != "none" else ()))
+
+    @property
+    def measured(self) -> Who:
+        """Which clients are measured on data of their own."""
+        return self.parts.measure_clients or ("all" if self.personal or self.tune else "none")
 
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights. Raises `ConfigError` where the cohort is larger than the population."""
@@ -115,7 +120,8 @@ class Averaging:
             if half.prepare is not None:
                 prepared = yield from half.prepare(rules[name], shared, cohort, ctx)
                 if prepared is None:
-                    return state
+                    # What an earlier rule has prepared, say a target that every client was asked for, is kept.
+                    return {**state, "rules": rules}
                 rules[name] = prepared
             # A new mapping: what was asked before keeps what was sent then.
             shared = {**shared, **(half.shared(rules[name]) if half.shared else {})}
@@ -161,14 +167,15 @@ class Averaging:
 
         Where parts of the model are the clients' own there is no one model that the server could test.
         """
-        parts, metrics = self.parts, {}
-        who = parts.measure_clients or ("all" if self.personal or self.tune else "none")
+        parts, who, metrics = self.parts, self.measured, {}
         if not self.personal:
             metrics = yield from central(state["model"], ctx.federation.held, parts.task, parts.measure)
         if who == "none":
             return metrics
-        pooled = bool(self.personal)
-        there = yield from everywhere(self._sent(state), ctx, parts.task, who, pooled)
+        shared: dict[str, Any] = {"model": self._sent(state)}
+        if self.tune is not None:
+            shared["lr"] = self.tune.settings.lr_at(max(ctx.round, 1))
+        there = yield from everywhere(shared, ctx, parts.task, who, pooled=bool(self.personal))
         return {**metrics, **there}
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
@@ -228,7 +235,7 @@ def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
     """The algorithm's rule with the user's on top. Raises `ConfigError` where "plain" is to undo the algorithm's."""
     if added is None:
         return own
-    if added.plain and not own.plain:
+    if added.name == "plain" and not own.plain:
         raise ConfigError(
             "the client rule 'plain' does nothing, and the algorithm brings a rule of its own that stays",
             where="client.name",
@@ -265,10 +272,9 @@ def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
             where="evaluation.clients",
             hint="take 'all', or a number",
         )
-    if rule.fields or rule.servers:
+    if rule.whole or rule.fields:
         raise ConfigError(
-            f"'{rule.name}' has a half at the server, which takes the whole model for common, and parts of this one "
-            "are to stay at the clients",
+            f"'{rule.name}' takes all weights for common, and parts of this model are to stay at the clients",
             where="client",
             hint="take it out, or another algorithm",
         )
@@ -282,6 +288,13 @@ def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
             f"normalized averaging divides an update by the number of SGD steps it amounts to, and {what} takes none",
             where="aggregate" if rule.solve is not None else "local.optimizer",
             hint="take local.optimizer = 'sgd' and a rule of local steps",
+        )
+    if rule.replaces:
+        raise ConfigError(
+            f"normalized averaging divides an update by the number of SGD steps it amounts to, and '{rule.name}' sends "
+            "an update of its own that is no sum of steps",
+            where="aggregate",
+            hint="take aggregate.name = 'mean'",
         )
 
 

@@ -121,6 +121,12 @@ def centralized(parts: Parts) -> Centralized:
         raise ConfigError(
             f"'centralized' has no use for a table [{filled[0]}]", where=filled[0], hint="take it out"
         )
+    if parts.measure_clients not in (None, "none"):
+        raise ConfigError(
+            "'centralized' has no clients that could be measured",
+            where="evaluation.clients",
+            hint="take it out",
+        )
     if parts.local.stragglers:
         raise ConfigError("'centralized' has no stragglers", where="local.stragglers", hint="set it to 0")
     return Centralized(parts, Train(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True))

@@ -13,7 +13,14 @@ from pydantic import Field
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.algorithms.gradients import OP, Gradient, expected, mean_gradient, refuse_corrected
+from fedlens.algorithms.gradients import (
+    FULL_GRADIENT,
+    OP,
+    Gradient,
+    expected,
+    mean_gradient,
+    refuse_corrected,
+)
 from fedlens.algorithms.selecting import Select, Uniform
 from fedlens.core.folding import Update
 from fedlens.core.protocol import Answers, Ask, ClientId, Payload, RoundContext
@@ -107,6 +114,8 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         grad=partial(tilted, mu=mu),
         servers={NAME: ServerRule(shared=_shared, prepare=ask, after=_after)},
         ops={OP: Gradient},
+        whole=True,
+        discloses=(FULL_GRADIENT,),
         proximal=mu,
     )
     return averaging(parts, client=rule, aggregate=fold, server=Plain(lr))

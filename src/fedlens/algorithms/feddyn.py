@@ -83,7 +83,8 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
 
         Rules of `[client]` come on top; what they add to the gradient is not scaled by `s_k`. `proximal` makes
         `alpha` larger in the steps alone, which slows the run and does not move its point of rest.
-        `client.name = "dynamic"` is refused: the terms would be there twice.
+        `client.name = "dynamic"` is refused, as the terms would be there twice, and so is another rule that corrects
+        the same drift (`control-variate`).
 
     Ranges:
         alpha: 0.001 to 0.1 in the paper, 0.1 to 1 for few local steps. `alpha * local.lr` times the number of local
@@ -146,6 +147,8 @@ def _rule(alpha: float, weighting: str, send: bool) -> ClientRule:
             )
         },
         proximal=alpha,
+        corrects=True,
+        whole=True,
         invariant=True,
         check=partial(_refuse_steep, alpha=alpha),
     )

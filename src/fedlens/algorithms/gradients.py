@@ -20,7 +20,9 @@ from fedlens.local.training import Train
 OP = "gradient"
 
 # Rules that turn a client's steps towards everyone's gradient, as Mime and FedDANE do.
-CORRECTIONS = ("control-variate", "dynamic")
+CORRECTIONS = ("control-variate", "dynamic", "dual")
+
+FULL_GRADIENT = "Each client sends the gradient of its objective over all its examples."
 
 
 @dataclass(frozen=True)

@@ -26,23 +26,25 @@ from fedlens.core.protocol import (
     Request,
     RoundContext,
 )
+from fedlens.core.schema import finite_fault
 from fedlens.core.seeding import Rng
-from fedlens.core.tree import Tree
 from fedlens.local.personal import own_leaves
+from fedlens.local.rules import ClientRule
 from fedlens.local.training import Train
 from fedlens.tasks.evaluation import Task
 
 OP = "evaluate-own"
 Who = int | Literal["all", "none"]
+MEASURED = "Each measured client sends its summed loss, and how much was right, on what it holds out of its own data."
 
 
 @dataclass(frozen=True)
 class EvaluateOwn:
     """The operation that measures the model that a client would use, on what the client holds out of its own data.
 
-    Payload: `model`, the global tree. The client's own leaves take the place of the global ones; with `tune` it trains
-    on its own data first, and what it learned is forgotten afterwards. It sends back the task's sums, and those
-    `before` tuning. A client that holds out nothing has nothing to say and fails.
+    Payload: `model`, the global tree; `lr`, of tuning. The client's own leaves take the place of the global ones; with
+    `tune` it trains on its own data first, and what it learned is forgotten afterwards. It sends back the task's sums,
+    and those `before` tuning. A client that holds out nothing has nothing to say and fails.
     """
 
     model: ModelSpec
@@ -62,7 +64,9 @@ class EvaluateOwn:
         sums = {"sums": self._sums(learner, held)}
         if self.tune is None:
             return Outcome(sums)
-        trained = self.tune({**payload, "lr": self.tune.settings.lr}, client, rng).payload
+        trained = self.tune(payload, client, rng).payload
+        if fault := finite_fault(trained):
+            raise ValueError(f"tuning failed: {fault}")
         moved = {name: tree[name] - delta for name, delta in trained["update"].items()}
         learner.load({**tree, **moved, **trained["buffers"], **trained["counters"]})
         return Outcome({"before": sums["sums"], "sums": self._sums(learner, held)})
@@ -78,11 +82,11 @@ class EvaluateOwn:
         return total
 
 
-def everywhere(model: Tree, ctx: RoundContext, task: Task, who: Who, pooled: bool = False) -> Evaluation:
+def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled: bool = False) -> Evaluation:
     """Asks clients how the model does on what they hold out, and gives the spread over them.
 
     Args:
-        model: what is sent: the global tree, less the clients' own leaves.
+        shared: what is sent: `model`, the global tree less the clients' own leaves, and `lr` where they tune.
         who: "all" clients that hold something out, or so many of them, drawn anew each time.
         pooled: also give `validation_loss` and so on: all those examples as one.
 
@@ -96,7 +100,7 @@ def everywhere(model: Tree, ctx: RoundContext, task: Task, who: Who, pooled: boo
     Raises `RunFailed` where no client answers.
     """
     asked = _chosen(ctx, who)
-    ask = Ask(OP, [Request(client) for client in asked], {"model": model})
+    ask = Ask(OP, [Request(client) for client in asked], shared)
     after: list[Mapping[str, float]] = []
     before: list[Mapping[str, float]] = []
     reason = "none was asked"
@@ -152,7 +156,12 @@ def refuse_unmeasured(federation: FederationInfo, why: str) -> None:
 
 
 def tuning(train: Train, lr: float | None, epochs: int | None) -> Train:
-    """The training with which a client tunes the global model: the local settings, but for these."""
-    changed = {"steps": None, "epochs": epochs} if epochs is not None else {}
-    settings = train.settings.model_copy(update=changed | ({"lr": lr} if lr is not None else {}))
-    return replace(train, settings=settings)
+    """The training with which a client tunes the global model: the local settings, but for these.
+
+    A rate that is given holds in every round; otherwise it is that of the round. Whatever happens to the updates that
+    are sent, normalized or not, the tuned model is where the client's own steps end.
+    """
+    changed: dict[str, Any] = {} if epochs is None else {"steps": None, "epochs": epochs}
+    changed |= {} if lr is None else {"lr": lr, "lr_decay": 1.0, "lr_decay_every": 1}
+    settings = train.settings.model_copy(update=changed)
+    return replace(train, settings=settings, rule=ClientRule(), normalized=False)

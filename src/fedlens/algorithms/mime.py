@@ -24,7 +24,14 @@ from fedlens.algorithms.base_optimizers import (
     first_statistics,
     tracked,
 )
-from fedlens.algorithms.gradients import OP, Gradient, expected, mean_gradient, refuse_corrected
+from fedlens.algorithms.gradients import (
+    FULL_GRADIENT,
+    OP,
+    Gradient,
+    expected,
+    mean_gradient,
+    refuse_corrected,
+)
 from fedlens.core.errors import ConfigError
 from fedlens.core.folding import Update
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
@@ -133,6 +140,8 @@ def mime(
             )
         },
         ops={OP: Gradient},
+        whole=True,
+        discloses=(FULL_GRADIENT,),
         check=partial(refuse_local_statistics, title="Mime"),
     )
     return averaging(parts, client=rule, aggregate=fold, server=Plain(lr))
@@ -222,6 +231,8 @@ def mimelite(
             finish=_finish,
             expect=_expect,
             fields={FULL: "mean"},
+            whole=True,
+            discloses=(FULL_GRADIENT,),
             servers={
                 LITE: ServerRule(
                     init=partial(_first, base=base),

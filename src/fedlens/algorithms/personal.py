@@ -56,6 +56,13 @@ def local_only(parts: Parts) -> Averaging:
                 where=slot,
                 hint="take it out",
             )
+    links = () if parts.client is None else parts.client.links or (parts.client,)
+    if any(link.name == "contrastive" for link in links):
+        raise ConfigError(
+            "'contrastive' compares a client's model with the global one, and here there is none",
+            where="client.name",
+            hint="take it out",
+        )
     return averaging(parts, personal=frozenset(parts.spec))
 
 
@@ -112,6 +119,11 @@ def finetune(
     refuse_unmeasured(
         parts.federation, "'finetune' measures each client's tuned model on the client's own data"
     )
+    if parts.measure_clients == "none":
+        raise ConfigError(
+            "'finetune' is about each client's tuned model, and no client is to be measured",
+            where="evaluation.clients",
+            hint="take 'all', a number, or algorithm.name = 'fedavg'",
+        )
     made = averaging(parts, server=Plain(lr))
-    plain = replace(made.train, rule=type(made.rule)())
-    return replace(made, tune=tuning(plain, local_lr, epochs))
+    return replace(made, tune=tuning(made.train, local_lr, epochs))

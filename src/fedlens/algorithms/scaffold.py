@@ -67,8 +67,9 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
 
         Weight decay is part of the client's objective, and so of `c_i`, in both options. The term of a rule
         `proximal` on top is not: `A` knows of it, and `c_i` is a mean gradient of `F_i` alone. Any other rule's
-        term counts as gradient in option II; option I takes the gradient of the risk alone. `dynamic` on top corrects
-        the same drift once more: it runs, and gains nothing.
+        term counts as gradient in option II; option I takes the gradient of the risk alone.
+
+        Another rule that corrects the same drift (`dynamic`) is refused.
 
         Refused with option II: Adam and `local.clip_norm`, since the way a client went is then no weighted sum of its
         gradients, and `c_i` would be no gradient. They go with option I. `client.name = "control-variate"`
@@ -122,10 +123,12 @@ def control_variate(*, option: Option = "II") -> ClientRule:
         expect=_expect,
         fields={"variate": "sum"},
         servers={"control-variate": ServerRule(init=_zero, shared=_shared, after=_after)},
+        corrects=True,
+        whole=True,
         invariant=True,
         check=partial(_refuse_bent, option=option),
         discloses=(
-            "the change of each client's control variate, which is a mean gradient over its own examples",
+            "Each client sends the change of its control variate, a mean gradient over its own examples.",
         ),
     )
 

@@ -105,14 +105,17 @@ class BySize:
 
     def cohort(self, ctx: RoundContext) -> list[int]:
         """A new draw each round, from the round's own seed."""
-        draw, m = ctx.rng.numpy("select"), self.size(ctx.federation)
-        order = draw.permutation(ctx.federation.eligible)
-        ends = np.cumsum(ctx.federation.sizes[order], dtype=np.int64)
+        federation, draw, m = ctx.federation, ctx.rng.numpy("select"), self.size(ctx.federation)
+        order, ends = federation.eligible, federation.ends
         n = int(ends[-1])
         if self.method == "replacement":
             # An example at random, and the client that has it.
             at = np.searchsorted(ends, draw.integers(n, size=m), side="right")
         else:
+            # A new order each round is a pass over the population, some milliseconds for 100,000 clients: with one
+            # order for all rounds, clients that stand next to each other would never meet.
+            order = draw.permutation(order)
+            ends = np.cumsum(federation.sizes[order], dtype=np.int64)
             # In units of 1/m of an example the points are whole numbers: every probability is exact.
             at = np.searchsorted(ends * m, draw.integers(n) + n * np.arange(m), side="right")
         cohort: list[int] = order[at].tolist()

@@ -34,12 +34,17 @@ class Tally:
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     batches: dict[ClientId, int] = field(default_factory=lambda: defaultdict(int))
     per_client: list[dict[str, Any]] = field(default_factory=list)
+    replied: set[ClientId] = field(default_factory=set)
     failures: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     @property
     def clients(self) -> int:
-        """How many clients replied, each counted once however often it was asked."""
-        return len(self.batches)
+        """How many clients replied, each counted once however often it was asked.
+
+        Where a round asks several times, one after the other, those that replied in the last: a client that was there
+        for a gradient and not for training has not taken part, and a round in which nobody trained came to nothing.
+        """
+        return len(self.replied)
 
     @property
     def batches_max(self) -> int:
@@ -48,6 +53,8 @@ class Tally:
 
     def asked(self, ask: Ask) -> None:
         """Counts what goes out."""
+        if ask.order == "request":
+            self.replied = set()
         shared = nbytes(ask.shared)
         for request in ask.requests:
             if not isinstance(request.client, str):
@@ -60,6 +67,7 @@ class Tally:
         elif "batches" not in reply.metrics:
             return
         self.replies += 1
+        self.replied.add(reply.client)
         self.batches[reply.client] += int(reply.metrics.get("batches", 0))
         for name, value in reply.metrics.items():
             self.sums[name] += value

@@ -222,6 +222,11 @@ class FederationInfo:
         return np.flatnonzero(self.sizes)
 
     @cached_property
+    def ends(self) -> np.ndarray:
+        """int64: where each eligible client ends, if their examples are laid end to end; the last is their number."""
+        return np.cumsum(self.sizes[self.eligible], dtype=np.int64)
+
+    @cached_property
     def holding_out(self) -> np.ndarray:
         """The clients that hold out at least one example of their own, int64; empty where clients do not."""
         return np.flatnonzero(self.held_out) if self.held_out is not None else np.zeros(0, np.int64)

@@ -81,7 +81,8 @@ def plan(config: Config, source: Source) -> Plan:
         # The recipe's selection was the usual one of its own algorithm.
         named = {"select", "select.name"} & source.overridden
         usually = {} if named else usual("select", config.algorithm)
-        config = config.model_copy(update={"select": {**config.select, **usually}})
+        kept = {key: value for key, value in config.select.items() if key != "name" or named}
+        config = config.model_copy(update={"select": {**usually, **kept}})
     for slot, registry in _SLOT_REGISTRIES.items():
         table = getattr(config, slot)
         if table is not None:
@@ -191,8 +192,9 @@ def _build(
     chosen["model"].made(model.build)
     parameters = count(parts.spec)
     algorithm = chosen["algorithm"](parts)
-    if "server" in chosen:
-        refuse_replaced(chosen["algorithm"], parts)
+    for slot in ("aggregate", "server"):
+        if slot in chosen:
+            refuse_replaced(chosen["algorithm"], parts, slot)
     select = getattr(algorithm, "select", None)
     size = select.size(federation) if select is not None and hasattr(select, "size") else None
     return Built(
@@ -211,27 +213,31 @@ def _build(
     )
 
 
-def refuse_replaced(algorithm: Chosen, parts: Parts) -> None:
-    """Raises `ConfigError` where a setting of the algorithm is for its own server step, which `[server]` replaces."""
-    usual_parts, model = replace(parts, server=None), settings_model(algorithm.factory)
+def refuse_replaced(algorithm: Chosen, parts: Parts, slot: str) -> None:
+    """Raises `ConfigError` where a setting of the algorithm is for a part of its own that the user's table replaces.
+
+    A setting is for the part that changes with it. One that says what the table says too stands.
+    """
+    usual_parts = replace(parts, server=None) if slot == "server" else replace(parts, aggregate=None)
+    model = settings_model(algorithm.factory)
     defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
     given = {name: value for name, value in algorithm.settings.items() if defaults.get(name, value) != value}
     required = {name: value for name, value in algorithm.settings.items() if name not in defaults}
 
     def step(**changed: Any) -> Any:
         try:
-            return getattr(algorithm.factory(usual_parts, **required, **changed), "server", None)
+            return getattr(algorithm.factory(usual_parts, **required, **changed), slot, None)
         except ConfigError:
             return None  # the default does not go with something else: nothing to be told from it
 
     plain = step()
     for name, value in given.items():
         changed = step(**{name: value})
-        if None not in (plain, changed) and plain != changed:
+        if None not in (plain, changed) and plain != changed and changed != getattr(parts, slot):
             raise ConfigError(
-                f"the table [server] takes the place of the server step that '{algorithm.name}' makes of '{name}'",
+                f"the table [{slot}] takes the place of the {slot} part that '{algorithm.name}' makes of '{name}'",
                 where=f"algorithm.{name}",
-                hint=f"set server.{name} instead, or take [server] out",
+                hint=f"set {slot}.{name} instead where there is one, or take [{slot}] out",
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -18,8 +19,8 @@ from fedlens.local.rules import ClientRule, FinishHook, GradHook, LossHook, Tens
 def chain(*rules: ClientRule) -> ClientRule:
     """The rules as one. Hooks run in the order given; each rule keeps its own fields and its own state.
 
-    Raises `ConfigError` where two of them are the same rule, weigh the examples, or bring a solver of their own, and
-    where a solver stands beside hooks that it would pass over.
+    Raises `ConfigError` where two of them are the same rule, weigh the examples, bring a solver of their own, or
+    correct the client's drift, and where a solver stands beside hooks that it would pass over.
 
     >>> import torch
     >>> from fedlens.local.rules import proximal
@@ -28,9 +29,12 @@ def chain(*rules: ClientRule) -> ClientRule:
     >>> both.grad([torch.tensor([0.0])], [torch.tensor([1.5])], visit)
     [tensor([-0.5000])]
     """
-    kept = [rule for rule in rules if not rule.plain]
+    # A chain in a chain is taken apart: every rule has to agree with every other.
+    kept = [link for rule in rules if not rule.plain for link in (rule.links or (rule,))]
+    if len(kept) < 2:
+        return kept[0] if kept else ClientRule()
     _agree(kept)
-    return reduce(_both, kept) if kept else ClientRule()
+    return replace(reduce(_both, kept), links=tuple(kept))
 
 
 def _both(a: ClientRule, b: ClientRule) -> ClientRule:
@@ -50,6 +54,9 @@ def _both(a: ClientRule, b: ClientRule) -> ClientRule:
         ops={**a.ops, **b.ops},
         anchored=a.anchored or b.anchored,
         proximal=a.proximal + b.proximal,
+        replaces=a.replaces or b.replaces,
+        corrects=a.corrects or b.corrects,
+        whole=a.whole or b.whole,
         invariant=a.invariant or b.invariant,
         check=_in_turn(a.check, b.check),
         fits=_in_turn(a.fits, b.fits),
@@ -98,7 +105,17 @@ def _agree(rules: Sequence[ClientRule]) -> None:
     for hook, does in (("risk", "weigh the examples"), ("solve", "bring a local solver of their own")):
         with_it = [rule.name for rule in rules if getattr(rule, hook)]
         if len(with_it) > 1:
-            raise ConfigError(f"'{with_it[0]}' and '{with_it[1]}' both {does}", where="client")
+            raise ConfigError(
+                f"'{with_it[0]}' and '{with_it[1]}' both {does}", where="client", hint="take one of the two"
+            )
+    correcting = [rule.name for rule in rules if rule.corrects]
+    if len(correcting) > 1:
+        raise ConfigError(
+            f"'{correcting[0]}' and '{correcting[1]}' both correct a client's drift by what they remember of it, and "
+            "each would take the other's correction for drift",
+            where="client",
+            hint="take one of the two",
+        )
     solver = next((rule for rule in rules if rule.solve), None)
     if solver is not None:
         bent = next((r for r in rules if r is not solver and (r.loss or r.grad)), None)

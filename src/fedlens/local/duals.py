@@ -161,6 +161,9 @@ def _rule(
         solve=solve,
         finish=partial(_finish, variables=variables),
         expect=partial(_expect, variables=variables),
+        replaces=True,
+        corrects=True,
+        whole=True,
         invariant=variables.last,
         check=check,
     )

@@ -137,6 +137,10 @@ class ClientRule:
         ops: operations besides training that the server's half asks for, made from the training operation.
         anchored: whether `grad` needs the gradients of the same batch at the anchor, `visit.at_anchor`.
         proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended; FedNova has to know of it.
+        replaces: whether `finish` sends an update of its own, which is no sum of the gradients that were descended.
+        corrects: whether it bends the steps by what it remembers of the client's drift. Two such memories would each
+            count the other's correction as drift.
+        whole: whether it takes all weights for common: it sends trees of them, or remembers them for the server.
         invariant: whether something is kept over all clients that a client which appears twice would break.
         check: raises `ConfigError` where the local settings do not go with the rule.
         fits: (federation, model) -> nothing; raises `ConfigError` where the rule does not fit them: the number of
@@ -157,10 +161,14 @@ class ClientRule:
     ops: Mapping[str, Callable[[Train], Op]] = field(default_factory=dict)
     anchored: bool = False
     proximal: float = 0.0
+    replaces: bool = False
+    corrects: bool = False
+    whole: bool = False
     invariant: bool = False
     check: Callable[[LocalSettings], None] | None = None
     fits: Callable[[FederationInfo, ModelSpec], None] | None = None
     discloses: tuple[str, ...] = ()
+    links: tuple[ClientRule, ...] = ()  # of a chain: the rules that it is made of
 
     @property
     def plain(self) -> bool:
@@ -170,7 +178,7 @@ class ClientRule:
 
 def plain() -> ClientRule:
     """Plain local training, as in FedAvg."""
-    return ClientRule()
+    return ClientRule(name="plain")
 
 
 Mu = Annotated[

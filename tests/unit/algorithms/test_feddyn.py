@@ -11,6 +11,7 @@ from fedlens.aggregate.server import Momentum, Plain
 from fedlens.algorithms import ALGORITHMS, RULES
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.feddyn import dynamic, feddyn
+from fedlens.algorithms.scaffold import control_variate, scaffold
 from fedlens.algorithms.selecting import Fixed, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Client
@@ -101,6 +102,12 @@ def test_a_client_twice_in_a_round_is_refused() -> None:
 def test_the_rule_is_there_once() -> None:
     with pytest.raises(ConfigError, match="'dynamic' is there twice"):
         feddyn(parts(world(), LOCAL, client=dynamic()))
+
+
+def test_two_corrections_of_one_drift_are_refused() -> None:
+    for make, rule in ((feddyn, control_variate()), (scaffold, dynamic())):
+        with pytest.raises(ConfigError, match="both correct a client's drift"):
+            make(parts(world(), LOCAL, client=rule))
 
 
 @pytest.mark.parametrize(

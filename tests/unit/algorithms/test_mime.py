@@ -21,7 +21,7 @@ from fedlens.algorithms.selecting import Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 from fedlens.local.chaining import chain
-from fedlens.local.rules import ClientRule, proximal
+from fedlens.local.rules import ClientRule, plain, proximal
 from tests.identity.identity_kit import course, parts, world
 
 LOCAL = {"lr": 0.1}
@@ -74,7 +74,7 @@ def test_a_second_correction_of_the_drift_is_refused(algorithm, rule: ClientRule
 @BOTH
 def test_plain_does_not_undo_it(algorithm) -> None:
     with pytest.raises(ConfigError, match="'plain' does nothing"):
-        algorithm(parts(world(), LOCAL, client=ClientRule()))
+        algorithm(parts(world(), LOCAL, client=plain()))
 
 
 @pytest.mark.parametrize("name", ["mime", "mimelite"])

@@ -13,7 +13,7 @@ from fedlens.core.registry import read_settings
 from fedlens.core.seeding import Rng
 from fedlens.core.tree import tree_of
 from fedlens.local.chaining import chain
-from fedlens.local.rules import ClientRule, Solved
+from fedlens.local.rules import ClientRule, Solved, plain
 from tests.identity.identity_kit import course, model, parts, world
 from tests.unit.local.test_training import SPEC, client, payload, train
 
@@ -148,7 +148,7 @@ def test_the_table_and_what_it_refuses() -> None:
     with pytest.raises(ConfigError, match="'contrastive' is there twice"):
         moon(parts(world(), LOCAL, client=contrastive(mu=1.0)))
     with pytest.raises(ConfigError, match="'plain' does nothing"):
-        moon(parts(world(), LOCAL, client=ClientRule()))
+        moon(parts(world(), LOCAL, client=plain()))
     solver = ClientRule(name="exact", solve=lambda visit: Solved([], 0.0, 0, 0))
     with pytest.raises(ConfigError, match="'contrastive' bends the steps"):
         moon(parts(world(), LOCAL, client=solver))

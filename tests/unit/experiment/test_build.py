@@ -258,13 +258,21 @@ def test_a_slot_without_a_name_is_what_the_algorithm_fills_it_with(
         (["algorithm.name=fedavg", "algorithm.lr=0.5", "server.name=momentum"], "lr"),
         (["algorithm.name=fedavgm", "algorithm.momentum=0.5", "server.name=adam"], "momentum"),
         (["algorithm.name=fedadam", "algorithm.tau=0.1", "server.lr=0.1"], "tau"),
-        (["algorithm.name=fedprox", "algorithm.mu=0.5", "algorithm.lr=0.1", "server.lr=0.1"], "lr"),
+        (["algorithm.name=fedprox", "algorithm.mu=0.5", "algorithm.lr=0.1", "server.lr=0.2"], "lr"),
+        (["algorithm.name=fednova", "algorithm.tau_eff=50", "aggregate.weighting=uniform"], "tau_eff"),
     ],
 )
 def test_a_setting_that_a_table_server_would_pass_over_is_refused(changes: list[str], name: str) -> None:
     with pytest.raises(ConfigError, match=rf"takes the place of .* makes of '{name}'") as refused:
         made(*changes)
     assert refused.value.where == f"--set algorithm.{name}"
+
+
+def test_a_selection_of_the_users_keeps_what_it_says_beside_another_algorithm() -> None:
+    given = {"select": {"clients_per_round": 2, "name": "uniform"}}
+    changes = ["algorithm.name=fedprox", "algorithm.scheme=algorithm-2", "select.method=systematic"]
+    expected = {"name": "by-size", "method": "systematic", "clients_per_round": 2, "fraction": None}
+    assert planned(*changes, **given)["select"] == expected
 
 
 def test_a_table_server_goes_with_settings_that_are_for_something_else() -> None:

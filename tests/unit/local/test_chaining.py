@@ -63,3 +63,16 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ConfigError, match="'proximal' bends the steps"):
         chain(proximal(mu=1.0), solver)
     assert chain(weigh[0], solver).solve is solver.solve
+    memories = [ClientRule(name=n, grad=lambda g, w, visit: g, corrects=True) for n in "uv"]
+    with pytest.raises(ConfigError, match="'u' and 'v' both correct a client's drift"):
+        chain(*memories)
+
+
+def test_a_chain_in_a_chain_hides_none_of_its_rules() -> None:
+    inner = chain(proximal(mu=1.0), rule("a", 2.0))
+    with pytest.raises(ConfigError, match="'a' is there twice"):
+        chain(rule("a", 1.0), inner)
+    assert [link.name for link in chain(inner, rule("b", 1.0)).links] == ["proximal", "a", "b"]
+    weigh = [ClientRule(name=n, risk=lambda outputs, targets, visit: outputs) for n in "xy"]
+    with pytest.raises(ConfigError, match="'x' and 'y' both weigh"):
+        chain(weigh[0], chain(inner, weigh[1]))
