@@ -26,7 +26,7 @@ from benchmarks.evidence.studies import (
     tuning_cells,
 )
 from fedlens.algorithms import ALGORITHMS
-from fedlens.experiment.build import plan
+from fedlens.experiment.build import build, plan
 from fedlens.experiment.config import read_config
 from fedlens.experiment.sources import Source
 
@@ -129,6 +129,18 @@ def test_every_configuration_of_a_study_can_be_planned(study: Study) -> None:
     assert cells
     for cell in cells:
         plan(read_config(cell.settings), Source(dict(cell.settings)))
+
+
+@pytest.mark.parametrize("study", ALL, ids=lambda study: study.name)
+def test_every_method_of_a_study_can_be_built(study: Study, tmp_path: Path) -> None:
+    there = {cell.digest: {"curve": [(0, 0, 0.1)]} for cell in tuning_cells(study)}
+    small = {"name": "synthetic", "train": 1000, "test": 10}
+    for cell in final_cells(study, there):
+        if cell.seed == 0:
+            settings = overlaid(cell.settings, {"data.dataset": small})
+            built = build(plan(read_config(settings), Source(settings)), tmp_path, download=False)
+            assert built.config.rounds == cell.settings["rounds"]
+            assert built.clients_per_round == cell.settings["select"]["clients_per_round"]
 
 
 @pytest.mark.parametrize("study", ALL, ids=lambda study: study.name)
