@@ -52,7 +52,9 @@ CURVES = (
     Curve("fedavgm", studies.HSU2019, ("FedAvgM",)),
     Curve("fedir", studies.FEDIR, ("FedIR",)),
     Curve("fedvc", studies.FEDVC, ("FedVC",), "batches"),
-    Curve("liadmm", studies.GHAEMI2022, ("LIADMM", "LIADMM, training")),
+    Curve(
+        "liadmm", studies.GHAEMI2022, ("LIADMM", "LIADMM, training", "LIADMM, training, absent clients kept")
+    ),
     _compared("fedprox", "FedProx"),
     _compared("scaffold", "SCAFFOLD"),
     _compared("fednova", "FedNova"),
@@ -97,22 +99,35 @@ def _entry(curve: Curve, shown: Sequence[str], there: tables.Store) -> dict[str,
 
 def _draw(path: Path, curve: Curve, found: dict[tuple[str, str], list[Line]]) -> None:
     cases = list(curve.study.cases)
+    columns = 2
+    rows = -(-len(cases) // columns)
     figure, axes = plt.subplots(
-        1, len(cases), figsize=(1.2 + 2.9 * len(cases), 3.1), sharey=True, squeeze=False, layout="constrained"
+        rows,
+        columns,
+        figsize=(1.2 + 2.9 * columns, 0.4 + 2.9 * rows),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
-    for axis, case in zip(axes[0], cases, strict=True):
+    for axis, case in zip(axes.flat, cases, strict=True):
         ends = [_band(axis, found[case, label], label, colour, curve) for label, colour in _coloured(curve)]
         axis.set_title(case, loc="left", fontsize=11)
         axis.set_xlabel("round" if curve.over == "rounds" else "batches of the busiest client")
         if curve.over == "batches":
             axis.set_xlim(0, min(ends))  # where one of them has no more results there is nothing to compare
         _plain(axis)
-    axes[0][0].set_ylabel("test accuracy")
+    for row in axes:
+        row[0].set_ylabel("test accuracy")
     worst = min(
         final(line["curve"]) for case in cases for label, _ in _coloured(curve) for line in found[case, label]
     )
     axes[0][0].set_ylim(bottom=max(0.0, worst - 0.25))  # the ends are what differs, not the first few rounds
-    axes[0][-1].legend(frameon=False, loc="lower right", fontsize=9)
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(),
+        frameon=False,
+        loc="outside lower center",
+        ncols=2 if len(curve.methods) > 2 else len(curve.methods) + 1,
+    )
     _save(figure, path)
 
 

@@ -200,6 +200,20 @@ def test_it_survives_a_missing_client_as_if_it_were_not_there(inner: str, tmp_pa
     assert measured[0] == measured[1]
 
 
+@pytest.mark.parametrize("inner", FAMILY)
+def test_a_refused_reply_leaves_its_clients_state_as_a_missing_one_does(inner: str, tmp_path) -> None:
+    """Client 1 answers once, fails once, and is good again: a state kept from what was refused would show."""
+    there = settings(inner, rounds=3, select={"name": "fixed", "clients": [0, 4, 1]})
+    flaky = {"name": f"{USERS}:flaky", "inner": inner, "settings": ALGORITHMS[inner], "after": 1, "times": 1}
+    missing = Experiment(**there | {"algorithm": flaky}).run(tmp_path / "missing")
+    refused = Experiment(**there | {"algorithm": {**flaky, "garbled": True}}).run(tmp_path / "refused")
+    assert [line["clients"] for line in refused.metrics] == [0, 3, 2, 3]
+    reasons = failures(refused)["1"]
+    assert sum(reasons.values()) == sum(failures(missing)["1"].values())
+    assert all("NaN" in reason for reason in reasons), reasons
+    assert outcome(refused)[0] == outcome(missing)[0]
+
+
 @EVERY
 def test_it_survives_a_client_with_one_example_and_one_with_none(algorithm: str, tmp_path) -> None:
     select = {} if algorithm == "centralized" else {"select": {"name": "fixed", "clients": [0, 1, 2]}}

@@ -1,7 +1,7 @@
 """A user's own file: a dataset, a model, a partition and algorithms that fedlens does not have."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import Client, Outcome, Payload
+from fedlens.core.schema import tensors_in
 from fedlens.core.seeding import Rng
 from fedlens.data.dataset import Dataset
 from fedlens.data.datasets.synthetic import synthetic
@@ -97,15 +98,28 @@ def centred(parts: Parts, *, share: float = 1.0) -> Averaging:
 
 @dataclass(frozen=True)
 class Flaky:
-    """An operation that is never heard of at one client."""
+    """An operation that fails at one client, so many times after so many: not heard of, or its numbers are none."""
 
     inner: Any
     client: int
+    after: int
+    times: int
+    garbled: bool
+    asked: list[int] = field(default_factory=list)  # of this process: for the engine that has only one
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        if client.id == self.client:
+        if client.id != self.client:
+            return self.inner(payload, client, rng)
+        self.asked.append(client.id)
+        if not 0 < len(self.asked) - self.after <= self.times:
+            return self.inner(payload, client, rng)
+        if not self.garbled:
             raise ConnectionError("no answer")
-        return self.inner(payload, client, rng)
+        outcome = self.inner(payload, client, rng)
+        for tensor in tensors_in(outcome.payload):
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+        return outcome
 
     def expect(self, *given: Any, **named: Any) -> Any:
         return self.inner.expect(*given, **named)
@@ -134,9 +148,16 @@ def mumbling(parts: Parts, *, client: int = 1) -> Any:
 
 
 def flaky(
-    parts: Parts, *, inner: str = "fedavg", client: int = 1, settings: dict[str, Any] | None = None
+    parts: Parts,
+    *,
+    inner: str = "fedavg",
+    client: int = 1,
+    after: int = 0,
+    times: int = 1000,
+    garbled: bool = False,
+    settings: dict[str, Any] | None = None,
 ) -> Any:
-    """Any algorithm of the family, with a client that is missing."""
+    """Any algorithm of the family, with a client that is missing, or sends what no one can use."""
     made = ALGORITHMS.find(inner)(parts, **{k: v for k, v in (settings or {}).items() if k != "name"})
-    more = {name: Flaky(op, client) for name, op in made.more_ops.items()}
-    return replace(made, train=Flaky(made.train, client), more_ops=more)
+    more = {name: Flaky(op, client, after, times, garbled) for name, op in made.more_ops.items()}
+    return replace(made, train=Flaky(made.train, client, after, times, garbled), more_ops=more)

@@ -106,7 +106,9 @@ def test_the_target_is_of_those_who_answered_well(fault) -> None:
 def test_where_nobody_answers_nothing_changes_and_the_next_round_asks_again() -> None:
     there = World(tuple(Silent(p.inputs, p.targets) for p in world().clients))
     run = course(fedir(parts(there, FULL, select=Uniform(2)), target="population"), there, rounds=2)
-    assert all(step.after is step.before for step in run.steps)
+    for step in run.steps:
+        assert step.after["model"] is step.before["model"]
+        assert step.after["rules"] == step.before["rules"] == {"reweighted": {}}
     assert [step.tally.failed for step in run.steps] == [6, 6]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 
@@ -34,7 +33,9 @@ def chain(*rules: ClientRule) -> ClientRule:
     if len(kept) < 2:
         return kept[0] if kept else ClientRule()
     _agree(kept)
-    return replace(reduce(_both, kept), links=tuple(kept))
+    both = reduce(_both, kept)
+    object.__setattr__(both, "links", tuple(kept))
+    return both
 
 
 def _both(a: ClientRule, b: ClientRule) -> ClientRule:

@@ -168,7 +168,8 @@ class ClientRule:
     check: Callable[[LocalSettings], None] | None = None
     fits: Callable[[FederationInfo, ModelSpec], None] | None = None
     discloses: tuple[str, ...] = ()
-    links: tuple[ClientRule, ...] = ()  # of a chain: the rules that it is made of
+    # Of a chain: the rules that it is made of. `dataclasses.replace` leaves it out, since what it alters is a rule of its own.
+    links: tuple[ClientRule, ...] = field(default=(), init=False)
 
     @property
     def plain(self) -> bool:
