@@ -14,7 +14,8 @@ def clipped_fedavg(
     parts: Parts, *, norm: Annotated[float, Field(gt=0, description="longest update of a client")] = 1.0
 ) -> Averaging:
     """Delta_k <- Delta_k min(1, norm / ||Delta_k||) at each client; then FedAvg."""
-    return averaging(parts, client=ClientRule(finish=partial(clip, norm=norm)))
+    rule = ClientRule(name="clipped", finish=partial(clip, norm=norm), replaces=True)
+    return averaging(parts, client=rule)
 
 
 def clip(

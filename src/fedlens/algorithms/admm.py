@@ -101,7 +101,7 @@ def admm(
 
         With the exact solver the `[local]` settings of steps are refused (`momentum`, `epochs`, `optimizer`,
         `clip_norm`, ...), and `local.lr` is not used; `local.weight_decay` is part of `f_i`. With `solver = "sgd"` a
-        `sigma` of `2 / local.lr` and more is refused: the quadratic term alone diverges.
+        `sigma` of `2 / local.lr` and more is refused, unless gradients are clipped: the quadratic term alone diverges.
 
     Ranges:
         sigma: 0.01 to 10, about the curvature of the loss. Larger holds the clients closer and learns slower; too
@@ -110,8 +110,8 @@ def admm(
         solver: exact looks at all the client's examples 10 to 100 times a round. sgd is the practical one for networks.
         tolerance: 1e-3 unless set. 1e-6 and below for float64 studies.
         max_iterations: 50 unless set. How often it was too few is `unsolved` in metrics.jsonl.
-        absent: last is the one with theory, and slow while many clients have not been drawn yet. drop leaves
-            duals that are as old as the client's last visit.
+        absent: "last" is the one with theory, and is slow while many clients have not been drawn yet. With "drop" a
+            client's dual is as old as its last visit.
         local.epochs: 1 to 10 with `solver = "sgd"`.
 
     Try: algorithm.solver=sgd algorithm.sigma=0.1
@@ -176,7 +176,8 @@ def ceadmm(
 
     Sent: What FedAvg sends.
 
-    Composes: As `admm` with the exact solver.
+    Composes: As `admm` with the exact solver: any `[select]` and `[server]`, `[client]` rules that weigh examples
+        (FedIR) and no others, and none of the `[local]` settings of steps.
 
     Ranges:
         sigma: 0.01 to 10, larger with larger `k_0`: each iteration adds `rho_i (x_i - y)` to the dual.
@@ -187,7 +188,8 @@ def ceadmm(
         max_iterations: 50 unless set, for each local iteration.
         absent: see `admm`.
 
-    Try: algorithm.k_0=2 local.epochs=1 local.batch_size=all
+    Try: algorithm.k_0=2 algorithm.sigma=1.0 algorithm.max_iterations=10 algorithm.absent=last local.epochs=1
+        local.batch_size=all
 
     Not when: As `admm`; and each local iteration costs a whole solve.
 
@@ -238,7 +240,9 @@ def iceadmm(
 
     Sent: What FedAvg sends.
 
-    Composes: As `admm` with the exact solver; `local.lr` is not used, the step is `1 / (r + rho_i)`.
+    Composes: As `admm` with the exact solver: any `[select]` and `[server]`, `[client]` rules that weigh examples
+        (FedIR) and no others, and none of the `[local]` settings of steps. `local.lr` is not used: the step is
+        `1 / (r + rho_i)`.
 
     Ranges:
         sigma: About `r`, as in the authors' solver. Well below it the duals swing, what is sent is amplified by
@@ -303,9 +307,10 @@ def liadmm(
 
     Sent: What FedAvg sends.
 
-    Composes: As `admm` with the exact solver; with `gradient = "training"` like `admm` with `solver = "sgd"`, any
-        `[client]` rule and `[local]` settings. There is no `k_0`: with `x` fixed a second iteration of
-        Eq. 4.5 and 4.6 gives `x_i = x`, and what is sent is a plain gradient step.
+    Composes: Any `[select]` and `[server]`. With `gradient = "training"` any `[client]` rule and `[local]` settings;
+        without it `[client]` rules that weigh examples (FedIR) alone, and of `[local]` the rate, which is gamma.
+        There is no `k_0`: with `x` fixed a second iteration of Eq. 4.5 and 4.6 gives `x_i = x`, and what is sent is a
+        plain gradient step.
 
     Ranges:
         gamma: As a learning rate of full-batch gradient descent; the optimistic step wants it somewhat smaller.
@@ -352,8 +357,10 @@ def dual(*, sigma: Sigma = 0.1) -> ClientRule:
 def _variables(parts: Parts, sigma: float | None, sigmas: str, absent: str) -> Variables:
     weighting = (parts.aggregate or Mean()).weighting
     by_size = sigmas == "equal" and weighting == "examples"  # the same for all means something else there
-    mean_size = float(_weights(parts).mean()) if by_size else None
-    return Variables(sigma, mean_size, last=absent == "last")
+    if not by_size:
+        return Variables(sigma, last=absent == "last")
+    sizes = _weights(parts)
+    return Variables(sigma, float(sizes.mean()), float(sizes.min()), last=absent == "last")
 
 
 def _weights(parts: Parts) -> NDArray[np.float64]:

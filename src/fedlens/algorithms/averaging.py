@@ -19,9 +19,16 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server import Plain, ServerStep
-from fedlens.algorithms.measuring import MEASURED, EvaluateOwn, Who, everywhere, refuse_unmeasured
+from fedlens.algorithms.measuring import (
+    MEASURED,
+    EvaluateOwn,
+    Who,
+    everywhere,
+    refuse_too_many,
+    refuse_unmeasured,
+)
 from fedlens.algorithms.measuring import OP as EVALUATE_OWN
-from fedlens.algorithms.selecting import Select, Uniform
+from fedlens.algorithms.selecting import BySize, Select, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.folding import How, Update
 from fedlens.core.protocol import (
@@ -209,13 +216,16 @@ def averaging(
     choose = parts.select or select or Uniform()
     if rule.check is not None:
         rule.check(parts.local)
+    refuse_steep(rule, parts.local)
     if rule.fits is not None:
         rule.fits(parts.federation, parts.model)
     refuse_twice(rule, choose, parts.federation)
+    refuse_counted_twice(choose, fold, parts)
     if personal:
         refuse_unfit(rule, parts)
     if parts.measure_clients not in (None, "none"):
         refuse_unmeasured(parts.federation, "clients are to be measured on data of their own")
+        refuse_too_many(parts.federation, parts.measure_clients)
     if fold.normalized:
         refuse_unequal(rule, parts.local)
     train = Train(
@@ -244,6 +254,24 @@ def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
     return chain(own, added)
 
 
+def refuse_steep(rule: ClientRule, local: LocalSettings) -> None:
+    """Raises `ConfigError` where SGD on the rule's quadratic term alone would diverge.
+
+    Steps w <- w - lr mu (w - w^t) with momentum come to rest below the bound. A first step feels nothing of the term,
+    and clipped steps stay where they are, so these go.
+    """
+    if local.optimizer != "sgd" or local.clip_norm is not None or local.steps == 1 or not rule.proximal:
+        return
+    bound = 2 * (1 + local.momentum) / (1 + 2 * local.momentum if local.nesterov else 1)
+    if local.lr * rule.proximal >= bound:
+        raise ConfigError(
+            f"local.lr times the weight of the quadratic term of '{rule.name}' is {local.lr * rule.proximal:g}: from "
+            f"{bound:g} on the term alone makes every step overshoot by more than the one before",
+            where="local.lr",
+            hint=f"take a local.lr below {bound / rule.proximal:g}, or a smaller weight",
+        )
+
+
 def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -> None:
     """Raises `ConfigError` where a client may appear twice in a cohort, and the rule keeps a sum over all clients."""
     if rule.invariant and getattr(select, "repeats", lambda federation: False)(federation):
@@ -251,7 +279,30 @@ def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -
             f"with this selection a client can appear twice in a round, and '{rule.name}' keeps a sum over all "
             "clients' states at the server, which two changes of one state at once would break",
             where="select",
-            hint="take select.name = 'uniform', or fewer clients a round",
+            hint=_single(select, federation),
+        )
+
+
+def _single(select: Select, federation: FederationInfo) -> str:
+    """How a client comes to appear once at most."""
+    if not isinstance(select, BySize):
+        return "name every client once"
+    most = int(federation.sizes.sum()) // federation.largest
+    if select.method == "replacement":
+        return "take select.method = 'systematic'" + (f", and at most {most} clients a round" if most else "")
+    return f"take at most {most} clients a round: the largest client holds one in {most + 1} examples or more"
+
+
+def refuse_counted_twice(select: Select, fold: Aggregate, parts: Parts) -> None:
+    """Raises `ConfigError` where a client's size counts in how often it is drawn, and in its weight again."""
+    if not isinstance(select, BySize) or fold.weighting != "examples" or parts.local.examples:
+        return
+    sizes = parts.federation.sizes[parts.federation.eligible]
+    if len(sizes) and sizes.min() < sizes.max():
+        raise ConfigError(
+            "clients are drawn in proportion to their examples and weighted by them too, so that sizes count twice",
+            where="select.name",
+            hint="set aggregate.weighting = 'uniform', or take select.name = 'uniform'",
         )
 
 

@@ -27,7 +27,7 @@ def fedavg(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
     Weighting: By examples, `n_k / n` over the clients that replied; uniform with
         `aggregate = { name = "mean", weighting = "uniform" }`.
 
-    State: None at the clients; their optimizers start fresh each round. The server keeps the model.
+    State: Nothing at the clients; their optimizers start fresh each round. The server keeps the model.
 
     Sent: The model down and one update up for each client of a round, each with the running statistics of its
         normalization layers.

@@ -34,7 +34,7 @@ def fedavgm(
     Weighting: By examples, `n_k / n` over the clients that replied; uniform with
         `aggregate = { name = "mean", weighting = "uniform" }`.
 
-    State: None at the clients. The server keeps `v`, one more copy of the trainable weights. Running statistics have
+    State: Nothing at the clients. The server keeps `v`, one more copy of the trainable weights. Running statistics have
         no momentum: they are averaged.
 
     Sent: What FedAvg sends.

@@ -29,8 +29,9 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
 
     Sent: Less than FedAvg by the normalization layers, both ways.
 
-    Composes: Any `[select]`, `[aggregate]` and `[server]`, and client rules that keep nothing at the server
-        (`proximal`, `reweighted`). Those with a server's half are refused: they would send the personal parts.
+    Composes: Any `[select]`, `[aggregate]` and `[server]`, and client rules that send nothing of their own
+        (`proximal`, `reweighted`). Those that do (`control-variate`, `dynamic`, `dual`) are refused: they would send
+        the personal parts.
 
     Ranges:
         lr: 1. Below 1 damps a noisy round.

@@ -67,7 +67,7 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         proportion to their examples; `[select]` draws them uniformly unless told otherwise. By examples with
         `aggregate = { name = "mean", weighting = "examples" }`: then the gradients are weighted so too.
 
-    State: None at the clients. The server keeps the model; g^t is of its round alone.
+    State: Nothing at the clients. The server keeps the model; g^t is of its round alone.
 
     Sent: In the first exchange the model down and a gradient up, in the second the model and g^t down and the update
         up: three models down and two up for one each of FedAvg, over twice the clients unless
@@ -76,12 +76,14 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
     Composes: Any `[select]`, `[aggregate]` and `[server]`, and any local optimizer, since the source leaves the local
         solver open. With `select.name = "all"` or `"fixed"` both draws are the same clients. `[client]` rules come on
         top; the mu of `client.name = "proximal"` adds to this one. `control-variate` and `dynamic` are refused: they
-        correct the same drift. With FedIR all gradients are those of its weighted loss.
+        correct the same drift. With FedIR all gradients are those of its weighted loss. With `local.examples` (FedVC)
+        each of the two exchanges draws its own examples at a client, and gradients are over those drawn.
 
     Ranges:
         mu: 0 to 1; larger where few clients take part, since g^t is then a poor estimate. The term is zero in the
             first step of a round.
-        gradients_from: "another" as in Algorithm 2. With "same" a round's corrections sum to zero over its clients.
+        gradients_from: "another" as in Algorithm 2. With "same" a round's corrections sum to zero over its clients
+            (not with `local.examples`, where each exchange draws its own).
         lr: 1, the plain average.
         local.epochs: Few. The correction is that of the global model, and every step goes further from it. A round
             costs a pass over the data in each exchange more than FedAvg's: at one epoch about 3 times as many

@@ -13,14 +13,12 @@ from pydantic import Field
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.errors import ConfigError
 from fedlens.core.folding import Update
 from fedlens.core.protocol import FederationInfo, Payload, RoundContext
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import TreeField
 from fedlens.core.tree import Tree, TreeSpec, add, part, scale, zeros_like
 from fedlens.local.rules import ClientRule, ServerRule, Tensors, Visit
-from fedlens.local.settings import LocalSettings
 
 Alpha = Annotated[
     float,
@@ -36,14 +34,6 @@ Objective = Annotated[
 
 def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform") -> Averaging:
     """FedDyn: each client's objective is bent every round until its optimum is everyone's.
-
-    With `weighting = "examples"` the objective is `sum_k (n_k / n) f_k = 1/N sum_k p_k f_k`, and the method is the
-    paper's for the functions `p_k f_k`: client k minimizes `p_k f_k - <p_k l_k, w> + alpha/2 ||w - w^t||^2`. Divided by
-    `p_k`, that is the paper's problem with `alpha_k = alpha / p_k`. What is added to `h`, the change of `p_k l_k`, is
-    `alpha Delta_k` as before, and the models are averaged uniformly as before. A client of few examples has a large
-    `alpha_k`, and steps of full length along it would overshoot. So steps are scaled by `s_k = min(1, p_k)`, which
-    leaves the minimizer where it is: no client's steps are longer than in plain training, and none's quadratic term
-    is steeper than `alpha`.
 
     Fixes: The optima of the clients differ, so a client that solves its own problem leaves the optimum of all.
         FedDyn learns, client by client, a linear term that cancels the client's own gradient at the common optimum.
@@ -64,7 +54,11 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
     Source: Acar et al. 2021 (arXiv 2111.04263), Algorithm 1; chen2022 section 6.5 runs it.
 
     Weighting: Uniform, for the paper's objective `1/N sum_k f_k`. With `weighting = "examples"` the objective is
-        FedAvg's, `sum_k (n_k / n) f_k`; models and running statistics are averaged uniformly all the same.
+        FedAvg's, `sum_k (n_k / n) f_k`, and the method is the paper's for the functions `p_k f_k`, with
+        `p_k = n_k / nbar`: client k minimizes `p_k f_k - <p_k l_k, w> + alpha/2 ||w - w^t||^2`, which is, divided by
+        `p_k`, the paper's problem with `alpha_k = alpha / p_k`. Models and running statistics are averaged uniformly
+        all the same, and `h` is kept as before. A client with few examples has a large `alpha_k`, along which steps
+        of full length would overshoot; they are scaled by `s_k = min(1, p_k)`, which leaves the minimizer where it is.
 
     State: One copy of the trainable weights, `l_k`, at each client that took part. The server keeps `h`, one more.
 
@@ -150,7 +144,6 @@ def _rule(alpha: float, weighting: str, send: bool) -> ClientRule:
         corrects=True,
         whole=True,
         invariant=True,
-        check=partial(_refuse_steep, alpha=alpha),
     )
 
 
@@ -202,21 +195,6 @@ def _finish(parameters: Tensors, visit: Visit, alpha: float, send: bool) -> tupl
 
 def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
     return {"linear": TreeField.like({name: spec[name] for name in part(spec, "weight", trainable=True)})}
-
-
-def _refuse_steep(local: LocalSettings, alpha: float) -> None:
-    if local.optimizer != "sgd":
-        return
-    # Steps w <- w - lr alpha (w - w^t) with momentum come to rest below this.
-    momentum = local.momentum
-    bound = 2 * (1 + momentum) / (1 + 2 * momentum if local.nesterov else 1)
-    if local.lr * alpha >= bound:
-        raise ConfigError(
-            f"local.lr times alpha is {local.lr * alpha:g}: FedDyn's quadratic term alone makes every step "
-            f"overshoot by more than the one before, from {bound:g} on",
-            where="local.lr",
-            hint=f"take a local.lr below {bound / alpha:g}, or a smaller alpha",
-        )
 
 
 # -- the server ------------------------------------------------------------------------------------------------

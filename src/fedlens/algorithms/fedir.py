@@ -88,7 +88,7 @@ def fedir(
 
     Weighting: By examples, `n_k / n` over the clients that replied, as in FedAvg (hsu2020 Algorithm 1).
 
-    State: None at the clients. The server keeps the model, and p with `target = "population"`.
+    State: Nothing at the clients. The server keeps the model, and p with `target = "population"`.
 
     Sent: What FedAvg sends. With `target = "population"` also, of every client that holds data and once, its number
         of examples of each class (C numbers); and p with the model in every round. These counts are `n_k q_k`, which

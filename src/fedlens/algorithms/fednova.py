@@ -35,7 +35,7 @@ def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averag
     Weighting: By examples, `n_k / n` over the clients that replied; uniform with
         `aggregate = { name = "normalized", weighting = "uniform" }`.
 
-    State: None at the clients. The server keeps the model.
+    State: Nothing at the clients. The server keeps the model.
 
     Sent: What FedAvg sends, and one number up.
 
@@ -43,6 +43,7 @@ def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averag
         the source's FedNova with server momentum. Rules in `[client]` that bend local steps, such as `proximal`, whose
         mu enters `||a||_1`. A table `[aggregate]` has to be a `normalized` one, and takes the place of `tau_eff`. A
         local Adam and rules with a solver of their own are refused: their updates are no weighted sum of gradients.
+        `local.clip_norm` goes: an update is then a weighted sum of clipped gradients, with the same weights.
 
     Ranges:
         tau_eff: "mean". A number, say the mean number of steps of all clients, makes the server's progress the same

@@ -32,7 +32,7 @@ def fedadagrad(
     Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; its Algorithm 2
         writes `1 / |S|`, which is `aggregate = { name = "mean", weighting = "uniform" }`.
 
-    State: None at the clients. The server keeps `m` and `v`, two more copies of the trainable weights. Running
+    State: Nothing at the clients. The server keeps `m` and `v`, two more copies of the trainable weights. Running
         statistics and counters are averaged as in FedAvg and never pass through the optimizer.
 
     Sent: What FedAvg sends.
@@ -92,7 +92,7 @@ def fedadam(
     Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; its Algorithm 2
         writes `1 / |S|`, which is `aggregate = { name = "mean", weighting = "uniform" }`.
 
-    State: None at the clients. The server keeps `m` and `v`, two more copies of the trainable weights. Running
+    State: Nothing at the clients. The server keeps `m` and `v`, two more copies of the trainable weights. Running
         statistics and counters are averaged as in FedAvg and never pass through the optimizer.
 
     Sent: What FedAvg sends.
@@ -160,7 +160,7 @@ def fedyogi(
     Weighting: By examples, `n_k / n` over the clients that replied, as in the source's experiments; its Algorithm 2
         writes `1 / |S|`, which is `aggregate = { name = "mean", weighting = "uniform" }`.
 
-    State: None at the clients. The server keeps `m` and `v`, two more copies of the trainable weights. Running
+    State: Nothing at the clients. The server keeps `m` and `v`, two more copies of the trainable weights. Running
         statistics and counters are averaged as in FedAvg and never pass through the optimizer.
 
     Sent: What FedAvg sends.

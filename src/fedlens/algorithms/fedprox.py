@@ -42,7 +42,7 @@ def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fe
         uniform over clients drawn in proportion to their examples: `scheme = "algorithm-2"`. With clients of unequal
         size that is not FedAvg at `mu = 0`, though both are `sum_k p_k w_k` in expectation over the draw.
 
-    State: None at the clients. The server keeps the model.
+    State: Nothing at the clients. The server keeps the model.
 
     Sent: What FedAvg sends.
 

@@ -14,10 +14,19 @@ from fedlens.algorithms.selecting import BySize, Everyone, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.local.settings import LocalSettings
 
-Examples = Annotated[int, Field(ge=1, description="N_VC: how many examples a client trains on in a round")]
+Examples = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        description="N_VC: how many examples a client trains on in a round; unless set, local.examples, else 256, or "
+        "as many more as make whole batches",
+    ),
+]
+
+USUAL = 256
 
 
-def fedvc(parts: Parts, *, examples: Examples = 256, lr: Rate = 1.0) -> Averaging:
+def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averaging:
     """FedVC: large clients are split into virtual ones and small ones repeated, so that all do the same work.
 
     Every round a client draws N_VC of its examples, without replacement where it has as many, else with, and takes
@@ -27,7 +36,7 @@ def fedvc(parts: Parts, *, examples: Examples = 256, lr: Rate = 1.0) -> Averagin
         the round waits for it. Here a large client is selected more often, and each time does what any other does.
 
     Equation:
-        select:    m draws, client k in m n_k / n of them                      (hsu2020 Algorithm 1, section 5.3)
+        select:    m draws; client k is expected in m n_k / n of them          (hsu2020 Algorithm 1, section 5.3)
         client k:  D <- N_VC of its n_k examples, without replacement where n_k >= N_VC, else with
                    S = N_VC / B steps  w_k <- w_k - eta grad F_k(w_k; batch of D)        (hsu2020 section 5.3)
         server:    w^{t+1} = w^t - lr 1/m sum_k (w^t - w_k)     (all have N_VC examples, so n_k / n is 1/m)
@@ -36,7 +45,7 @@ def fedvc(parts: Parts, *, examples: Examples = 256, lr: Rate = 1.0) -> Averagin
 
     Weighting: Uniform. Weights by examples are the same: all have `N_VC`.
 
-    State: None at the clients. The server keeps the model.
+    State: Nothing at the clients. The server keeps the model.
 
     Sent: What FedAvg sends.
 
@@ -47,8 +56,8 @@ def fedvc(parts: Parts, *, examples: Examples = 256, lr: Rate = 1.0) -> Averagin
         twice in a round: there `clients_per_round` has to be small enough that `m n_k <= n` for each client.
 
     Ranges:
-        examples: 256, as hsu2020 has it, with batches of 64; a multiple of `local.batch_size`. About the size of a
-            usual client. At one with fewer, the same examples come up several times in a round.
+        examples: 256 in hsu2020, with batches of 64; a multiple of `local.batch_size`. About the size of a usual
+            client. At one with fewer, the same examples come up several times in a round.
         lr: 1, the plain average.
         local.epochs: 1, which gives `N_VC / B` steps. E passes over the same draw are E times as many. `local.steps`
             is refused.
@@ -79,8 +88,11 @@ def fedvc(parts: Parts, *, examples: Examples = 256, lr: Rate = 1.0) -> Averagin
     return averaging(virtual, select=BySize(), aggregate=Mean("uniform"), server=Plain(lr))
 
 
-def _drawing(local: LocalSettings, examples: int) -> LocalSettings:
+def _drawing(local: LocalSettings, examples: int | None) -> LocalSettings:
     """The local settings with N_VC in them. Raises `ConfigError` where they say otherwise."""
+    if examples is None:
+        batch = 1 if local.batch_size == "all" else local.batch_size
+        examples = local.examples or -(-USUAL // batch) * batch
     if local.examples not in (None, examples):
         raise ConfigError(
             f"a client is to train on {local.examples} examples, and on {examples} (algorithm.examples)",

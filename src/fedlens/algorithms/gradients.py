@@ -22,7 +22,9 @@ OP = "gradient"
 # Rules that turn a client's steps towards everyone's gradient, as Mime and FedDANE do.
 CORRECTIONS = ("control-variate", "dynamic", "dual")
 
-FULL_GRADIENT = "Each client sends the gradient of its objective over all its examples."
+FULL_GRADIENT = (
+    "Each client sends the gradient of its objective over all its examples, or the local.examples drawn."
+)
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,17 @@ def refuse_unmeasured(federation: FederationInfo, why: str) -> None:
         )
 
 
+def refuse_too_many(federation: FederationInfo, who: Who | None) -> None:
+    """Raises `ConfigError` where more clients are to be measured than hold something out."""
+    there = len(federation.holding_out)
+    if isinstance(who, int) and who > there:
+        raise ConfigError(
+            f"{who} clients are to be measured, and {there} hold out examples of their own",
+            where="evaluation.clients",
+            hint=f"take at most {there}, or 'all'",
+        )
+
+
 def tuning(train: Train, lr: float | None, epochs: int | None) -> Train:
     """The training with which a client tunes the global model: the local settings, but for these.
 

@@ -82,8 +82,8 @@ def mime(
         `aggregate = { name = "mean", weighting = "examples" }`: then `c`, and so the statistics, are weighted alike,
         so that all of it is about one objective.
 
-    State: None at the clients. The server keeps the model and the statistics, in copies of the trainable weights: none
-        with sgd, one with momentum and adagrad, two with adam.
+    State: Nothing at the clients. The server keeps the model and the statistics, in copies of the trainable weights:
+        none with sgd, one with momentum and adagrad, two with adam.
 
     Sent: In the first exchange the model down and a gradient up. In the second the model, `c` and the statistics
         down and the update up. With momentum that is four models down and two up for one each of FedAvg.
@@ -93,6 +93,9 @@ def mime(
         `local.weight_decay` and `local.clip_norm` act on the step and not on the statistics. `local.momentum` and
         `local.optimizer = "adam"` are refused: the statistics are the server's. `control-variate` and
         `dynamic` are refused: they correct the same drift. With FedIR all gradients are those of its weighted loss.
+        With `local.examples` (FedVC) each of the two exchanges draws its own examples at a client, and
+        gradients "over all their data" are over those drawn. What `contrastive` adds to the loss is in `U`, and is
+        not taken off at the server's model.
 
     Ranges:
         optimizer: momentum. sgd is variance-reduced FedAvg (SVRG with all clients). adam where parts of the model
@@ -108,9 +111,9 @@ def mime(
 
     Try: algorithm.beta=0.5 local.epochs=2
 
-    Not when: Time or traffic counts: a round costs 2 to 3 times FedAvg's. MimeLite has the server's statistics at
-        little more than FedAvg's cost, and its paper finds it about as good. With one step a round there is no
-        drift, and FedAvgM does the same.
+    Not when: Time or traffic counts: a round costs 2 times FedAvg's and a pass over the data more, so 3 times with one
+        epoch. MimeLite has the server's statistics for the one pass, and its paper finds it about as good. With
+        one step a round there is no drift, and FedAvgM does the same.
 
     Tests: tests/identity/test_mime.py
 
@@ -182,8 +185,8 @@ def mimelite(
     Weighting: Uniform over the clients that replied, for the models and for the gradients. By examples, both, with
         `aggregate = { name = "mean", weighting = "examples" }`.
 
-    State: None at the clients. The server keeps the model and the statistics, in copies of the trainable weights: none
-        with sgd, one with momentum and adagrad, two with adam.
+    State: Nothing at the clients. The server keeps the model and the statistics, in copies of the trainable weights:
+        none with sgd, one with momentum and adagrad, two with adam.
 
     Sent: The model and the statistics down; the update and the gradient up. With momentum twice what FedAvg sends
         either way. With sgd, what FedAvg sends.

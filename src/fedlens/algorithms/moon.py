@@ -76,7 +76,7 @@ def moon(parts: Parts, *, mu: Mu = 5.0, temperature: Temperature = 0.5, lr: Rate
         lr: 1.
         local.epochs: 5 to 10 (10 in the paper). With few local steps the features hardly drift.
 
-    Try: algorithm.mu=1.0 "model={name='projection',base={name='small-cnn'}}"
+    Try: algorithm.mu=1.0 model.name=projection
 
     Not when: Clients take part once or never again: without a last model it is FedAvg. Nor where a round's time
         counts: two more forward passes a step make it about 1.9 times FedAvg's.

@@ -29,7 +29,7 @@ def local_only(parts: Parts) -> Averaging:
 
     State: One model at each client that took part. The server keeps the initial model.
 
-    Sent: Nothing either way.
+    Sent: No weights either way: the learning rate down, and the loss and a few counts up.
 
     Composes: `[select]` says who trains in a round; client rules that keep nothing at the server go on top.
         `[aggregate]` and `[server]` are refused: there is nothing to fold or to move.

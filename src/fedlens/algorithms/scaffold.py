@@ -77,9 +77,10 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
 
     Ranges:
         option: II, in general. It costs nothing, and a client that trains long has a variate that is the gradient
-            along its whole way. I takes one more pass over the client's data a round; its variate is the gradient
-            where the round began, which is exact, and too large for the later ones of many steps: on skewed clients
-            it diverges at rates at which II is steady. For few steps, small rates, or `lr` below 1.
+            along its whole way. I takes one more pass over the client's data a round; its variate is the exact
+            gradient where the round began. Later steps of a long round have smaller gradients, which that variate
+            overcorrects: on skewed clients I diverges at rates at which II is steady. For few steps, small rates, or
+            `lr` below 1.
         lr: 1. The theory takes up to the square root of |S|, with smaller local rates.
         local.epochs: 1 to 10. The more local work, the more there is to correct.
         local.lr: As FedAvg's, or somewhat smaller: a `c_i` from long ago is far off, and a large step makes it worse.

@@ -217,24 +217,43 @@ def opening_lines(plan: dict[str, Any]) -> list[str]:
     ]
 
 
+def _best_told(best: dict[str, Any], metric: str, where: str) -> str:
+    """The best round: the value on test there where it is known, and what it was chosen on."""
+    if not best:
+        return ""
+    on, chosen = best.get("chosen_on"), split_of(str(best.get("metric"))) or ("", metric)
+    value, tested_there = finite(best.get("value")), finite(best.get("test_value"))
+    if on == "test" or tested_there is None:
+        at = "" if on == "test" or where == "at the clients" else f" on {on}"
+        return f"; best {metric_value(chosen[1], value)}{at} in round {best.get('round')}, chosen on {on}"
+    return (
+        f"; best {metric_value(chosen[1], tested_there)} on test in round {best.get('round')}, chosen on {on}"
+    )
+
+
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """How a run ended, and what it cost."""
     final, best, totals = (summary.get(key) or {} for key in ("final", "best", "totals"))
     lines = []
     if told := tested(final):
         metric, value = told[0]
-        line = f"{summary.get('status')}: {metric.replace('_', ' ')} {metric_value(metric, value)}"
-        line += " on test" if f"test_{metric}" in final else " at the clients"
-        line += f" after round {final.get('round')}"
-        if worst := finite(final.get(f"clients_{metric}_worst_decile")):
-            line += f", {metric_value(metric, worst)} at the worst tenth of the clients"
-        if best:
-            chosen = split_of(str(best.get("metric"))) or ("", metric)
-            line += (
-                f"; best {metric_value(chosen[1], finite(best.get('value')))} in round {best.get('round')}"
+        label = metric.replace("_", " ")
+        where = "on test" if f"test_{metric}" in final else "at the clients"
+        line = f"{label} {metric_value(metric, value)} {where} after round {final.get('round')}"
+        mean, worst = (finite(final.get(f"clients_{metric}_{of}")) for of in ("mean", "worst_decile"))
+        worst_told = (
+            "" if worst is None else f", {metric_value(metric, worst)} at the worst tenth of the clients"
+        )
+        tuned = f"clients_{metric}_mean_before" in final
+        if tuned:  # what the clients use is the tuned model, and all else is said of the global one
+            lines.append(
+                f"{summary.get('status')}: {label} {metric_value(metric, mean)} at the clients, each after tuning, "
+                f"in round {final.get('round')}{worst_told}"
             )
-            line += f", chosen on {best.get('chosen_on')}"
-        lines.append(line)
+            line = f"the global model, not tuned: {line}"
+        else:
+            line = f"{summary.get('status')}: {line}{worst_told}"
+        lines.append(line + _best_told(best, metric, where))
     else:
         lines.append(f"{summary.get('status')} after {summary.get('rounds_done')} rounds")
     cost = [

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server import SERVERS
 from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
@@ -45,6 +47,7 @@ class Plan:
     augments: Sequence[Chosen]
     rules: Sequence[Chosen]
     locate: Callable[[str], str]
+    overridden: frozenset[str] = frozenset()  # what was set on the command line
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,14 @@ def plan(config: Config, source: Source) -> Plan:
     written = [rule.table() for rule in rules]
     if rules:
         rest["client"] = written if isinstance(config.client, list) else written[0]
-    return Plan(config.model_copy(update={"data": data, **rest}), chosen, augments, rules, source.locate)
+    return Plan(
+        config.model_copy(update={"data": data, **rest}),
+        chosen,
+        augments,
+        rules,
+        source.locate,
+        source.overridden,
+    )
 
 
 def _was_set(table: str, source: Source) -> bool:
@@ -194,7 +204,7 @@ def _build(
     algorithm = chosen["algorithm"](parts)
     for slot in ("aggregate", "server"):
         if slot in chosen:
-            refuse_replaced(chosen["algorithm"], parts, slot)
+            refuse_replaced(chosen["algorithm"], parts, slot, planned.overridden)
     select = getattr(algorithm, "select", None)
     size = select.size(federation) if select is not None and hasattr(select, "size") else None
     return Built(
@@ -213,15 +223,22 @@ def _build(
     )
 
 
-def refuse_replaced(algorithm: Chosen, parts: Parts, slot: str) -> None:
+def refuse_replaced(
+    algorithm: Chosen, parts: Parts, slot: str, overridden: frozenset[str] = frozenset()
+) -> None:
     """Raises `ConfigError` where a setting of the algorithm is for a part of its own that the user's table replaces.
 
-    A setting is for the part that changes with it. One that says what the table says too stands.
+    A setting is for the part that changes with it. One that says what the table says too stands, and so does one that
+    is at its default, unless it was `overridden`: a run's own config.toml has all of them in it.
     """
     usual_parts = replace(parts, server=None) if slot == "server" else replace(parts, aggregate=None)
     model = settings_model(algorithm.factory)
     defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
-    given = {name: value for name, value in algorithm.settings.items() if defaults.get(name, value) != value}
+    given = {
+        name: value
+        for name, value in algorithm.settings.items()
+        if defaults.get(name, value) != value or (name in defaults and f"algorithm.{name}" in overridden)
+    }
     required = {name: value for name, value in algorithm.settings.items() if name not in defaults}
 
     def step(**changed: Any) -> Any:
@@ -233,12 +250,23 @@ def refuse_replaced(algorithm: Chosen, parts: Parts, slot: str) -> None:
     plain = step()
     for name, value in given.items():
         changed = step(**{name: value})
-        if None not in (plain, changed) and plain != changed and changed != getattr(parts, slot):
+        other = changed if defaults[name] != value else step(**{name: _another(value, model, name)})
+        if None not in (plain, changed, other) and plain != other and changed != getattr(parts, slot):
             raise ConfigError(
                 f"the table [{slot}] takes the place of the {slot} part that '{algorithm.name}' makes of '{name}'",
                 where=f"algorithm.{name}",
                 hint=f"set {slot}.{name} instead where there is one, or take [{slot}] out",
             )
+
+
+def _another(value: Any, model: type[BaseModel], name: str) -> Any:
+    """Another value of a setting, whatever is allowed: for finding out what changes with it."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value / 2 if value else 0.5
+    choices = model.model_json_schema()["properties"][name].get("enum", ())
+    return next((choice for choice in choices if choice != value), value)
 
 
 def data_digest(built: Built) -> str:

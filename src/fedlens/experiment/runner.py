@@ -200,7 +200,9 @@ class Runner:
         metric = f"{on}_{self.built.task.score}"
         if metric not in line or (best is not None and line[metric] <= best["value"]):
             return best
-        return {"round": line["round"], "metric": metric, "value": line[metric], "chosen_on": on}
+        test = line.get(f"test_{self.built.task.score}")
+        known = {} if on == "test" or test is None else {"test_value": test}
+        return {"round": line["round"], "metric": metric, "value": line[metric], "chosen_on": on, **known}
 
     def _save(self) -> None:
         """Saves the best round, where it is not saved yet, and the last."""

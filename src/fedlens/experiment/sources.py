@@ -44,8 +44,19 @@ class Source:
             return changed
         line = next((self.lines[prefix] for prefix in prefixes if prefix in self.lines), None)
         if line is not None and self.path is not None:
-            return f"{self.path}, line {line}: {key}" + (f", with {changed}" if changed else "")
+            more = f", with {changed}" if changed else "" if self._has(parts) else ", which is not set there"
+            return f"{self.path}, line {line}: {key}{more}"
         return f"{self.path}: {key}" if self.path else key
+
+    def _has(self, parts: Sequence[str]) -> bool:
+        found: Any = self.values
+        for part in parts:
+            if isinstance(found, str | list):
+                return True  # short for a table, or a list of them: all that is said stands there
+            if not isinstance(found, Mapping) or part not in found:
+                return False
+            found = found[part]
+        return True
 
 
 def recipes() -> dict[str, Path]:
@@ -110,7 +121,7 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
             renamed.add(".".join(path[:-1]))
         if key == "seed":
             _forget_derived_seeds(values)
-        _put(values, path, _value(value.strip()), text)
+        _put(values, path, _value(key, value.strip()), text)
         keys.add(key)
     return Source(values, source.path, source.lines, frozenset(keys), frozenset(renamed))
 
@@ -135,10 +146,17 @@ def _forget_derived_seeds(values: dict[str, Any]) -> None:
         values["seeds"] = {name: n for name, n in seeds.items() if n != derive(old, "seeds", name)}
 
 
-def _value(text: str) -> Any:
+def _value(key: str, text: str) -> Any:
     try:
         return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if text.startswith(("{", "[")):
+            raise ConfigError(
+                f"{text} is neither a table nor a list of TOML: {error}",
+                where=f"--set {key}",
+                hint="words in it are quoted, and all of it for the shell: "
+                """--set 'client=[{name = "proximal", mu = 0.1}]'""",
+            ) from None
         return text
 
 

@@ -19,7 +19,8 @@ def chain(*rules: ClientRule) -> ClientRule:
     """The rules as one. Hooks run in the order given; each rule keeps its own fields and its own state.
 
     Raises `ConfigError` where two of them are the same rule, weigh the examples, bring a solver of their own, or
-    correct the client's drift, and where a solver stands beside hooks that it would pass over.
+    correct the client's drift, where a solver stands beside hooks that it would pass over, and where `plain`
+    stands beside a rule that does something.
 
     >>> import torch
     >>> from fedlens.local.rules import proximal
@@ -28,10 +29,18 @@ def chain(*rules: ClientRule) -> ClientRule:
     >>> both.grad([torch.tensor([0.0])], [torch.tensor([1.5])], visit)
     [tensor([-0.5000])]
     """
+    if len(rules) == 1:
+        return rules[0]
     # A chain in a chain is taken apart: every rule has to agree with every other.
     kept = [link for rule in rules if not rule.plain for link in (rule.links or (rule,))]
+    if kept and any(rule.name == "plain" for rule in rules):
+        raise ConfigError(
+            f"the client rule 'plain' does nothing, and it stands beside '{kept[0].name}'",
+            where="client",
+            hint="take one of the two out",
+        )
     if len(kept) < 2:
-        return kept[0] if kept else ClientRule()
+        return kept[0] if kept else rules[0] if rules else ClientRule()
     _agree(kept)
     both = reduce(_both, kept)
     object.__setattr__(both, "links", tuple(kept))

@@ -29,7 +29,8 @@ class Variables:
 
     Attributes:
         sigma: rho_i where sigma_i is proportional to w_i; None is 1 / lr, Eq. 4.5's gamma.
-        mean_size: the mean of the clients' examples, where sigma_i is the same for all and w_i is by examples.
+        mean_size: the mean of the clients' examples, where sigma_i is the same for all and w_i is by examples;
+        least_size: the least of them, whose rho_i is the largest.
         last: whether what the client sent last stays in the server's mean.
         primal: whether x_i stays.
         trained: whether local training stands in for the gradient step of Eq. 4.5.
@@ -37,14 +38,21 @@ class Variables:
 
     sigma: float | None
     mean_size: float | None = None
+    least_size: float = 1.0
     last: bool = False
     primal: bool = False
     trained: bool = False
 
     def rho(self, visit: Visit) -> float:
         """sigma_i / w_i."""
-        rho = 1 / visit.lr if self.sigma is None else self.sigma
-        return rho if self.mean_size is None else rho * self.mean_size / len(visit.bench.data)
+        sigma = 1 / visit.lr if self.sigma is None else self.sigma
+        return sigma if self.mean_size is None else sigma * self.mean_size / len(visit.bench.data)
+
+    @property
+    def steepest(self) -> float:
+        """The largest sigma_i / w_i of any client; 0 where it is not a setting."""
+        sigma = self.sigma or 0.0
+        return sigma if self.mean_size is None else sigma * self.mean_size / self.least_size
 
 
 def _start(visit: Visit, variables: Variables) -> None:
@@ -57,7 +65,7 @@ def _start_steps(visit: Visit, variables: Variables) -> None:
     _start(visit, variables)
     # u + rho (x - y) = (u - rho y) + rho x, and the first of these stays as it is over the steps.
     visit.own["pull"] = torch._foreach_sub(visit.own["dual"], visit.anchor, alpha=visit.own["rho"])
-    visit.proximal += visit.own["rho"] - (variables.sigma or 0.0)
+    visit.proximal += visit.own["rho"] - variables.steepest  # the rule says the steepest of all clients
 
 
 def _grad(gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
@@ -145,9 +153,8 @@ def stepping(variables: Variables) -> ClientRule:
     """Local training on the subproblem, or in place of Eq. 4.5's gradient step; then the dual step."""
     if variables.trained:
         return _rule(variables)
-    start, sigma = partial(_start_steps, variables=variables), variables.sigma or 0.0
-    check = partial(_refuse_steep, sigma=sigma)
-    return replace(_rule(variables, check=check), start=start, grad=_grad, proximal=sigma)
+    start = partial(_start_steps, variables=variables)
+    return replace(_rule(variables), start=start, grad=_grad, proximal=variables.steepest)
 
 
 def _rule(
@@ -187,13 +194,3 @@ def _refuse_steps(local: LocalSettings, uses_lr: bool) -> None:
                 where=f"local.{name}",
                 hint=f"{remedy}; or train locally: 'admm' with solver = 'sgd', 'liadmm' with gradient = 'training'",
             )
-
-
-def _refuse_steep(local: LocalSettings, sigma: float) -> None:
-    """Raises `ConfigError` where SGD on the quadratic term alone would diverge."""
-    if local.optimizer == "sgd" and local.lr * sigma >= 2 * (1 + local.momentum):
-        raise ConfigError(
-            f"with local.lr = {local.lr:g} and sigma = {sigma:g} the quadratic term alone makes the steps diverge",
-            where="local.lr",
-            hint=f"take a learning rate below {2 / sigma:g}, or a smaller sigma",
-        )

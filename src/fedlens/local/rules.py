@@ -1,7 +1,8 @@
 """Client rules: how an algorithm bends local training, through hooks that do nothing by default.
 
-A hook is a plain function of tensors. It changes no input and does not branch on a tensor's value, so it also runs
-over several clients at once. Lists of tensors are in the order of the trainable leaves, `visit.names`.
+A hook is a plain function of tensors. It changes no input and does not branch on a tensor's value, so that an
+engine may run it over several clients at once. Lists of tensors are in the order of the trainable leaves,
+`visit.names`.
 
 A rule has up to two halves. The hooks are the client's; `servers` holds the server's, where there is one: what it
 keeps from round to round, what it sends along with the model, and what it does with the fields that come back.
@@ -168,7 +169,7 @@ class ClientRule:
     check: Callable[[LocalSettings], None] | None = None
     fits: Callable[[FederationInfo, ModelSpec], None] | None = None
     discloses: tuple[str, ...] = ()
-    # Of a chain: the rules that it is made of. `dataclasses.replace` leaves it out, since what it alters is a rule of its own.
+    # Of a chain: the rules that it is made of. `dataclasses.replace` leaves it out: what it alters is its own rule.
     links: tuple[ClientRule, ...] = field(default=(), init=False)
 
     @property

@@ -109,8 +109,16 @@ def _kpis(run: Run) -> str:
     seconds, down, up = run.seconds(), run.total("bytes_down"), run.total("bytes_up")
     per_round = seconds / run.rounds_done if seconds is not None and run.rounds_done else None
     best_sub = f"round {best_at}, chosen on {chosen}" if chosen and best_at is not None else "not known yet"
+    tuned = run.spread().get(metric, {})
+    at_clients: list[str] = []
+    if "mean_before" in tuned:  # what the clients use; the global model that is tested is not
+        mean, before = metric_value(metric, tuned.get("mean")), metric_value(metric, tuned["mean_before"])
+        at_clients = [
+            parts.kpi(f"{label} after tuning", mean, f"mean of the clients; {before} before", main=True)
+        ]
     cards = (
-        parts.kpi(f"Final {label}", metric_value(metric, final), _at(at, run.split()), main=True),
+        *at_clients,
+        parts.kpi(f"Final {label}", metric_value(metric, final), _at(at, run.split()), main=not at_clients),
         parts.kpi(f"Best {label}", metric_value(metric, best), best_sub),
         parts.kpi(
             "Rounds", count(run.rounds_done), "done", of=f"of {count(run.rounds)}" if run.rounds else ""

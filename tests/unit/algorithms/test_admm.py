@@ -74,14 +74,33 @@ def test_gamma_is_refused_where_it_would_drop_out() -> None:
     assert raised.value.where == "algorithm.gamma"
 
 
-@pytest.mark.parametrize(("momentum", "limit"), [(0.0, 20.0), (0.5, 30.0)])
-def test_a_penalty_that_makes_the_steps_diverge_is_refused(momentum: float, limit: float) -> None:
-    local = {"lr": 0.1, "momentum": momentum}
+@pytest.mark.parametrize(
+    ("local", "limit"),
+    [({}, 20.0), ({"momentum": 0.5}, 30.0), ({"momentum": 0.5, "nesterov": True}, 15.0)],
+    ids=str,
+)
+def test_a_penalty_that_makes_the_steps_diverge_is_refused(local, limit: float) -> None:
+    local = {"lr": 0.1, **local}
     admm(parts(world(), local), solver="sgd", sigma=0.99 * limit)
-    with pytest.raises(ConfigError, match="the quadratic term alone") as raised:
-        admm(parts(world(), local), solver="sgd", sigma=limit)
+    with pytest.raises(ConfigError, match="the term alone makes every step overshoot") as raised:
+        admm(parts(world(), local), solver="sgd", sigma=1.001 * limit)
     assert raised.value.where == "local.lr"
-    admm(parts(world(), {"lr": 0.1, "optimizer": "adam"}), solver="sgd", sigma=limit)
+    assert f"below {0.1 / 1.001:g}" in raised.value.hint
+    for harmless in (
+        {"lr": 0.1, "optimizer": "adam"},
+        {"lr": 0.1, "steps": 1},
+        {"lr": 0.1, "clip_norm": 1.0},
+    ):
+        admm(parts(world(), harmless), solver="sgd", sigma=1.001 * limit)
+
+
+def test_with_equal_sigmas_the_smallest_client_decides_what_is_too_steep() -> None:
+    there = world()
+    steepest = there.info.sizes.mean() / there.info.sizes.min()  # rho_i of the smallest, for sigma = 1
+    assert steepest > 1
+    admm(parts(there, {"lr": 0.1}), solver="sgd", sigmas="equal", sigma=0.99 * 20 / steepest)
+    with pytest.raises(ConfigError, match="overshoot"):
+        admm(parts(there, {"lr": 0.1}), solver="sgd", sigmas="equal", sigma=1.001 * 20 / steepest)
 
 
 class Normalized(Mean):

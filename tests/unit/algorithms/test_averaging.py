@@ -1,5 +1,7 @@
 """The composer: which slot goes before which, and what a paper's file fills."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedlens.aggregate.mean import Mean
@@ -8,8 +10,11 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.averaging import averaging
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
+from fedlens.algorithms.feddane import feddane
+from fedlens.algorithms.feddyn import dynamic, feddyn
 from fedlens.algorithms.fedprox import fedprox
-from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
+from fedlens.algorithms.scaffold import scaffold
+from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 from fedlens.local.rules import ClientRule, proximal
@@ -48,6 +53,51 @@ def test_a_cohort_beyond_the_population_is_refused_before_anything_starts() -> N
     made = fedavg(parts(there, LOCAL, select=Uniform(7)))
     with pytest.raises(ConfigError, match="7 clients a round"):
         made.init(made.parts.model, there.info)
+
+
+STEEP = [
+    lambda given: fedprox(given, mu=21.0),
+    lambda given: feddane(given, mu=21.0),
+    lambda given: fedavg(replace(given, client=proximal(mu=21.0))),
+    lambda given: scaffold(replace(given, client=proximal(mu=21.0))),
+    lambda given: feddyn(replace(given, client=proximal(mu=11.0)), alpha=10.0),  # their sum is
+    lambda given: fedprox(replace(given, client=dynamic(alpha=11.0)), mu=10.0),
+]
+
+
+@pytest.mark.parametrize("make", STEEP)
+def test_quadratic_terms_that_make_the_steps_diverge_are_refused_whoever_brings_them(make) -> None:
+    with pytest.raises(ConfigError, match="every step overshoot") as caught:
+        make(parts(world(), LOCAL))
+    assert (caught.value.where, "below 0.0952381" in caught.value.hint) == ("local.lr", True)
+    make(parts(world(), {"lr": 0.095}))
+
+
+def test_drawn_by_size_and_weighted_by_size_counts_twice() -> None:
+    by_size = {"select": BySize(2)}
+    with pytest.raises(ConfigError, match="sizes count twice") as caught:
+        fedavg(parts(world(), LOCAL, **by_size))
+    assert caught.value.where == "select.name"
+    assert fedavg(parts(world(), LOCAL, **by_size, aggregate=Mean("uniform"))).select == BySize(2)
+    assert fedavg(parts(world(), {"lr": 0.1, "examples": 5, "batch_size": 5}, **by_size)).select == BySize(2)
+    assert fedavg(parts(world([6] * 5), LOCAL, **by_size)).select == BySize(2)  # nothing to count twice
+
+
+@pytest.mark.parametrize(
+    ("select", "hint"),
+    [
+        (Fixed((1, 1)), "name every client once"),
+        (BySize(3), "take at most 2 clients a round"),
+        (BySize(2, method="replacement"), "take select.method = 'systematic', and at most 2 clients a round"),
+    ],
+    ids=str,
+)
+def test_how_a_client_comes_to_appear_once_is_said(select, hint: str) -> None:
+    given = parts(world([2, 2, 3]), LOCAL, select=select)
+    with pytest.raises(ConfigError, match="keeps a sum over all clients") as caught:
+        feddyn(given)
+    assert hint in caught.value.hint
+    assert feddyn(replace(given, select=BySize(2))).select == BySize(2)
 
 
 @pytest.mark.parametrize(

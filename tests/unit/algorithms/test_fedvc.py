@@ -7,7 +7,6 @@ from fedlens.aggregate.server import Momentum, Plain
 from fedlens.algorithms.fedvc import fedvc
 from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
 from fedlens.experiment.build import plan
 from fedlens.experiment.config import read_config
 from fedlens.experiment.sources import Source, override, read_source
@@ -28,7 +27,20 @@ def test_what_the_paper_fills_and_what_a_table_puts_in_its_place() -> None:
     made = fedvc(parts(world(), LOCAL, **tables), examples=8)
     assert (made.select, made.aggregate, made.server) == tuple(tables.values())
     assert fedvc(parts(world(), LOCAL, select=Fixed((1,))), examples=8).select == Fixed((1,))
-    assert read_settings(fedvc, {}, "algorithm")["examples"] == 256
+
+
+@pytest.mark.parametrize(
+    ("local", "n_vc"),
+    [
+        ({"batch_size": 64}, 256),
+        ({"batch_size": 10}, 260),
+        ({"batch_size": "all"}, 256),
+        ({"examples": 12, "batch_size": 4}, 12),
+    ],
+    ids=str,
+)
+def test_unless_it_is_set_n_vc_is_about_that_of_hsu2020_in_whole_batches(local, n_vc: int) -> None:
+    assert fedvc(parts(world(), {"lr": 0.1, **local})).train.settings.examples == n_vc
 
 
 @pytest.mark.parametrize(

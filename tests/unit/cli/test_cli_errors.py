@@ -38,6 +38,10 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_right(arguments: list[st
     [
         (["run", "digit"], "there is no recipe 'digit'"),
         (["run", "{recipe}", "--set", "local.lr"], "'local.lr' is not key=value (--set)"),
+        (
+            ["run", "{recipe}", "--set", "client=[proximal]"],
+            "[proximal] is neither a table nor a list of TOML: ",
+        ),
         (["run", "nowhere.toml"], "the file nowhere.toml is not there"),
         (["report", "nowhere"], "there is no such directory (nowhere)"),
         (["compare", "nowhere"], "there is no such directory (nowhere)"),

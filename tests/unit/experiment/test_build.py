@@ -260,12 +260,51 @@ def test_a_slot_without_a_name_is_what_the_algorithm_fills_it_with(
         (["algorithm.name=fedadam", "algorithm.tau=0.1", "server.lr=0.1"], "tau"),
         (["algorithm.name=fedprox", "algorithm.mu=0.5", "algorithm.lr=0.1", "server.lr=0.2"], "lr"),
         (["algorithm.name=fednova", "algorithm.tau_eff=50", "aggregate.weighting=uniform"], "tau_eff"),
+        # At their defaults, and asked for all the same.
+        (["algorithm.name=fedadam", "algorithm.lr=0.01", "server.name=plain"], "lr"),
+        (
+            ["algorithm.name=fedadam", "algorithm.bias_correction=false", "server.name=plain"],
+            "bias_correction",
+        ),
     ],
 )
 def test_a_setting_that_a_table_server_would_pass_over_is_refused(changes: list[str], name: str) -> None:
     with pytest.raises(ConfigError, match=rf"takes the place of .* makes of '{name}'") as refused:
         made(*changes)
     assert refused.value.where == f"--set algorithm.{name}"
+
+
+def test_a_runs_own_config_in_which_all_defaults_stand_is_not_refused() -> None:
+    config = plan(
+        read_config({**LEAST, "algorithm": "fedadam", "server": {"name": "plain"}}), Source({})
+    ).config
+    written = config.model_dump()
+    assert written["algorithm"]["lr"] == 0.01
+    assert made(**written).algorithm.server.lr == 1.0
+
+
+@pytest.mark.parametrize("given", ["scaffold", "moon", "local-only"])
+@pytest.mark.parametrize("client", ["plain", ["plain"], [{"name": "plain"}, {"name": "plain"}]])
+def test_a_plain_client_does_not_undo_the_algorithms_own_rule(given: str, client: Any) -> None:
+    data = {**LEAST["data"], "validation": 0.2, "validation_from": "client"}
+    if given == "local-only":
+        assert made(algorithm=given, client=client, data=data).algorithm.rule.plain
+        return
+    with pytest.raises(ConfigError, match="'plain' does nothing, and the algorithm brings a rule of its own"):
+        made(algorithm=given, client=client, model={"name": "mlp"})
+
+
+def test_a_plain_client_beside_another_rule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'plain' does nothing, and it stands beside 'proximal'"):
+        made(client=["proximal", "plain"])
+
+
+def test_more_clients_than_hold_something_out_are_not_measured() -> None:
+    data = {**LEAST["data"], "validation": 0.2, "validation_from": "client"}
+    assert made(data=data, evaluation={"clients": 4}).algorithm.measured == 4
+    with pytest.raises(ConfigError, match="5 clients are to be measured, and 4 hold out") as refused:
+        made(data=data, evaluation={"clients": 5})
+    assert refused.value.where == "evaluation.clients"
 
 
 def test_a_selection_of_the_users_keeps_what_it_says_beside_another_algorithm() -> None:

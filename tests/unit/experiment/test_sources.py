@@ -49,7 +49,7 @@ def test_where_a_person_finds_a_key() -> None:
     )
     assert source.locate("rounds") == "my.toml, line 2: rounds"
     assert source.locate("data.partition.clients") == "my.toml, line 6: data.partition.clients"
-    assert source.locate("data.validation") == "my.toml, line 4: data.validation"
+    assert source.locate("data.validation") == "my.toml, line 4: data.validation, which is not set there"
     assert source.locate("local.lr") == "my.toml: local.lr"
     assert source.locate("model.name") == "--set model.name"
     assert source.locate("model.hidden") == "my.toml, line 10: model.hidden"

@@ -53,6 +53,11 @@ def test_the_command_is_there() -> None:
     assert callable(getattr(importlib.import_module(module), function))
 
 
+def test_the_module_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedlens", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "fedlens")
+
+
 def test_no_file_is_longer_than_two_subjects() -> None:
     long = {
         str(path.relative_to(ROOT)): lines

@@ -1,12 +1,14 @@
 """Rules in a chain: every hook runs, in turn, and what does not go together is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.schema import NumberField
 from fedlens.local.chaining import chain
-from fedlens.local.rules import ClientRule, ServerRule, Solved, Visit, proximal
+from fedlens.local.rules import ClientRule, ServerRule, Solved, Visit, plain, proximal
 
 VISIT = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)
 
@@ -76,3 +78,20 @@ def test_a_chain_in_a_chain_hides_none_of_its_rules() -> None:
     weigh = [ClientRule(name=n, risk=lambda outputs, targets, visit: outputs) for n in "xy"]
     with pytest.raises(ConfigError, match="'x' and 'y' both weigh"):
         chain(weigh[0], chain(inner, weigh[1]))
+
+
+def test_what_is_altered_in_a_chain_stays_altered_when_it_is_chained_again() -> None:
+    altered = replace(
+        chain(proximal(mu=1.0), rule("a", 2.0)), loss=lambda loss, outputs, targets, visit: 2 * loss
+    )
+    assert altered.links == ()
+    again = chain(altered, rule("b", 1.0))
+    assert [link.name for link in again.links] == ["proximal+a", "b"]
+    assert again.loss(torch.tensor(1.5), None, None, None) == 2 * 1.5 + 1
+
+
+def test_plain_alone_is_plain_and_beside_a_rule_it_is_refused() -> None:
+    assert chain(plain()).name == "plain"
+    assert chain(ClientRule(), plain()).plain
+    with pytest.raises(ConfigError, match="'plain' does nothing, and it stands beside 'proximal'"):
+        chain(proximal(mu=1.0), plain())

@@ -91,6 +91,53 @@ def test_the_terminal_says_so_too() -> None:
     )
 
 
+def test_the_worst_tenth_is_told_also_where_it_is_nothing() -> None:
+    final = {"round": 1, "validation_accuracy": 0.7, "clients_accuracy_worst_decile": 0.0}
+    assert closing_lines({"status": "finished", "final": final})[0].endswith(
+        ", 0.0 % at the worst tenth of the clients"
+    )
+
+
+def test_of_a_tuned_run_the_clients_are_told_first_and_which_model_is_which() -> None:
+    final = {"round": 3, "test_accuracy": 0.436, "validation_accuracy": 0.447, **SPREAD}
+    best = {"round": 2, "metric": "validation_accuracy", "value": 0.447, "chosen_on": "validation"}
+    summary = {"status": "finished", "final": final, "best": {**best, "test_value": 0.43}}
+    assert closing_lines(summary)[:2] == [
+        "finished: accuracy 90.0 % at the clients, each after tuning, in round 3, 61.0 % at the worst tenth of the "
+        "clients",
+        "the global model, not tuned: accuracy 43.6 % on test after round 3; best 43.0 % on test in round 2, chosen on "
+        "validation",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("best", "said"),
+    [
+        (
+            {"metric": "test_accuracy", "value": 0.8, "chosen_on": "test"},
+            "best 80.0 % in round 2, chosen on test",
+        ),
+        (
+            {"metric": "validation_accuracy", "value": 0.8, "chosen_on": "validation", "test_value": 0.7},
+            "best 70.0 % on test in round 2, chosen on validation",
+        ),
+        (
+            {"metric": "validation_accuracy", "value": 0.8, "chosen_on": "validation"},
+            "best 80.0 % on validation in round 2, chosen on validation",
+        ),
+    ],
+)
+def test_the_best_value_is_one_of_test_where_it_is_known(best: dict, said: str) -> None:
+    final = {"round": 3, "test_accuracy": 0.5, "validation_accuracy": 0.6}
+    line = closing_lines({"status": "finished", "final": final, "best": {"round": 2, **best}})[0]
+    assert line == f"finished: accuracy 50.0 % on test after round 3; {said}"
+
+
+def test_the_page_of_a_tuned_run_begins_with_what_the_clients_use(tmp_path: Path) -> None:
+    words = read_page(write_report(tuned(tmp_path)).read_text(encoding="utf-8")).words
+    assert "accuracy after tuning 90.0 % mean of the clients; 80.0 % before" in words
+
+
 @pytest.mark.parametrize("name", ["clients_accuracy", "client_accuracy_mean", "clients_accuracy_median"])
 def test_other_names_are_no_spread(name: str, tmp_path: Path) -> None:
     assert read_run(make_run(tmp_path, metrics=[line(0, **{name: 0.5})])).spread() == {}
