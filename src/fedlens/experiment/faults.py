@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedlens.core.errors import ConfigError, nearest
+from fedlens.experiment.sources import NOT_SET
 
 Locate = Callable[[str], str]
 
@@ -52,7 +53,7 @@ def explained(
     if first["type"] == "missing" and len(path) == len(first["loc"]):
         return ConfigError(
             f"the setting '{last}' is missing",
-            where=locate(full),
+            where=locate(full).removesuffix(NOT_SET),  # said already
             hint=f"write it there, or say --set {full}=VALUE",
         )
     value = _at(values, path)

@@ -18,6 +18,9 @@ _TABLE = re.compile(r"\s*\[([A-Za-z0-9_. -]+)\]\s*(#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
 
 
+NOT_SET = ", which is not set there"
+
+
 @dataclass(frozen=True)
 class Source:
     """Settings as they were given, and where each of them stands."""
@@ -44,7 +47,7 @@ class Source:
             return changed
         line = next((self.lines[prefix] for prefix in prefixes if prefix in self.lines), None)
         if line is not None and self.path is not None:
-            more = f", with {changed}" if changed else "" if self._has(parts) else ", which is not set there"
+            more = f", with {changed}" if changed else "" if self._has(parts) else NOT_SET
             return f"{self.path}, line {line}: {key}{more}"
         return f"{self.path}: {key}" if self.path else key
 
