@@ -34,7 +34,7 @@ class Source:
     def locate(self, key: str) -> str:
         """Where a person finds this key: the option, or the file and line.
 
-        >>> Source({}, Path("my.toml"), {"local.lr": 12}).locate("local.lr")
+        >>> Source({"local": {"lr": 0.1}}, Path("my.toml"), {"local.lr": 12}).locate("local.lr")
         'my.toml, line 12: local.lr'
         """
         parts = key.split(".")
