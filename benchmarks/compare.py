@@ -133,6 +133,7 @@ def main() -> None:
         "inline-1": ("inline", 1, 1),
         "inline-all": ("inline", 1, cores),
         "processes": ("processes", cores, 1),
+        "vectorized": ("vectorized", 1, 1),
     }
     rows = []
     for name in asked.workload or WORKLOADS:

@@ -11,14 +11,17 @@ import pytest
 import torch
 
 from fedlens.api import Experiment, resume
+from fedlens.experiment import checkpoint
 from tests.contract.contract_kit import (
     ALGORITHMS,
+    HELD_OUT,
     INLINE,
     PARTITIONS,
     USERS,
     Stopping,
     experiment,
     failures,
+    lines,
     outcome,
     settings,
     weights,
@@ -80,6 +83,37 @@ def test_a_cohort_that_is_folded_at_the_workers_gives_the_same_bits(algorithm: s
     ]
     assert outcome(runs[0]) == outcome(runs[1])
     assert runs[0].metrics[-1]["clients"] == 74
+
+
+VECTORIZED = {"name": "vectorized"}
+
+
+@pytest.mark.parametrize("augment", ["none", "pad-crop-flip"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedvc", "scaffold", "fedir", "finetune"])
+def test_clients_together_agree_with_one_after_the_other(algorithm: str, augment: str, tmp_path) -> None:
+    """To rounding, over a whole run; what is counted is equal. One client holds nothing, one a single example."""
+    data = {"dataset": "digits", "partition": PARTITIONS["uneven"], "augment": augment}
+    changes = {"rounds": 3, "model": "mlp", "data": data | (HELD_OUT if algorithm == "finetune" else {})}
+    if algorithm == "finetune":
+        changes["data"] |= {"partition": PARTITIONS["dirichlet"]}
+    inline = experiment(algorithm, engine=INLINE, **changes).run(tmp_path / "inline")
+    runs = [experiment(algorithm, engine=VECTORIZED, **changes).run(tmp_path / str(k)) for k in range(2)]
+    assert outcome(runs[0]) == outcome(runs[1])  # with itself, to the bit
+    assert failures(inline) == failures(runs[0])
+    for one, many in zip(lines(inline), lines(runs[0]), strict=True):
+        assert {k for k, v in many.items() if v is None} == {k for k, v in one.items() if v is None}
+        known = {k: v for k, v in one.items() if v is not None}
+        assert {k: many[k] for k in known} == pytest.approx(known, rel=1e-4, abs=1e-6)
+    trees = [checkpoint.read_model(run.directory / "model.safetensors")[0] for run in (inline, runs[0])]
+    torch.testing.assert_close(trees[1], trees[0], rtol=1e-4, atol=1e-6)
+
+
+def test_clients_together_resume_exactly(tmp_path) -> None:
+    made = experiment("scaffold", "shards", engine=VECTORIZED, model="mlp")
+    whole = outcome(made.run(tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        made.run(tmp_path / "stopped", progress=Stopping(2))
+    assert outcome(resume(tmp_path / "stopped")) == whole
 
 
 @pytest.mark.parametrize("algorithm", ["centralized", "remembering"])

@@ -130,15 +130,16 @@ class Step:
 
 @dataclass
 class Course:
-    """An algorithm on the inline engine, round by round."""
+    """An algorithm on an engine, by default the inline one, round by round."""
 
     algorithm: Any
     there: World
     seed: int = 0
+    engine: Any = None
     steps: list[Step] = field(default_factory=list)
 
     def run(self, rounds: int) -> Course:
-        engine, states = inline(), ClientStates()
+        engine, states = self.engine or inline(), ClientStates()
         engine.open(Program(self.algorithm.ops, self.there, self.seed), states)
         state = self.algorithm.init(self.algorithm.parts.model, self.there.info)
         try:
@@ -159,8 +160,8 @@ class Course:
         return self.steps[-1].after["model"]
 
 
-def course(algorithm: Any, there: World, rounds: int = 4, seed: int = 0) -> Course:
-    return Course(algorithm, there, seed).run(rounds)
+def course(algorithm: Any, there: World, rounds: int = 4, seed: int = 0, engine: Any = None) -> Course:
+    return Course(algorithm, there, seed, engine=engine).run(rounds)
 
 
 def rng_of(step: Step, slot: int, seed: int = 0) -> Rng:

@@ -133,6 +133,7 @@ def mime(
         name=MIME,
         start=partial(start_mime, base=base),
         grad=mime_step,
+        elementwise=True,
         anchored=True,
         servers={
             MIME: ServerRule(
@@ -231,6 +232,7 @@ def mimelite(
             name=LITE,
             start=partial(start_lite, base=base),
             grad=lite_step,
+            elementwise=True,
             finish=_finish,
             expect=_expect,
             fields={FULL: "mean"},

@@ -160,6 +160,14 @@ class Op(Protocol):
     def __call__(self, payload: Payload, client: Client, rng: Rng, /) -> Outcome: ...
 
 
+class Call(NamedTuple):
+    """What an operation is called with, where several calls are made at once."""
+
+    payload: Payload
+    client: Client
+    rng: Rng
+
+
 class ClientDataSource(Protocol):
     """Where the data of the clients is found: by row, or by name for what the server holds."""
 
@@ -291,7 +299,7 @@ class Engine(Protocol):
 
 
 __all__ = [
-    "Algorithm", "Answer", "Answers", "Ask", "Client", "ClientDataSource", "ClientId", "ClientStates", "Engine",
+    "Algorithm", "Answer", "Answers", "Ask", "Call", "Client", "ClientDataSource", "ClientId", "ClientStates", "Engine",
     "Evaluation", "Failure", "FederationInfo", "Id", "Metrics", "ModelSpec", "Op", "Outcome", "Payload", "Program",
     "Reduce", "Reply", "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec",
 ]  # fmt: skip

@@ -126,7 +126,7 @@ def norm(tree: Tree) -> Tensor:
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no floating-point tensor holds a NaN or an infinity.
 
-    One pass over the memory: the largest magnitude of a tensor is finite only if every value is.
+    A sum is finite only if every value is. The other way round it may overflow, so then the largest magnitude decides.
 
     >>> all_finite([torch.tensor([1.0]), torch.tensor([float("nan")])])
     False
@@ -134,7 +134,10 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     floats = [t for t in tensors if t.is_floating_point() and t.numel()]
     if not floats:
         return True
-    largest = torch._foreach_norm(floats, float("inf"))
+    doubtful = [t for t in floats if not math.isfinite(t.sum().item())]
+    if not doubtful:
+        return True
+    largest = torch._foreach_norm(doubtful, float("inf"))
     return all(math.isfinite(value.item()) for value in largest)
 
 

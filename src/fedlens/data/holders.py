@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -81,6 +81,29 @@ class Holding:
                 if self.augment is not None:
                     images = self.augment(images, augmenting)
                 yield normalize(images, self.mean, self.std), labels
+
+    def pool(self, holdings: Sequence[Holding]) -> tuple[Tensor, Tensor] | None:
+        """Normalized images float32 [sum of n, C, H, W] and labels of several holders, one after the other.
+
+        None where their images are not simply read: augmented, seen in a light of their own, not all of one set, or
+        too many to lie normalized in memory.
+        """
+        examples = sum(map(len, holdings))
+        if examples * self.examples.values * 4 > _WHOLE:
+            return None
+        for each in holdings:
+            if each.augment or each.features or each.indices is None or each.examples is not self.examples:
+                return None
+        taken = self.examples.take(torch.cat([each.indices for each in holdings if each.indices is not None]))
+        return normalize(taken.inputs, self.mean, self.std), taken.targets
+
+    def orders(self, size: int, rng: Rng, steps: int) -> Tensor:
+        """Where the examples of the first so many of `batches` are, int64 [steps, size]; -1 where one is short."""
+        n, generator, rows = len(self), rng.torch("batches"), []
+        for _ in range(-(-steps // -(-n // size))):
+            order = self._order(n, size, generator)
+            rows.append(torch.nn.functional.pad(order, (0, -n % size), value=-1).view(-1, size))
+        return torch.cat(rows)[:steps]
 
     def _images(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """The images uint8 and labels at the positions `at` of this holder, as it sees them."""

@@ -6,6 +6,10 @@ ENGINES = Registry(
     "engine",
     {
         "inline": Entry("fedlens.engines.inline:inline", "this process, one client after the other"),
+        "vectorized": Entry(
+            "fedlens.engines.vectorized:vectorized",
+            "this process, several clients as one batched computation",
+        ),
         "processes": Entry(
             "fedlens.engines.processes:processes", "local workers that share data and weights in memory"
         ),

@@ -13,6 +13,7 @@ from fedlens.core.errors import told
 from fedlens.core.folding import fold
 from fedlens.core.protocol import (
     Answer,
+    Call,
     Client,
     ClientId,
     Failure,
@@ -46,28 +47,49 @@ class Site:
 
     def answer(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
         """Runs one operation and checks what comes out. An exception in it is the client's failure, not the run's."""
-        rng = Rng((self.program.seed, "op", *item.id, item.client))
         try:
             if op not in self.program.ops:
                 return Failure(item.id, item.client, f"the algorithm has no operation '{op}'")
-            client = Client(
-                id=item.client,
-                data=self.program.data.holder(item.client),
-                state=item.state,
-                secrets=Secrets((self.program.seed, item.client)),
-                scratch=self.scratch,
-                device=torch.device(self.program.device),
-            )
-            torch.default_generator.manual_seed(rng.seed("torch"))
-            outcome = Outcome(*self.program.ops[op]({**shared, **item.payload}, client, rng))
-            metrics = {name: float(value) for name, value in outcome.metrics.items()}
-            fault = expect.fault(outcome.payload) or _fault(outcome, metrics)
+            call = self._call(shared, item)
+            torch.default_generator.manual_seed(call.rng.seed("torch"))
+            outcome = Outcome(*self.program.ops[op](*call))
         except (Exception, SystemExit) as error:
             return Failure(item.id, item.client, told(error))
-        if fault is not None:
-            return Failure(item.id, item.client, fault)
-        size = nbytes(outcome.payload)
-        return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size)
+        return _checked(item, outcome, expect)
+
+    def together(self, op: str, shared: Payload, items: Sequence[Item], expect: Schema) -> list[Answer]:
+        """Runs one operation for several clients as one computation: `together` of the operation.
+
+        Raises what that raises, where it is no client's own failure.
+        """
+        calls: dict[int, Call] = {}
+        answers: dict[int, Answer] = {}
+        for at, item in enumerate(items):
+            try:
+                calls[at] = self._call(shared, item)
+            except Exception as error:
+                answers[at] = Failure(item.id, item.client, told(error))
+        joint: Any = self.program.ops[op]
+        found = joint.together(list(calls.values())) if calls else []
+        for at, outcome in zip(calls, found, strict=True):
+            item = items[at]
+            if isinstance(outcome, Exception):
+                answers[at] = Failure(item.id, item.client, told(outcome))
+            else:
+                answers[at] = _checked(item, outcome, expect)
+        return [answers[at] for at in range(len(items))]
+
+    def _call(self, shared: Payload, item: Item) -> Call:
+        client = Client(
+            id=item.client,
+            data=self.program.data.holder(item.client),
+            state=item.state,
+            secrets=Secrets((self.program.seed, item.client)),
+            scratch=self.scratch,
+            device=torch.device(self.program.device),
+        )
+        rng = Rng((self.program.seed, "op", *item.id, item.client))
+        return Call({**shared, **item.payload}, client, rng)
 
     def block(
         self, op: str, shared: Payload, items: Sequence[Item], expect: Schema, reduce: Reduce | None
@@ -79,6 +101,19 @@ class Site:
         answers = [folding.take(self.answer(op, shared, item, expect)) for item in items]
         answers[-1].folded = folding.result()
         return answers
+
+
+def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
+    """The reply, or the failure that it is where something about it is not good."""
+    try:
+        metrics = {name: float(value) for name, value in outcome.metrics.items()}
+        fault = expect.fault(outcome.payload) or _fault(outcome, metrics)
+    except Exception as error:
+        return Failure(item.id, item.client, told(error))
+    if fault is not None:
+        return Failure(item.id, item.client, fault)
+    size = nbytes(outcome.payload)
+    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size)
 
 
 def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:

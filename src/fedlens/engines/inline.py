@@ -66,20 +66,20 @@ class Inline:
 
     def _answers(self, ask: Ask, ids: Sequence[Id], due: float | None) -> Generator[Answer, None, None]:
         size = ask.reduce.block if ask.reduce else 1
-        with _random_state_kept():
+        with random_state_kept():
             for first in range(0, len(ids), size):
                 # Nothing is committed before the ask is answered, so a state may be read when its turn comes.
                 items = [
-                    _item(ask, id, self._states.get(ask.requests[id.slot].client))
+                    item_of(ask, id, self._states.get(ask.requests[id.slot].client))
                     for id in ids[first : first + size]
                 ]
                 yield from self._work(ask, items, due)
 
     def _as_asked(self) -> Generator[Answer, None, None]:
-        with _random_state_kept():
+        with random_state_kept():
             while self._queue:
                 ask, id, version, due = self._queue.popleft()
-                item = _item(ask, id, self._states.read(version))
+                item = item_of(ask, id, self._states.read(version))
                 self._states.release(version)
                 yield from self._work(ask, [item], due)
 
@@ -103,13 +103,15 @@ class Inline:
             self._before = None
 
 
-def _item(ask: Ask, id: Id, state: Payload) -> Item:
+def item_of(ask: Ask, id: Id, state: Payload) -> Item:
+    """The request of this slot, with the state of its client."""
     request = ask.requests[id.slot]
     return Item(id, request.client, request.payload, state)
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[None]:
+def random_state_kept() -> Iterator[None]:
+    """Leaves the process's own random state as it was: operations draw from generators of theirs."""
     random_state = torch.get_rng_state()
     try:
         yield

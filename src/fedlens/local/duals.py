@@ -154,7 +154,7 @@ def stepping(variables: Variables) -> ClientRule:
     if variables.trained:
         return _rule(variables)
     start = partial(_start_steps, variables=variables)
-    return replace(_rule(variables), start=start, grad=_grad, proximal=variables.steepest)
+    return replace(_rule(variables), start=start, grad=_grad, elementwise=True, proximal=variables.steepest)
 
 
 def _rule(

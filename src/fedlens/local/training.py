@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.modules import Loadable, loadable
-from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
+from fedlens.core.protocol import Call, Client, ModelSpec, Outcome, Payload
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.seeding import Rng
 from fedlens.core.tree import TreeSpec, part
@@ -21,8 +21,9 @@ from fedlens.local.bench import Bench, gradients_of
 from fedlens.local.normalizing import effective_steps
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal import PERSONAL, own_leaves
-from fedlens.local.rules import ClientRule, Solved, Visit
+from fedlens.local.rules import ClientRule, Solved, Tensors, Visit
 from fedlens.local.settings import LocalSettings
+from fedlens.local.together import Obstacle, footprint, obstacle, train_together
 from fedlens.tasks.evaluation import Task
 
 Weighting = Literal["examples", "uniform"]
@@ -68,26 +69,53 @@ class Train:
             else:
                 solved = self._steps(parameters, visit, rng, kept)
             with torch.no_grad():
-                update = visit.tree(torch._foreach_sub(visit.anchor, parameters))
-            more: Mapping[str, Any] = {}
-            changes: Payload | None = None
-            if self.rule.finish is not None:
-                more, changes = self.rule.finish([p.detach() for p in parameters], visit)
-            reply = self._reply(bench.learner, update, more, visit, len(bench.data))
-            state = self._state(client.state, changes, bench.learner, kept)
+                update = torch._foreach_sub(visit.anchor, parameters)
+            return self.outcome(client, visit, [p.detach() for p in parameters], update, solved, kept)
+
+    def together(self, calls: Sequence[Call]) -> list[Outcome | Exception]:
+        """Trains at several clients at once; see `fedlens.local.together`."""
+        return train_together(self, calls)
+
+    def obstacle(self) -> Obstacle | None:
+        """What keeps it from training several clients at once, where something does."""
+        return obstacle(self)
+
+    def footprint(self, device: torch.device) -> int:
+        """About how many bytes each client takes in `together`."""
+        return footprint(self, device)
+
+    def outcome(
+        self,
+        client: Client,
+        visit: Visit,
+        parameters: Tensors,
+        update: Sequence[Tensor],
+        solved: Solved,
+        kept: OptimizerState | None = None,
+    ) -> Outcome:
+        """What a client that has been trained sends back and keeps: the weights it came to, and anchor - weights."""
+        bench, more, changes = visit.bench, dict[str, Any](), None
+        if self.rule.finish is not None:
+            found, changes = self.rule.finish(parameters, visit)
+            more.update(found)
+        reply = self._reply(bench.learner, visit.tree(update), more, visit, len(bench.data))
+        state = self._state(client.state, changes, bench.learner, kept or {})
         # A solver says how many batches it looked at, all in all.
         batches = solved.batches + (bench.seen if self.rule.solve is None else 0)
         sums = {"loss": solved.loss * solved.examples, "examples": solved.examples, "batches": batches}
         return Outcome(reply, state, {**solved.sums, **sums})
 
-    def visit(self, payload: Payload, client: Client, rng: Rng, closing: ExitStack) -> Visit:
-        """What the rule's hooks see at this client, the model loaded."""
+    def visit(
+        self, payload: Payload, client: Client, rng: Rng, closing: ExitStack, load: bool = True
+    ) -> Visit:
+        """What the rule's hooks see at this client; the model is loaded, unless it is there already."""
         if len(client.data) == 0:
             raise ValueError("the client holds no example")
         data = virtual(client.data, self.settings.examples, rng)
         learner = loadable(self.model, client.scratch, client.device)
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
-        learner.load(tree)
+        if load:
+            learner.load(tree)
         labels = torch.empty(0) if self.rule.plain else data.labels()
         visit = Visit(
             list(learner.trainable),

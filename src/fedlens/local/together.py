@@ -1,0 +1,449 @@
+"""Several clients' local training as one computation: their weights stacked along an axis of clients.
+
+Each client takes exactly its own steps over its own batches, in its own order, under its own dropout masks. Batches are
+padded to one length with a weight of 0, and clients stand in the order of their steps, the most first, so that those
+who still have some are always the first ones. What comes out agrees with one client after the other to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedlens.core.modules import Loadable, loadable
+from fedlens.core.protocol import Call, Outcome
+from fedlens.local.bench import gradients_of
+from fedlens.local.optimizers import OptimizerState, optimizer
+from fedlens.local.rules import Solved, Tensors, Visit
+
+if TYPE_CHECKING:
+    from fedlens.local.training import Train
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_RANDOM = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)
+
+
+class Obstacle(NamedTuple):
+    """Why clients cannot be trained together: what, the setting, and what to do."""
+
+    what: str
+    where: str
+    hint: str
+
+
+def obstacle(train: Train) -> Obstacle | None:
+    """What keeps this training from being done for several clients at once; None where nothing does."""
+    rule, other = train.rule, "take engine.name = 'inline' or 'processes'"
+    if rule.solve is not None:
+        return Obstacle(f"'{rule.name}' solves each client's problem in a way of its own", "client", other)
+    if rule.loss is not None:
+        return Obstacle(f"'{rule.name}' looks into each client's model while it trains", "client", other)
+    if train.personal:
+        return Obstacle("parts of the model are the clients' own", "algorithm.name", other)
+    if train.keep_optimizer:
+        return Obstacle(
+            "the optimizer's state is kept, so there is one client after the other", "algorithm.name", other
+        )
+    for name, module in train.model.build().named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            return Obstacle(
+                f"the layer {name!r} normalizes over the examples of a batch and keeps statistics of them, which "
+                "stacked clients do not have for themselves",
+                "model",
+                f"take group normalization (model.norm = 'group' where there is one), or {other.removeprefix('take ')}",
+            )
+        if isinstance(module, _RANDOM):
+            return Obstacle(
+                f"the layer {name!r} draws random numbers in a way that stacked clients cannot",
+                "model",
+                other,
+            )
+    return None
+
+
+def footprint(train: Train, device: torch.device) -> int:
+    """About how many bytes a client takes in a group: its copies of the weights, a batch and its activations."""
+    learner = loadable(train.model, {}, device)
+    weights = sum(value.nbytes for value in learner.trainable.values())
+    size = 32 if train.settings.batch_size == "all" else train.settings.batch_size
+    seen = [0]
+
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not any(module.children()):
+            seen[0] += output.nbytes
+
+    handles = [module.register_forward_hook(count) for module in learner.module.modules()]
+    dtype = next(iter(learner.trainable.values())).dtype
+    images = torch.zeros(1, *train.model.input_shape, dtype=dtype, device=device)
+    with torch.no_grad():
+        learner.module.eval()(images)
+    for handle in handles:
+        handle.remove()
+    return 6 * weights + size * (images.nbytes + 3 * seen[0])
+
+
+@dataclass
+class _Member:
+    """A client of the group: where it stands in the calls, and what the rule's hooks see there."""
+
+    at: int
+    call: Call
+    visit: Visit
+    masks: torch.Generator | None
+
+
+def train_together(train: Train, calls: Sequence[Call]) -> list[Outcome | Exception]:
+    """Local training of several clients, as `Train` does it for one.
+
+    Where a client fails by itself its place holds the exception. Raises whatever the common computation raises.
+    """
+    results: dict[int, Outcome | Exception] = {}
+    with ExitStack() as closing:
+        learner = loadable(train.model, calls[0].client.scratch, calls[0].client.device)
+        learner.load(calls[0].payload["model"])
+        dropouts = [m for m in learner.module.modules() if isinstance(m, _DROPOUTS) and m.p > 0]
+        members: list[_Member] = []
+        for at, call in enumerate(calls):
+            try:
+                members.append(_begun(train, at, call, closing, bool(dropouts)))
+            except Exception as error:
+                results[at] = error
+        if members:
+            members.sort(key=lambda member: -member.visit.steps)
+            trained, losses = _Group(train, learner, members, dropouts).run()
+            updates = [anchor - now for anchor, now in zip(members[0].visit.anchor, trained, strict=True)]
+            for k, (member, loss) in enumerate(zip(members, losses, strict=True)):
+                try:
+                    results[member.at] = train.outcome(
+                        member.call.client,
+                        member.visit,
+                        [value[k] for value in trained],
+                        [value[k] for value in updates],
+                        Solved([], loss[0], loss[1], member.visit.steps),
+                    )
+                except Exception as error:
+                    results[member.at] = error
+    return [results[at] for at in range(len(calls))]
+
+
+def _begun(train: Train, at: int, call: Call, closing: ExitStack, random: bool) -> _Member:
+    torch.default_generator.manual_seed(call.rng.seed("torch"))
+    visit = train.visit(call.payload, call.client, call.rng, closing, load=False)
+    if train.rule.start is not None:
+        train.rule.start(visit)
+    masks = None
+    if random:  # masks come from where the client's own generator would stand
+        masks = torch.Generator()
+        masks.set_state(torch.get_rng_state())
+    return _Member(at, call, visit, masks)
+
+
+class _Batch(NamedTuple):
+    """A step's batches of the clients that take it: [A, B, ...], [A, B], [A, B], and how many are real."""
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+    counts: list[int]
+
+
+class _Group:
+    """The steps of a group of clients, those with the most steps first."""
+
+    def __init__(
+        self, train: Train, learner: Loadable, members: Sequence[_Member], dropouts: Sequence[nn.Module]
+    ) -> None:
+        self.train, self.learner, self.members, self.dropouts = train, learner, members, dropouts
+        self.visits = [member.visit for member in members]
+        self.steps = [visit.steps for visit in self.visits]
+        anchor = self.visits[0].anchor
+        self.weights = [value.expand(len(members), *value.shape).clone() for value in anchor]
+        self.kept: OptimizerState = {}
+        self.stacked = _stacked(self.visits) if train.rule.grad and train.rule.elementwise else None
+        self.first: tuple[int, Visit] | None = None  # the stacked visit of the clients that still have steps
+
+    def run(self) -> tuple[Tensors, list[tuple[float, int]]]:
+        """The trained weights [C, ...], and each client's mean loss and number of examples looked at."""
+        device = self.weights[0].device
+        total = torch.zeros(len(self.members), dtype=torch.float64, device=device)
+        seen = [0] * len(self.members)
+        module = self.learner.module
+        module.train()
+        with _masked(self.dropouts, self.members) as masks:
+            for batch in self._batches():
+                active = len(batch.counts)
+                masks.begin(batch.counts)
+                losses = self._step(batch, active, masks)
+                total[:active] += losses.double() * torch.tensor(
+                    batch.counts, dtype=torch.float64, device=device
+                )
+                for k, count in enumerate(batch.counts):
+                    seen[k] += count
+        return self.weights, [(value / n, n) for value, n in zip(total.tolist(), seen, strict=True)]
+
+    def _step(self, batch: _Batch, active: int, masks: _Masks) -> Tensor:
+        rule, settings = self.train.rule, self.train.settings
+        weights = [value[:active] for value in self.weights]
+        visits = self.visits[:active]
+        at_anchor: Tensors = []
+        if rule.anchored:
+            anchor = [value.expand(active, *value.shape) for value in visits[0].anchor]
+            _, at_anchor = self._gradients(anchor, batch, visits)
+            masks.again()
+            for visit in visits:
+                visit.bench.seen += 1
+        losses, gradients = self._gradients(weights, batch, visits)
+        if rule.grad is not None:
+            gradients = self._bent(gradients, weights, at_anchor, batch)
+        if settings.clip_norm is not None:
+            gradients = _clipped(gradients, settings.clip_norm)
+        kept = {name: [v[:active] if v.dim() else v for v in values] for name, values in self.kept.items()}
+        optimizer(settings, visits[0].lr, kept)(weights, gradients)
+        self.kept = kept  # whoever has no steps left has no use for it any more
+        return losses
+
+    def _gradients(self, weights: Tensors, batch: _Batch, visits: Sequence[Visit]) -> tuple[Tensor, Tensors]:
+        """The mean of the task's loss at each client, [A], and the gradients of what it descends, each [A, ...]."""
+        train, names = self.train, list(self.learner.trainable)
+        leaves = [value.detach().requires_grad_() for value in weights]
+
+        def forward(own: Tensors, images: Tensor) -> Tensor:
+            found: Tensor = functional_call(
+                self.learner.module, dict(zip(names, own, strict=True)), (images,)
+            )
+            return found
+
+        outputs = vmap(forward)(leaves, batch.inputs)
+        each = train.task.losses(outputs.flatten(0, 1), batch.targets.flatten(0, 1)).view(batch.weights.shape)
+        losses = (each * batch.weights).sum(1)
+        descended = losses
+        if (risk := train.rule.risk) is not None:
+            descended = torch.stack(
+                [
+                    risk(outputs[k, :count], batch.targets[k, :count], visits[k])
+                    for k, count in enumerate(batch.counts)
+                ]
+            )
+        return losses.detach(), gradients_of(descended.sum(), leaves)
+
+    def _bent(self, gradients: Tensors, weights: Tensors, at_anchor: Tensors, batch: _Batch) -> Tensors:
+        """What the rule makes of the gradients: at once where it may, else client by client."""
+        grad, visits = self.train.rule.grad, self.visits[: len(batch.counts)]
+        assert grad is not None
+        if self.stacked is not None:
+            if self.first is None or self.first[0] != len(visits):
+                self.first = len(visits), replace(self.stacked, own=_cut(self.stacked.own, len(visits)))
+            self.first[1].at_anchor = at_anchor
+            return grad(gradients, weights, self.first[1])
+        rows = []
+        for k, visit in enumerate(visits):
+            visit.batch = batch.inputs[k, : batch.counts[k]], batch.targets[k, : batch.counts[k]]
+            visit.at_anchor = [value[k] for value in at_anchor]
+            rows.append(grad([g[k] for g in gradients], [w[k] for w in weights], visit))
+        return [torch.stack(leaf) for leaf in zip(*rows, strict=True)]
+
+    # ---- the batches
+
+    def _batches(self) -> Iterator[_Batch]:
+        datas = [visit.bench.data for visit in self.visits]
+        pool = getattr(datas[0], "pool", None)
+        pooled = None if pool is None else pool(datas)
+        return self._streamed() if pooled is None else self._gathered(*pooled)
+
+    def _gathered(self, images: Tensor, labels: Tensor) -> Iterator[_Batch]:
+        """All images lie one client after the other: a step is one gather."""
+        size = max(visit.bench.batch for visit in self.visits)
+        at = torch.full((self.steps[0], len(self.members), size), -1)
+        begin = 0
+        for k, member in enumerate(self.members):
+            bench, steps = member.visit.bench, self.steps[k]
+            orders = bench.data.orders(bench.batch, member.call.rng, steps)
+            at[:steps, k, : bench.batch] = torch.where(orders < 0, -1, orders + begin)
+            begin += len(bench.data)
+        real = at >= 0
+        counts = real.sum(2)
+        weights = real.to(self.weights[0].dtype) / counts.clamp(min=1).unsqueeze(2)
+        at, weights = at.clamp(min=0).to(images.device), weights.to(images.device)
+        for step, row in enumerate(counts.tolist()):
+            active = sum(n > 0 for n in row)
+            places = at[step, :active].flatten()
+            yield _Batch(
+                images.index_select(0, places).view(active, size, *images.shape[1:]),
+                labels.index_select(0, places).view(active, size),
+                weights[step, :active],
+                row[:active],
+            )
+
+    def _streamed(self) -> Iterator[_Batch]:
+        """Each client's own batches, as they come, padded and put beside each other."""
+        streams = [m.visit.bench.data.batches(m.visit.bench.batch, m.call.rng) for m in self.members]
+        for step in range(self.steps[0]):
+            active = sum(steps > step for steps in self.steps)
+            batches = [next(stream) for stream in streams[:active]]
+            counts = [len(targets) for _, targets in batches]
+            size = max(counts)
+            weights = torch.zeros(active, size, dtype=self.weights[0].dtype, device=self.weights[0].device)
+            for k, count in enumerate(counts):
+                weights[k, :count] = 1 / count
+            yield _Batch(
+                torch.stack([_padded(inputs, size) for inputs, _ in batches]),
+                torch.stack([_padded(targets, size) for _, targets in batches]),
+                weights,
+                counts,
+            )
+
+
+def _padded(value: Tensor, size: int) -> Tensor:
+    if len(value) == size:
+        return value
+    return torch.cat([value, value[:1].expand(size - len(value), *value.shape[1:])])
+
+
+def _clipped(gradients: Tensors, largest: float) -> Tensors:
+    """Each client's gradients, scaled down to this norm where theirs is above it."""
+    norms = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]
+    factor = (largest / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1.0)
+    return [g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
+
+
+# ---- dropout
+
+
+class _Masks:
+    """The dropout masks of a step, each client's from a generator of its own, drawn in the order of the layers."""
+
+    def __init__(self, generators: Sequence[torch.Generator | None]) -> None:
+        self.generators = generators
+        self.begin([])
+
+    def begin(self, counts: Sequence[int]) -> None:
+        """A new step, of clients with so many examples."""
+        self.counts, self.drawn, self.next = counts, list[Tensor](), 0
+
+    def again(self) -> None:
+        """The same masks once more."""
+        self.next = 0
+
+    def mask(self, like: Tensor, layer: nn.Module) -> Tensor:
+        """The next mask, for values [A, B, ...]: 0, or 1 / (1 - p)."""
+        if self.next == len(self.drawn):
+            self.drawn.append(self._draw(like, layer))
+        self.next += 1
+        return self.drawn[self.next - 1]
+
+    def _draw(self, like: Tensor, layer: nn.Module) -> Tensor:
+        assert isinstance(layer, _DROPOUTS)
+        keep = 1 - layer.p
+        shape = like.shape[2:] if isinstance(layer, nn.Dropout) else (like.shape[2], *[1] * (like.dim() - 3))
+        mask = torch.zeros(*like.shape[:2], *shape, dtype=like.dtype)
+        for k, count in enumerate(self.counts):
+            mask[k, :count].copy_(
+                torch.empty(count, *shape, dtype=like.dtype).bernoulli_(keep, generator=self.generators[k])
+            )
+        return (mask / keep if keep else mask).to(like.device)
+
+
+class _Dropped(torch.autograd.Function):
+    """Times the mask; its place in a vmapped forward pass, where it sees the values of all clients."""
+
+    @staticmethod
+    def forward(values: Tensor, masks: _Masks, layer: nn.Module) -> Tensor:
+        raise RuntimeError("dropout of stacked clients was met outside of their common forward pass")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, values: Tensor, masks: _Masks, layer: nn.Module) -> tuple[Tensor, int]:
+        values = values.movedim(in_dims[0], 0)
+        return values * masks.mask(values, layer), 0
+
+
+@contextmanager
+def _masked(dropouts: Sequence[nn.Module], members: Sequence[_Member]) -> Iterator[_Masks]:
+    masks = _Masks([member.masks for member in members])
+    for layer in dropouts:
+        layer.forward = partial(_dropped, masks, layer)
+    try:
+        yield masks
+    finally:
+        for layer in dropouts:
+            del layer.forward
+
+
+def _dropped(masks: _Masks, layer: nn.Module, values: Tensor) -> Tensor:
+    dropped: Tensor = _Dropped.apply(values, masks, layer)
+    return dropped
+
+
+# ---- a visit of all
+
+
+class _Unequal(Exception):
+    """Something that is no tensor differs between clients."""
+
+
+def _stacked(visits: Sequence[Visit]) -> Visit | None:
+    """One visit that stands for all of them, what `start` left there stacked; None where that cannot be.
+
+    The anchor and what the server sent are the same for all, and stand without an axis of clients.
+    """
+    try:
+        own = _stack([visit.own for visit in visits])
+    except _Unequal:
+        return None
+    return replace(visits[0], own=own, state={}, labels=torch.empty(0))
+
+
+def _stack(values: Sequence[Any]) -> Any:
+    one = values[0]
+    if all(value is one for value in values):
+        return _Common(one)
+    if any(type(value) is not type(one) for value in values):
+        raise _Unequal
+    if isinstance(one, Tensor):
+        return torch.stack(list(values))
+    if isinstance(one, Mapping):
+        if any(value.keys() != one.keys() for value in values):
+            raise _Unequal
+        return {name: _stack([value[name] for value in values]) for name in one}
+    if isinstance(one, list | tuple):
+        if any(len(value) != len(one) for value in values):
+            raise _Unequal
+        return [_stack(list(row)) for row in zip(*values, strict=True)]
+    if is_dataclass(one) and not isinstance(one, type):
+        return replace(
+            one, **{f.name: _stack([getattr(value, f.name) for value in values]) for f in fields(one)}
+        )
+    if any(value != one for value in values):
+        raise _Unequal
+    return one
+
+
+class _Common(NamedTuple):
+    """What is one and the same object at all clients: it has no axis of clients to cut."""
+
+    value: Any
+
+
+def _cut(value: Any, active: int) -> Any:
+    """What was stacked, of the first so many clients."""
+    if isinstance(value, _Common):
+        return value.value
+    if isinstance(value, Tensor):
+        return value[:active]
+    if isinstance(value, Mapping):
+        return {name: _cut(inner, active) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_cut(inner, active) for inner in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _cut(getattr(value, f.name), active) for f in fields(value)})
+    return value

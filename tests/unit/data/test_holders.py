@@ -1,0 +1,57 @@
+"""Several holders' images at once, and where the examples of their batches are."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedlens.core.seeding import Rng
+from fedlens.data.datasets.digits import digits
+from fedlens.data.federated import federate
+from fedlens.data.holders import Holders
+from fedlens.data.partition.partition import Partition
+from fedlens.data.transforms import pad_crop_flip
+
+
+def holders(augment=None) -> Holders:
+    owners = np.random.RandomState(0).randint(0, 5, len(digits(Path(), False, 0).train))
+    data, _ = federate(
+        digits(Path(), False, 0), lambda table: Partition.of_owners(owners, 5, spec={}), 0.0, 0, "global"
+    )
+    return Holders(data, augment)
+
+
+@pytest.mark.parametrize("size", [1, 7, 32, 10_000])
+@pytest.mark.parametrize("steps", [1, 3, 100])
+def test_orders_are_where_the_examples_of_the_batches_are(size: int, steps: int) -> None:
+    holding = holders().holder(2)
+    size = min(size, len(holding))
+    orders = holding.orders(size, Rng((1, "a")), steps)
+    assert orders.shape == (steps, size)
+    images, labels = holding.stretch(0, len(holding))
+    for row, (inputs, targets) in zip(orders, islice(holding.batches(size, Rng((1, "a"))), steps), strict=True):
+        at = row[row >= 0]
+        assert torch.equal(row[: len(at)], at)  # what is missing is at the end
+        assert torch.equal(images[at], inputs)
+        assert torch.equal(labels[at], targets)
+
+
+def test_pooled_images_are_those_of_each_holder_one_after_the_other() -> None:
+    there = holders()
+    three = [there.holder(k) for k in (3, 0, 3)]
+    images, labels = three[0].pool(three)
+    alone = [each.stretch(0, len(each)) for each in three]
+    assert torch.equal(images, torch.cat([inputs for inputs, _ in alone]))
+    assert torch.equal(labels, torch.cat([targets for _, targets in alone]))
+
+
+def test_what_is_not_simply_read_is_not_pooled() -> None:
+    there = holders()
+    one = there.holder(1)
+    assert one.pool([one, there.holder("@test")]) is None  # of another set
+    bent = holders(pad_crop_flip).holder(1)
+    assert bent.pool([bent]) is None
