@@ -82,19 +82,22 @@ class Holding:
                     images = self.augment(images, augmenting)
                 yield normalize(images, self.mean, self.std), labels
 
-    def pool(self, holdings: Sequence[Holding]) -> tuple[Tensor, Tensor] | None:
-        """Normalized images float32 [sum of n, C, H, W] and labels of several holders, one after the other.
+    def beside(self, others: Sequence[Holding]) -> bool:
+        """Whether `gather` may read examples of this holder and of these together.
 
-        None where their images are not simply read: augmented, seen in a light of their own, not all of one set, or
-        too many to lie normalized in memory.
+        Not where they are augmented, which is each holder's own, or seen in a light of their own, or of several sets.
         """
-        examples = sum(map(len, holdings))
-        if examples * self.examples.values * 4 > _WHOLE:
-            return None
-        for each in holdings:
-            if each.augment or each.features or each.indices is None or each.examples is not self.examples:
-                return None
-        taken = self.examples.take(torch.cat([each.indices for each in holdings if each.indices is not None]))
+        return all(
+            each.augment is None
+            and not each.features
+            and each.indices is not None
+            and each.examples is self.examples
+            for each in (self, *others)
+        )
+
+    def gather(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalized images float32 [k, C, H, W] and labels at `places`, int64 [k]: what `indices` point to."""
+        taken = self.examples.take(places)
         return normalize(taken.inputs, self.mean, self.std), taken.targets
 
     def orders(self, size: int, rng: Rng, steps: int) -> Tensor:
@@ -152,9 +155,7 @@ class Holders:
             own = {name: values[client : client + 1] for name, values in data.features.items()}
             held = data.client_held(client)
             validation = None if held is None else self._of(data.train, held, None, own)
-            return replace(
-                self._of(data.train, data.client_indices(client), self.augment, own), validation=validation
-            )
+            return self._of(data.train, data.client_indices(client), self.augment, own, validation)
         if client == "@train":
             return self._of(data.train, data.indices, self.augment, self._each(data.offsets))
         if client == "@validation" and data.held is not None:
@@ -169,8 +170,9 @@ class Holders:
         indices: Tensor | None,
         augment: Augment | None,
         features: Mapping[str, Tensor],
+        validation: Holding | None = None,
     ) -> Holding:
-        return Holding(examples, indices, self.data.mean, self.data.std, augment, features)
+        return Holding(examples, indices, self.data.mean, self.data.std, augment, features, validation)
 
     def _each(self, offsets: NDArray[np.int64] | None) -> dict[str, Tensor]:
         """The features of each example of all clients, one client after the other."""

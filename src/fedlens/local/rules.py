@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -176,7 +176,7 @@ class ClientRule:
     # Of a chain: the rules that it is made of. `dataclasses.replace` leaves it out: what it alters is its own rule.
     links: tuple[ClientRule, ...] = field(default=(), init=False)
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether it does nothing at all."""
         return not any(getattr(self, hook.name) for hook in fields(self) if hook.name != "name")

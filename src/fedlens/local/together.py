@@ -134,7 +134,8 @@ def train_together(train: Train, calls: Sequence[Call]) -> list[Outcome | Except
 
 
 def _begun(train: Train, at: int, call: Call, closing: ExitStack, random: bool) -> _Member:
-    torch.default_generator.manual_seed(call.rng.seed("torch"))
+    if random or train.rule.start is not None:
+        torch.default_generator.manual_seed(call.rng.seed("torch"))
     visit = train.visit(call.payload, call.client, call.rng, closing, load=False)
     if train.rule.start is not None:
         train.rule.start(visit)
@@ -253,30 +254,31 @@ class _Group:
 
     def _batches(self) -> Iterator[_Batch]:
         datas = [visit.bench.data for visit in self.visits]
-        pool = getattr(datas[0], "pool", None)
-        pooled = None if pool is None else pool(datas)
-        return self._streamed() if pooled is None else self._gathered(*pooled)
+        together = hasattr(datas[0], "beside") and datas[0].beside(datas[1:])
+        return self._gathered() if together else self._streamed()
 
-    def _gathered(self, images: Tensor, labels: Tensor) -> Iterator[_Batch]:
-        """All images lie one client after the other: a step is one gather."""
+    def _gathered(self) -> Iterator[_Batch]:
+        """The images of a step are read at once, wherever they are in the set that all clients share."""
         size = max(visit.bench.batch for visit in self.visits)
-        at = torch.full((self.steps[0], len(self.members), size), -1)
-        begin = 0
+        places = torch.full((self.steps[0], len(self.members), size), -1)
         for k, member in enumerate(self.members):
             bench, steps = member.visit.bench, self.steps[k]
             orders = bench.data.orders(bench.batch, member.call.rng, steps)
-            at[:steps, k, : bench.batch] = torch.where(orders < 0, -1, orders + begin)
-            begin += len(bench.data)
-        real = at >= 0
+            found = bench.data.indices[orders]  # what is at -1, the last one, is put right below
+            if orders[-1, -1] < 0 or len(bench.data) % bench.batch:
+                found[orders < 0] = -1
+            places[:steps, k, : bench.batch] = found
+        real = places >= 0
         counts = real.sum(2)
-        weights = real.to(self.weights[0].dtype) / counts.clamp(min=1).unsqueeze(2)
-        at, weights = at.clamp(min=0).to(images.device), weights.to(images.device)
+        device = self.weights[0].device
+        weights = (real.to(self.weights[0].dtype) / counts.clamp(min=1).unsqueeze(2)).to(device)
+        places.clamp_(min=0)
         for step, row in enumerate(counts.tolist()):
-            active = sum(n > 0 for n in row)
-            places = at[step, :active].flatten()
+            active = len(row) - row.count(0)
+            images, labels = self.members[0].visit.bench.data.gather(places[step, :active].flatten())
             yield _Batch(
-                images.index_select(0, places).view(active, size, *images.shape[1:]),
-                labels.index_select(0, places).view(active, size),
+                images.view(active, size, *images.shape[1:]),
+                labels.view(active, size),
                 weights[step, :active],
                 row[:active],
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -33,25 +34,32 @@ def test_orders_are_where_the_examples_of_the_batches_are(size: int, steps: int)
     orders = holding.orders(size, Rng((1, "a")), steps)
     assert orders.shape == (steps, size)
     images, labels = holding.stretch(0, len(holding))
-    for row, (inputs, targets) in zip(orders, islice(holding.batches(size, Rng((1, "a"))), steps), strict=True):
+    for row, (inputs, targets) in zip(
+        orders, islice(holding.batches(size, Rng((1, "a"))), steps), strict=True
+    ):
         at = row[row >= 0]
         assert torch.equal(row[: len(at)], at)  # what is missing is at the end
         assert torch.equal(images[at], inputs)
         assert torch.equal(labels[at], targets)
 
 
-def test_pooled_images_are_those_of_each_holder_one_after_the_other() -> None:
+def test_what_is_gathered_is_what_each_holder_sees() -> None:
     there = holders()
     three = [there.holder(k) for k in (3, 0, 3)]
-    images, labels = three[0].pool(three)
+    assert three[0].beside(three[1:])
+    places = torch.cat([each.indices for each in three])
+    images, labels = three[0].gather(places)
     alone = [each.stretch(0, len(each)) for each in three]
     assert torch.equal(images, torch.cat([inputs for inputs, _ in alone]))
     assert torch.equal(labels, torch.cat([targets for _, targets in alone]))
 
 
-def test_what_is_not_simply_read_is_not_pooled() -> None:
+def test_what_is_not_simply_read_is_not_gathered() -> None:
     there = holders()
     one = there.holder(1)
-    assert one.pool([one, there.holder("@test")]) is None  # of another set
+    assert not one.beside([there.holder("@test")])  # of another set
     bent = holders(pad_crop_flip).holder(1)
-    assert bent.pool([bent]) is None
+    assert not bent.beside([])
+    assert not one.beside([bent])
+    shaded = replace(one, features={"brightness": torch.ones(1)})
+    assert not one.beside([shaded])
