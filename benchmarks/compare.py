@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.limit import WORKLOADS, BareLimit, Workload
+from benchmarks.limit import WORKLOADS, BareLimit, BatchedLinear, Workload
 from fedlens.core.gate import Gate, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
 from fedlens.core.seeding import Rng
@@ -91,10 +91,10 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def compare(
-    workload: Workload, engine: str, processes: int, threads: int, pairs: int
+    workload: Workload, engine: str, processes: int, threads: int, pairs: int, by_hand: bool = False
 ) -> dict[str, float | str]:
-    """Medians of alternating pairs, after a warm-up round each."""
-    limit = BareLimit(workload, processes, threads)
+    """Medians of alternating pairs, after a warm-up round each; `by_hand` is against a batched product."""
+    limit = BatchedLinear(workload, threads) if by_hand else BareLimit(workload, processes, threads)
     ours = Fedlens(workload, engine, threads, processes)
     try:
         limit.round(), ours.round()
@@ -134,15 +134,18 @@ def main() -> None:
         "inline-all": ("inline", 1, cores),
         "processes": ("processes", cores, 1),
         "vectorized": ("vectorized", 1, 1),
+        "vectorized-by-hand": ("vectorized", 1, 1),  # against the hand-batched product
     }
     rows = []
     for name in asked.workload or WORKLOADS:
         for arrangement in asked.engines:
             engine, processes, threads = arrangements[arrangement]
-            row = compare(WORKLOADS[name], engine, processes, threads, asked.pairs)
+            by_hand = arrangement.endswith("by-hand")
+            row = compare(WORKLOADS[name], engine, processes, threads, asked.pairs, by_hand)
             rows.append(row)
             print(
-                f"{name:10} {engine:9} {processes} x {threads}   limit {row['limit_images_per_s']:9,.0f} images/s   "
+                f"{name:10} {arrangement:18} {processes} x {threads}   "
+                f"limit {row['limit_images_per_s']:9,.0f} images/s   "
                 f"fedlens {row['fedlens_images_per_s']:9,.0f}   ratio {row['ratio']:.3f} "
                 f"[{row['low']:.3f}, {row['high']:.3f}]   overhead {row['overhead_ms_per_client']:.2f} ms a client",
                 flush=True,

@@ -234,6 +234,57 @@ class BareLimit:
         self._workers = []
 
 
+class BatchedLinear:
+    """Rounds of the linear workload whose cohort is one batched product, written by hand with its gradient.
+
+    The same rounds as `BareLimit` in one process, to rounding.
+
+    >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
+    >>> one, batched = BareLimit(tiny), BatchedLinear(tiny)
+    >>> one.round() > 0, batched.round() > 0
+    (True, True)
+    >>> all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one.weights, batched.weights, strict=True))
+    True
+    """
+
+    def __init__(self, workload: Workload, threads: int = 1) -> None:
+        assert workload.model is linear
+        keep_freed_memory()
+        self.workload, self.threads, self.rounds = workload, threads, 0
+        self.weights = fresh_weights(workload)
+        images, labels = workload.tensors()
+        self.images, self.labels = images.flatten(0, 1).flatten(1), labels.flatten()
+
+    def round(self) -> float:
+        """One round of a random cohort; its wall time in seconds."""
+        self.rounds += 1
+        load = self.workload
+        rng = torch.Generator().manual_seed(self.rounds)
+        cohort = torch.randperm(load.clients, generator=rng)[: load.cohort].tolist()
+        torch.set_num_threads(self.threads)
+        start = time.perf_counter()
+        weight, bias = (w.expand(load.cohort, *w.shape).clone() for w in self.weights)
+        rngs = [torch.Generator().manual_seed(self.rounds * 1_000_003 + client) for client in cohort]
+        share = 1 / load.batch
+        for _ in range(load.epochs):
+            orders = [
+                torch.randperm(load.examples, generator=g) + client * load.examples
+                for g, client in zip(rngs, cohort, strict=True)
+            ]
+            for places in torch.stack(orders).split(load.batch, dim=1):
+                x = self.images.index_select(0, places.flatten()).view(load.cohort, load.batch, -1)
+                y = self.labels.index_select(0, places.flatten()).view(load.cohort, load.batch, 1)
+                slope = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)).softmax(2)
+                slope.scatter_add_(2, y, torch.full_like(y, -1, dtype=slope.dtype))
+                weight.baddbmm_(slope.transpose(1, 2), x, alpha=-load.lr * share)
+                bias.sub_(slope.sum(1), alpha=load.lr * share)
+        self.weights = [weight.mean(0), bias.mean(0)]
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
+
 def _work(
     workload: Workload,
     threads: int,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -48,7 +49,7 @@ class TensorExamples:
     @property
     def values(self) -> int:
         """How many numbers one input is."""
-        return int(np.prod(self.inputs.shape[1:]))
+        return prod(self.inputs.shape[1:])
 
     def take(self, index: Tensor) -> TensorExamples:
         """The examples at the positions `index`, int64 [k], in memory of their own."""

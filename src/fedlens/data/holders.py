@@ -60,7 +60,11 @@ class Holding:
         if self.indices is None:
             taken = self.examples.stretch(start, stop)
             return normalize(taken.inputs, self.mean, self.std), taken.targets
-        images, labels = self._images(torch.arange(start, min(stop, len(self))))
+        if self.features:
+            images, labels = self._images(torch.arange(start, min(stop, len(self))))
+        else:
+            taken = self.examples.take(self.indices[start:stop])
+            images, labels = taken.inputs, taken.targets
         return normalize(images, self.mean, self.std), labels
 
     def batches(self, size: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
@@ -105,8 +109,10 @@ class Holding:
         n, generator, rows = len(self), rng.torch("batches"), []
         for _ in range(-(-steps // -(-n // size))):
             order = self._order(n, size, generator)
-            rows.append(torch.nn.functional.pad(order, (0, -n % size), value=-1).view(-1, size))
-        return torch.cat(rows)[:steps]
+            if n % size:
+                order = torch.nn.functional.pad(order, (0, -n % size), value=-1)
+            rows.append(order.view(-1, size))
+        return (rows[0] if len(rows) == 1 else torch.cat(rows))[:steps]
 
     def _images(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """The images uint8 and labels at the positions `at` of this holder, as it sees them."""

@@ -177,7 +177,7 @@ class _Group:
         seen = [0] * len(self.members)
         module = self.learner.module
         module.train()
-        with _masked(self.dropouts, self.members) as masks:
+        with _adapted(module, self.members) as masks:
             for batch in self._batches():
                 active = len(batch.counts)
                 masks.begin(batch.counts)
@@ -226,12 +226,8 @@ class _Group:
         losses = (each * batch.weights).sum(1)
         descended = losses
         if (risk := train.rule.risk) is not None:
-            descended = torch.stack(
-                [
-                    risk(outputs[k, :count], batch.targets[k, :count], visits[k])
-                    for k, count in enumerate(batch.counts)
-                ]
-            )
+            rows = enumerate(batch.counts)
+            descended = torch.stack([risk(outputs[k, :n], batch.targets[k, :n], visits[k]) for k, n in rows])
         return losses.detach(), gradients_of(descended.sum(), leaves)
 
     def _bent(self, gradients: Tensors, weights: Tensors, at_anchor: Tensors, batch: _Batch) -> Tensors:
@@ -259,15 +255,21 @@ class _Group:
 
     def _gathered(self) -> Iterator[_Batch]:
         """The images of a step are read at once, wherever they are in the set that all clients share."""
-        size = max(visit.bench.batch for visit in self.visits)
-        places = torch.full((self.steps[0], len(self.members), size), -1)
-        for k, member in enumerate(self.members):
-            bench, steps = member.visit.bench, self.steps[k]
-            orders = bench.data.orders(bench.batch, member.call.rng, steps)
-            found = bench.data.indices[orders]  # what is at -1, the last one, is put right below
-            if orders[-1, -1] < 0 or len(bench.data) % bench.batch:
-                found[orders < 0] = -1
-            places[:steps, k, : bench.batch] = found
+        benches = [visit.bench for visit in self.visits]
+        size = max(bench.batch for bench in benches)
+        orders = [
+            bench.data.orders(bench.batch, member.call.rng, steps)
+            for bench, member, steps in zip(benches, self.members, self.steps, strict=True)
+        ]
+        if all(order.shape == orders[0].shape for order in orders):
+            at = torch.stack(orders, 1)
+        else:
+            at = torch.full((self.steps[0], len(orders), size), -1)
+            for k, order in enumerate(orders):
+                at[: len(order), k, : order.shape[1]] = order
+        begins = torch.tensor([0, *(len(bench.data) for bench in benches[:-1])]).cumsum(0).unsqueeze(1)
+        places = torch.cat([bench.data.indices for bench in benches])[(at + begins).clamp_(min=0)]
+        places = torch.where(at < 0, -1, places)
         real = places >= 0
         counts = real.sum(2)
         device = self.weights[0].device
@@ -315,7 +317,7 @@ def _clipped(gradients: Tensors, largest: float) -> Tensors:
     return [g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
 
 
-# ---- dropout
+# ---- layers that are written in another way where clients are stacked
 
 
 class _Masks:
@@ -370,20 +372,34 @@ class _Dropped(torch.autograd.Function):
 
 
 @contextmanager
-def _masked(dropouts: Sequence[nn.Module], members: Sequence[_Member]) -> Iterator[_Masks]:
-    masks = _Masks([member.masks for member in members])
-    for layer in dropouts:
-        layer.forward = partial(_dropped, masks, layer)
+def _adapted(module: nn.Module, members: Sequence[_Member]) -> Iterator[_Masks]:
+    """Gives layers the form that is right, or fast, for stacked clients; and back."""
+    masks, changed = _Masks([member.masks for member in members]), list[nn.Module]()
     try:
+        for layer in module.modules():
+            if isinstance(layer, _DROPOUTS) and layer.p > 0:
+                layer.__dict__["forward"] = partial(_dropped, masks, layer)
+            elif type(layer) is nn.Linear:
+                layer.__dict__["forward"] = partial(_linear, layer)
+            else:
+                continue
+            changed.append(layer)
         yield masks
     finally:
-        for layer in dropouts:
+        for layer in changed:
             del layer.forward
 
 
 def _dropped(masks: _Masks, layer: nn.Module, values: Tensor) -> Tensor:
     dropped: Tensor = _Dropped.apply(values, masks, layer)
     return dropped
+
+
+def _linear(layer: nn.Linear, values: Tensor) -> Tensor:
+    """x W^T + b, as (W x^T)^T: of stacked clients the gradient of W comes out in W's own layout, and not turned."""
+    rows = values.reshape(-1, values.shape[-1])
+    out = (layer.weight @ rows.t()).t().reshape(*values.shape[:-1], -1)
+    return out if layer.bias is None else out + layer.bias
 
 
 # ---- a visit of all
