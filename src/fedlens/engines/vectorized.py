@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, told
-from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Program
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.answering import Fold, Item, copied
 from fedlens.engines.inline import Inline, StateMemory, Threads, item_of, random_state_kept
@@ -39,9 +39,9 @@ class Vectorized(Inline):
         super().__init__(threads, state_memory)
         self.group = group
 
-    def open(self, program: Program, states: ClientStates) -> None:
-        """Takes the program. Raises `ConfigError` where its training is one that cannot be done together."""
-        for op in program.ops.values():
+    def check(self, ops: Mapping[str, Op]) -> None:
+        """Raises `ConfigError` where the training among these operations cannot be done for several clients at once."""
+        for op in ops.values():
             found = op.obstacle() if hasattr(op, "obstacle") else None
             if found is not None:
                 raise ConfigError(
@@ -49,6 +49,10 @@ class Vectorized(Inline):
                     where=found.where,
                     hint=found.hint,
                 )
+
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Takes the program. Raises `ConfigError` as `check` does."""
+        self.check(program.ops)
         super().open(program, states)
         self._sizes: dict[str, int] = {}
 

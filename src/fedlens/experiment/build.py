@@ -205,6 +205,10 @@ def _build(
     for slot in ("aggregate", "server"):
         if slot in chosen:
             refuse_replaced(chosen["algorithm"], parts, slot, planned.overridden)
+    if engine is None:
+        engine = chosen["engine"]()
+    if hasattr(engine, "check"):
+        engine.check(algorithm.ops)
     select = getattr(algorithm, "select", None)
     size = select.size(federation) if select is not None and hasattr(select, "size") else None
     return Built(
@@ -212,7 +216,7 @@ def _build(
         holders,
         partition,
         algorithm,
-        engine if engine is not None else chosen["engine"](),
+        engine,
         model,
         parameters,
         federation,

@@ -307,6 +307,25 @@ def test_more_clients_than_hold_something_out_are_not_measured() -> None:
     assert refused.value.where == "evaluation.clients"
 
 
+@pytest.mark.parametrize(
+    ("changes", "where", "said"),
+    [
+        (["model.name=small-cnn", "model.norm=batch"], "--set model.name", "the layer '1' normalizes over"),
+        (
+            ["algorithm.name=iceadmm", "local.batch_size=all"],
+            "client",
+            "'dual' solves each client's problem in a way of its own",
+        ),
+    ],
+)
+def test_what_the_engine_cannot_do_is_said_before_there_is_a_run(
+    changes: list[str], where: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        made("engine.name=vectorized", *changes)
+    assert refused.value.where == where
+
+
 def test_a_selection_of_the_users_keeps_what_it_says_beside_another_algorithm() -> None:
     given = {"select": {"clients_per_round": 2, "name": "uniform"}}
     changes = ["algorithm.name=fedprox", "algorithm.scheme=algorithm-2", "select.method=systematic"]
