@@ -205,18 +205,21 @@ def _build(
     for slot in ("aggregate", "server"):
         if slot in chosen:
             refuse_replaced(chosen["algorithm"], parts, slot, planned.overridden)
-    if engine is None:
-        engine = chosen["engine"]()
-    if hasattr(engine, "check"):
-        engine.check(algorithm.ops)
+    found: Any = engine if engine is not None else chosen["engine"]()
+    if hasattr(found, "check"):
+        found.check(algorithm.ops)
     select = getattr(algorithm, "select", None)
     size = select.size(federation) if select is not None and hasattr(select, "size") else None
+    if hasattr(found, "choose"):
+        there = federation.eligible.tolist()
+        say(found.choose(algorithm.ops, holders, there, size, images_of_the_run(config, federation, size)))
+        config = config.model_copy(update={"engine": found.table})
     return Built(
         config,
         holders,
         partition,
         algorithm,
-        engine,
+        found,
         model,
         parameters,
         federation,
@@ -271,6 +274,19 @@ def _another(value: Any, model: type[BaseModel], name: str) -> Any:
         return value / 2 if value else 0.5
     choices = model.model_json_schema()["properties"][name].get("enum", ())
     return next((choice for choice in choices if choice != value), value)
+
+
+def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | None) -> float:
+    """About how many images a run trains on, each as often as it is looked at."""
+    sizes = federation.sizes[federation.eligible]
+    mean = float(sizes.mean()) if len(sizes) else 0.0
+    local = config.local
+    each = (
+        local.steps * local.batch(max(1, round(mean)))
+        if local.steps
+        else local.work * (local.examples or mean)
+    )
+    return config.rounds * (cohort or len(sizes)) * each
 
 
 def data_digest(built: Built) -> str:

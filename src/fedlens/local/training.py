@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Call, Client, ModelSpec, Outcome, Payload
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.seeding import Rng
-from fedlens.core.tree import TreeSpec, part
+from fedlens.core.tree import TreeSpec, part, tree_of
 from fedlens.local.bench import Bench, gradients_of
 from fedlens.local.normalizing import effective_steps
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
@@ -79,6 +79,13 @@ class Train:
     def obstacle(self) -> Obstacle | None:
         """What keeps it from training several clients at once, where something does."""
         return obstacle(self)
+
+    def trial(self, steps: int) -> tuple[Train, Payload]:
+        """Plain training of so many steps, and its payload: what is timed to choose an engine by."""
+        settings = self.settings.model_copy(update={"steps": steps, "epochs": None, "stragglers": 0.0})
+        plain = replace(self, settings=settings, rule=ClientRule(), normalized=False, keep_optimizer=False)
+        # So small a rate that no weights run away, whatever they are.
+        return plain, {"model": tree_of(self.model.build()), "lr": 1e-9}
 
     def footprint(self, device: torch.device) -> int:
         """About how many bytes each client takes in `together`."""

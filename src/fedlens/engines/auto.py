@@ -1,0 +1,176 @@
+"""The engine that tries the others on a few steps, and is the fastest of them from then on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import (
+    Answer,
+    Ask,
+    ClientDataSource,
+    ClientId,
+    ClientStates,
+    Engine,
+    Failure,
+    Op,
+    Program,
+    Request,
+)
+from fedlens.core.states import STATE_MEMORY
+from fedlens.engines.inline import Inline, StateMemory
+from fedlens.engines.processes import processes, usable_cores
+from fedlens.engines.vectorized import Vectorized
+
+_SHORT = 10.0  # seconds of training below which starting workers does not pay
+_TRIAL = 0.5  # seconds that a trial of one engine may take, about
+_SLOW = 5.0  # seconds of one step from which nothing is tried
+_CLIENTS, _STEPS = 64, 8  # of a trial, at most
+
+
+def auto(*, state_memory: StateMemory = STATE_MEMORY) -> Auto:
+    """Tries the engines on a few steps of plain training before the run, and takes the fastest.
+
+    What it took stands in the run's config.toml, so a resumed run does not choose again.
+    """
+    return Auto(state_memory)
+
+
+class Auto:
+    """See `auto`. Until it has chosen it is `inline`."""
+
+    def __init__(self, state_memory: int = STATE_MEMORY) -> None:
+        self.state_memory = state_memory
+        self.chosen: Engine = Inline(1, state_memory)
+        self.table: dict[str, Any] = {"name": "inline", "threads": 1, "state_memory": state_memory}
+
+    def choose(
+        self,
+        ops: Mapping[str, Op],
+        data: ClientDataSource,
+        clients: Sequence[ClientId],
+        cohort: int | None,
+        images: float,
+    ) -> str:
+        """Tries the engines on these clients and gives back one line on what it took, and why.
+
+        Args:
+            clients: those that hold data.
+            cohort: how many train in a round; None where there is no cohort, so one after the other.
+            images: about how many images the whole run trains on, each as often as it is looked at.
+        """
+        op: Any = next((op for op in ops.values() if hasattr(op, "trial")), None)
+        if op is None or cohort is None or not clients:
+            return self._take("inline", {"threads": 1}, "there is no cohort to train at once")
+        cores = usable_cores()
+        first = self._time(Inline(), op.trial(1), data, clients[:1])
+        if first is None:
+            return self._take("inline", {"threads": 1}, "the first trial did not come to an end")
+        if first[0] > _SLOW:
+            why = "a step takes seconds, so none were tried"
+            if cores > 1 and cohort > 1 and _fits(op, min(cores, cohort)):
+                return self._take("processes", {"workers": cores, "threads": 1}, why)
+            return self._take("inline", {"threads": cores}, why)
+        steps = max(1, min(_STEPS, int(_TRIAL / 4 / first[0])))
+        count = max(1, min(_CLIENTS, cohort, int(_TRIAL / (steps * first[0]))))
+        trial = op.trial(steps)
+        tried: dict[str, tuple[float, str, dict[str, Any]]] = {}
+
+        def attempt(label: str, name: str, table: dict[str, Any], many: int) -> None:
+            there = [clients[k * len(clients) // many] for k in range(many)]
+            try:
+                found = self._time(_made(name, table, STATE_MEMORY), trial, data, there)
+            except ConfigError:
+                return  # one that there is not here
+            if found is not None and found[1]:
+                tried[label] = found[1] / found[0], name, table
+
+        attempt("inline", "inline", {"threads": 1}, count)
+        if cores > 1 and cohort == 1:
+            attempt(f"inline with {cores} threads", "inline", {"threads": cores}, count)
+        if cohort > 1 and op.obstacle() is None:
+            attempt("vectorized", "vectorized", {"threads": 1}, max(count, min(8, cohort)))
+        fastest = max((speed for speed, _, _ in tried.values()), default=0.0)
+        if fastest and cohort > 1 and cores > 1 and images / fastest > _SHORT and _fits(op, cores):
+            table = {"workers": cores, "threads": 1}
+            attempt(f"processes {cores} x 1", "processes", table, max(2 * cores, count))
+        if not tried:
+            return self._take("inline", {"threads": 1}, "no trial came to an end")
+        by_speed = sorted(tried.items(), key=lambda item: -item[1][0])
+        told = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)
+        _, name, table = by_speed[0][1]
+        return self._take(name, table, f"images/s of {steps} steps at some clients: {told}")
+
+    def _take(self, name: str, table: Mapping[str, Any], why: str) -> str:
+        self.chosen = _made(name, table, self.state_memory)
+        self.table = {"name": name, **table, "state_memory": self.state_memory}
+        return f"engine: {name} ({why})"
+
+    def _time(
+        self,
+        engine: Engine,
+        trial: tuple[Op, Mapping[str, Any]],
+        data: ClientDataSource,
+        clients: Sequence[ClientId],
+    ) -> tuple[float, float] | None:
+        """Seconds and images of the better of two rounds, after one to warm up; None where a client failed."""
+        op, shared = trial
+        ask = Ask("train", [Request(client) for client in clients], shared)
+        found: list[tuple[float, float]] = []
+        try:
+            engine.open(Program({"train": op}, data, 0), ClientStates())
+            for number in (1, 2, 3):
+                start = time.perf_counter()
+                answers = list(engine.answer(ask, number, 0))
+                seconds = time.perf_counter() - start
+                if any(isinstance(answer, Failure) for answer in answers):
+                    return None
+                images = sum(
+                    answer.metrics["examples"] for answer in answers if not isinstance(answer, Failure)
+                )
+                found.append((seconds, images))
+                if seconds > 4 * _TRIAL:
+                    break
+        except (
+            Exception
+        ):  # an engine that cannot be tried is not taken; what is wrong shows in the run itself
+            return None
+        finally:
+            engine.close()
+        return min(found[1:] or found)
+
+    # ---- as an engine
+
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Opens what was chosen."""
+        self.chosen.open(program, states)
+
+    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """Answers with what was chosen."""
+        return self.chosen.answer(ask, round, exchange)
+
+    def close(self) -> None:
+        """Closes what was chosen."""
+        self.chosen.close()
+
+
+def _made(name: str, table: Mapping[str, Any], state_memory: int) -> Engine:
+    if name == "vectorized":
+        return Vectorized(table["threads"], None, state_memory)
+    if name == "processes":
+        return processes(workers=table["workers"], threads=table["threads"], state_memory=state_memory)
+    return Inline(table["threads"], state_memory)
+
+
+def _fits(op: Any, workers: int) -> bool:
+    """Whether so many workers, and what is on its way between them, have room in the memory that is free."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return True
+    return bool((workers + 3) * op.footprint(torch.device("cpu")) < free)
