@@ -18,12 +18,28 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.errors import ConfigError
-from fedlens.core.protocol import ModelSpec
-from fedlens.core.seeding import Rng
+from fedlens.core.protocol import Call, Client, ModelSpec
+from fedlens.core.seeding import Rng, Secrets
+from fedlens.core.tree import tree_of
+from fedlens.data.federated import TensorExamples
+from fedlens.data.holders import Holding
 from fedlens.engines.vectorized import Vectorized, vectorized
-from fedlens.local.rules import ClientRule, Visit
-from fedlens.local.together import obstacle
-from tests.identity.identity_kit import CLASSES, FEATURES, Points, World, course, model, parts, same, world
+from fedlens.local.chaining import chain
+from fedlens.local.rules import ClientRule, Visit, proximal
+from fedlens.local.stackable import obstacle
+from tests.identity.identity_kit import (
+    CLASSES,
+    FEATURES,
+    SIZES,
+    Course,
+    Points,
+    World,
+    course,
+    model,
+    parts,
+    same,
+    world,
+)
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 STEPS = {"lr": 0.2, "epochs": 3, "batch_size": 4}
@@ -145,23 +161,100 @@ def test_a_large_cohort_is_folded_in_the_same_blocks() -> None:
         )
 
 
+# ---- images of one set, which are gathered for all clients at once
+
+
+class Pictures(World):
+    """Clients that hold uint8 images of one set; the first image is black, and nobody's."""
+
+    def __init__(self, sizes: Sequence[int] = SIZES) -> None:
+        g = torch.Generator().manual_seed(3)
+        n = sum(sizes) + 1
+        images = torch.randint(1, 256, (n, 1, 2, 2), generator=g, dtype=torch.uint8)
+        images[0] = 0
+        examples = TensorExamples(images, torch.randint(CLASSES, (n,), generator=g))
+        places = (1 + torch.randperm(n - 1, generator=g)).split(list(sizes))
+        super().__init__(tuple(Holding(examples, at, (0.0,), (1.0,)) for at in places))  # type: ignore[arg-type]
+
+
+def pictured(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Divides by the length of an image, which the black one does not have."""
+
+    class Unit(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / torch.linalg.vector_norm(x, dim=1, keepdim=True)
+
+    return nn.Sequential(nn.Flatten(), Unit(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, classes))
+
+
+@pytest.mark.parametrize("name", ["plain", *LOCAL])
+def test_gathered_images_are_each_clients_own(name: str) -> None:
+    there, local = Pictures(), STEPS | LOCAL.get(name, {})
+    spec = ModelSpec(pictured, "pictured", {}, (1, 2, 2), CLASSES, 0)
+    given = parts(World(there.clients), local, spec, select=Uniform(4))
+    made = ALGORITHMS.find("scaffold" if name in ("plain", "momentum", "decay") else "fedavg")(given)
+    one, many = course(made, there), course(made, there, engine=vectorized())
+    for a, b in zip(one.steps, many.steps, strict=True):
+        assert (b.cohort, b.tally.replies, b.tally.failed) == (a.cohort, a.tally.replies, 0)
+        torch.testing.assert_close(dict(b.after["model"]), dict(a.after["model"]), rtol=1e-4, atol=1e-5)
+
+
 # ---- rules of a user's own
 
 
-def pulled(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> list[Tensor]:
-    """Looks at norms and batches, which are each client's: not element by element."""
-    length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    inputs, targets = visit.batch
-    last = visit.state.get("last", visit.anchor)
-    mean = inputs.mean() + targets.double().mean() + len(targets)
-    return [g * length + 0.1 * mean * (p - w) for g, p, w in zip(gradients, parameters, last, strict=True)]
+def scaled(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> list[Tensor]:
+    """Each leaf's gradient times what `start` left, towards the anchor, and to a tree that the server sent to all."""
+    pull = torch._foreach_sub(parameters, visit.anchor)
+    return [
+        g * visit.own["times"] + visit.own["pull"] * p + t
+        for g, p, t in zip(gradients, pull, visit.own["toward"], strict=True)
+    ]
 
 
-def test_a_rule_that_looks_at_a_client_as_a_whole_is_called_client_by_client() -> None:
-    rule = ClientRule(
-        name="mine", grad=pulled, finish=lambda p, visit: ({}, {"last": [t.clone() for t in p]})
-    )
+@pytest.mark.parametrize("kind", ["the same number", "a number of each", "a tensor of each"])
+def test_what_start_leaves_is_each_clients_own(kind: str) -> None:
+    def start(visit: Visit) -> None:
+        n = len(visit.bench.data)
+        visit.own["times"] = {"the same number": 0.7, "a number of each": n / 9}.get(
+            kind, torch.tensor(n / 9)
+        )
+        visit.own["pull"] = 0.2
+        visit.own["toward"] = [w * n / 50 for w in visit.anchor]
+
+    rule = ClientRule(name="mine", start=start, grad=scaled, stackable=True)
     agree(fedavg(parts(world(), STEPS, select=Uniform(4), client=rule)), world())
+
+
+def test_a_rule_that_does_not_say_that_it_may_be_stacked_is_refused() -> None:
+    for rule, said in (
+        (ClientRule(name="mine", grad=scaled), "the client rule 'mine' does not say"),
+        (ClientRule(finish=lambda p, visit: ({}, None)), "a client rule without a name does not say"),
+        (chain(proximal(mu=0.1), ClientRule(name="mine", grad=scaled)), "'proximal.mine' does not say"),
+    ):
+        with pytest.raises(ConfigError, match=said) as caught:
+            course(fedavg(parts(world(), STEPS, client=rule)), world(), engine=vectorized())
+        assert "stackable=True" in caught.value.hint
+
+
+@pytest.mark.parametrize("brought", ["model", "lr"])
+def test_what_a_request_brings_itself_is_that_clients_alone(brought: str) -> None:
+    train = fedavg(parts(world(), STEPS)).train
+    trees = [tree_of(model(seed).build()) for seed in range(3)]
+    calls = [
+        Call(
+            {
+                "model": trees[k] if brought == "model" else trees[0],
+                "lr": 0.1 * (k + 1) if brought == "lr" else 0.1,
+            },
+            Client(k, world().clients[k], {}, Secrets((k,)), {}, torch.device("cpu")),
+            Rng((k, "a")),
+        )
+        for k in range(3)
+    ]
+    for found, call in zip(train.together(calls), calls, strict=True):
+        torch.testing.assert_close(
+            dict(found.payload["update"]), dict(train(*call).payload["update"]), **CLOSE
+        )
 
 
 # ---- failures
@@ -207,6 +300,24 @@ def test_a_client_whose_weights_run_away_is_refused_and_the_others_stay() -> Non
     assert [s.tally.failed for s in many.steps] == [s.tally.failed for s in one.steps] == [1] * 4
 
 
+def test_a_passing_fault_of_nobody_costs_nothing_and_one_that_stays_is_told(monkeypatch) -> None:
+    """What is answered one after the other is copied at once: a rule may hand out the memory that it works in."""
+    from fedlens.local import training
+
+    def faulty(train: Any, calls: Any) -> Any:
+        raise OSError("for a moment")
+
+    rule = ClientRule(name="mine", stackable=True, finish=lambda p, visit: ({}, {"last": list(p)}))
+    made = fedavg(parts(world(), STEPS, client=rule))
+    engine = vectorized()
+    engine.check(made.ops)
+    monkeypatch.setattr(training, "train_together", faulty)
+    run = Course(made, world(), engine=engine).run(2)
+    assert same(run.final, course(made, world(), 2).final)
+    with pytest.raises(ConfigError, match="OSError: for a moment"):
+        course(made, world(), 3, engine=engine)
+
+
 def test_where_memory_runs_out_the_group_is_halved_and_tried_again(monkeypatch) -> None:
     from fedlens.local import training
 
@@ -224,46 +335,65 @@ def test_where_memory_runs_out_the_group_is_halved_and_tried_again(monkeypatch) 
     assert sizes == [6, 3, 2, 1, 3, 2, 1, 2, 2, 2]  # and from then on in the size that went
 
 
-class Moody(nn.Module):
-    """Asks what its values are, which cannot be asked of all clients at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(FEATURES, CLASSES).double()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        out: Tensor = self.layer(inputs)
-        return out if out.sum() > 0 else 2 * out
-
-
-def test_a_model_that_cannot_be_stacked_stops_the_run_with_the_reason() -> None:
-    made = fedavg(parts(world(), STEPS, model(factory=lambda shape, classes: Moody())))
-    with pytest.raises(ConfigError, match="cannot train this model for several clients at once") as caught:
-        course(made, world(), engine=vectorized())
-    assert caught.value.where == "engine.name"
-
-
 # ---- what cannot be done
 
 
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        (model(norm=True), "the layer '1' normalizes over the examples of a batch"),
-        (
-            model(
-                factory=lambda shape, classes: nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.AlphaDropout())
-            ),
-            "the layer '1' draws random numbers",
-        ),
-    ],
-    ids=["batch norm", "alpha dropout"],
-)
-def test_models_that_mix_clients_are_refused_before_anything_runs(spec: ModelSpec, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        course(fedavg(parts(world(), STEPS, spec)), world(), engine=vectorized())
+class Peculiar(nn.Module):
+    """A linear model, after something that stacked clients cannot do, or do in another way."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.layer = nn.Linear(FEATURES, CLASSES).double()
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.what == "moody":
+            x = x if x.sum() > 0 else 2 * x
+        elif self.what == "mixing":
+            x = x - x.mean(0)
+        elif self.what == "counting":
+            self.steps += 1
+        elif self.what == "dropping by itself":
+            x = nn.functional.dropout(x, 0.5)
+        elif self.what == "dropping tokens":
+            x = self.dropout(x.reshape(-1, 2)).reshape(-1, FEATURES)
+        elif self.what == "dropping turned":
+            x = self.dropout(x.t()).t()
+        elif self.what == "dropping weights":
+            return nn.functional.linear(x, self.dropout(self.layer.weight), self.layer.bias)
+        out: Tensor = self.layer(x)
+        return out
+
+
+PECULIAR = ["moody", "mixing", "counting", "dropping by itself", "dropping tokens", "dropping turned"]
+
+
+@pytest.mark.parametrize("what", [*PECULIAR, "dropping weights"])
+def test_models_that_cannot_be_stacked_are_found_out_before_anything_runs(what: str) -> None:
+    made = fedavg(parts(world(), STEPS, model(factory=lambda shape, classes: Peculiar(what))))
+    with pytest.raises(ConfigError, match=r"the model (cannot be stacked|does to stacked clients)") as caught:
+        course(made, world(), engine=vectorized())
     assert caught.value.where == "model"
     assert "'inline'" in caught.value.hint
+
+
+def test_a_model_like_it_that_does_nothing_peculiar_is_not() -> None:
+    agree(fedavg(parts(world(), STEPS, model(factory=lambda shape, classes: Peculiar("")))), world())
+
+
+def test_what_the_trial_draws_leaves_the_random_state_as_it_was() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert obstacle(fedavg(parts(world(), STEPS, model(dropout=0.3))).train) is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_batch_normalization_is_refused_with_the_fix() -> None:
+    with pytest.raises(ConfigError, match="the layer '1' normalizes over the examples of a batch") as caught:
+        course(fedavg(parts(world(), STEPS, model(norm=True))), world(), engine=vectorized())
+    assert "group normalization" in caught.value.hint
 
 
 def test_training_that_is_one_client_after_the_other_is_refused_with_the_reason() -> None:

@@ -114,7 +114,7 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         name=NAME,
         start=tilt,
         grad=partial(tilted, mu=mu),
-        elementwise=True,
+        stackable=True,
         servers={NAME: ServerRule(shared=_shared, prepare=ask, after=_after)},
         ops={OP: Gradient},
         whole=True,

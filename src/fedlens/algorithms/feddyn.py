@@ -140,7 +140,7 @@ def _rule(alpha: float, weighting: str, send: bool) -> ClientRule:
                 after=partial(_after, alpha=alpha),
             )
         },
-        elementwise=True,
+        stackable=True,
         proximal=alpha,
         corrects=True,
         whole=True,

@@ -132,6 +132,7 @@ def reweighted(*, target: Target = "uniform", normalize: Normalize = True) -> Cl
 def _rule(target: str | list[float], normalize: bool, table: str) -> ClientRule:
     gathers = target == "population"
     return ClientRule(
+        stackable=True,
         name=NAME,
         risk=partial(risk, target=target, normalize=normalize),
         fits=None if isinstance(target, str) else partial(_fits, target=target, where=f"{table}.target"),

@@ -133,7 +133,7 @@ def mime(
         name=MIME,
         start=partial(start_mime, base=base),
         grad=mime_step,
-        elementwise=True,
+        stackable=True,
         anchored=True,
         servers={
             MIME: ServerRule(
@@ -226,13 +226,13 @@ def mimelite(
     base = base_optimizer(optimizer, beta=beta, beta2=beta2, eps=eps, v0=v0)
     refuse_corrected(parts, "MimeLite")
     check = partial(refuse_local_statistics, title="MimeLite")
-    rule = ClientRule(name=LITE, check=check)
+    rule = ClientRule(name=LITE, check=check, stackable=True)
     if base.statistics:
         rule = ClientRule(
             name=LITE,
             start=partial(start_lite, base=base),
             grad=lite_step,
-            elementwise=True,
+            stackable=True,
             finish=_finish,
             expect=_expect,
             fields={FULL: "mean"},

@@ -120,7 +120,7 @@ def control_variate(*, option: Option = "II") -> ClientRule:
         name="control-variate",
         start=partial(_start, option=option),
         grad=_corrected,
-        elementwise=True,
+        stackable=True,
         finish=partial(_finish, option=option),
         expect=_expect,
         fields={"variate": "sum"},

@@ -92,7 +92,8 @@ class Holding:
         Not where they are augmented, which is each holder's own, or seen in a light of their own, or of several sets.
         """
         return all(
-            each.augment is None
+            type(each) is Holding
+            and each.augment is None
             and not each.features
             and each.indices is not None
             and each.examples is self.examples

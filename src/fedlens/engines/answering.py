@@ -67,7 +67,7 @@ class Site:
         for at, item in enumerate(items):
             try:
                 calls[at] = self._call(shared, item)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 answers[at] = Failure(item.id, item.client, told(error))
         joint: Any = self.program.ops[op]
         found = joint.together(list(calls.values())) if calls else []

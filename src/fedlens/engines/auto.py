@@ -93,7 +93,8 @@ class Auto:
         attempt("inline", "inline", {"threads": 1}, count)
         if cores > 1 and cohort == 1:
             attempt(f"inline with {cores} threads", "inline", {"threads": cores}, count)
-        if cohort > 1 and op.obstacle() is None:
+        stacked = [each.obstacle() for each in ops.values() if hasattr(each, "obstacle")]
+        if cohort > 1 and not any(stacked):
             attempt("vectorized", "vectorized", {"threads": 1}, max(count, min(8, cohort)))
         fastest = max((speed for speed, _, _ in tried.values()), default=0.0)
         if fastest and cohort > 1 and cores > 1 and images / fastest > _SHORT and _fits(op, cores):

@@ -62,7 +62,7 @@ def _both(a: ClientRule, b: ClientRule) -> ClientRule:
         fields={**a.fields, **b.fields},
         servers=servers,
         ops={**a.ops, **b.ops},
-        elementwise=all(rule.elementwise for rule in (a, b) if rule.grad),
+        stackable=a.stackable and b.stackable,
         anchored=a.anchored or b.anchored,
         proximal=a.proximal + b.proximal,
         replaces=a.replaces or b.replaces,

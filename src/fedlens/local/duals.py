@@ -154,7 +154,7 @@ def stepping(variables: Variables) -> ClientRule:
     if variables.trained:
         return _rule(variables)
     start = partial(_start_steps, variables=variables)
-    return replace(_rule(variables), start=start, grad=_grad, elementwise=True, proximal=variables.steepest)
+    return replace(_rule(variables), start=start, grad=_grad, proximal=variables.steepest)
 
 
 def _rule(
@@ -164,6 +164,7 @@ def _rule(
 ) -> ClientRule:
     return ClientRule(
         name="dual",
+        stackable=True,
         start=partial(_start, variables=variables),
         solve=solve,
         finish=partial(_finish, variables=variables),

@@ -136,9 +136,11 @@ class ClientRule:
         fields: how those fields are folded: "mean", weighted like the update; "sum", the plain sum.
         servers: the server's half, by the rule's name.
         ops: operations besides training that the server's half asks for, made from the training operation.
-        elementwise: whether `grad` does the same to every number of a leaf, and looks at nothing but the gradients, the
-            parameters, `visit.anchor`, `visit.payload`, `visit.own` and `visit.at_anchor`. Then it may be called for
-            several clients at once, whose tensors have an axis of clients in front.
+        stackable: whether clients with this rule may train together, their weights stacked (the engine `vectorized`).
+            Then `grad` does the same to every number of a leaf, changes nothing, and looks at nothing but the
+            gradients, the parameters, `visit.anchor`, `visit.own`, `visit.at_anchor` and what the server sent to all:
+            it is called once for all, with an axis of clients in front of every tensor. The other hooks draw no
+            random numbers, and use nothing of `visit.bench` but `data`, `client` and `gradient`.
         anchored: whether `grad` needs the gradients of the same batch at the anchor, `visit.at_anchor`.
         proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended; FedNova has to know of it.
         replaces: whether `finish` sends an update of its own, which is no sum of the gradients that were descended.
@@ -163,7 +165,7 @@ class ClientRule:
     fields: Mapping[str, How] = field(default_factory=dict)
     servers: Mapping[str, ServerRule] = field(default_factory=dict)
     ops: Mapping[str, Callable[[Train], Op]] = field(default_factory=dict)
-    elementwise: bool = False
+    stackable: bool = False
     anchored: bool = False
     proximal: float = 0.0
     replaces: bool = False
@@ -206,7 +208,7 @@ def proximal(*, mu: Mu = 0.01) -> ClientRule:
     """
     if not mu:
         return ClientRule()
-    return ClientRule(name="proximal", grad=partial(proximal_grad, mu=mu), elementwise=True, proximal=mu)
+    return ClientRule(name="proximal", grad=partial(proximal_grad, mu=mu), stackable=True, proximal=mu)
 
 
 def proximal_grad(gradients: Tensors, parameters: Tensors, visit: Visit, *, mu: float) -> Tensors:

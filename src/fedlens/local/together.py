@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedlens.core.errors import told
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Call, Outcome
 from fedlens.local.bench import gradients_of
@@ -27,66 +28,6 @@ if TYPE_CHECKING:
     from fedlens.local.training import Train
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_RANDOM = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)
-
-
-class Obstacle(NamedTuple):
-    """Why clients cannot be trained together: what, the setting, and what to do."""
-
-    what: str
-    where: str
-    hint: str
-
-
-def obstacle(train: Train) -> Obstacle | None:
-    """What keeps this training from being done for several clients at once; None where nothing does."""
-    rule, other = train.rule, "take engine.name = 'inline' or 'processes'"
-    if rule.solve is not None:
-        return Obstacle(f"'{rule.name}' solves each client's problem in a way of its own", "client", other)
-    if rule.loss is not None:
-        return Obstacle(f"'{rule.name}' looks into each client's model while it trains", "client", other)
-    if train.personal:
-        return Obstacle("parts of the model are the clients' own", "algorithm.name", other)
-    if train.keep_optimizer:
-        return Obstacle(
-            "the optimizer's state is kept, so there is one client after the other", "algorithm.name", other
-        )
-    for name, module in train.model.build().named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
-            return Obstacle(
-                f"the layer {name!r} normalizes over the examples of a batch and keeps statistics of them, which "
-                "stacked clients do not have for themselves",
-                "model",
-                f"take group normalization (model.norm = 'group' where there is one), or {other.removeprefix('take ')}",
-            )
-        if isinstance(module, _RANDOM):
-            return Obstacle(
-                f"the layer {name!r} draws random numbers in a way that stacked clients cannot",
-                "model",
-                other,
-            )
-    return None
-
-
-def footprint(train: Train, device: torch.device) -> int:
-    """About how many bytes a client takes in a group: its copies of the weights, a batch and its activations."""
-    learner = loadable(train.model, {}, device)
-    weights = sum(value.nbytes for value in learner.trainable.values())
-    size = 32 if train.settings.batch_size == "all" else train.settings.batch_size
-    seen = [0]
-
-    def count(module: nn.Module, inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and not any(module.children()):
-            seen[0] += output.nbytes
-
-    handles = [module.register_forward_hook(count) for module in learner.module.modules()]
-    dtype = next(iter(learner.trainable.values())).dtype
-    images = torch.zeros(1, *train.model.input_shape, dtype=dtype, device=device)
-    with torch.no_grad():
-        learner.module.eval()(images)
-    for handle in handles:
-        handle.remove()
-    return 6 * weights + size * (images.nbytes + 3 * seen[0])
 
 
 @dataclass
@@ -104,6 +45,14 @@ def train_together(train: Train, calls: Sequence[Call]) -> list[Outcome | Except
 
     Where a client fails by itself its place holds the exception. Raises whatever the common computation raises.
     """
+    kinds: dict[Any, list[int]] = {}
+    for at, call in enumerate(calls):
+        kinds.setdefault((id(call.payload.get("model")), call.payload.get("lr")), []).append(at)
+    if len(kinds) > 1:  # what a request brings itself, a model or a rate, is that client's alone
+        found: dict[int, Outcome | Exception] = {}
+        for kind in kinds.values():
+            found |= dict(zip(kind, train_together(train, [calls[at] for at in kind]), strict=True))
+        return [found[at] for at in range(len(calls))]
     results: dict[int, Outcome | Exception] = {}
     with ExitStack() as closing:
         learner = loadable(train.model, calls[0].client.scratch, calls[0].client.device)
@@ -113,8 +62,8 @@ def train_together(train: Train, calls: Sequence[Call]) -> list[Outcome | Except
         for at, call in enumerate(calls):
             try:
                 members.append(_begun(train, at, call, closing, bool(dropouts)))
-            except Exception as error:
-                results[at] = error
+            except (Exception, SystemExit) as error:
+                results[at] = _failure(error)
         if members:
             members.sort(key=lambda member: -member.visit.steps)
             trained, losses = _Group(train, learner, members, dropouts).run()
@@ -128,9 +77,13 @@ def train_together(train: Train, calls: Sequence[Call]) -> list[Outcome | Except
                         [value[k] for value in updates],
                         Solved([], loss[0], loss[1], member.visit.steps),
                     )
-                except Exception as error:
-                    results[member.at] = error
+                except (Exception, SystemExit) as error:
+                    results[member.at] = _failure(error)
     return [results[at] for at in range(len(calls))]
+
+
+def _failure(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(told(error))
 
 
 def _begun(train: Train, at: int, call: Call, closing: ExitStack, random: bool) -> _Member:
@@ -167,7 +120,7 @@ class _Group:
         anchor = self.visits[0].anchor
         self.weights = [value.expand(len(members), *value.shape).clone() for value in anchor]
         self.kept: OptimizerState = {}
-        self.stacked = _stacked(self.visits) if train.rule.grad and train.rule.elementwise else None
+        self.stacked = _stacked(self.visits) if train.rule.grad and train.rule.stackable else None
         self.first: tuple[int, Visit] | None = None  # the stacked visit of the clients that still have steps
 
     def run(self) -> tuple[Tensors, list[tuple[float, int]]]:
@@ -200,6 +153,9 @@ class _Group:
             masks.again()
             for visit in visits:
                 visit.bench.seen += 1
+        if rule.risk is not None:
+            for k, (visit, n) in enumerate(zip(visits, batch.counts, strict=True)):
+                visit.batch = batch.inputs[k, :n], batch.targets[k, :n]
         losses, gradients = self._gradients(weights, batch, visits)
         if rule.grad is not None:
             gradients = self._bent(gradients, weights, at_anchor, batch)
@@ -268,13 +224,13 @@ class _Group:
             for k, order in enumerate(orders):
                 at[: len(order), k, : order.shape[1]] = order
         begins = torch.tensor([0, *(len(bench.data) for bench in benches[:-1])]).cumsum(0).unsqueeze(1)
-        places = torch.cat([bench.data.indices for bench in benches])[(at + begins).clamp_(min=0)]
-        places = torch.where(at < 0, -1, places)
-        real = places >= 0
+        real = at >= 0
+        # Short batches are filled up with the first of their own examples: another client's might be no number here.
+        at = torch.where(real, at, at[:, :, :1]).clamp_(min=0)
+        places = torch.cat([bench.data.indices for bench in benches])[at + begins]
         counts = real.sum(2)
         device = self.weights[0].device
         weights = (real.to(self.weights[0].dtype) / counts.clamp(min=1).unsqueeze(2)).to(device)
-        places.clamp_(min=0)
         for step, row in enumerate(counts.tolist()):
             active = len(row) - row.count(0)
             images, labels = self.members[0].visit.bench.data.gather(places[step, :active].flatten())
@@ -312,7 +268,7 @@ def _padded(value: Tensor, size: int) -> Tensor:
 
 def _clipped(gradients: Tensors, largest: float) -> Tensors:
     """Each client's gradients, scaled down to this norm where theirs is above it."""
-    norms = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]
+    norms = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients]
     factor = (largest / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1.0)
     return [g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
 
@@ -330,6 +286,7 @@ class _Masks:
     def begin(self, counts: Sequence[int]) -> None:
         """A new step, of clients with so many examples."""
         self.counts, self.drawn, self.next = counts, list[Tensor](), 0
+        self.size = max(counts, default=0)
 
     def again(self) -> None:
         """The same masks once more."""
@@ -345,13 +302,17 @@ class _Masks:
     def _draw(self, like: Tensor, layer: nn.Module) -> Tensor:
         assert isinstance(layer, _DROPOUTS)
         keep = 1 - layer.p
+        if not keep:
+            return torch.zeros((), dtype=like.dtype, device=like.device)  # nothing is drawn for it either
+        if like.shape[1] != self.size:
+            raise RuntimeError("dropout of values whose first axis is not that of the batch")
         shape = like.shape[2:] if isinstance(layer, nn.Dropout) else (like.shape[2], *[1] * (like.dim() - 3))
         mask = torch.zeros(*like.shape[:2], *shape, dtype=like.dtype)
         for k, count in enumerate(self.counts):
             mask[k, :count].copy_(
                 torch.empty(count, *shape, dtype=like.dtype).bernoulli_(keep, generator=self.generators[k])
             )
-        return (mask / keep if keep else mask).to(like.device)
+        return (mask / keep).to(like.device)
 
 
 class _Dropped(torch.autograd.Function):
@@ -377,6 +338,8 @@ def _adapted(module: nn.Module, members: Sequence[_Member]) -> Iterator[_Masks]:
     masks, changed = _Masks([member.masks for member in members]), list[nn.Module]()
     try:
         for layer in module.modules():
+            if "forward" in layer.__dict__:
+                continue  # somebody else's
             if isinstance(layer, _DROPOUTS) and layer.p > 0:
                 layer.__dict__["forward"] = partial(_dropped, masks, layer)
             elif type(layer) is nn.Linear:
@@ -390,15 +353,17 @@ def _adapted(module: nn.Module, members: Sequence[_Member]) -> Iterator[_Masks]:
             del layer.forward
 
 
-def _dropped(masks: _Masks, layer: nn.Module, values: Tensor) -> Tensor:
-    dropped: Tensor = _Dropped.apply(values, masks, layer)
+def _dropped(masks: _Masks, layer: nn.Module, input: Tensor) -> Tensor:
+    if not layer.training:
+        return input
+    dropped: Tensor = _Dropped.apply(input, masks, layer)
     return dropped
 
 
-def _linear(layer: nn.Linear, values: Tensor) -> Tensor:
+def _linear(layer: nn.Linear, input: Tensor) -> Tensor:
     """x W^T + b, as (W x^T)^T: of stacked clients the gradient of W comes out in W's own layout, and not turned."""
-    rows = values.reshape(-1, values.shape[-1])
-    out = (layer.weight @ rows.t()).t().reshape(*values.shape[:-1], -1)
+    rows = input.reshape(-1, input.shape[-1])
+    out = (layer.weight @ rows.t()).t().contiguous().view(*input.shape[:-1], -1)
     return out if layer.bias is None else out + layer.bias
 
 
@@ -416,9 +381,13 @@ def _stacked(visits: Sequence[Visit]) -> Visit | None:
     """
     try:
         own = _stack([visit.own for visit in visits])
-    except _Unequal:
+    except Exception:  # of whatever kind: then it is done client by client, which is always right
         return None
-    return replace(visits[0], own=own, state={}, labels=torch.empty(0))
+    first = visits[0].payload
+    common = {
+        name: value for name, value in first.items() if all(v.payload.get(name) is value for v in visits)
+    }
+    return replace(visits[0], own=own, payload=common, state={}, labels=torch.empty(0))
 
 
 def _stack(values: Sequence[Any]) -> Any:
@@ -428,12 +397,14 @@ def _stack(values: Sequence[Any]) -> Any:
     if any(type(value) is not type(one) for value in values):
         raise _Unequal
     if isinstance(one, Tensor):
+        if not one.dim():
+            raise _Unequal  # a number, which would stand against the wrong axis
         return torch.stack(list(values))
     if isinstance(one, Mapping):
         if any(value.keys() != one.keys() for value in values):
             raise _Unequal
         return {name: _stack([value[name] for value in values]) for name in one}
-    if isinstance(one, list | tuple):
+    if type(one) in (list, tuple):
         if any(len(value) != len(one) for value in values):
             raise _Unequal
         return [_stack(list(row)) for row in zip(*values, strict=True)]

@@ -23,7 +23,8 @@ from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal import PERSONAL, own_leaves
 from fedlens.local.rules import ClientRule, Solved, Tensors, Visit
 from fedlens.local.settings import LocalSettings
-from fedlens.local.together import Obstacle, footprint, obstacle, train_together
+from fedlens.local.stackable import Obstacle, footprint, obstacle
+from fedlens.local.together import train_together
 from fedlens.tasks.evaluation import Task
 
 Weighting = Literal["examples", "uniform"]
@@ -87,9 +88,9 @@ class Train:
         # So small a rate that no weights run away, whatever they are.
         return plain, {"model": tree_of(self.model.build()), "lr": 1e-9}
 
-    def footprint(self, device: torch.device) -> int:
+    def footprint(self, device: torch.device, largest: int = 32) -> int:
         """About how many bytes each client takes in `together`."""
-        return footprint(self, device)
+        return footprint(self, device, largest)
 
     def outcome(
         self,
