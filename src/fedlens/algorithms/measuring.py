@@ -59,7 +59,7 @@ class EvaluateOwn:
         if held is None or len(held) == 0:
             raise ValueError("the client holds out no example")
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
-        learner = loadable(self.model, client.scratch, client.device)
+        learner = loadable(self.model, client)
         learner.load(tree)
         sums = {"sums": self._sums(learner, held)}
         if self.tune is None:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlens.core.protocol import ModelSpec
+from fedlens.core.arithmetic import PLAIN, Arithmetic
+from fedlens.core.protocol import Client, ModelSpec
 from fedlens.core.tree import Leaf, Tree, part, spec_of
 
 
@@ -21,6 +22,7 @@ class Loadable:
     spec: dict[str, Leaf]
     trainable: dict[str, Tensor]
     rest: dict[str, Tensor]  # buffers, counters, frozen weights
+    half: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
 
     def load(self, tree: Tree) -> None:
         """Copies a tree in. Leaves that the tree lacks stay as they are."""
@@ -31,11 +33,25 @@ class Loadable:
                         value.copy_(tree[name])
 
 
-def loadable(model: ModelSpec, scratch: dict[Any, Any], device: torch.device, which: str = "") -> Loadable:
-    """The module of this spec, built at the first call and kept in a worker's `scratch`; `which` names further ones."""
+def loadable(model: ModelSpec, client: Client, which: str = "") -> Loadable:
+    """The module of this spec, on the client's device and in its arithmetic; `which` names further ones.
+
+    It is built at the first call and kept in the worker's `scratch`.
+    """
+    return module_in(model, client.scratch, client.device, client.arithmetic, which)
+
+
+def module_in(
+    model: ModelSpec,
+    scratch: dict[Any, Any],
+    device: torch.device,
+    arithmetic: Arithmetic = PLAIN,
+    which: str = "",
+) -> Loadable:
+    """As `loadable`, where there is no client."""
     key = ("module", id(model), which)
     if key not in scratch:
-        module = model.build().to(device)
+        module = arithmetic.fit(model.build(), device)
         spec, state = spec_of(module), module.state_dict(keep_vars=True)
         trainable = part(spec, "weight", trainable=True)
         scratch[key] = Loadable(
@@ -44,6 +60,7 @@ def loadable(model: ModelSpec, scratch: dict[Any, Any], device: torch.device, wh
             spec,
             {name: state[name] for name in trainable},
             {name: value.detach() for name, value in state.items() if name not in trainable},
+            arithmetic.half,
         )
     found: Loadable = scratch[key]
     return found

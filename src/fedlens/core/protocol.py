@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from fedlens.core.arithmetic import PLAIN, Arithmetic
 from fedlens.core.schema import Schema
 from fedlens.core.seeding import Rng, Secrets
 from fedlens.core.states import ClientStates
@@ -149,6 +150,7 @@ class Client:
     secrets: Secrets
     scratch: dict[Any, Any]
     device: torch.device
+    arithmetic: Arithmetic = PLAIN
 
 
 class Op(Protocol):
@@ -178,12 +180,13 @@ class ClientDataSource(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """What an engine is opened with, once: operations, data, the seed, the device."""
+    """What an engine is opened with, once: operations, data, the seed; and where and how the engine computes them."""
 
     ops: Mapping[str, Op]
     data: ClientDataSource
     seed: int
     device: str = "cpu"
+    arithmetic: Arithmetic = PLAIN
 
 
 @dataclass(frozen=True)
@@ -299,7 +302,7 @@ class Engine(Protocol):
 
 
 __all__ = [
-    "Algorithm", "Answer", "Answers", "Ask", "Call", "Client", "ClientDataSource", "ClientId", "ClientStates", "Engine",
-    "Evaluation", "Failure", "FederationInfo", "Id", "Metrics", "ModelSpec", "Op", "Outcome", "Payload", "Program",
-    "Reduce", "Reply", "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec",
+    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "Call", "Client", "ClientDataSource", "ClientId",
+    "ClientStates", "Engine", "Evaluation", "Failure", "FederationInfo", "Id", "Metrics", "ModelSpec", "Op", "Outcome",
+    "Payload", "Program", "Reduce", "Reply", "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec",
 ]  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import Schema, finite_fault, nbytes
 from fedlens.core.seeding import Rng, Secrets
+from fedlens.engines.grouping import Groups
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,21 @@ class Item:
 
 @dataclass
 class Site:
-    """A place where operations run: the program, and a cache that lives as long as the worker."""
+    """A place where operations run: the program, and a cache that lives as long as the worker.
+
+    With `groups`, operations that can do so answer several clients at once. What comes and goes lies in ordinary
+    memory; on the way to an operation it is brought to the program's device, and its answer back.
+    """
 
     program: Program
     scratch: dict[Any, Any] = field(default_factory=dict)
+    groups: Groups | None = None
+
+    def __post_init__(self) -> None:
+        self.device = torch.device(self.program.device)
+        self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as it came and on the device
+        if self.device.type != "cpu" and hasattr(self.program.data, "on"):
+            self.program = replace(self.program, data=self.program.data.on(self.device))
 
     def answer(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
         """Runs one operation and checks what comes out. An exception in it is the client's failure, not the run's."""
@@ -52,10 +67,16 @@ class Site:
                 return Failure(item.id, item.client, f"the algorithm has no operation '{op}'")
             call = self._call(shared, item)
             torch.default_generator.manual_seed(call.rng.seed("torch"))
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(call.rng.seed("torch"))
             outcome = Outcome(*self.program.ops[op](*call))
         except (Exception, SystemExit) as error:
             return Failure(item.id, item.client, told(error))
         return _checked(item, outcome, expect)
+
+    def alone(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
+        """The answer of one client, in memory of its own."""
+        return own(self.answer(op, shared, item, expect))
 
     def together(self, op: str, shared: Payload, items: Sequence[Item], expect: Schema) -> list[Answer]:
         """Runs one operation for several clients as one computation: `together` of the operation.
@@ -83,23 +104,44 @@ class Site:
         client = Client(
             id=item.client,
             data=self.program.data.holder(item.client),
-            state=item.state,
+            state=moved(item.state, self.device),
             secrets=Secrets((self.program.seed, item.client)),
             scratch=self.scratch,
-            device=torch.device(self.program.device),
+            device=self.device,
+            arithmetic=self.program.arithmetic,
         )
         rng = Rng((self.program.seed, "op", *item.id, item.client))
-        return Call({**shared, **item.payload}, client, rng)
+        return Call({**self._brought(shared), **moved(item.payload, self.device)}, client, rng)
+
+    def _brought(self, shared: Payload) -> Payload:
+        """What an ask shares, on the device; once an ask."""
+        if self.device.type == "cpu":
+            return shared
+        if self._shared is None or self._shared[0] is not shared:
+            self._shared = shared, moved(shared, self.device)
+        return self._shared[1]
 
     def block(
         self, op: str, shared: Payload, items: Sequence[Item], expect: Schema, reduce: Reduce | None
     ) -> list[Answer]:
-        """Answers neighbouring slots; with `reduce`, their folded payload stands in the last answer."""
+        """Answers neighbouring slots; with `reduce`, the folded payload of each block stands in its last answer."""
+        joint = self.groups is not None and hasattr(self.program.ops.get(op), "together")
+        if joint:
+            assert self.groups is not None
+            many = iter(self.groups.answers(self, op, shared, items, expect))
+        else:
+            # One after the other, each when it is called for: the next may work on in the memory of the last.
+            many = (self.answer(op, shared, item, expect) for item in items)
         if reduce is None:
-            return [self.answer(op, shared, item, expect) for item in items]
-        folding = Fold(reduce)
-        answers = [folding.take(self.answer(op, shared, item, expect)) for item in items]
-        answers[-1].folded = folding.result()
+            return [home(answer if joint or len(items) == 1 else own(answer)) for answer in many]
+        answers: list[Answer] = []
+        for start in range(0, len(items), reduce.block):
+            folding = Fold(reduce)
+            block = [
+                folding.take(answer) for answer in islice(many, len(items[start : start + reduce.block]))
+            ]
+            block[-1].folded = folding.result()
+            answers += [home(answer) for answer in block]
         return answers
 
 
@@ -162,6 +204,43 @@ def copied(value: Any) -> Any:
         items = [copied(item) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same payload with its tensors on this device; what is there already stays the object it is."""
+    if isinstance(value, torch.Tensor):
+        return value if value.device.type == device.type else value.to(device)
+    if device.type == "cpu" and not _elsewhere(value):
+        return value
+    if isinstance(value, Mapping):
+        return {name: moved(item, device) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [moved(item, device) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def _elsewhere(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.device.type != "cpu"
+    if isinstance(value, Mapping):
+        return any(map(_elsewhere, value.values()))
+    return isinstance(value, list | tuple) and any(map(_elsewhere, value))
+
+
+def own(answer: Answer) -> Answer:
+    """The answer with its payload and state in memory of their own."""
+    if not isinstance(answer, Failure):
+        answer.payload, answer.state = copied(answer.payload), copied(answer.state)
+    return answer
+
+
+def home(answer: Answer) -> Answer:
+    """The answer with its tensors in ordinary memory."""
+    if not isinstance(answer, Failure):
+        answer.payload, answer.state = moved(answer.payload, _CPU), moved(answer.state, _CPU)
+    answer.folded = moved(answer.folded, _CPU)
+    return answer
 
 
 class Fold:

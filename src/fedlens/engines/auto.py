@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
@@ -23,9 +25,11 @@ from fedlens.core.protocol import (
     Request,
 )
 from fedlens.core.states import STATE_MEMORY
-from fedlens.engines.inline import Inline, StateMemory
-from fedlens.engines.processes import processes, usable_cores
-from fedlens.engines.vectorized import Vectorized
+from fedlens.engines.computing import ON_CPU, Computing, Device, PrecisionSetting
+from fedlens.engines.inline import StateMemory, inline
+from fedlens.engines.placing import usable_cores
+from fedlens.engines.processes import processes
+from fedlens.engines.vectorized import vectorized
 
 _SHORT = 10.0  # seconds of training below which starting workers does not pay
 _TRIAL = 0.5  # seconds that a trial of one engine may take, about
@@ -33,21 +37,31 @@ _SLOW = 5.0  # seconds of one step from which nothing is tried
 _CLIENTS, _STEPS = 64, 8  # of a trial, at most
 
 
-def auto(*, state_memory: StateMemory = STATE_MEMORY) -> Auto:
+def auto(
+    *,
+    device: Device = "cpu",
+    precision: PrecisionSetting = "fp32",
+    state_memory: StateMemory = STATE_MEMORY,
+) -> Auto:
     """Tries the engines on a few steps of plain training before the run, and takes the fastest.
 
+    Also how many workers, how many clients at once and which memory layout; device and precision are yours to say.
     What it took stands in the run's config.toml, so a resumed run does not choose again.
     """
-    return Auto(state_memory)
+    return Auto(state_memory, Computing(device, precision))
 
 
 class Auto:
     """See `auto`. Until it has chosen it is `inline`."""
 
-    def __init__(self, state_memory: int = STATE_MEMORY) -> None:
-        self.state_memory = state_memory
-        self.chosen: Engine = Inline(1, state_memory)
-        self.table: dict[str, Any] = {"name": "inline", "threads": 1, "state_memory": state_memory}
+    def __init__(self, state_memory: int = STATE_MEMORY, computing: Computing = ON_CPU) -> None:
+        self.common = {"device": computing.device, "precision": computing.precision}
+        self.state_memory, self.computing = state_memory, computing
+        self._take("inline", {}, "")
+
+    def check(self, ops: Mapping[str, Op]) -> None:
+        """Raises `ConfigError` where this machine has no such device, or the device no such precision."""
+        self.computing.check()
 
     def choose(
         self,
@@ -66,55 +80,66 @@ class Auto:
         """
         op: Any = next((op for op in ops.values() if hasattr(op, "trial")), None)
         if op is None or cohort is None or not clients:
-            return self._take("inline", {"threads": 1}, "there is no cohort to train at once")
+            return self._take("inline", {}, "there is no cohort to train at once")
         cores = usable_cores()
-        first = self._time(Inline(), op.trial(1), data, clients[:1])
+        first = self._time("inline", {}, op.trial(1), data, clients[:1])
         if first is None:
-            return self._take("inline", {"threads": 1}, "the first trial did not come to an end")
+            return self._take("inline", {}, "the first trial did not come to an end")
         if first[0] > _SLOW:
             why = "a step takes seconds, so none were tried"
             if cores > 1 and cohort > 1 and _fits(op, min(cores, cohort)):
-                return self._take("processes", {"workers": cores, "threads": 1}, why)
+                return self._take("processes", {"workers": cores}, why)
             return self._take("inline", {"threads": cores}, why)
         steps = max(1, min(_STEPS, int(_TRIAL / 4 / first[0])))
         count = max(1, min(_CLIENTS, cohort, int(_TRIAL / (steps * first[0]))))
         trial = op.trial(steps)
         tried: dict[str, tuple[float, str, dict[str, Any]]] = {}
 
-        def attempt(label: str, name: str, table: dict[str, Any], many: int) -> None:
+        def attempt(label: str, name: str, table: dict[str, Any], many: int = count) -> None:
             there = [clients[k * len(clients) // many] for k in range(many)]
             try:
-                found = self._time(_made(name, table, STATE_MEMORY), trial, data, there)
+                found = self._time(name, table, trial, data, there)
             except ConfigError:
                 return  # one that there is not here
             if found is not None and found[1]:
                 tried[label] = found[1] / found[0], name, table
 
-        attempt("inline", "inline", {"threads": 1}, count)
+        attempt("inline", "inline", {})
         if cores > 1 and cohort == 1:
-            attempt(f"inline with {cores} threads", "inline", {"threads": cores}, count)
-        stacked = [each.obstacle() for each in ops.values() if hasattr(each, "obstacle")]
-        if cohort > 1 and not any(stacked):
-            attempt("vectorized", "vectorized", {"threads": 1}, max(count, min(8, cohort)))
+            attempt(f"inline with {cores} threads", "inline", {"threads": cores})
+        stacked = cohort > 1 and not any(e.obstacle() for e in ops.values() if hasattr(e, "obstacle"))
+        if stacked:
+            attempt("vectorized", "vectorized", {}, max(count, min(8, cohort)))
         fastest = max((speed for speed, _, _ in tried.values()), default=0.0)
         if fastest and cohort > 1 and cores > 1 and images / fastest > _SHORT and _fits(op, cores):
-            table = {"workers": cores, "threads": 1}
-            attempt(f"processes {cores} x 1", "processes", table, max(2 * cores, count))
+            many = max(2 * cores, count)
+            attempt(f"processes {cores} x 1", "processes", {"workers": cores}, many)
+            group = min(_CLIENTS, cohort // cores)
+            if stacked and group > 1:
+                table = {"workers": cores, "group": group}
+                attempt(f"processes {cores} x 1, {group} clients at once", "processes", table, cores * group)
         if not tried:
-            return self._take("inline", {"threads": 1}, "no trial came to an end")
+            return self._take("inline", {}, "no trial came to an end")
+        label, (_, name, table) = max(tried.items(), key=lambda item: item[1][0])
+        if name != "vectorized" and "group" not in table and _has_convolutions(op):
+            attempt(f"{label}, channels last", name, table | {"channels_last": True}, max(count, 2 * cores))
         by_speed = sorted(tried.items(), key=lambda item: -item[1][0])
         told = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)
         _, name, table = by_speed[0][1]
         return self._take(name, table, f"images/s of {steps} steps at some clients: {told}")
 
     def _take(self, name: str, table: Mapping[str, Any], why: str) -> str:
-        self.chosen = _made(name, table, self.state_memory)
-        self.table = {"name": name, **table, "state_memory": self.state_memory}
+        given = {**self.common, **table, "state_memory": self.state_memory}
+        self.chosen = _KNOWN[name](**given)
+        defaults = {key: p.default for key, p in inspect.signature(_KNOWN[name]).parameters.items()}
+        # A setting that is None is left unset: TOML has no such value.
+        self.table = {"name": name, **{k: v for k, v in {**defaults, **given}.items() if v is not None}}
         return f"engine: {name} ({why})"
 
     def _time(
         self,
-        engine: Engine,
+        name: str,
+        table: Mapping[str, Any],
         trial: tuple[Op, Mapping[str, Any]],
         data: ClientDataSource,
         clients: Sequence[ClientId],
@@ -123,6 +148,7 @@ class Auto:
         op, shared = trial
         ask = Ask("train", [Request(client) for client in clients], shared)
         found: list[tuple[float, float]] = []
+        engine = _KNOWN[name](**{**self.common, **table})
         try:
             engine.open(Program({"train": op}, data, 0), ClientStates())
             for number in (1, 2, 3):
@@ -160,12 +186,13 @@ class Auto:
         self.chosen.close()
 
 
-def _made(name: str, table: Mapping[str, Any], state_memory: int) -> Engine:
-    if name == "vectorized":
-        return Vectorized(table["threads"], None, state_memory)
-    if name == "processes":
-        return processes(workers=table["workers"], threads=table["threads"], state_memory=state_memory)
-    return Inline(table["threads"], state_memory)
+_KNOWN: dict[str, Callable[..., Engine]] = {
+    "inline": inline, "vectorized": vectorized, "processes": processes,
+}  # fmt: skip
+
+
+def _has_convolutions(op: Any) -> bool:
+    return any(isinstance(m, nn.modules.conv._ConvNd) for m in op.model.build().modules())
 
 
 def _fits(op: Any, workers: int) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
-from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Payload, Program, Reply
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program, Reply
 from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.engines.answering import Item, Site, copied
+from fedlens.engines.computing import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
 from fedlens.engines.memory import keep_freed_memory
 
 Threads = Annotated[
@@ -29,9 +30,16 @@ StateMemory = Annotated[
 ]
 
 
-def inline(*, threads: Threads = 1, state_memory: StateMemory = STATE_MEMORY) -> Inline:
+def inline(
+    *,
+    threads: Threads = 1,
+    device: Device = "cpu",
+    precision: PrecisionSetting = "fp32",
+    channels_last: ChannelsLast = False,
+    state_memory: StateMemory = STATE_MEMORY,
+) -> Inline:
     """One process, one client after the other; the reference that every other engine is compared with."""
-    return Inline(threads, state_memory)
+    return Inline(threads, state_memory, Computing(device, precision, channels_last))
 
 
 class Inline:
@@ -41,14 +49,23 @@ class Inline:
     for: what an asynchronous server would see from clients of equal speed.
     """
 
-    def __init__(self, threads: int = 1, state_memory: int = STATE_MEMORY) -> None:
-        self.threads, self.state_memory = threads, state_memory
+    def __init__(
+        self, threads: int = 1, state_memory: int = STATE_MEMORY, computing: Computing = ON_CPU
+    ) -> None:
+        self.threads, self.state_memory, self.computing = threads, state_memory, computing
         self._before: int | None = None
+        self._undo: Callable[[], None] = lambda: None
         self._queue: deque[tuple[Ask, Id, Version, float | None]] = deque()
 
+    def check(self, ops: Mapping[str, Op]) -> None:
+        """Raises `ConfigError` where this machine has no such device, or the device no such precision."""
+        self.computing.check()
+
     def open(self, program: Program, states: ClientStates) -> None:
-        """Takes the program and sets the number of threads."""
-        self._site, self._states = Site(program), states
+        """Takes the program and sets the number of threads. Raises `ConfigError` as `check` does."""
+        self.check(program.ops)
+        self._undo = self.computing.begin()
+        self._site, self._states = Site(self.computing.applied(program)), states
         keep_freed_memory()
         self._before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
@@ -101,6 +118,7 @@ class Inline:
         if self._before is not None:
             torch.set_num_threads(self._before)
             self._before = None
+            self._undo()
 
 
 def item_of(ask: Ask, id: Id, state: Payload) -> Item:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import os
+import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Annotated, Any
@@ -16,21 +19,33 @@ import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Program, Reply
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Program, Reply
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.engines.answering import Item, copied
+from fedlens.engines.computing import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
+from fedlens.engines.grouping import Group, check_stackable
 from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
+from fedlens.engines.placing import default_workers, devices_of
 from fedlens.engines.shared import Packer, Pool, Region
 from fedlens.engines.workers import Nursery, Worker
 
-Workers = Annotated[int, Field(ge=0, le=1024, description="local worker processes; 0 takes one a core")]
+Workers = Annotated[
+    int, Field(ge=0, le=1024, description="local worker processes; 0 takes one a core, or two a GPU")
+]
+Timeout = Annotated[
+    float,
+    Field(
+        gt=0, description="seconds after which a worker that has not answered is taken for hung, and replaced"
+    ),
+]
 Window = Annotated[
     int, Field(ge=1, description="MiB of finished replies that wait for an earlier one, at most")
 ]
 
 _DEATHS = 3  # a task that has ended this many workers fails instead of being tried again
+_KILLED = f"its worker process was killed {_DEATHS} times (out of memory?)"
 _LATE = "the deadline passed"
 _SHORT = 0.02  # seconds: below it a worker gets its next task before it has finished, so that it never waits
 
@@ -39,20 +54,24 @@ def processes(
     *,
     workers: Workers = 0,
     threads: Threads = 1,
+    group: Group = 1,
+    device: Device = "cpu",
+    precision: PrecisionSetting = "fp32",
+    channels_last: ChannelsLast = False,
     window: Window = 512,
+    timeout: Timeout = 3600.0,
     state_memory: StateMemory = STATE_MEMORY,
 ) -> Processes:
-    """Persistent local workers, one thread each by default; bit-identical to `inline` with the same threads."""
+    """Persistent local workers, one thread each by default; bit-identical to `inline` with the same threads.
+
+    On GPUs, two workers share each unless `workers` says otherwise, those with the most free memory first.
+    """
     if sys.platform == "win32":
         raise ConfigError(
             "the engine 'processes' needs Linux or macOS", where="engine.name", hint="use engine.name=inline"
         )
-    return Processes(workers or max(1, usable_cores() // threads), threads, window, state_memory)
-
-
-def usable_cores() -> int:
-    """The cores that this process may use, which in a container can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    computing = Computing(device, precision, channels_last)
+    return Processes(workers, threads, window, state_memory, group, computing, timeout)
 
 
 @dataclass
@@ -94,8 +113,18 @@ class Processes:
     must wait for an earlier slot stay in shared memory, within `window`; when it is full, no new block is begun.
     """
 
-    def __init__(self, workers: int, threads: int, window: int, state_memory: int = STATE_MEMORY) -> None:
-        self.count, self.state_memory = workers, state_memory
+    def __init__(
+        self,
+        workers: int,
+        threads: int,
+        window: int,
+        state_memory: int = STATE_MEMORY,
+        group: int = 1,
+        computing: Computing = ON_CPU,
+        timeout: float = math.inf,
+    ) -> None:
+        self.count = workers or default_workers(computing, threads)
+        self.state_memory, self.group, self.computing, self.timeout = state_memory, group, computing, timeout
         self._window = window * 2**20
         self._nursery = Nursery(threads)
         self._workers: list[Worker] = []
@@ -106,15 +135,29 @@ class Processes:
         self._pool = Pool()
         self._threads_before: int | None = None
         self._seconds = 1.0  # a task's time, smoothed: tasks are taken for long until shown otherwise
-        self._reply_bytes = 0
+        self._task_bytes = 0  # of a task's replies, at most so far
 
     def warm(self) -> None:
         """Begins to start up in the background, before the program is known."""
         self._nursery.start()
 
+    def check(self, ops: Mapping[str, Op]) -> None:
+        """Raises `ConfigError` where there is no such device, or clients cannot be computed in groups as asked."""
+        self.computing.check()
+        if self.group > 1 and self.computing.channels_last:
+            raise ConfigError(
+                "clients that are computed together have no layout with the channels last",
+                where="engine.channels_last",
+                hint="set it to false, or engine.group = 1",
+            )
+        if self.group > 1:
+            check_stackable(ops, f"'processes' with engine.group = {self.group}")
+
     def open(self, program: Program, states: ClientStates) -> None:
-        """Puts the program into shared memory and starts the workers."""
-        self._states = states
+        """Puts the program into shared memory and starts the workers. Raises `ConfigError` as `check` does."""
+        self.check(program.ops)
+        self._states, program = states, self.computing.applied(program)
+        self._joint = {name for name, op in program.ops.items() if self.group > 1 and hasattr(op, "together")}
         packer = _packed(program, "the algorithm's operations or its data", code=True)
         self._program = Region(max(packer.size, 4096))
         packer.write(self._program.view(), fresh=True)
@@ -124,7 +167,7 @@ class Processes:
         keep_freed_memory()
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._nursery.threads)
-        self._workers = [self._new_worker() for _ in range(self.count)]
+        self._workers = [self._new_worker(device) for device in devices_of(self.computing.device, self.count)]
 
     @property
     def pids(self) -> list[int]:
@@ -169,7 +212,9 @@ class Processes:
     # -- what is asked ------------------------------------------------------------------------------------------
 
     def _publish(self, ask: Ask, round: int, exchange: int) -> _Job:
-        size = ask.reduce.block if ask.reduce else 1
+        block = ask.reduce.block if ask.reduce else 1
+        joint = ask.op in self._joint and ask.deadline is None and ask.order == "request"
+        size = max(block, self.group // block * block) if joint else block
         slots = len(ask.requests)
         blocks = [range(first, min(first + size, slots)) for first in range(0, slots, size)]
         due = None if ask.deadline is None else time.monotonic() + ask.deadline
@@ -263,7 +308,7 @@ class Processes:
             self._send(worker, job, job.waiting.popleft())
 
     def _next_job(self, current: _Job | None) -> _Job | None:
-        room = max(len(self._workers) + 1, self._window // max(self._reply_bytes, 1))
+        room = max(len(self._workers) + 1, self._window // max(self._task_bytes, 1))
         if current is not None and current.waiting:
             held = current.running + len(current.done)
             # With nothing on its way the window would stay full: the slot that all wait for was lost with its worker.
@@ -298,9 +343,16 @@ class Processes:
 
     def _pump(self, due: float | None) -> None:
         """Waits until at least one worker has something to say, and takes what it says."""
-        timeout = None if due is None else max(0.0, due - time.monotonic())
+        hung = min(
+            (worker.since + self.timeout for worker in self._workers if worker.tasks), default=math.inf
+        )
+        until = min(hung, math.inf if due is None else due)
+        timeout = None if math.isinf(until) else max(0.0, until - time.monotonic())
         by_connection: dict[Any, Worker] = {worker.connection: worker for worker in self._workers}
-        for ready in connection.wait(list(by_connection), timeout):
+        said = connection.wait(list(by_connection), timeout)
+        if not said and time.monotonic() >= hung:
+            self._end_the_hung()
+        for ready in said:
             worker = by_connection[ready]
             try:
                 number, answers = worker.receive()
@@ -309,16 +361,28 @@ class Processes:
             else:
                 self._finish(number, answers)
 
+    def _end_the_hung(self) -> None:
+        """Kills the workers that have sat at one task for too long, and replaces them."""
+        late = time.monotonic() - self.timeout
+        for worker in list(self._workers):
+            if worker.tasks and worker.since <= late:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+                self._replace(worker, f"no answer came within {self.timeout:g} s, {_DEATHS} times")
+
     def _finish(self, number: int, answers: Sequence[Answer]) -> None:
         task = self._end(number)
         elapsed = time.monotonic() - task.sent
         self._seconds += 0.2 * (elapsed - self._seconds)
+        sizes = [0]
         for answer in answers:
             if isinstance(answer, Reply):
-                self._reply_bytes = max(self._reply_bytes, answer.nbytes + nbytes(answer.state))
+                sizes.append(answer.nbytes + nbytes(answer.state))
                 if answer.state is not None:
                     # A state outlives the round: a copy of its own lets the worker have its memory back.
                     answer.state = copied(answer.state)
+        # What is folded has one reply's size, however many it is made of.
+        self._task_bytes = max(self._task_bytes, max(sizes) if task.job.ask.reduce else sum(sizes))
         if not task.job.closed and task.block not in task.job.answered:
             task.job.done[task.block] = list(answers)
 
@@ -330,7 +394,7 @@ class Processes:
         self._release(task.job)
         return task
 
-    def _replace(self, dead: Worker) -> None:
+    def _replace(self, dead: Worker, reason: str = _KILLED) -> None:
         """A worker is gone: its unfinished tasks go back to the front, and a new worker takes its place."""
         dead.close()
         self._workers.remove(dead)
@@ -343,16 +407,14 @@ class Processes:
             if number == dead.tasks[0]:
                 self._deaths[key] = self._deaths.get(key, 0) + 1
             if self._deaths.get(key, 0) >= _DEATHS:
-                job.done[task.block] = job.failures(
-                    task.block, f"its worker process was killed {_DEATHS} times (out of memory?)"
-                )
+                job.done[task.block] = job.failures(task.block, reason)
             else:
                 job.waiting.appendleft(task.block)
-        self._workers.append(self._new_worker())
+        self._workers.append(self._new_worker(dead.device))
 
-    def _new_worker(self) -> Worker:
+    def _new_worker(self, device: str) -> Worker:
         for _ in range(_DEATHS):
-            worker = self._nursery.worker()
+            worker = self._nursery.worker(device, self.group)
             try:
                 worker.send("program", worker.show(self._program), self._envelope)
             except OSError:

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -15,8 +16,11 @@ from typing import Any
 
 import torch
 
+from fedlens.core.protocol import Program
 from fedlens.core.registry import load_file
 from fedlens.engines.answering import Site
+from fedlens.engines.computing import Computing
+from fedlens.engines.grouping import Groups
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.shared import Packer, Region, roomy, unpack
 
@@ -33,7 +37,7 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
     # The driver is gone: nobody is left to tell.
     with contextlib.suppress(EOFError, ConnectionError):
         try:
-            _Worker(driver, settings["files"]).serve()
+            _Worker(driver, settings).serve()
         except (EOFError, ConnectionError):
             raise
         except BaseException as error:
@@ -42,13 +46,14 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
 
 
 class _Worker:
-    def __init__(self, driver: Connection, files: list[str]) -> None:
+    def __init__(self, driver: Connection, settings: dict[str, Any]) -> None:
         self.driver = driver
+        self.device, self.group = settings["device"], settings["group"]
         self.regions: dict[int, Region] = {}  # the driver's, by its number
         self.own: dict[int, Region] = {}  # for replies, by ours
         self.free: list[Region] = []
         self.asks: dict[int, tuple[Any, ...]] = {}
-        for file in files:
+        for file in settings["files"]:
             load_file(Path(file))
 
     def serve(self) -> None:
@@ -64,9 +69,15 @@ class _Worker:
                 self.regions[number].close()  # the mapping keeps the memory
             elif kind == "program":
                 number, envelope = rest
-                self.site = Site(unpack(envelope, self.regions[number].view()))
+                self.begin(unpack(envelope, self.regions[number].view()))
             else:
                 return
+
+    def begin(self, program: Program) -> None:
+        arithmetic = program.arithmetic
+        Computing(self.device, arithmetic.precision, arithmetic.channels_last).begin()
+        groups = Groups(self.group) if self.group > 1 else None
+        self.site = Site(replace(program, device=self.device), groups=groups)
 
     def ask(self, number: int, op: str, envelope: bytes, region: int | None) -> None:
         shared, expect, reduce = unpack(envelope, self.look(region))

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -54,8 +55,11 @@ class Nursery:
         self._control = Connection(ours.detach())
         self._ready = False
 
-    def worker(self, again: bool = True) -> Worker:
-        """A new worker, ready for a program. The process that makes them is started again, once, if it was killed."""
+    def worker(self, device: str = "cpu", group: int = 1, again: bool = True) -> Worker:
+        """A new worker on this device, ready for a program.
+
+        The process that makes them is started again, once, if it was killed.
+        """
         self.start()
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -64,10 +68,11 @@ class Nursery:
                     self._control.recv_bytes()
                     self._ready = True
                 settings = {"threads": self.threads, "path": list(sys.path), "files": user_files()}
+                settings |= {"device": device, "group": group}
                 self._control.send_bytes(pickle.dumps(settings))
                 send_handle(self._control, theirs.fileno(), os.getpid())
                 pid = int(self._control.recv_bytes())
-                return Worker(Connection(ours.detach()), pid)
+                return Worker(Connection(ours.detach()), pid, device)
             except (EOFError, OSError) as error:
                 self.close()
                 if not again:
@@ -75,7 +80,7 @@ class Nursery:
                         "the process that starts local workers died twice",
                         hint="its last words are above; engine.name=inline runs without it",
                     ) from error
-        return self.worker(again=False)
+        return self.worker(device, group, again=False)
 
     def close(self) -> None:
         """Ends every worker and waits until the group is gone."""
@@ -91,9 +96,11 @@ class Nursery:
 class Worker:
     """One local worker, as the driver sees it."""
 
-    def __init__(self, connection: Connection, pid: int) -> None:
+    def __init__(self, connection: Connection, pid: int, device: str) -> None:
         self.connection = connection
         self.pid = pid
+        self.device = device
+        self.since = 0.0  # when it began with the first of its tasks (monotonic seconds)
         self.tasks: list[int] = []
         self.knows_regions: set[int] = set()
         self.knows_asks: set[int] = set()
@@ -121,6 +128,8 @@ class Worker:
         freed, self._freed = self._freed, []
         forget, self.forget = self.forget, []
         self.knows_asks.difference_update(forget)
+        if not self.tasks:
+            self.since = time.monotonic()
         self.tasks.append(number)
         self.send("task", number, ask, envelope, shown, freed, forget)
 
@@ -138,6 +147,7 @@ class Worker:
             self._replies[region] = Region(size, fd, region)
             self._replies[region].close()  # the mapping keeps the memory
         self.tasks.remove(number)
+        self.since = time.monotonic()
         if region is None:
             return number, unpack(envelope, memoryview(b""))
         view = self._replies[region].view(freed=lambda: self._freed.append(region))

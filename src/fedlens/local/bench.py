@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, ModelSpec
 from fedlens.core.seeding import Rng
@@ -63,7 +64,7 @@ class Bench:
 
         Its parameters and buffers are its own: whatever is done with it leaves the learner as it is.
         """
-        twin = loadable(self.model, self.client.scratch, self.client.device, which)
+        twin = loadable(self.model, self.client, which)
         twin.load(self.tree if tree is None else tree)
         return twin
 
@@ -114,7 +115,7 @@ class Bench:
             outputs = learner.module(inputs)
             share = len(targets) / n
             risk = self.risk(outputs, targets)
-            gradients = gradients_of(risk, parameters)
+            gradients = gradients_of(risk, parameters, learner.half)
             value += share * float(risk.detach())
             loss += share * float(self.task_loss(outputs.detach(), targets))
             if total:
@@ -133,9 +134,3 @@ class Bench:
     def passes(self) -> int:
         """How many batches one full gradient is."""
         return -(-len(self.data) // self.batch)
-
-
-def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of each parameter; zero for one that the loss does not depend on."""
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]

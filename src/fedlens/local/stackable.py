@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.core.errors import told
-from fedlens.core.modules import loadable
+from fedlens.core.modules import module_in
 from fedlens.core.protocol import Call, Client, Outcome, Payload
 from fedlens.core.seeding import Rng, Secrets
 from fedlens.core.tree import tree_of
@@ -149,7 +149,7 @@ def footprint(train: Train, device: torch.device, largest: int = 32) -> int:
 
     `largest` is the batch where a client's examples are all one batch.
     """
-    learner = loadable(train.model, {}, device)
+    learner = module_in(train.model, {}, device)
     weights = sum(value.nbytes for value in learner.trainable.values())
     size = largest if train.settings.batch_size == "all" else train.settings.batch_size
     seen = [0]

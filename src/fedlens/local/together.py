@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedlens.core.arithmetic import gradients_of
 from fedlens.core.errors import told
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Call, Outcome
-from fedlens.local.bench import gradients_of
 from fedlens.local.optimizers import OptimizerState, optimizer
 from fedlens.local.rules import Solved, Tensors, Visit
 
@@ -55,7 +55,7 @@ def train_together(train: Train, calls: Sequence[Call]) -> list[Outcome | Except
         return [found[at] for at in range(len(calls))]
     results: dict[int, Outcome | Exception] = {}
     with ExitStack() as closing:
-        learner = loadable(train.model, calls[0].client.scratch, calls[0].client.device)
+        learner = loadable(train.model, calls[0].client)
         learner.load(calls[0].payload["model"])
         dropouts = [m for m in learner.module.modules() if isinstance(m, _DROPOUTS) and m.p > 0]
         members: list[_Member] = []
@@ -184,7 +184,7 @@ class _Group:
         if (risk := train.rule.risk) is not None:
             rows = enumerate(batch.counts)
             descended = torch.stack([risk(outputs[k, :n], batch.targets[k, :n], visits[k]) for k, n in rows])
-        return losses.detach(), gradients_of(descended.sum(), leaves)
+        return losses.detach(), gradients_of(descended.sum(), leaves, self.learner.half)
 
     def _bent(self, gradients: Tensors, weights: Tensors, at_anchor: Tensors, batch: _Batch) -> Tensors:
         """What the rule makes of the gradients: at once where it may, else client by client."""

@@ -12,12 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Call, Client, ModelSpec, Outcome, Payload
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.seeding import Rng
 from fedlens.core.tree import TreeSpec, part, tree_of
-from fedlens.local.bench import Bench, gradients_of
+from fedlens.local.bench import Bench
 from fedlens.local.normalizing import effective_steps
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal import PERSONAL, own_leaves
@@ -120,7 +121,7 @@ class Train:
         if len(client.data) == 0:
             raise ValueError("the client holds no example")
         data = virtual(client.data, self.settings.examples, rng)
-        learner = loadable(self.model, client.scratch, client.device)
+        learner = loadable(self.model, client)
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         if load:
             learner.load(tree)
@@ -171,7 +172,7 @@ class Train:
             bent = loss if rule.risk is None else rule.risk(outputs, targets, visit)
             if rule.loss is not None:
                 bent = rule.loss(bent, outputs, targets, visit)
-            gradients = gradients_of(bent, parameters)
+            gradients = gradients_of(bent, parameters, bench.learner.half)
             if rule.grad is not None:
                 gradients = rule.grad(gradients, weights, visit)
             if settings.clip_norm is not None:
@@ -263,7 +264,9 @@ def _replayed(twin: Loadable, bench: Bench, batch: tuple[Tensor, Tensor]) -> lis
     random_state = torch.get_rng_state()
     twin.module.train()
     inputs, targets = batch
-    gradients = gradients_of(bench.risk(twin.module(inputs), targets), list(twin.trainable.values()))
+    gradients = gradients_of(
+        bench.risk(twin.module(inputs), targets), list(twin.trainable.values()), twin.half
+    )
     torch.set_rng_state(random_state)
     return gradients
 

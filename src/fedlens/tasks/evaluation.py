@@ -52,7 +52,7 @@ class Evaluate:
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Runs the model in evaluation mode, without gradients."""
-        learner = loadable(self.model, client.scratch, client.device)
+        learner = loadable(self.model, client)
         learner.load(payload["model"])
         learner.module.eval()
         sums: dict[str, float] = defaultdict(float)

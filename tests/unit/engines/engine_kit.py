@@ -30,6 +30,9 @@ def work(payload: Payload, client: Client, rng: Rng) -> Outcome:
         die(payload)
     if "touch" in payload:
         (Path(payload["graves"]) / f"{client.id}").touch()
+    if "hang" in payload and (payload["hang"] == "always" or not any(Path(payload["graves"]).iterdir())):
+        (Path(payload["graves"]) / "hung").touch()
+        time.sleep(60)
     time.sleep(payload.get("seconds", 0.0))
     vector = torch.rand(payload.get("size", 16), generator=rng.torch("work")) * payload.get("scale", 1.0)
     if payload.get("die") == "in the middle":

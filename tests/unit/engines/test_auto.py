@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from torch import nn
 
 from fedlens.algorithms import ALGORITHMS
 from fedlens.api import Experiment, resume
+from fedlens.core.errors import ConfigError
+from fedlens.engines import ENGINES as REGISTRY
 from fedlens.engines import auto as module
 from fedlens.engines.auto import Auto, auto
 from fedlens.engines.inline import Inline
@@ -19,7 +23,9 @@ from fedlens.experiment.progress import Silent
 from tests.contract.contract_kit import Stopping, weights
 from tests.identity.identity_kit import course, model, parts, same, world
 
-SPEEDS = {"inline": 100.0, "vectorized": 300.0, "processes": 200.0}
+SPEEDS = {"inline": 100.0, "vectorized": 300.0, "processes": 200.0, "group": 250.0, "channels_last": 10.0}
+GROUPED = {"group", "channels_last"}
+ENGINES = {"inline": {}, "vectorized": {}, "processes": {"workers": 2}, "group": {"workers": 2, "group": 2}}
 
 
 @pytest.fixture
@@ -28,9 +34,10 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     seen: list[tuple[str, int]] = []
 
     def time(
-        self: Auto, engine: Any, trial: Any, data: Any, clients: Sequence[int]
+        self: Auto, name: str, table: Any, trial: Any, data: Any, clients: Sequence[int]
     ) -> tuple[float, float] | None:
-        name = type(engine).__name__.lower()
+        for setting in GROUPED & table.keys():
+            name = setting
         seen.append((name, len(clients)))
         return (1e-3, 1e-3 * SPEEDS[name]) if SPEEDS[name] else None
 
@@ -47,19 +54,49 @@ def chosen(
     return engine, engine.choose(made.ops, world(), range(6), cohort, images)
 
 
-@pytest.mark.parametrize("fastest", SPEEDS)
+@pytest.mark.parametrize("fastest", ENGINES)
 def test_the_fastest_is_taken_with_all_that_config_needs(
     fastest: str, tried: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SPEEDS, fastest, 1000.0)
     engine, said = chosen()
-    assert type(engine.chosen).__name__.lower() == fastest
-    assert engine.table == {
-        "name": fastest, "threads": 1, "state_memory": 7, **({"workers": 2} if fastest == "processes" else {})
-    }  # fmt: skip
-    assert said.startswith(f"engine: {fastest} (images/s of 8 steps at some clients: ")
+    name = "processes" if fastest == "group" else fastest
+    assert type(engine.chosen).__name__.lower() == name
+    full = settings_of(name)
+    assert engine.table == full | {"name": name, "state_memory": 7} | ENGINES[fastest]
+    assert said.startswith(f"engine: {name} (images/s of 8 steps at some clients: ")
     assert "1,000" in said
-    assert {name for name, _ in tried} == set(SPEEDS)
+    assert {name for name, _ in tried} == set(ENGINES)
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """What the engine's settings are unless they are set, as a run's config.toml has them."""
+    found = {key: p.default for key, p in inspect.signature(REGISTRY.find(name)).parameters.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def test_a_model_with_convolutions_is_tried_channels_last_too(
+    tried: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convolutional(shape: tuple[int, ...], classes: int) -> nn.Module:
+        layers = nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, classes, 2), nn.Flatten()
+        return nn.Sequential(*layers).double()
+
+    monkeypatch.setitem(SPEEDS, "processes", 400.0)
+    for speed, taken in ((10.0, False), (1000.0, True)):
+        monkeypatch.setitem(SPEEDS, "channels_last", speed)
+        engine, said = chosen(spec=model(factory=convolutional))
+        assert "processes 2 x 1, channels last" in said
+        assert engine.table["channels_last"] is taken
+
+
+def test_device_and_precision_are_those_asked_for() -> None:
+    engine = auto(precision="bf16")
+    made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}))
+    engine.choose(made.ops, world(), range(6), 4, 0.0)
+    assert engine.table["precision"] == engine.chosen.computing.precision == "bf16"
+    with pytest.raises(ConfigError, match="finds no GPU here"):
+        auto(device="cuda:99").check(made.ops)
 
 
 def test_for_a_short_run_no_workers_are_started(tried: list[tuple[str, int]]) -> None:
@@ -68,6 +105,7 @@ def test_for_a_short_run_no_workers_are_started(tried: list[tuple[str, int]]) ->
     assert isinstance(engine.chosen, Vectorized)
     chosen(images=3000 + 1)
     assert [name for name, _ in tried].count("processes") == 1
+    assert [name for name, _ in tried].count("group") == 1
 
 
 def test_what_cannot_be_stacked_is_not_tried_stacked(tried: list[tuple[str, int]]) -> None:
@@ -97,7 +135,7 @@ def test_steps_of_seconds_are_not_tried_on_every_engine(
     assert engine.table["name"] == "processes"
     assert len(tried) == 1
     monkeypatch.setattr(module, "_fits", lambda op, workers: False)
-    assert chosen()[0].table == {"name": "inline", "threads": 2, "state_memory": 7}
+    assert chosen()[0].table == settings_of("inline") | {"name": "inline", "threads": 2, "state_memory": 7}
 
 
 def test_where_every_trial_fails_the_run_itself_says_what_is_wrong(

@@ -387,3 +387,33 @@ def test_nothing_is_left_when_an_engine_is_closed() -> None:
 
 def _first_of(wanted: Ask) -> Any:
     (yield wanted).close()
+
+
+def test_a_worker_that_hangs_is_replaced_and_its_work_done_again(tmp_path: Path) -> None:
+    """The first that takes client 2 sleeps for a minute; the next finds its grave and does not."""
+    wanted = ask([{"hang": True} if k == 2 else {} for k in range(6)], shared={"graves": str(tmp_path)})
+    with fresh(timeout=1.0) as gate:
+        before = set(gate.engine.pids)  # type: ignore[attr-defined]
+        began = time.monotonic()
+        found = answers_to(gate, wanted)
+        assert time.monotonic() - began < 20
+        assert same(vectors(found), expected(wanted))
+        assert len(before - set(gate.engine.pids)) == 1  # type: ignore[attr-defined]
+
+
+def test_work_that_always_hangs_fails_and_the_round_goes_on(tmp_path: Path) -> None:
+    wanted = ask([{"hang": "always"} if k == 2 else {} for k in range(6)], shared={"graves": str(tmp_path)})
+    with fresh(timeout=0.7) as gate:
+        found = answers_to(gate, wanted)
+    assert [type(answer) for answer in found] == [Failure if k == 2 else Reply for k in range(6)]
+    assert found[2].reason == "no answer came within 0.7 s, 3 times"
+
+
+def test_slow_work_in_a_queue_is_not_taken_for_hung() -> None:
+    """Each task's time counts from when its worker began with it, not from when it was sent."""
+    wanted = ask([{"seconds": 0.4} for _ in range(8)])
+    with fresh(workers=1, timeout=1.0) as gate:
+        quick_again(gate)
+        (pid,) = gate.engine.pids  # type: ignore[attr-defined]
+        assert len(vectors(answers_to(gate, wanted))) == 8
+        assert gate.engine.pids == [pid]  # type: ignore[attr-defined]

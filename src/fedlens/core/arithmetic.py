@@ -1,0 +1,110 @@
+"""The number format and memory layout that models compute in; weights, losses and sums stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Precision = Literal["fp32", "bf16", "fp16", "tf32"]
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SCALES = (2.0**14, 2.0**9, 2.0**4, 1.0)  # of a loss in fp16, the largest first
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How forward and backward passes compute.
+
+    Attributes:
+        precision: "fp32"; "tf32", matrix products of fp32 with 10 bits of mantissa (NVIDIA); "bf16" and "fp16",
+            autocast: convolutions and matrix products in 16 bits, and what needs the range in 32.
+        channels_last: images and convolutions with the channels innermost in memory.
+    """
+
+    precision: Precision = "fp32"
+    channels_last: bool = False
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """The 16-bit type of autocast, where there is one."""
+        return _HALF.get(self.precision)
+
+    def fit(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """The module, on this device, whose forward pass computes so; what it gives back has its weights' type.
+
+        >>> net = Arithmetic("bf16").fit(nn.Linear(2, 2), torch.device("cpu"))
+        >>> net(torch.ones(1, 2)).dtype, net.weight.dtype
+        (torch.float32, torch.float32)
+        """
+        module = module.to(device)
+        if self.channels_last:
+            module = module.to(memory_format=torch.channels_last)
+        if self.half is not None or self.channels_last:
+            # In place of the class's own, so that every way of calling the module takes it: `functional_call` too.
+            module.__dict__["forward"] = _Forward(self, module, device.type)
+        return module
+
+
+PLAIN = Arithmetic()
+
+
+class _Forward:
+    """A module's forward pass in another number format or layout."""
+
+    def __init__(self, arithmetic: Arithmetic, module: nn.Module, device: str) -> None:
+        self.arithmetic, self.plain, self.device = arithmetic, module.forward, device
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if self.arithmetic.channels_last:
+            inputs = tuple(_inner_channels(value) for value in inputs)
+        half = self.arithmetic.half
+        if half is None:
+            return self.plain(*inputs, **named)
+        with torch.autocast(self.device, half):
+            return _restored(self.plain(*inputs, **named), half)
+
+
+def _inner_channels(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dim() == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    return value
+
+
+def _restored(value: Any, half: torch.dtype) -> Any:
+    """Losses and metrics are computed in full precision."""
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype == half else value
+    if isinstance(value, dict):
+        return {name: _restored(item, half) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_restored(item, half) for item in value)
+    return value
+
+
+def gradients_of(loss: Tensor, parameters: Sequence[Tensor], half: torch.dtype | None = None) -> list[Tensor]:
+    """The gradient of each parameter; zero for one that the loss does not depend on.
+
+    With `half` = float16, whose smallest number is 6e-8, the loss is scaled up before it is differentiated, and the
+    gradients down afterwards; where they leave its range (65,504) they are taken again at a smaller scale. So no
+    step is passed over, and a client's work is what it was asked for.
+
+    >>> w = torch.ones(2, requires_grad=True)
+    >>> gradients_of((3 * w[0]).sum(), [w])
+    [tensor([3., 0.])]
+    """
+    if half is not torch.float16:
+        return _differentiated(loss, parameters)
+    for scale in _SCALES:
+        last = scale == _SCALES[-1]
+        found = _differentiated(loss * scale, parameters, keep=not last)
+        if last or all(bool(g.isfinite().all()) for g in found):
+            break
+    return [g / scale for g in found]
+
+
+def _differentiated(loss: Tensor, parameters: Sequence[Tensor], keep: bool = False) -> list[Tensor]:
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=keep)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]

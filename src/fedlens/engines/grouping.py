@@ -1,0 +1,120 @@
+"""Several clients answered as one batched computation: how many at once, and what if that does not go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from pydantic import Field
+
+from fedlens.core.errors import ConfigError, told
+from fedlens.core.protocol import Answer, ClientId, Failure, Op, Payload, Program
+from fedlens.core.schema import Schema
+
+if TYPE_CHECKING:
+    from fedlens.engines.answering import Item, Site
+
+_MEMORY = 2**28  # bytes of a group, unless its size is set
+_SHARE = 4  # of a GPU's free memory, one part in so many is a group's
+_LARGEST = 128  # more at once are no faster on a CPU
+_ODD = 3  # how often that may be a passing fault
+Group = Annotated[
+    int,
+    Field(
+        ge=1,
+        description="clients that a worker computes at once, as 'vectorized' does; with 1 the numbers are those of "
+        "'inline' to the bit",
+    ),
+]
+
+
+def check_stackable(ops: Mapping[str, Op], engine: str) -> None:
+    """Raises `ConfigError` where the training among these operations cannot be done for several clients at once."""
+    for op in ops.values():
+        found = op.obstacle() if hasattr(op, "obstacle") else None
+        if found is not None:
+            raise ConfigError(
+                f"the engine {engine} cannot train several clients at once here: {found.what}",
+                where=found.where,
+                hint=found.hint,
+            )
+
+
+class Groups:
+    """How a site answers several clients at once.
+
+    Args:
+        size: how many; None takes as many as fit into a stretch of memory.
+    """
+
+    def __init__(self, size: int | None = None) -> None:
+        self._wanted = size
+        self._sizes: dict[str, int] = {}
+        self._odd = 0  # groups that failed, and none of their clients did
+        self._told = False
+
+    def size(self, program: Program, op: str, clients: Sequence[ClientId]) -> int:
+        """How many clients of these are computed at once."""
+        if op not in self._sizes:
+            self._sizes[op] = self._wanted or self._fitting(program, op, clients)
+        return self._sizes[op]
+
+    def _fitting(self, program: Program, op: str, clients: Sequence[ClientId]) -> int:
+        known: Any = program.ops[op]
+        device = torch.device(program.device)
+        largest = max((len(program.data.holder(client)) for client in clients), default=1)
+        each: int = max(1, known.footprint(device, largest))
+        if device.type != "cuda":
+            return min(max(1, _MEMORY // each), _LARGEST)
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return max(1, free // _SHARE // each)
+
+    def answers(
+        self, site: Site, op: str, shared: Payload, items: Sequence[Item], expect: Schema
+    ) -> list[Answer]:
+        """Answers these requests in groups."""
+        size = self.size(site.program, op, [item.client for item in items])
+        found: list[Answer] = []
+        for start in range(0, len(items), size):
+            found += self._group(site, op, shared, items[start : start + size], expect)
+        return found
+
+    def _group(
+        self, site: Site, op: str, shared: Payload, items: Sequence[Item], expect: Schema
+    ) -> list[Answer]:
+        try:
+            return site.together(op, shared, items, expect)
+        except Exception as error:
+            if len(items) > 1 and out_of_memory(error):
+                half = (len(items) + 1) // 2
+                self._halve(op, half)
+                parts = items[:half], items[half:]
+                return [a for part in parts for a in self._group(site, op, shared, part, expect)]
+            # One client after the other tells whose fault it was, or that it is nobody's: each is copied at once, as
+            # the next one works on in the memory that it answered with.
+            answers = [site.alone(op, shared, item, expect) for item in items]
+            self._odd += not any(isinstance(answer, Failure) for answer in answers)
+            if self._odd == _ODD:
+                raise ConfigError(
+                    f"this model cannot be trained for several clients at once: {told(error)}",
+                    where="engine.name",
+                    hint="take engine.name = 'inline', or 'processes' with engine.group = 1",
+                ) from error
+            return answers
+
+    def _halve(self, op: str, half: int) -> None:
+        self._sizes[op] = half
+        torch.cuda.empty_cache()  # does nothing where no GPU is in use
+        if not self._told:
+            print(  # noqa: T201  (a worker has nobody else to tell)
+                f"memory ran out for {2 * half} clients at once; {half} at once are tried, and fewer if need be",
+                file=sys.stderr,
+            )
+            self._told = True
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether this is what running out of memory looks like, on a GPU or not."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

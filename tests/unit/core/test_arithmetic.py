@@ -1,0 +1,91 @@
+"""Number formats: what is computed in 16 bits and what is not, and gradients that fit into them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedlens.core import arithmetic
+from fedlens.core.arithmetic import Arithmetic, gradients_of
+
+CPU = torch.device("cpu")
+
+
+class Watched(nn.Module):
+    """A convolution and a linear layer that note what type and layout passes between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 5)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+        self.came = x.is_contiguous(memory_format=torch.channels_last)
+        between = self.conv(x)
+        self.between = between.dtype
+        return {"logits": self.head(between.flatten(1)), "more": [between]}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_layers_compute_in_the_type_and_layout_asked_for_and_results_are_fp32(
+    precision: str, channels_last: bool
+) -> None:
+    torch.manual_seed(0)
+    module = Watched()
+    plain = {name: value.clone() for name, value in module.state_dict().items()}
+    x = torch.randn(2, 3, 8, 8)
+    expected = module(x)["logits"]
+    fitted = Arithmetic(precision, channels_last).fit(module, CPU)
+    found = fitted(x)
+    assert module.between == (torch.bfloat16 if precision == "bf16" else torch.float32)
+    assert module.came == channels_last
+    assert (found["logits"].dtype, found["more"][0].dtype) == (torch.float32, torch.float32)
+    torch.testing.assert_close(found["logits"], expected, rtol=0.05, atol=0.05)
+    assert all(torch.equal(value, plain[name]) for name, value in fitted.state_dict().items())
+    again = functional_call(fitted, plain, (x,))["logits"]
+    assert torch.equal(again, found["logits"])
+
+
+def test_gradients_of_a_16_bit_pass_are_those_of_the_weights_type() -> None:
+    module = Arithmetic("bf16").fit(nn.Linear(4, 2), CPU)
+    found = gradients_of(module(torch.ones(3, 4)).sum(), list(module.parameters()), torch.bfloat16)
+    assert [g.dtype for g in found] == [torch.float32] * 2
+    assert torch.equal(found[0], torch.full((2, 4), 3.0))
+
+
+@pytest.mark.parametrize("slope", [1e-9, 1e-4, 1.0, 2.0**11, 60000.0])
+def test_small_gradients_are_not_lost_in_fp16_and_large_ones_do_not_overflow(slope: float) -> None:
+    w = torch.ones(3, requires_grad=True)
+
+    def loss() -> torch.Tensor:
+        return (w.half() * 1).float().sum() * slope
+
+    found = gradients_of(loss(), [w], torch.float16)[0]
+    torch.testing.assert_close(found, torch.full((3,), slope), rtol=1e-2, atol=1e-10)
+    if slope == 1e-9:  # what it would be without a scale
+        assert not gradients_of(loss(), [w])[0].any()
+
+
+def test_a_gradient_that_no_scale_makes_finite_is_given_as_it_is() -> None:
+    w = torch.ones(1, requires_grad=True)
+    found = gradients_of((w.half() * 1).float().sum() * 1e6, [w], torch.float16)
+    assert found[0].isinf().all()
+
+
+def test_the_gradient_is_taken_again_only_where_it_overflowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    real = arithmetic._differentiated
+
+    def counting(*args: object, keep: bool = False) -> object:
+        taken.append(keep)
+        return real(*args, keep=keep)
+
+    monkeypatch.setattr(arithmetic, "_differentiated", counting)
+    w = torch.ones(1, requires_grad=True)
+    for slope, times in ((1.0, 1), (100.0, 2), (60000.0, 4)):
+        taken.clear()
+        gradients_of((w.half() * 1).float().sum() * slope, [w], torch.float16)
+        assert len(taken) == times
+    assert taken == [True, True, True, False]  # the last one lets go of the graph
