@@ -126,6 +126,56 @@ def test_processes_resume_exactly_also_on_the_other_engine(algorithm: str, tmp_p
     assert outcome(resume(directory)) == whole
 
 
+HALF = {"precision": "bf16", "channels_last": True}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_16_bits_and_another_layout_are_the_same_algorithm(algorithm: str, tmp_path) -> None:
+    """Near the numbers of fp32, and none of them; weights stay fp32, and a run repeats to the bit."""
+    made = experiment(algorithm, "iid", rounds=2, engine=INLINE | HALF)
+    plain = experiment(algorithm, "iid", rounds=2).run(tmp_path / "plain")
+    half = made.run(tmp_path / "half")
+    assert outcome(half) != outcome(plain)
+    assert failures(half) == failures(plain)
+    trees = [checkpoint.read_model(run.directory / "model.safetensors")[0] for run in (plain, half)]
+    assert all(value.dtype == trees[0][name].dtype for name, value in trees[1].items())
+    moved = sum(float((v.double() - trees[0][n].double()).square().sum()) for n, v in trees[1].items()) ** 0.5
+    size = sum(float(v.double().square().sum()) for v in trees[0].values()) ** 0.5
+    assert moved < 0.3 * size
+
+
+def test_16_bits_are_the_same_bits_on_every_engine(tmp_path) -> None:
+    runs = [
+        experiment("scaffold", "shards", engine=engine | HALF, rounds=2).run(tmp_path / str(at))
+        for at, engine in enumerate([INLINE, workers(2), INLINE])
+    ]
+    assert outcome(runs[0]) == outcome(runs[1]) == outcome(runs[2])
+
+
+def test_clients_together_compute_in_16_bits_too(tmp_path) -> None:
+    runs = [
+        experiment("scaffold", "shards", engine=engine | {"precision": "bf16"}, model="mlp", rounds=2).run(
+            tmp_path / str(at)
+        )
+        for at, engine in enumerate([INLINE, VECTORIZED, VECTORIZED])
+    ]
+    assert outcome(runs[1]) == outcome(runs[2])
+    trees = [checkpoint.read_model(run.directory / "model.safetensors")[0] for run in runs[:2]]
+    torch.testing.assert_close(trees[1], trees[0], rtol=0.05, atol=0.01)
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "fedbn"])
+def test_evaluating_beside_the_next_round_changes_no_number(algorithm: str, tmp_path) -> None:
+    """Client states move on in the next round; those that are measured are the ones before it."""
+    plain = experiment(algorithm, "shards", evaluation={"every": 2}).run(tmp_path / "plain")
+    changes = {"engine": workers(2), "evaluation": {"every": 2, "beside": True}}
+    beside = experiment(algorithm, "shards", **changes).run(tmp_path / "beside")
+    assert outcome(beside) == outcome(plain)
+    with pytest.raises(KeyboardInterrupt):
+        experiment(algorithm, "shards", **changes).run(tmp_path / "stopped", progress=Stopping(2))
+    assert outcome(resume(tmp_path / "stopped")) == outcome(plain)
+
+
 def test_a_missing_client_is_the_same_on_both(tmp_path) -> None:
     flaky = settings(rounds=2, **MANY) | {"algorithm": {"name": f"{USERS}:flaky", "client": 4}}
     inline = Experiment(**flaky).run(tmp_path / "inline")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fedlens.core.errors import RunFailed
@@ -101,40 +102,38 @@ class Gate:
         self.states = states
         self.tally = Tally()
         self._out: set[Id] = set()
-        self._next = (
-            0,
-            0,
-        )  # the round and the number of its next exchange: evaluation counts on where training ended
+        # The number of the next exchange by round: evaluation counts on where training ended.
+        self._next: dict[int, int] = {}
 
     def drive(self, steps: Generator[Ask, Answers, Any], round: int) -> Any:
         """Runs a generator of asks to its end and returns its value."""
+        return self.begin(steps, round, ahead=False).finish()
+
+    def begin(self, steps: Generator[Ask, Answers, Any], round: int, ahead: bool = True) -> Driven:
+        """Takes the first ask of a generator; `ahead` sends it, so that an engine with idle workers can begin."""
         if not isinstance(steps, Generator):
             raise RunFailed(
                 f"the algorithm gave a {type(steps).__name__} where a generator of asks was wanted",
                 hint="its round() and evaluate() have to 'yield' every Ask and to return what comes of it",
             )
-        try:
-            ask = next(steps)
-            while True:
-                exchange = self._next[1] if self._next[0] == round else 0
-                self._next = (round, exchange + 1)
-                answers = self.exchange(ask, round, exchange)
-                try:
-                    ask = steps.send(answers)
-                finally:
-                    answers.close()
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            steps.close()
+        return Driven(self, steps, round, ahead)
 
-    def exchange(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+    def number(self, round: int) -> int:
+        """The number of the next exchange of this round."""
+        number = self._next.get(round, 0)
+        # Of older rounds nothing is asked any more.
+        self._next = {r: n for r, n in self._next.items() if r >= round - 1} | {round: number + 1}
+        return number
+
+    def exchange(
+        self, ask: Ask, round: int, exchange: int, ahead: bool = False
+    ) -> Generator[Answer, None, None]:
         """The answers to one ask, each checked for being the first to its request.
 
-        In request order the ask is sent when the first answer is looked for; in arrival order at once, as its
-        answers may be looked for in a later exchange.
+        In request order the ask is sent when the first answer is looked for, unless it is `ahead`; in arrival order at
+        once, as its answers may be looked for in a later exchange.
         """
-        sent = self._send(ask, round, exchange) if ask.order == "arrival" else None
+        sent = self._send(ask, round, exchange) if ahead or ask.order == "arrival" else None
         return self._answers(ask, round, exchange, sent)
 
     def _send(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
@@ -176,3 +175,36 @@ class Gate:
                     self.states.commit(answer.client, answer.state)
                 else:
                     staged.put(answer.client, answer.state)
+
+
+class Driven:
+    """A generator of asks on its way; see `Gate.begin`."""
+
+    def __init__(self, gate: Gate, steps: Generator[Ask, Answers, Any], round: int, ahead: bool) -> None:
+        self._gate, self._steps, self._round = gate, steps, round
+        self._value: Any = None
+        self._answers = self._asked(lambda: next(steps), ahead)
+
+    def _asked(self, step: Callable[[], Ask], ahead: bool = False) -> Generator[Answer, None, None] | None:
+        """The answers to the next ask; None where there is none, and the value is known."""
+        try:
+            ask = step()
+        except StopIteration as stop:
+            self._value = stop.value
+            return None
+        except BaseException:
+            self._steps.close()
+            raise
+        return self._gate.exchange(ask, self._round, self._gate.number(self._round), ahead)
+
+    def finish(self) -> Any:
+        """Runs to the end and returns the generator's value."""
+        try:
+            while (answers := self._answers) is not None:
+                try:
+                    self._answers = self._asked(partial(self._steps.send, answers))
+                finally:
+                    answers.close()
+            return self._value
+        finally:
+            self._steps.close()

@@ -111,7 +111,10 @@ class Processes:
 
     Workers take blocks of requests one at a time, so a slow client does not idle the others. Finished replies that
     must wait for an earlier slot stay in shared memory, within `window`; when it is full, no new block is begun.
+    What was asked ahead, and nobody waits for yet, is done by workers that have nothing else to do.
     """
+
+    ahead = True  # asks may be sent before their answers are looked for
 
     def __init__(
         self,
@@ -130,6 +133,9 @@ class Processes:
         self._workers: list[Worker] = []
         self._tasks: dict[int, _Task] = {}
         self._arrivals: deque[_Job] = deque()  # arrival-order jobs with work left
+        self._begun: list[
+            _Job
+        ] = []  # what was asked and nobody waits for yet: done where a worker would idle
         self._numbers = itertools.count(1)
         self._deaths: dict[tuple[int, int], int] = {}
         self._pool = Pool()
@@ -183,6 +189,7 @@ class Processes:
             else:
                 self._retire(job)  # it asks for nothing new, only for what is still out
             return self._as_they_come()
+        self._begun.append(job)
         return self._in_order(job)
 
     def close(self) -> None:
@@ -197,7 +204,8 @@ class Processes:
             self._threads_before = None
         if hasattr(self, "_program"):
             self._program.close()
-        jobs = {job.number: job for job in [*self._arrivals, *(task.job for task in self._tasks.values())]}
+        left = [*self._arrivals, *self._begun, *(task.job for task in self._tasks.values())]
+        jobs = {job.number: job for job in left}
         for region in [
             *(task.region for task in self._tasks.values()),
             *(job.region for job in jobs.values()),
@@ -208,6 +216,7 @@ class Processes:
             self._let_go(job)
         self._tasks.clear()
         self._arrivals.clear()
+        self._begun.clear()
 
     # -- what is asked ------------------------------------------------------------------------------------------
 
@@ -234,6 +243,7 @@ class Processes:
     # -- answering ----------------------------------------------------------------------------------------------
 
     def _in_order(self, job: _Job) -> Generator[Answer, None, None]:
+        self._begun.remove(job)
         try:
             for block in range(len(job.blocks)):
                 while block not in job.done:
@@ -314,7 +324,10 @@ class Processes:
             # With nothing on its way the window would stay full: the slot that all wait for was lost with its worker.
             return current if held < room or current.running == 0 else None
         held = sum(job.running + len(job.done) for job in self._arrivals)
-        return next((job for job in self._arrivals if job.waiting), None) if held < room else None
+        if held < room and (found := next((job for job in self._arrivals if job.waiting), None)) is not None:
+            return found
+        held = sum(job.running + len(job.done) for job in self._begun)
+        return next((job for job in self._begun if job.waiting), None) if held < room else None
 
     def _send(self, worker: Worker, job: _Job, block: int) -> None:
         items = [

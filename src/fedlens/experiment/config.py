@@ -87,6 +87,11 @@ class Evaluation(_Table):
         description="clients that are measured on what they hold out of their own (data.validation_from), for the "
         "spread over them: all, none, or so many drawn anew; all where the algorithm makes personal models",
     )
+    beside: bool = Field(
+        False,
+        description="evaluate a round with the workers that the next one leaves idle; its line comes one round later, "
+        "with the same numbers. For engines with workers; others have nobody idle and evaluate at once",
+    )
     train: bool = Field(False, description="also measure the global model on the clients' training data")
 
 

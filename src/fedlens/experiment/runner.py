@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedlens.core.errors import RunFailed
-from fedlens.core.gate import Gate, Tally
+from fedlens.core.gate import Driven, Gate, Tally
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
 from fedlens.core.seeding import Rng
 from fedlens.core.states import STATE_MEMORY, ClientStates, Mark, Saved
@@ -57,6 +57,19 @@ class Standing:
         return cls(**{**fields, "clients": Saved(states, keys), "failures": failures})
 
 
+@dataclass
+class _Trained:
+    """A round that is trained, and its evaluation on its way."""
+
+    round: int
+    state: State
+    tally: Tally
+    seconds: float
+    clients: Mark | None = None  # the clients' states after it, where another round has begun since
+    measuring: Tally = field(default_factory=Tally)
+    evaluation: Driven | None = None
+
+
 def _by_client(by_name: Mapping[str, Any]) -> dict[ClientId, Any]:
     return {name if name.startswith("@") else int(name): value for name, value in by_name.items()}
 
@@ -72,6 +85,7 @@ class Runner:
         # By client and reason; unlike the standing's, with those of a round that came to nothing.
         self.failures = {} if standing is None else standing.failures
         self._elapsed = 0.0 if standing is None else self._elapsed_before()
+        self._ahead: _Trained | None = None  # the last round, until it is written down
         self._best: Standing | None = None  # as it stood at the best round, until it is saved
         self._saved_at = time.monotonic()
         self._saved_round = -1 if standing is None else standing.round
@@ -94,6 +108,7 @@ class Runner:
                 states.restore(self.standing.clients.saved())
             for round in range(self._reached.round + 1, config.rounds + 1):
                 self._round(round, gate)
+            self._written_down(gate)
         finally:
             try:
                 if self.standing is not None:
@@ -109,8 +124,14 @@ class Runner:
     def _round(self, round: int, gate: Gate) -> None:
         gate.tally = tally = Tally()
         began = time.perf_counter()
-        state = gate.drive(self.built.algorithm.round(self._reached.state, self._context(round)), round)
+        before = self._ahead.state if self._ahead else self._reached.state
+        try:
+            state = gate.drive(self.built.algorithm.round(before, self._context(round)), round)
+        except RunFailed:
+            self._written_down(gate)
+            raise
         seconds = time.perf_counter() - began
+        self._written_down(gate)
         if (tally.failed and tally.clients == 0) or not math.isfinite(tally.sums.get("loss", 0.0)):
             self.failures = self._with(tally)
             raise hopeless(round, tally, self.built.config.local.lr)
@@ -119,22 +140,44 @@ class Runner:
             self._save()
 
     def _measured(self, round: int, state: State, gate: Gate, tally: Tally, seconds: float) -> None:
-        """Evaluates if it is time to, writes the round down, and makes it the last whole round."""
+        """Evaluates if it is time to, writes the round down, and makes it the last whole round.
+
+        Where the evaluation may go on beside the next round it is only begun, and all of that is done after that round.
+        """
         config = self.built.config
-        measured: dict[str, float] = {}
+        trained = _Trained(round, state, tally, seconds)
+        self._ahead = trained
         if round % config.evaluation.every == 0 or round == config.rounds:
-            gate.tally = measuring = Tally()
-            measured = gate.drive(self.built.algorithm.evaluate(state, self._context(round)), round)
+            gate.tally = trained.measuring
+            steps = self.built.algorithm.evaluate(state, self._context(round))
+            beside = config.evaluation.beside and getattr(self.built.engine, "ahead", False)
+            trained.evaluation = gate.begin(steps, round, ahead=beside)
+            if beside and 0 < round < config.rounds:
+                trained.clients = self._states.mark()
+                return
+        self._written_down(gate)
+
+    def _written_down(self, gate: Gate) -> None:
+        """Writes down the round that was trained last, where that is still to do."""
+        if self._ahead is None:
+            return
+        trained, self._ahead = self._ahead, None
+        config, tally, round = self.built.config, trained.tally, trained.round
+        measured: dict[str, float] = {}
+        if trained.evaluation is not None:
+            gate.tally = trained.measuring
+            measured = trained.evaluation.finish()
             lost = measured.get("test_loss", measured.get("validation_loss", 0.0))
             if round and not math.isfinite(lost):
                 self.failures = self._with(tally)
                 raise diverged(round, config.local.lr)
-            tally.and_measuring(measuring)
-        line = self._line(round, measured, tally, seconds)
+            tally.and_measuring(trained.measuring)
+        line = self._line(round, measured, tally, trained.seconds)
         rows = self._client_lines(round, tally) if config.record.clients else []
         best, self.failures = self._better(line), self._with(tally)
         # From here on the round counts: a run that is stopped below writes the lines when it is resumed.
-        self.standing = Standing(round, state, self._states.mark(), line, rows, best, self.failures)
+        clients = trained.clients or self._states.mark()
+        self.standing = Standing(round, trained.state, clients, line, rows, best, self.failures)
         if best and best["round"] == round:
             self._best = self.standing
         self._keep_marks()
@@ -229,7 +272,7 @@ class Runner:
 
     def _keep_marks(self) -> None:
         """Lets go of the states of standings that nobody will go back to."""
-        standings = (self.standing, self._best)
+        standings = (self.standing, self._best, self._ahead)
         self._states.keep(*(s.clients for s in standings if s is not None and isinstance(s.clients, Mark)))
 
     def _sweep(self) -> None:

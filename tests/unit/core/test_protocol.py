@@ -4,8 +4,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedlens.core.modules import loadable
-from fedlens.core.protocol import Ask, FederationInfo, ModelSpec
+from fedlens.core.modules import loadable, module_in
+from fedlens.core.protocol import Ask, Client, FederationInfo, ModelSpec
+from fedlens.core.seeding import Secrets
 from fedlens.core.tree import tree_of
 
 
@@ -37,9 +38,12 @@ def test_building_leaves_the_global_stream_as_it_was() -> None:
 
 def test_a_module_is_built_once_and_loaded_again_and_again() -> None:
     scratch, own = {}, spec()
-    learner = loadable(own, scratch, torch.device("cpu"))
-    assert loadable(own, scratch, torch.device("cpu")) is learner
-    assert loadable(spec(seed=3), scratch, torch.device("cpu")) is not learner
+    client = Client(0, None, {}, Secrets((0,)), scratch, torch.device("cpu"))
+    learner = loadable(own, client)
+    assert loadable(own, client) is learner
+    assert module_in(own, scratch, client.device) is learner
+    assert loadable(own, client, "twin") is not learner
+    assert loadable(spec(seed=3), client) is not learner
     assert set(learner.trainable) | set(learner.rest) == set(learner.module.state_dict())
     tree = {name: torch.full_like(value, 2) for name, value in learner.module.state_dict().items()}
     learner.load(tree)
@@ -57,7 +61,7 @@ def test_a_frozen_weight_is_loaded_but_not_trained() -> None:
         module.weight.requires_grad_(False)
         return module
 
-    learner = loadable(ModelSpec(frozen, "frozen", {}, (2,), 2, 0), {}, torch.device("cpu"))
+    learner = module_in(ModelSpec(frozen, "frozen", {}, (2,), 2, 0), {}, torch.device("cpu"))
     assert list(learner.trainable) == ["bias"]
     assert list(learner.rest) == ["weight"]
 

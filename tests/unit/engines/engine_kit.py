@@ -83,7 +83,7 @@ def answers_to(gate: Gate, wanted: Ask, round: int = 1) -> list[Answer]:
     def steps() -> Any:
         return list((yield wanted))
 
-    gate._next = (0, 0)  # as if nothing had been asked in this round yet: the same ids, so the same answers
+    gate._next = {}  # as if nothing had been asked in this round yet: the same ids, so the same answers
     found: list[Answer] = gate.drive(steps(), round)
     return found
 

@@ -417,3 +417,21 @@ def test_slow_work_in_a_queue_is_not_taken_for_hung() -> None:
         (pid,) = gate.engine.pids  # type: ignore[attr-defined]
         assert len(vectors(answers_to(gate, wanted))) == 8
         assert gate.engine.pids == [pid]  # type: ignore[attr-defined]
+
+
+def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle() -> None:
+    """One slow client keeps one worker busy; the other does meanwhile what was asked before and nobody waits for."""
+    with fresh() as gate:
+
+        def steps(wanted: Ask) -> Any:
+            return list((yield wanted))
+
+        early = ask([{}] * 6)
+        ahead = gate.begin(steps(early), 1)
+        late = gate.drive(steps(ask([{"seconds": 1.5}])), 2)
+        found = ahead.finish()
+        assert same(vectors(found), expected(early))
+        assert all(answer.metrics["ended"] < late[0].metrics["ended"] for answer in found)
+        # Left unanswered: it holds up nothing, and nothing of it is left when the engine is closed.
+        gate.begin(steps(ask([{}] * 3)), 3)
+        assert len(vectors(gate.drive(steps(ask([{}] * 4)), 4))) == 4
