@@ -56,17 +56,21 @@ def totals(answers: Iterable[Answer], fields: Mapping[str, How]) -> dict[str, An
             fold(total, how, answer.folded, folded=True)
         elif isinstance(answer, Reply) and "update" in answer.payload:
             fold(total, how, answer.payload)
+        del answer  # or its tree would lie there until the next has come
     return total
 
 
 def averaged(total: Mapping[str, Any], fields: Mapping[str, How]) -> Update | None:
-    """What the totals come to: divided by the sum of the weights, but for plain sums."""
+    """What the totals come to: divided by the sum of the weights, but for plain sums. The totals are used up."""
     if not total:
         return None
     weight = total["weight"]
 
     def mean(value: Any) -> Any:
-        return {n: v / weight for n, v in value.items()} if isinstance(value, Mapping) else value / weight
+        if not isinstance(value, Mapping):
+            return value / weight
+        # In their own memory: a heavy model would otherwise be there once more.
+        return {n: v.div_(weight) if v.is_floating_point() else v / weight for n, v in value.items()}
 
     more = {name: mean(total[name]) if how == "mean" else total[name] for name, how in fields.items()}
     return Update(

@@ -157,6 +157,7 @@ class Gate:
                     yield answer
                 finally:
                     self._settle(answer, staged, at_once=ask.order == "arrival")
+                del answer  # or its tree would lie there until the next has come
         finally:
             answers.close()
             if ask.order == "request":

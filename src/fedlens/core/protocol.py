@@ -103,6 +103,7 @@ class Reply:
     nbytes: int = 0
     folded: Payload | None = None
     refused: str | None = None
+    fresh: frozenset[str] = frozenset()  # see `Outcome`
 
     def refuse(self, reason: str) -> None:
         """Turns the reply down after a look at it: the client's state stays as it was, and the run counts it.
@@ -129,12 +130,14 @@ Answers = Iterator[Answer]
 class Outcome(NamedTuple):
     """What an operation gives back: what is sent, the client's new state (None: unchanged), and numbers to log.
 
-    Metrics are sums over the client's work, so that they add up: `loss` summed over `examples`, and `batches`.
+    Metrics are sums over the client's work, so that they add up: `loss` summed over `examples`, and `batches`. `fresh`
+    names what in the payload was made for this reply and is nobody else's, so that it need not be copied.
     """
 
     payload: Payload
     state: Payload | None = None
     metrics: Mapping[str, float] = {}
+    fresh: frozenset[str] = frozenset()
 
 
 @dataclass

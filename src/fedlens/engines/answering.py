@@ -155,7 +155,7 @@ def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
     if fault is not None:
         return Failure(item.id, item.client, fault)
     size = nbytes(outcome.payload)
-    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size)
+    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size, fresh=outcome.fresh)
 
 
 def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:
@@ -231,7 +231,10 @@ def _elsewhere(value: Any) -> bool:
 def own(answer: Answer) -> Answer:
     """The answer with its payload and state in memory of their own."""
     if not isinstance(answer, Failure):
-        answer.payload, answer.state = copied(answer.payload), copied(answer.state)
+        answer.payload = {
+            name: value if name in answer.fresh else copied(value) for name, value in answer.payload.items()
+        }
+        answer.state = copied(answer.state)
     return answer
 
 

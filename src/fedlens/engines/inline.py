@@ -11,9 +11,9 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program, Reply
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program
 from fedlens.core.states import STATE_MEMORY, Version
-from fedlens.engines.answering import Item, Site, copied
+from fedlens.engines.answering import Item, Site, own
 from fedlens.engines.computing import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
 from fedlens.engines.memory import keep_freed_memory
 
@@ -107,8 +107,8 @@ class Inline:
         answers = self._site.block(ask.op, ask.shared, items, ask.expect, ask.reduce)
         for answer in answers:
             # As if it had been sent: the operation may work on in the memory that it answered with.
-            if isinstance(answer, Reply) and ask.reduce is None:
-                answer.payload, answer.state = copied(answer.payload), copied(answer.state)
+            if ask.reduce is None:
+                own(answer)
         return late if due is not None and time.monotonic() > due else answers
 
     def close(self) -> None:

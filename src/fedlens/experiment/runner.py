@@ -13,6 +13,7 @@ from typing import Any
 from fedlens.core.errors import RunFailed
 from fedlens.core.gate import Driven, Gate, Tally
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
+from fedlens.core.schema import nbytes
 from fedlens.core.seeding import Rng
 from fedlens.core.states import STATE_MEMORY, ClientStates, Mark, Saved
 from fedlens.experiment import checkpoint
@@ -20,6 +21,8 @@ from fedlens.experiment.build import Built
 from fedlens.experiment.progress import Progress
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.statefiles import StateFiles
+
+_HEAVY = 2**28  # bytes of a server's state from which the best one waits on disk, not in memory
 
 
 @dataclass
@@ -180,6 +183,9 @@ class Runner:
         self.standing = Standing(round, trained.state, clients, line, rows, best, self.failures)
         if best and best["round"] == round:
             self._best = self.standing
+        elif self._best is not None and nbytes(self._best.state) >= _HEAVY:
+            self._save_best(self._best)
+            self._best = None
         self._keep_marks()
         self.directory.append_metrics(line)
         if rows:
@@ -253,8 +259,8 @@ class Runner:
         if standing.round != self._saved_round:
             self.directory.sync()
             best = self._best
-            if best is not None and self._saved_round < best.round < standing.round:
-                self._save_one(best)
+            if best is not None and best.round < standing.round:
+                self._save_best(best)
             self._save_one(standing)
         elif standing.round < self.built.config.rounds:
             return  # nothing new, and what lies there may be the only one that is whole
@@ -262,6 +268,12 @@ class Runner:
         self._saved_round, self._saved_at, self._best = standing.round, time.monotonic(), None
         self._keep_marks()
         self._sweep()
+
+    def _save_best(self, best: Standing) -> None:
+        """Saves a round that is not the last, where it is not saved yet."""
+        if self._saved_round < best.round:
+            self.directory.sync()
+            self._save_one(best)
 
     def _save_one(self, standing: Standing) -> None:
         payload = standing.payload()

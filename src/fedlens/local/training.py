@@ -72,7 +72,11 @@ class Train:
                 solved = self._steps(parameters, visit, rng, kept)
             with torch.no_grad():
                 update = torch._foreach_sub(visit.anchor, parameters)
-            return self.outcome(client, visit, [p.detach() for p in parameters], update, solved, kept)
+            found = self.outcome(client, visit, [p.detach() for p in parameters], update, solved, kept)
+            # What a rule sends in its place may be memory that the rule works on in.
+            made = {id(tensor) for tensor in update}
+            fresh = all(id(tensor) in made for tensor in found.payload["update"].values())
+            return found._replace(fresh=frozenset({"update"} if fresh else ()))
 
     def together(self, calls: Sequence[Call]) -> list[Outcome | Exception]:
         """Trains at several clients at once; see `fedlens.local.together`."""
@@ -178,6 +182,7 @@ class Train:
             if settings.clip_norm is not None:
                 gradients = clip(gradients, settings.clip_norm)
             step(weights, gradients)
+            del gradients  # or they would lie beside those of the next step
             losses.append(loss.detach())
             counts.append(len(targets))
         seen = sum(counts)

@@ -17,7 +17,7 @@ from fedlens.core.gate import Tally
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.seeding import Rng
 from fedlens.core.states import Saved
-from fedlens.experiment import checkpoint
+from fedlens.experiment import checkpoint, runner
 from fedlens.experiment.progress import Silent
 from fedlens.experiment.runner import Standing, diverged, hopeless
 
@@ -255,3 +255,21 @@ def test_failures_are_counted_once_however_often_a_run_is_resumed(tmp_path: Path
     assert loaded is not None
     assert loaded.round == 2  # saved when it was stopped, long before its time
     assert resume(tmp_path / "run").summary["failures"] == {"0": {"not from there": 4}}
+
+
+def test_the_best_round_of_a_heavy_model_waits_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever round it is, and whether the run is saved meanwhile or not: the same best model."""
+    made = Experiment(**LEAST | {"local": {"lr": 3.0}, "rounds": 8}, checkpoint={"seconds": 1000})
+    light = made.run(tmp_path / "light")
+    assert 0 < light.summary["best"]["round"] < 8, "a run whose best round is its last says nothing here"
+    saved: list[int] = []
+    real = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *a: (saved.append(a[1]), real(*a))[1])
+    monkeypatch.setattr(runner, "_HEAVY", 1)
+    heavy = made.run(tmp_path / "heavy")
+    assert heavy.summary["best"] == light.summary["best"]
+    assert light.summary["best"]["round"] in saved[:-1]
+    models = [(run.directory / "best.safetensors").read_bytes() for run in (light, heavy)]
+    assert models[0] == models[1]
