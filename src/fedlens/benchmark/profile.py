@@ -69,17 +69,14 @@ class Profile:
     def parts(self) -> dict[str, float]:
         """Seconds a round by part and share of it; what an evaluation takes is spread over the rounds between two."""
         found = self.rounds.training.mean_parts()
-        for name, value in self.rounds.evaluation.mean_parts().items():
-            # Outside of the algorithm's own steps the gate and the engine are at work for the evaluation too.
-            found["evaluation"] = found.get("evaluation", 0.0) + value / self.every
-        return found
+        measuring = sum(self.rounds.evaluation.mean_parts().values()) / self.every
+        return {**found, "evaluation": found.get("evaluation", 0.0) + measuring}
 
     def worker_parts(self) -> dict[str, float]:
         """The same inside of the workers, all of them together; empty where the work is done in this process."""
-        found = dict(self.rounds.workers)
-        for name, value in self.rounds.worker_evaluation.items():
-            found["evaluation"] = found.get("evaluation", 0.0) + value / self.every
-        return found
+        found = self.rounds.workers
+        measuring = sum(self.rounds.worker_evaluation.values()) / self.every
+        return {**found, "evaluation": found.get("evaluation", 0.0) + measuring} if found else {}
 
     @property
     def seconds(self) -> float:
@@ -100,6 +97,7 @@ class Profile:
                 "seconds": self.seconds,
                 "seconds_without_clock": self.plain_seconds,
                 "clock_overhead": training.overhead,
+                "clock_overhead_quartiles": training.quartiles,
                 "pairs": len(training.timed),
                 "evaluated_every": self.every,
                 "parts": self.parts(),

@@ -63,9 +63,14 @@ class Clock:
 
     @staticmethod
     def _now() -> float:
-        if torch.cuda.is_initialized():
+        if on_gpu():
             torch.cuda.synchronize()  # what was launched in a part is the part's
         return time.perf_counter()
+
+
+def on_gpu() -> bool:
+    """Whether this process has used a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's
 
 
 def timed(clock: Clock, part: str, function: Callable[..., Any]) -> Callable[..., Any]:

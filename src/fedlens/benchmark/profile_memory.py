@@ -11,16 +11,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
 
+from fedlens.benchmark.profile_clock import on_gpu
 from fedlens.core.protocol import Ask, ClientId, Failure, Id, Payload, Program, Request
 from fedlens.core.registry import load_file, user_files
 from fedlens.engines.answering import Item, Site
 from fedlens.engines.memory import keep_freed_memory
-from fedlens.experiment.build import Built
+
+if TYPE_CHECKING:
+    from fedlens.experiment.build import Built
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -114,8 +117,9 @@ def main() -> None:
     training = max(0, _most() - before)
     if isinstance(answer, Failure):
         sys.exit(f"the client failed: {answer.reason}")
-    gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
-    print(json.dumps({"before": before, "training": training, "gpu": gpu, "examples": examples}))
+    gpu = torch.cuda.max_memory_allocated() if on_gpu() else None
+    found = {"before": before, "training": training, "gpu": gpu, "examples": examples}
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 def _warm_up(device: str) -> None:
@@ -128,7 +132,7 @@ def _warm_up(device: str) -> None:
 
 def _begin() -> int:
     """What the process has now; from here on `_most` tells the largest."""
-    if torch.cuda.is_initialized():
+    if on_gpu():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

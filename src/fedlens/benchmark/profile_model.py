@@ -74,7 +74,8 @@ def cost_of(build: Callable[[], nn.Module], input_shape: Sequence[int], batch: i
     >>> cost.trainable, cost.forward, cost.step  # 12 x 5 MACs; the same for the weights' gradient
     (65, 120, 960)
     """
-    module = build()
+    with torch.random.fork_rng(devices=[]):
+        module = build()
     spec, sizes = spec_of(module), {name: value.numel() for name, value in module.state_dict().items()}
 
     def numbers(*roles: Any, trainable: bool | None = None) -> int:

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from fedlens.benchmark.profile_clock import Clock
-from fedlens.benchmark.profile_seams import watching
+from fedlens.benchmark.profile_seams import Watch
 from fedlens.benchmark.profile_watching import Watched, timed_exchange, timed_ops
 from fedlens.core.gate import Gate, Tally
 from fedlens.core.protocol import Ask, Program, RoundContext, State
@@ -47,7 +47,19 @@ class Spans:
     @property
     def overhead(self) -> float:
         """What the clock adds, as a share: the median over the pairs."""
-        return median(t / p for t, p in zip(self.timed, self.plain, strict=True)) - 1
+        return median(self._ratios()) - 1
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Between which half of the pairs lie: how far `overhead` is to be believed."""
+        ratios = self._ratios()
+        if len(ratios) < 2:
+            return ratios[0] - 1, ratios[0] - 1
+        first, _, third = quantiles(ratios, n=4, method="inclusive")
+        return first - 1, third - 1
+
+    def _ratios(self) -> list[float]:
+        return [t / p for t, p in zip(self.timed, self.plain, strict=True)]
 
 
 @dataclass
@@ -171,9 +183,12 @@ class _Profiled:
             clock = None
         else:
             clock = Clock()
-            with self._watched(clock), clock.part("other"):
-                found = self.gate.drive(timed_exchange(clock, part, steps), self.number)
-            seconds = sum(clock.seconds.values())
+            with self._watched(clock):
+                began = time.perf_counter()
+                with clock.part("other"):
+                    found = self.gate.drive(timed_exchange(clock, part, steps), self.number)
+                seconds = time.perf_counter() - began
+            clock.seconds["other"] += seconds - sum(clock.seconds.values())
         if part != "evaluation":
             self.state = found
         return tally, seconds, clock
@@ -182,7 +197,7 @@ class _Profiled:
     def _watched(self, clock: Clock) -> Iterator[None]:
         self.engine.clock = clock
         try:
-            with watching(clock, list(self.built.algorithm.ops.values())):
+            with Watch(clock, self.built.algorithm.ops.values()):
                 yield
         finally:
             self.engine.clock = None
@@ -193,7 +208,7 @@ class _Profiled:
         return RoundContext(round, config.rounds, self.built.federation, rng)
 
     def _sizes(self) -> tuple[int, int]:
-        """The bytes of model.safetensors and of a checkpoint: written as a run writes them, and gone with the folder."""
+        """The bytes of model.safetensors and of a checkpoint: written as a run writes them."""
         _, tree = self.built.algorithm.model(self.state)
         path = self.scratch / "model.safetensors"
         checkpoint.write_model(path, tree, {})

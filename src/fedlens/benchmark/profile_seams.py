@@ -1,16 +1,18 @@
 """Where the clock looks in: functions and methods of the product, replaced while a round is timed and put back after.
 
-Nothing here is in the way of a run: outside of `watching` every function is the product's own.
+Nothing here is in the way of a run: outside of a `Watch` every function is the product's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from functools import wraps
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from fedlens.benchmark.profile_clock import Clock, timed, timed_maker, timed_steps
 from fedlens.core.modules import Loadable
@@ -25,6 +27,19 @@ class Seam(NamedTuple):
     name: str
     part: str
     wrap: Wrap = timed
+
+
+def _timed_at_anchor(clock: Clock, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients of a group of clients: those at the weights that they started from are asked for by the rule."""
+
+    @wraps(function)
+    def call(group: Any, weights: Any, *given: Any) -> Any:
+        if weights[0].data_ptr() != group.visits[0].anchor[0].data_ptr():
+            return function(group, weights, *given)
+        with clock.part(part):
+            return function(group, weights, *given)
+
+    return call
 
 
 # What its users have imported by name has to be replaced where they have it.
@@ -49,6 +64,7 @@ SEAMS = (
     Seam("fedlens.local.together", "_clipped", "optimizer.clipping"),
     Seam("fedlens.local.training", "_replayed", "rule"),
     Seam("fedlens.local.together:_Group", "_bent", "rule"),
+    Seam("fedlens.local.together:_Group", "_gradients", "rule", _timed_at_anchor),
     Seam("fedlens.engines.answering:Site", "_call", "client.set-up"),
     Seam("fedlens.local.training:Train", "visit", "client.set-up"),
     Seam("fedlens.local.together", "train_together", "client.set-up"),
@@ -73,23 +89,79 @@ SEAMS = (
 HOOKS = ("start", "risk", "loss", "grad", "solve", "finish")  # of a client rule
 
 
-@contextmanager
-def watching(clock: Clock, ops: Iterable[Any]) -> Iterator[None]:
-    """Times what happens inside of these operations and around them; puts everything back, however it ends."""
-    with ExitStack() as undo:
-        for seam in SEAMS:
-            owner = owner_of(seam)
-            undo.enter_context(_replaced(owner, seam.name, seam.wrap(clock, seam.part, _own(owner, seam))))
+class Place(NamedTuple):
+    """An attribute that is replaced meanwhile."""
+
+    owner: Any
+    name: str
+    before: Any
+    instead: Any
+
+    def put(self, value: Any) -> None:
+        # A client rule is a frozen dataclass, whose own way of setting an attribute refuses.
+        plain = isinstance(self.owner, type | ModuleType)
+        (setattr if plain else object.__setattr__)(self.owner, self.name, value)
+
+
+class Watch:
+    """Times what happens inside of some operations and around them, while it is entered.
+
+    Everything is put back at the end, however it comes. It may be entered again, and not twice at once.
+    """
+
+    def __init__(self, clock: Clock, ops: Iterable[Any]) -> None:
+        self.clock, ops = clock, list(ops)
+        self.places = [
+            Place(owner, seam.name, own, seam.wrap(clock, seam.part, own))
+            for seam in SEAMS
+            for owner in [owner_of(seam)]
+            for own in [vars(owner)[seam.name]]
+        ]
         for rule in _rules(ops):
-            for hook in HOOKS:
-                if (own := getattr(rule, hook, None)) is not None:
-                    undo.enter_context(_replaced(rule, hook, timed(clock, "rule", own)))
+            self._add(rule, HOOKS, "rule")
         for task in {type(op.task) for op in ops if hasattr(op, "task")}:
-            for name in ("loss", "losses"):
-                if name in vars(task):
-                    undo.enter_context(_replaced(task, name, timed(clock, "forward.loss", vars(task)[name])))
-        undo.enter_context(_modules_watched(clock))
-        yield
+            self._add(task, ("loss", "losses"), "forward.loss")
+        self.places.append(Place(Loadable, "load", Loadable.load, self._load))
+        self._hooked: dict[int, tuple[RemovableHandle, ...]] = {}
+
+    def _add(self, owner: Any, names: Iterable[str], part: str) -> None:
+        there = vars(owner)
+        self.places += [
+            Place(owner, name, there[name], timed(self.clock, part, there[name]))
+            for name in names
+            if there.get(name) is not None
+        ]
+
+    @property
+    def _load(self) -> Callable[[Loadable, Any], None]:
+        own = Loadable.load
+
+        def load(learner: Loadable, tree: Any) -> None:
+            with self.clock.part("client.set-up"):
+                self._hook(learner.module)
+                own(learner, tree)
+
+        return load
+
+    def _hook(self, module: nn.Module) -> None:
+        """Times the forward pass of a module that weights are loaded into."""
+        if id(module) not in self._hooked:
+            self._hooked[id(module)] = (
+                module.register_forward_pre_hook(lambda *_: self.clock.enter("forward")),
+                module.register_forward_hook(lambda *_: self.clock.leave(), always_call=True),
+            )
+
+    def __enter__(self) -> None:
+        for place in self.places:
+            place.put(place.instead)
+
+    def __exit__(self, *_: object) -> None:
+        for place in self.places:
+            place.put(place.before)
+        for handles in self._hooked.values():
+            for handle in handles:
+                handle.remove()
+        self._hooked.clear()
 
 
 def owner_of(seam: Seam) -> Any:
@@ -99,50 +171,7 @@ def owner_of(seam: Seam) -> Any:
     return getattr(found, name) if name else found
 
 
-def _own(owner: Any, seam: Seam) -> Callable[..., Any]:
-    found: Callable[..., Any] = vars(owner)[seam.name]
-    return found
-
-
 def _rules(ops: Iterable[Any]) -> list[Any]:
     """The client rules of the operations, each once."""
     rules = (getattr(getattr(op, "train", op), "rule", None) for op in ops)
     return list({id(rule): rule for rule in rules if rule is not None}.values())
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    # A rule is a frozen dataclass, whose own way of setting an attribute refuses.
-    put = setattr if isinstance(owner, type) or hasattr(owner, "__spec__") else object.__setattr__
-    before = vars(owner)[name]
-    put(owner, name, new)
-    try:
-        yield
-    finally:
-        put(owner, name, before)
-
-
-@contextmanager
-def _modules_watched(clock: Clock) -> Iterator[None]:
-    """Times the forward pass of every module that weights are loaded into meanwhile."""
-    hooked: dict[int, nn.Module] = {}
-    with ExitStack() as undo:
-
-        def begin(*_: Any) -> None:
-            clock.enter("forward")
-
-        def end(*_: Any) -> None:
-            clock.leave()
-
-        own = Loadable.load
-
-        def load(learner: Loadable, tree: Any) -> None:
-            with clock.part("client.set-up"):
-                if id(learner.module) not in hooked:
-                    hooked[id(learner.module)] = learner.module
-                    undo.callback(learner.module.register_forward_pre_hook(begin).remove)
-                    undo.callback(learner.module.register_forward_hook(end, always_call=True).remove)
-                own(learner, tree)
-
-        undo.enter_context(_replaced(Loadable, "load", load))
-        yield

@@ -77,12 +77,14 @@ def remarks(found: Profile) -> list[str]:
     pairs = len(training.timed)
     lines = [
         f"{pairs} pair{'s' * (pairs != 1)} of rounds: {found.seconds * 1e3:,.2f} ms with the clock, which the parts "
-        f"add up to, {found.plain_seconds * 1e3:,.2f} without (median of the pairs {training.overhead:+.1%})."
+        f"add up to, {found.plain_seconds * 1e3:,.2f} without.",
+        f"The clock adds {training.overhead * 100:+.1f} % in the median pair; half of the pairs say "
+        f"{training.quartiles[0] * 100:+.1f} to {training.quartiles[1] * 100:+.1f} %.",
     ]
     if found.every > 1:
         once = sum(found.rounds.evaluation.timed) / len(found.rounds.evaluation.timed)
         lines.append(
-            f"An evaluation takes {once * 1e3:,.1f} ms; it is done after every {found.every} rounds, and each has its share."
+            f"An evaluation takes {once * 1e3:,.1f} ms; a round has its share of the one in {found.every} rounds."
         )
     if found.rounds.processes:
         lines.append(
@@ -116,7 +118,7 @@ def cost_rows(found: Profile) -> Rows:
     traffic, speed, memory = found.traffic, found.speed, found.memory
     share = f"{speed.round / speed.peak.flops:.1%}".replace("%", " %")
     rows = [
-        ("model, checkpoint", f"{_bytes(found.rounds.model_bytes)}, {_bytes(found.rounds.checkpoint_bytes)} on the disk"),
+        ("model, checkpoint", f"{_bytes(found.rounds.model_bytes)}, {_bytes(found.rounds.checkpoint_bytes)} (files)"),
         ("sent to a client", f"{_bytes(traffic.down_a_client)}, and {_bytes(traffic.up_a_client)} back"),
         ("sent in a round", f"{_bytes(traffic.down_a_round)}, and {_bytes(traffic.up_a_round)} back"),
         (
