@@ -19,7 +19,7 @@ _SHEETS: tuple[tuple[str, dict[str, float]], ...] = (
     ("T4", {"fp32": 8.1, "fp16": 65.0}),
 )
 _SIDE, _SIDE_GPU = 2048, 8192
-_TURNS = 5
+_TURNS = 3
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
