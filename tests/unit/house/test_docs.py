@@ -96,7 +96,7 @@ def test_every_verb_that_a_page_shows_is_there() -> None:
     shown = [shlex.split(command) for _, command in _commands() if command.startswith("fedlens ")]
     assert shown
     for _, *words in shown:
-        deep = 2 if words[0] in ("data", "partition") else 1
+        deep = 2 if words[0] in ("data", "partition", "bench") else 1
         assert CliRunner().invoke(app, [*words[:deep], "--help"]).exit_code == 0, words
 
 

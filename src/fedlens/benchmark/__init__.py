@@ -1,0 +1,1 @@
+"""Measuring this machine: how fast rounds are, and where their time goes."""

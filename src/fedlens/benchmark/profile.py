@@ -1,0 +1,249 @@
+"""Where a round of an experiment spends its time, what its model costs, and how near training comes to the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from fedlens.benchmark.profile_memory import Memory, measure_memory
+from fedlens.benchmark.profile_model import ModelCost, cost_of
+from fedlens.benchmark.profile_peak import Peak, peak_of
+from fedlens.benchmark.profile_rounds import Rounds, evaluations, measure
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.engines.processes import usable_cores
+from fedlens.experiment.build import Built, build, data_directory, plan
+from fedlens.experiment.choosing import choose
+from fedlens.experiment.config import read_config
+from fedlens.experiment.environment import describe_environment
+from fedlens.experiment.sources import Source, read_source
+from fedlens.models import MODELS
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes, as a run counts them: of a client and of a round, the mean of the rounds, and of the whole run."""
+
+    down_a_client: float
+    up_a_client: float
+    down_a_round: float
+    up_a_round: float
+    down_a_run: float
+    up_a_run: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What training achieves, in FLOP/s, of the model's own passes: what a client rule computes besides is left out.
+
+    Attributes:
+        images: a second, of training rounds without the clock.
+        round: FLOPs of training over the seconds of those rounds.
+        passes: the same over the seconds of the forward and backward passes alone, a worker or this process.
+        workers: how many computed at once.
+        peak: what all of their cores, or the GPU, could do.
+    """
+
+    images: float
+    round: float
+    passes: float
+    workers: int
+    peak: Peak
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All that was measured; `document` is all of it as plain values."""
+
+    title: dict[str, Any]
+    rounds: Rounds
+    every: int
+    model: ModelCost
+    memory: Memory | str
+    traffic: Traffic
+    speed: Speed
+    environment: dict[str, Any]
+
+    def parts(self) -> dict[str, float]:
+        """Seconds a round by part and share of it; what an evaluation takes is spread over the rounds between two."""
+        found = self.rounds.training.mean_parts()
+        measuring = sum(self.rounds.evaluation.mean_parts().values()) / self.every
+        return {**found, "evaluation": found.get("evaluation", 0.0) + measuring}
+
+    def worker_parts(self) -> dict[str, float]:
+        """The same inside of the workers, all of them together; empty where the work is done in this process."""
+        found = self.rounds.workers
+        measuring = sum(self.rounds.worker_evaluation.values()) / self.every
+        return {**found, "evaluation": found.get("evaluation", 0.0) + measuring} if found else {}
+
+    @property
+    def seconds(self) -> float:
+        """A round with the clock, and the evaluation's share: what the parts add up to."""
+        return fmean(self.rounds.training.timed) + fmean(self.rounds.evaluation.timed) / self.every
+
+    @property
+    def plain_seconds(self) -> float:
+        """The same without the clock."""
+        return fmean(self.rounds.training.plain) + fmean(self.rounds.evaluation.plain) / self.every
+
+    def document(self) -> dict[str, Any]:
+        """As plain values, for JSON: seconds, bytes, FLOPs."""
+        training, evaluation = self.rounds.training, self.rounds.evaluation
+        return {
+            "experiment": self.title,
+            "round": {
+                "seconds": self.seconds,
+                "seconds_without_clock": self.plain_seconds,
+                "clock_overhead": training.overhead,
+                "clock_overhead_quartiles": training.quartiles,
+                "pairs": len(training.timed),
+                "evaluated_every": self.every,
+                "parts": self.parts(),
+                "workers": {"processes": self.rounds.processes, "parts": self.worker_parts()},
+                "training_seconds": {"timed": training.timed, "plain": training.plain},
+                "evaluation_seconds": {"timed": evaluation.timed, "plain": evaluation.plain},
+            },
+            "model": model_document(self.model),
+            "files": {"model": self.rounds.model_bytes, "checkpoint": self.rounds.checkpoint_bytes},
+            "memory": {"not_measured": self.memory} if isinstance(self.memory, str) else asdict(self.memory),
+            "bytes": asdict(self.traffic),
+            "speed": {**asdict(self.speed), "share_of_peak": self.speed.round / self.speed.peak.flops},
+            "environment": self.environment,
+        }
+
+
+def profile(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    rounds: int | None = None,
+    peak: float | None = None,
+    data_dir: Path | None = None,
+    download: bool = False,
+    say: Callable[[str], None] = lambda sentence: None,
+    command: Sequence[str] = (),
+) -> Profile:
+    """Profiles some rounds of a recipe or a TOML file, and leaves nothing behind.
+
+    Args:
+        overrides: `key=value`, on top of its settings.
+        rounds: how many are timed, each beside one that is not; by default as many as take about 20 s.
+        peak: FLOP/s of the chip, where they are known better than they could be measured.
+        data_dir, download, say: as a run has them.
+        command: what was typed, for the record.
+
+    Raises `FedlensError` as a run of it would.
+    """
+    source = read_source(recipe, overrides)
+    planned = plan(read_config(source.values, source.locate), source)
+    engine = planned.chosen["engine"]()
+    try:
+        if hasattr(engine, "warm"):
+            engine.warm()
+        built = build(planned, data_directory(data_dir), download, engine, say)
+        if rounds is not None and rounds < 1:
+            raise ConfigError(f"{rounds} rounds are to be timed", where="--rounds", hint="take at least 1")
+        found = measure(built, rounds)
+    finally:
+        engine.close()
+    config = built.config
+    device, precision = (
+        str(config.engine.get("device") or "cpu"),
+        str(config.engine.get("precision") or "fp32"),
+    )
+    typical = config.local.batch(round(median(_sizes(built))))
+    cost = cost_of(built.model.build, built.model.input_shape, typical)
+    workers = max(1, found.processes)
+    cores = min(workers * int(config.engine.get("threads") or 1), usable_cores())
+    ceiling = Peak(peak, "given") if peak is not None else peak_of(device, precision, cores)
+    return Profile(
+        _title(built, device, precision),
+        found,
+        config.evaluation.every,
+        cost,
+        measure_memory(built, found.asked, found.largest_state),
+        _traffic(built, found),
+        _speed(found, cost, workers, ceiling),
+        describe_environment(command, config.seed),
+    )
+
+
+def profile_model(
+    name: str, overrides: Sequence[str], shape: Sequence[int], classes: int, batch: int = 32
+) -> ModelCost:
+    """What a model of `fedlens list models`, or `module:function`, costs by itself; `overrides` are its settings.
+
+    Raises `ConfigError` where there is none such, or it cannot be made for these images.
+    """
+    values: dict[str, Any] = {"model": {"name": name}}
+    source = Source(values)
+    if overrides:
+        from fedlens.experiment.sources import override
+
+        source = override(source, overrides)
+        stray = next((key for key in source.values if key != "model"), None)
+        if stray is not None:
+            raise ConfigError(
+                f"without a recipe only settings of the model can be set, and '{stray}' is none",
+                where=f"--set {stray}",
+                hint=nearest(stray, ["model"]),
+            )
+    found = choose(MODELS, source.values["model"], "model", source)
+    found.made(lambda: found.factory(tuple(shape), classes, **found.settings))
+    return cost_of(lambda: found.factory(tuple(shape), classes, **found.settings), shape, batch)
+
+
+def model_document(cost: ModelCost) -> dict[str, Any]:
+    """A model's cost as plain values."""
+    return {**asdict(cost), "macs": cost.macs, "step_an_image": cost.step_an_image}
+
+
+def _sizes(built: Built) -> list[int]:
+    """How many examples each client trains on that holds any."""
+    sizes = built.federation.sizes[built.federation.eligible].tolist()
+    return [built.config.local.examples or int(size) for size in sizes]
+
+
+def _title(built: Built, device: str, precision: str) -> dict[str, Any]:
+    config = built.config
+    return {
+        "name": config.name,
+        "rounds": config.rounds,
+        "clients": built.federation.clients,
+        "clients_per_round": built.clients_per_round,
+        "algorithm": config.algorithm["name"],
+        "dataset": config.data.dataset["name"],
+        "model": config.model["name"],
+        "input_shape": list(built.model.input_shape),
+        "classes": built.model.classes,
+        "engine": dict(config.engine),
+        "device": device,
+        "precision": precision,
+    }
+
+
+def _traffic(built: Built, found: Rounds) -> Traffic:
+    config, tallies, measuring = built.config, found.tallies, found.measuring
+    replies = max(1, sum(tally.clients for tally in tallies))
+    down, up = fmean(t.bytes_down for t in tallies), fmean(t.bytes_up for t in tallies)
+    times = evaluations(config.rounds, config.evaluation.every)
+    return Traffic(
+        sum(t.bytes_down for t in tallies) / replies,
+        sum(t.bytes_up for t in tallies) / replies,
+        down,
+        up,
+        down * config.rounds + measuring.bytes_down * times,
+        up * config.rounds + measuring.bytes_up * times,
+    )
+
+
+def _speed(found: Rounds, cost: ModelCost, workers: int, peak: Peak) -> Speed:
+    examples = fmean(tally.sums.get("examples", 0.0) for tally in found.tallies)
+    inside = found.workers or found.training.mean_parts()
+    passes = sum(value for name, value in inside.items() if name.partition(".")[0] in ("forward", "backward"))
+    flops, seconds = examples * cost.step_an_image, fmean(found.training.plain)
+    return Speed(
+        examples / seconds, flops / seconds, workers * flops / passes if passes else 0.0, workers, peak
+    )

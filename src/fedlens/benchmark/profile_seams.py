@@ -1,0 +1,177 @@
+"""Where the clock looks in: functions and methods of the product, replaced while a round is timed and put back after.
+
+Nothing here is in the way of a run: outside of a `Watch` every function is the product's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from fedlens.benchmark.profile_clock import Clock, timed, timed_maker, timed_steps
+from fedlens.core.modules import Loadable
+
+Wrap = Callable[[Clock, str, Callable[..., Any]], Callable[..., Any]]
+
+
+class Seam(NamedTuple):
+    """A function of a module, or a method of a class (`module:Class`); what it does, and how it is timed."""
+
+    owner: str
+    name: str
+    part: str
+    wrap: Wrap = timed
+
+
+def _timed_at_anchor(clock: Clock, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients of a group of clients: those at the weights that they started from are asked for by the rule."""
+
+    @wraps(function)
+    def call(group: Any, weights: Any, *given: Any) -> Any:
+        if weights[0].data_ptr() != group.visits[0].anchor[0].data_ptr():
+            return function(group, weights, *given)
+        with clock.part(part):
+            return function(group, weights, *given)
+
+    return call
+
+
+# What its users have imported by name has to be replaced where they have it.
+SEAMS = (
+    Seam("fedlens.data.holders:Holders", "holder", "client.set-up"),
+    Seam("fedlens.data.holders:Holding", "batches", "data.gathering", timed_steps),
+    Seam("fedlens.data.holders:Holding", "gather", "data.gathering"),
+    Seam("fedlens.data.holders:Holding", "orders", "data.gathering"),
+    Seam("fedlens.data.holders:Holding", "stretch", "data.gathering"),
+    Seam("fedlens.data.holders:Holding", "take", "data.gathering"),
+    Seam("fedlens.data.holders:Holding", "labels", "data.gathering"),
+    Seam("fedlens.data.holders", "normalize", "data.normalization"),
+    Seam("fedlens.data.augment:Chain", "__call__", "data.augmentation"),
+    Seam("fedlens.local.together:_Group", "_batches", "data.padding", timed_steps),
+    Seam("fedlens.local.together", "vmap", "forward", timed_maker),
+    Seam("fedlens.local.training", "gradients_of", "backward"),
+    Seam("fedlens.local.together", "gradients_of", "backward"),
+    Seam("fedlens.local.bench", "gradients_of", "backward"),
+    Seam("fedlens.local.training", "optimizer", "optimizer", timed_maker),
+    Seam("fedlens.local.together", "optimizer", "optimizer", timed_maker),
+    Seam("fedlens.local.training", "clip", "optimizer.clipping"),
+    Seam("fedlens.local.together", "_clipped", "optimizer.clipping"),
+    Seam("fedlens.local.training", "_replayed", "rule"),
+    Seam("fedlens.local.together:_Group", "_bent", "rule"),
+    Seam("fedlens.local.together:_Group", "_gradients", "rule", _timed_at_anchor),
+    Seam("fedlens.engines.answering:Site", "_call", "client.set-up"),
+    Seam("fedlens.local.training:Train", "visit", "client.set-up"),
+    Seam("fedlens.local.together", "train_together", "client.set-up"),
+    Seam("fedlens.local.together:_Group", "__init__", "client.set-up"),
+    Seam("fedlens.local.training:Train", "_steps", "client.loop"),
+    Seam("fedlens.local.together:_Group", "run", "client.loop"),
+    Seam("fedlens.local.training:Train", "__call__", "client.reply"),
+    Seam("fedlens.local.training:Train", "outcome", "client.reply"),
+    Seam("fedlens.engines.answering", "_checked", "client.checks"),
+    Seam("fedlens.engines.answering", "copied", "client.reply"),
+    Seam("fedlens.engines.inline", "copied", "client.reply"),
+    Seam("fedlens.engines.vectorized", "copied", "client.reply"),
+    Seam("fedlens.engines.answering:Fold", "take", "aggregation.folding"),
+    Seam("fedlens.engines.answering:Fold", "result", "aggregation.folding"),
+    Seam("fedlens.aggregate.mean", "fold", "aggregation.folding"),
+    Seam("fedlens.core.gate:Tally", "asked", "other.counting"),
+    Seam("fedlens.core.gate:Gate", "_settle", "other.counting"),
+    Seam("fedlens.engines.processes:Processes", "_publish", "waiting.sending"),
+    Seam("fedlens.engines.processes:Processes", "_send", "waiting.sending"),
+    Seam("fedlens.engines.workers:Worker", "receive", "waiting.receiving"),
+)
+HOOKS = ("start", "risk", "loss", "grad", "solve", "finish")  # of a client rule
+
+
+class Place(NamedTuple):
+    """An attribute that is replaced meanwhile."""
+
+    owner: Any
+    name: str
+    before: Any
+    instead: Any
+
+    def put(self, value: Any) -> None:
+        # A client rule is a frozen dataclass, whose own way of setting an attribute refuses.
+        plain = isinstance(self.owner, type | ModuleType)
+        (setattr if plain else object.__setattr__)(self.owner, self.name, value)
+
+
+class Watch:
+    """Times what happens inside of some operations and around them, while it is entered.
+
+    Everything is put back at the end, however it comes. It may be entered again, and not twice at once.
+    """
+
+    def __init__(self, clock: Clock, ops: Iterable[Any]) -> None:
+        self.clock, ops = clock, list(ops)
+        self.places = [
+            Place(owner, seam.name, own, seam.wrap(clock, seam.part, own))
+            for seam in SEAMS
+            for owner in [owner_of(seam)]
+            for own in [vars(owner)[seam.name]]
+        ]
+        for rule in _rules(ops):
+            self._add(rule, HOOKS, "rule")
+        for task in {type(op.task) for op in ops if hasattr(op, "task")}:
+            self._add(task, ("loss", "losses"), "forward.loss")
+        self.places.append(Place(Loadable, "load", Loadable.load, self._load))
+        self._hooked: dict[int, tuple[RemovableHandle, ...]] = {}
+
+    def _add(self, owner: Any, names: Iterable[str], part: str) -> None:
+        there = vars(owner)
+        self.places += [
+            Place(owner, name, there[name], timed(self.clock, part, there[name]))
+            for name in names
+            if there.get(name) is not None
+        ]
+
+    @property
+    def _load(self) -> Callable[[Loadable, Any], None]:
+        own = Loadable.load
+
+        def load(learner: Loadable, tree: Any) -> None:
+            with self.clock.part("client.set-up"):
+                self._hook(learner.module)
+                own(learner, tree)
+
+        return load
+
+    def _hook(self, module: nn.Module) -> None:
+        """Times the forward pass of a module that weights are loaded into."""
+        if id(module) not in self._hooked:
+            self._hooked[id(module)] = (
+                module.register_forward_pre_hook(lambda *_: self.clock.enter("forward")),
+                module.register_forward_hook(lambda *_: self.clock.leave(), always_call=True),
+            )
+
+    def __enter__(self) -> None:
+        for place in self.places:
+            place.put(place.instead)
+
+    def __exit__(self, *_: object) -> None:
+        for place in self.places:
+            place.put(place.before)
+        for handles in self._hooked.values():
+            for handle in handles:
+                handle.remove()
+        self._hooked.clear()
+
+
+def owner_of(seam: Seam) -> Any:
+    """The module or the class."""
+    module, _, name = seam.owner.partition(":")
+    found: Any = import_module(module)
+    return getattr(found, name) if name else found
+
+
+def _rules(ops: Iterable[Any]) -> list[Any]:
+    """The client rules of the operations, each once."""
+    rules = (getattr(getattr(op, "train", op), "rule", None) for op in ops)
+    return list({id(rule): rule for rule in rules if rule is not None}.values())

@@ -1,0 +1,19 @@
+"""Small experiments to profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedlens.experiment.build import Built, build, plan
+from fedlens.experiment.config import read_config
+from fedlens.experiment.sources import read_source
+
+SMALL = ["select.clients_per_round=3", "local.epochs=1", "rounds=3"]
+
+
+def built(*overrides: str) -> Built:
+    """The digits, three clients a round, one epoch, three rounds; and what is set on top."""
+    source = read_source(
+        "digits", overrides if "algorithm.name=centralized" in overrides else [*SMALL, *overrides]
+    )
+    return build(plan(read_config(source.values, source.locate), source), Path("/nowhere"), False)

@@ -1,0 +1,151 @@
+"""The command, and what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlens.benchmark import profile as module
+from fedlens.benchmark.profile_memory import Memory, measure_memory
+from fedlens.benchmark.profile_peak import peak_of
+from fedlens.benchmark.profile_rounds import PARTS, measure
+from fedlens.cli.main import app
+from tests.unit.benchmark.profile_kit import SMALL, built
+
+runner = CliRunner()
+DIGITS = [word for setting in SMALL for word in ("--set", setting)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No process for the memory: it has a test of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "measure_memory", lambda *given: Memory(10 * 2**20, 2**20, None, 72, 10))
+
+
+def profiled(*words: str) -> Any:
+    return runner.invoke(app, ["bench", "profile", *words])
+
+
+def test_the_table_and_the_file_say_the_same(tmp_path: Path) -> None:
+    answer = profiled("digits", *DIGITS, "--rounds", "2", "--peak", "0.5", "--layers", "--json", "found.json")
+    assert answer.exit_code == 0, answer.output
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+    found = json.loads(Path("found.json").read_text())
+    round = found["round"]
+    assert sum(round["parts"].values()) == pytest.approx(round["seconds"], rel=1e-9)
+    assert round["pairs"] == len(round["training_seconds"]["plain"]) == 2
+    lines = [line.split() for line in answer.stdout.splitlines()]
+    shown = {line[0]: float(line[1]) for line in lines if line and line[0] in PARTS}
+    assert list(shown) == list(PARTS)
+    total = next(float(line[2]) for line in lines if line[:2] == ["a", "round"])
+    assert total == pytest.approx(1e3 * round["seconds"], abs=0.006)
+    assert sum(shown.values()) == pytest.approx(total, abs=0.06)
+    assert found["model"]["trainable"] == 9930
+    assert 4 * 9930 < found["bytes"]["up_a_client"] < 4 * 9930 + 100
+    assert found["bytes"]["down_a_run"] == 3 * found["bytes"]["down_a_round"]
+    speed = found["speed"]
+    assert speed["peak"] == {"flops": 5e11, "source": "given"}
+    assert speed["share_of_peak"] == pytest.approx(speed["round"] / 5e11)
+    assert speed["round"] == pytest.approx(speed["images"] * found["model"]["step_an_image"])
+    plain = round["training_seconds"]["plain"]
+    passes = sum(v for name, v in round["parts"].items() if name.startswith(("forward", "backward")))
+    assert speed["passes"] * passes == pytest.approx(speed["round"] * sum(plain) / len(plain))
+    assert {"fedlens", "torch", "cpu", "command"} <= found["environment"].keys()
+    assert sum("Conv2d" in line for line in lines) == 2
+    assert "1.0 MiB more than the 10.0 MiB before it (72 examples, batches of 10" in answer.stdout
+
+
+def test_what_workers_do_stands_beside_the_driver() -> None:
+    answer = profiled(
+        "digits", *DIGITS, "--engine", "processes", "--set", "engine.workers=2", "--rounds", "1",
+        "--peak", "1", "--json", "-",
+    )  # fmt: skip
+    assert answer.exit_code == 0, answer.output
+    found = json.loads(answer.stdout)
+    workers = found["round"]["workers"]
+    assert 1 <= workers["processes"] <= 2
+    assert workers["parts"]["forward"] > 0
+    assert "forward" not in found["round"]["parts"]
+    assert "driver, ms" in answer.stderr
+
+
+def test_a_model_by_itself() -> None:
+    answer = profiled("--model", "mcmahan-cnn", "--shape", "1,28,28", "--layers", "--json", "model.json")
+    assert answer.exit_code == 0, answer.output
+    assert "1,663,370 trainable" in answer.stdout
+    assert "MACs" in answer.stdout
+    found = json.loads(Path("model.json").read_text())
+    assert found["model"]["macs"] == 12_273_152
+    wide = profiled("--model", "mlp", "--set", "model.hidden=7", "--shape", "1,2,2", "--classes", "3")
+    assert f"{4 * 7 + 7 + 7 * 7 + 7 + 7 * 3 + 3} trainable" in wide.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["digit"], "did you mean 'digits'"),
+        (["cifar10/fedavg-dirichlet", "--data-dir", "empty"], "cifar"),
+        (["digits", "--set", "local.lr=-1"], "--set local.lr"),
+        (["digits", "--set", "algorithm.name=moon", "--engine", "vectorized"], "vectorized"),
+        ([], "neither a recipe nor a model"),
+        (["digits", "--model", "linear"], "brings its own model"),
+        (["digits", "--shape", "1,2,2"], "--shape"),
+        (["digits", "--classes", "3"], "--classes"),
+        (["digits", "--peak", "0"], "--peak"),
+        (["--model", "lineer"], "did you mean 'linear'"),
+        (["--model", "linear", "--shape", "3x4"], "3,32,32"),
+        (["--model", "linear", "--set", "local.lr=1"], "only settings of the model"),
+        (["--model", "hsu-cnn", "--shape", "3,2,2"], "at least 4x4"),
+        (["--model", "linear", "--json", "nowhere/found.json"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_profiled_is_one_sentence(words: list[str], said: str, tmp_path: Path) -> None:
+    answer = profiled(*words)
+    assert answer.exit_code in (2, 3), answer.output
+    assert said in answer.stderr
+    assert answer.stderr.startswith("error: ")
+    assert "unexpected" not in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_absent_data_are_told_as_a_run_tells_it() -> None:
+    words = ["cifar10/fedavg-dirichlet", "--data-dir", "empty"]
+    assert profiled(*words).stderr == runner.invoke(app, ["run", *words]).stderr
+
+
+def test_the_memory_of_a_client_is_what_the_system_saw() -> None:
+    """5 million weights: a step has their gradients too, and what it sends back."""
+    experiment = built("model.name=mlp", "model.hidden=2200")
+    found = measure(experiment, 1)
+    memory = measure_memory(experiment, found.asked, found.largest_state)
+    assert isinstance(memory, Memory), memory
+    weights = 4 * experiment.parameters
+    assert 2 * weights < memory.training < 6 * weights + 40 * 2**20
+    assert memory.before > 100 * 2**20
+    assert memory.gpu is None
+    assert memory.batch == 10
+
+
+def test_what_keeps_the_memory_from_being_measured_is_told() -> None:
+    experiment = built()
+    found = measure(experiment, 1)
+    broken = found.asked.__class__(found.asked.op, found.asked.requests, {"model": {}, "lr": 0.1})
+    said = measure_memory(experiment, broken, {})
+    assert isinstance(said, str)
+    assert "the client failed" in said
+
+
+def test_the_peak_of_a_cpu_is_measured_and_leaves_the_threads_alone() -> None:
+    import torch
+
+    threads = torch.get_num_threads()
+    peak = peak_of("cpu", "fp32", 2)
+    assert peak.flops > 1e8
+    assert "2 cores" in peak.source
+    assert torch.get_num_threads() == threads

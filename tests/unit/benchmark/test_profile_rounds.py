@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlens import Experiment
+from fedlens.benchmark import profile_rounds
+from fedlens.benchmark.profile_rounds import PARTS, Rounds, evaluations, measure
+from fedlens.benchmark.profile_seams import SEAMS, owner_of
+from fedlens.benchmark.profile_watching import tops
+from fedlens.core.errors import RunFailed
+from tests.unit.benchmark.profile_kit import SMALL, built
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go, which nothing may be left of."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def check_adds_up(found: Rounds) -> None:
+    """The parts of some rounds are their wall time, and the clock that says so is not the one that counts."""
+    for spans in (found.training, found.evaluation):
+        assert sum(spans.parts.values()) == pytest.approx(sum(spans.timed), rel=1e-9)
+        assert len(spans.timed) == len(spans.plain)
+        assert all(value >= 0 for value in spans.parts.values())
+        assert set(tops(spans.parts, PARTS)) == set(PARTS)
+    assert set(tops(found.evaluation.parts, PARTS)) == set(PARTS)
+
+
+@pytest.mark.parametrize("engine", ["inline", "vectorized"])
+def test_the_parts_add_up_to_the_wall_time(engine: str, scratch: Path) -> None:
+    began = time.perf_counter()
+    found = measure(built(f"engine.name={engine}"), 2)
+    assert sum(found.training.timed) + sum(found.training.plain) < time.perf_counter() - began
+    check_adds_up(found)
+    parts = tops(found.training.mean_parts(), PARTS)
+    for part in ("data", "forward", "backward", "optimizer", "client", "aggregation"):
+        assert parts[part] > 0, part
+    assert parts["rule"] == parts["evaluation"] == parts["waiting"] == 0
+    # Most of what a round is must be known by name.
+    assert parts["other"] < 0.1 * sum(parts.values())
+    measuring = tops(found.evaluation.mean_parts(), PARTS)
+    assert measuring["evaluation"] > 0.8 * sum(measuring.values())
+    assert (found.processes, found.workers) == (0, {})
+    assert list(scratch.iterdir()) == []
+
+
+def test_what_goes_on_in_workers_is_timed_there() -> None:
+    found = measure(built("engine.name=processes", "engine.workers=2"), 2)
+    check_adds_up(found)
+    here, there = tops(found.training.mean_parts(), PARTS), tops(found.workers, PARTS)
+    assert here["forward"] == here["backward"] == here["data"] == here["client"] == 0
+    assert here["waiting"] > 0.5 * sum(here.values())
+    for part in ("data", "forward", "backward", "optimizer", "client"):
+        assert there[part] > 0, part
+    assert 1 <= found.processes <= 2
+    assert sum(there.values()) < 2 * sum(here.values())
+    assert set(found.worker_evaluation) == {"evaluation"}
+    assert all(not name.startswith("profile:") for tally in found.tallies for name in tally.sums)
+
+
+@pytest.mark.parametrize("engine", ["inline", "vectorized"])
+def test_what_a_rule_computes_for_itself_is_the_rules(engine: str) -> None:
+    """Mime's gradients at the anchor are no passes of the training."""
+    found = measure(built("algorithm.name=mime", f"engine.name={engine}"), 1)
+    parts = tops(found.training.mean_parts(), PARTS)
+    assert parts["rule"] > 0.3 * (parts["forward"] + parts["backward"]) > 0
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "centralized"])
+def test_the_bytes_are_those_of_a_run(algorithm: str, tmp_path: Path) -> None:
+    overrides = [f"algorithm.name={algorithm}", "rounds=3", "local.epochs=1"]
+    if algorithm != "centralized":
+        held = [
+            "data.validation=0.2",
+            "data.validation_from=client",
+            "evaluation.clients=4",
+            "evaluation.every=2",
+        ]
+        overrides += [*SMALL, *held]
+    Experiment.load("digits", overrides).run(tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    experiment = built(*overrides)
+    found = measure(experiment, 1)
+    (tally,) = found.tallies
+    times = evaluations(experiment.config.rounds, experiment.config.evaluation.every)
+    for way in ("bytes_down", "bytes_up"):
+        round, measuring = getattr(tally, way), getattr(found.measuring, way)
+        assert [line[way] for line in lines][1] in (round, round + measuring)
+        assert sum(line[way] for line in lines) == 3 * round + times * measuring
+        assert (round > 0) == (algorithm != "centralized")
+
+
+def test_files_have_the_size_that_a_run_gives_them(tmp_path: Path) -> None:
+    Experiment.load("digits", SMALL).run(tmp_path / "run")
+    found = measure(built(), 1)
+    tensors = 4 * 9930
+    (saved,) = sorted((tmp_path / "run" / "checkpoint").iterdir())[-1:]
+    real = sum(file.stat().st_size for file in saved.iterdir())
+    assert tensors < found.checkpoint_bytes <= real < found.checkpoint_bytes + 2000
+    written = (tmp_path / "run" / "model.safetensors").stat().st_size
+    assert tensors < found.model_bytes <= written < found.model_bytes + 2000
+
+
+def test_a_run_after_a_profile_is_the_run_before_it(tmp_path: Path) -> None:
+    functions = {seam: vars(owner_of(seam))[seam.name] for seam in SEAMS}
+    experiment = Experiment.load("digits", SMALL)
+    before = dict(experiment.run(tmp_path / "before").model.state_dict())
+    threads, random_state = torch.get_num_threads(), torch.get_rng_state()
+    measure(built(), 1)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(vars(owner_of(seam))[seam.name] is own for seam, own in functions.items())
+    after = dict(experiment.run(tmp_path / "after").model.state_dict())
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_round_in_which_nothing_can_be_trained_ends_the_profile_as_it_ends_a_run(
+    tmp_path: Path, scratch: Path
+) -> None:
+    functions = {seam: vars(owner_of(seam))[seam.name] for seam in SEAMS}
+    with pytest.raises(RunFailed) as of_a_run:
+        Experiment.load("digits", [*SMALL, "local.lr=1e30"]).run(tmp_path / "run")
+    with pytest.raises(RunFailed) as of_a_profile:
+        measure(built("local.lr=1e30"), 1)
+    assert "NaN or Inf" in str(of_a_run.value)
+    assert "NaN or Inf" in str(of_a_profile.value)
+    assert all(vars(owner_of(seam))[seam.name] is own for seam, own in functions.items())
+    assert list(scratch.iterdir()) == []
+
+
+def test_workers_are_gone_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = built("engine.name=processes", "engine.workers=2")
+    pids: list[int] = []
+
+    def breaks(self: object) -> None:
+        pids.extend(experiment.engine.pids)  # type: ignore[attr-defined]
+        raise RunFailed("no")
+
+    monkeypatch.setattr(profile_rounds._Profiled, "_sizes", lambda self: (0, 0))
+    monkeypatch.setattr(profile_rounds._Profiled, "_evaluations", lambda self, pairs: breaks(self))
+    with pytest.raises(RunFailed):
+        measure(experiment, 1)
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert os.getpid() not in pids
+
+
+def test_without_a_number_there_are_at_least_two_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_rounds, "_SECONDS", 1e-9)
+    assert len(measure(built(), None).training.timed) == 2
+    assert profile_rounds._fitting(1e9) == 2
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "times"), [(1, 1, 2), (3, 1, 4), (3, 2, 3), (4, 2, 3), (3, 10, 2)]
+)
+def test_how_often_a_run_evaluates(rounds: int, every: int, times: int) -> None:
+    assert evaluations(rounds, every) == times
