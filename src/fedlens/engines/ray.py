@@ -56,7 +56,6 @@ ObjectStore = Annotated[
 
 _SHORT = 0.2  # seconds: below it a worker gets its next block before it has finished, so that it never waits
 _TICK = 1.0  # seconds without news after which it is looked whether the cluster is still there
-_STARTING = 60.0  # seconds that a worker which has room may take to import torch, on a busy machine
 
 
 def ray(
@@ -69,7 +68,7 @@ def ray(
     window: Window = 512,
     state_memory: StateMemory = STATE_MEMORY,
     object_store: ObjectStore = 0,
-    timeout: Timeout = 30.0,
+    timeout: Timeout = 60.0,
 ) -> Ray:
     """Workers on a Ray cluster, on one machine or many; bit-identical to `inline` with the same threads."""
     found()

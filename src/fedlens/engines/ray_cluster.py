@@ -20,7 +20,9 @@ from fedlens.core.errors import ConfigError, RunFailed
 
 _PATIENCE = 20.0  # seconds: Ray ends this very process when its cluster has not been there for sixty
 _SHORT_PATH = 40  # characters: Ray lays sockets below its folder, whose whole path may have a hundred
-_KNOWN = r"A worker died or was killed|node with node id"  # what is put right here, and told where it cannot be
+_KNOWN = (
+    r"A worker died or was killed|node with node id"  # what is put right here, and told where it cannot be
+)
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
     [0, 0, 0, 4, 0, 0, 0, 0, 0]
 )  # and settings, none of them
@@ -170,6 +172,7 @@ def _start(cpus: int, memory: int | None, threads: int) -> str:
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # Ray's own 15 would have whatever else runs here go first
     }
     try:
         with _set(environment), _sigterm_kept():
