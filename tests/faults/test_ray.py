@@ -21,9 +21,9 @@ from fedlens.core.gate import Gate
 from fedlens.core.protocol import Client, Failure, Outcome, Payload
 from fedlens.core.seeding import Rng
 from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, vectors
-from tests.unit.engines.ray_kit import all_ready, fresh, leftovers, made, pids
+from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh, leftovers, made, pids
 
-pytest.importorskip("ray", reason="ray is not installed: pip install 'fedlens[ray]'")
+pytestmark = NEEDS_RAY
 ROOT = Path(__file__).parents[2]
 
 
@@ -65,9 +65,9 @@ def gate() -> Iterator[Gate]:
         all_ready(open_gate)
         yield open_gate
     end = time.monotonic() + 10
-    while leftovers() != before and time.monotonic() < end:
+    while leftovers() - before and time.monotonic() < end:
         time.sleep(0.05)
-    assert leftovers() == before  # no process, no zombie, no shared memory, no folder
+    assert leftovers() - before == set()  # no process, no zombie, no shared memory, no folder
 
 
 # -- workers ------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_a_worker_that_cannot_read_the_program_says_why(
         pass
     assert "could not go on: ValueError: invalid literal for int()" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert "Traceback" in capfd.readouterr().err
+    assert "_Unpickler" in capfd.readouterr().err  # where it was
 
 
 def test_other_versions_at_the_workers(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,9 +215,9 @@ def test_an_address_that_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:port", "http://head:6379", ""])
-def test_what_is_no_address(address: str) -> None:
+def test_what_is_no_address(address: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        Experiment(engine={"name": "ray", "address": address}).run()
+        Experiment.load("digits", ["engine.name=ray", f"engine.address={address}"]).run(tmp_path / "run")
     assert caught.value.where is not None
     assert "engine.address" in caught.value.where
 
@@ -225,7 +225,7 @@ def test_what_is_no_address(address: str) -> None:
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError) as caught:
-        Experiment(rounds=1, engine="ray").run(tmp_path / "run")
+        Experiment.load("digits", ["engine.name=ray"]).run(tmp_path / "run")
     assert "pip install 'fedlens[ray]'" in str(caught.value)
     assert not (tmp_path / "run").exists()
 

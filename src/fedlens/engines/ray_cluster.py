@@ -20,12 +20,10 @@ from fedlens.core.errors import ConfigError, RunFailed
 
 _PATIENCE = 20.0  # seconds: Ray ends this very process when its cluster has not been there for sixty
 _SHORT_PATH = 40  # characters: Ray lays sockets below its folder, whose whole path may have a hundred
-_KNOWN = (
-    r"A worker died or was killed|node with node id"  # what is put right here, and told where it cannot be
-)
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
-    [0, 0, 0, 4, 0, 0, 0, 0, 0]
-)  # and settings, none of them
+# What Ray says on the terminal of things that are put right here, or told in one sentence.
+_KNOWN = "A worker died or was killed|node with node id|Raylet is terminated"
+# What a client of gRPC says first: that it speaks HTTP/2, and that it has no settings.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 def found() -> Any:
@@ -90,7 +88,9 @@ class Cluster:
             if _ours is not None:
                 _ours.users += 1
             self.local = _ours is not None and _ours.folder is not None
-            self._address = (address or "").removeprefix("ray://") if _is_client(ray) else _gcs(ray)
+            remote = _is_client(ray)
+            self._address = (address or "").removeprefix("ray://") if remote else _gcs(ray)
+            self._node = None if remote else _own_node(ray)
             self._gone_since: float | None = None
 
     def __str__(self) -> str:
@@ -108,16 +108,29 @@ class Cluster:
         return total
 
     def check(self, now: float) -> None:
-        """Raises `RunFailed` where the cluster has not been there for some time; to be called every second or so."""
+        """Raises `RunFailed` where the cluster has not been there for some time; to be called every second or so.
+
+        Ray itself ends this process, without a word, some seconds after its own node is gone.
+        """
+        try:
+            if self._node is not None:
+                _connected(self._node, 2.0).close()
+        except ConnectionRefusedError:
+            raise self._gone("the node of this machine has ended") from None
+        except OSError:
+            pass
         with contextlib.suppress(OSError), _connected(self._address, 2.0):
             self._gone_since = None
             return
         self._gone_since = now if self._gone_since is None else self._gone_since
         if now - self._gone_since > _PATIENCE:
-            raise RunFailed(
-                f"{self} is gone: nothing has answered at {self._address} for {_PATIENCE:.0f} seconds",
-                hint="start it again, and go on with 'fedlens resume'; engine.name=processes runs without it",
-            )
+            raise self._gone(f"nothing has answered at {self._address} for {_PATIENCE:.0f} seconds")
+
+    def _gone(self, why: str) -> RunFailed:
+        return RunFailed(
+            f"{self} is gone: {why}",
+            hint="start it again, and go on with 'fedlens resume'; engine.name=processes runs without it",
+        )
 
     def close(self) -> None:
         """Disconnects, and ends a local Ray, when the last engine is done with it. May be called twice."""
@@ -243,6 +256,13 @@ def _connected(place: str, timeout: float) -> socket.socket:
 
 def _gcs(ray: Any) -> str:
     return str(ray.get_runtime_context().gcs_address)
+
+
+def _own_node(ray: Any) -> str | None:
+    """Where the node answers that this process belongs to."""
+    own = ray.get_runtime_context().get_node_id()
+    found = [node for node in ray.nodes() if node["NodeID"] == own]
+    return f"{found[0]['NodeManagerAddress']}:{found[0]['NodeManagerPort']}" if found else None
 
 
 def _is_client(ray: Any) -> bool:

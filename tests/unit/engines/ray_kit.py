@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ import pytest
 from fedlens.core.gate import Gate
 from tests.unit.engines.engine_kit import OPS, opened
 
+NEEDS_RAY = pytest.mark.skipif(
+    find_spec("ray") is None, reason="ray is not installed: pip install 'fedlens[ray]'"
+)
 
-def leftovers() -> tuple[set[int], set[str], set[str]]:
+
+def leftovers() -> set[str]:
     """What a local Ray could leave behind: processes (zombies too), named shared memory, folders."""
-    below = {child.pid for child in psutil.Process().children(recursive=True)}
-    folders = {path.name for path in Path("/tmp").glob("fedlens-ray-*")}
-    return below, {path.name for path in Path("/dev/shm").iterdir()}, folders
+    below = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
+    memory = {path.name for path in Path("/dev/shm").glob("*plasma*")}
+    return below | memory | {path.name for path in Path("/tmp").glob("fedlens-ray-*")}
 
 
 def made(**settings: Any) -> Any:
@@ -47,7 +52,8 @@ def all_ready(gate: Gate) -> None:
 def pids(gate: Gate) -> list[int]:
     """The process ids of the workers that have started."""
     engine: Any = gate.engine
-    ray = pytest.importorskip("ray")
+    import ray
+
     return [ray.get(worker.actor.__ray_call__.remote(_pid)) for worker in engine._workers]
 
 

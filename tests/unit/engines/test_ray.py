@@ -19,9 +19,9 @@ from fedlens.core.seeding import Rng
 from tests.contract.contract_kit import USERS, Stopping, outcome
 from tests.unit.engines import engine_kit
 from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, vectors, work
-from tests.unit.engines.ray_kit import all_ready, fresh
+from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 
-pytest.importorskip("ray", reason="ray is not installed: pip install 'fedlens[ray]'")
+pytestmark = NEEDS_RAY
 RAY = {"name": "ray", "workers": 2, "timeout": 300.0}
 
 
@@ -112,7 +112,8 @@ def test_replies_are_folded_at_the_workers(gate: Gate) -> None:
 
 def test_what_is_sent_is_what_arrives_and_memory_is_given_back(gate: Gate) -> None:
     """Large and small, shared and not; and what a round leaves in the object store is gone after it."""
-    ray: Any = pytest.importorskip("ray")
+    import ray
+
     big = torch.arange(300_000.0)
 
     def used() -> float:
@@ -204,5 +205,5 @@ def test_a_run_has_the_bits_of_inline_also_when_it_is_resumed(gate: Gate, case: 
     assert outcome(resume(tmp_path / "ray")) == whole
 
 
-def test_usage_statistics_are_off_only_for_ray(gate: Gate) -> None:
-    assert "RAY_USAGE_STATS_ENABLED" not in os.environ
+def test_the_environment_of_this_process_is_as_it_was(gate: Gate) -> None:
+    assert not [name for name in os.environ if name.startswith("RAY_USAGE") or name.startswith("RAY_worker")]
