@@ -58,7 +58,7 @@ class Fedlens:
             "select": {"clients_per_round": workload.cohort},
             "local": {"lr": workload.lr, "epochs": workload.epochs, "batch_size": workload.batch},
             "engine": {"name": engine, "threads": threads}
-            | ({"workers": workers} if engine == "processes" else {}),
+            | ({"workers": workers} if engine in ("processes", "ray") else {}),
         }
         self.built = build(plan(read_config(settings), Source(settings)), Path(), download=False)
         self.number = 0
@@ -133,6 +133,7 @@ def main() -> None:
         "inline-1": ("inline", 1, 1),
         "inline-all": ("inline", 1, cores),
         "processes": ("processes", cores, 1),
+        "ray": ("ray", cores, 1),
         "vectorized": ("vectorized", 1, 1),
         "vectorized-by-hand": ("vectorized", 1, 1),  # against the hand-batched product
     }

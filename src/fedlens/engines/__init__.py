@@ -14,5 +14,6 @@ ENGINES = Registry(
         "processes": Entry(
             "fedlens.engines.processes:processes", "local workers that share data and weights in memory"
         ),
+        "ray": Entry("fedlens.engines.ray:ray", "workers on a Ray cluster, or on a Ray of the run's own"),
     },
 )

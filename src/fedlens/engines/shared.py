@@ -100,9 +100,13 @@ class Pool:
 
 
 class Packer:
-    """A payload, ready to be laid into a region: `envelope` is what is sent, `size` what the region must hold."""
+    """A payload, ready to be laid into a region: `envelope` is what is sent, `size` what the region must hold.
 
-    def __init__(self, payload: Any, code: bool = False) -> None:
+    `instead` gives what is sent in the place of a value, and None where that is the value itself.
+    """
+
+    def __init__(self, payload: Any, code: bool = False, instead: Callable[[Any], Any] | None = None) -> None:
+        self._instead = instead
         self._parts: list[tuple[int, Tensor | np.ndarray | bytes]] = []
         self._seen: dict[int, tuple[Any, ...]] = {}
         self.size = 0
@@ -124,6 +128,8 @@ class Packer:
         return buffer.getvalue()
 
     def _place(self, value: Any) -> tuple[Any, ...] | None:
+        if self._instead is not None and (found := self._instead(value)) is not None:
+            return self._seen.setdefault(id(value), ("v", 0, 0, found))
         about: tuple[Any, ...]
         if type(value) is Tensor:  # a Parameter pickles itself, around a tensor that comes here
             kind, size, about = "t", value.numel() * value.element_size(), (tuple(value.shape), value.dtype)
@@ -218,6 +224,8 @@ class _Unpickler(pickle.Unpickler):
             shape, dtype = about
             # By way of a tensor: numpy keeps the memory alive, but not the view that tells when it is free.
             return _tensor(self._view, offset, (size,), torch.uint8).numpy().view(dtype).reshape(shape)
+        if kind == "v":
+            return about[0]
         if kind == "e":
             return unpack(bytes(self._view[offset : offset + size]), self._view)
         return bytes(self._view[offset : offset + size])

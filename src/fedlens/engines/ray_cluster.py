@@ -1,0 +1,303 @@
+"""Reaching a Ray cluster, or starting one on this machine for as long as it is wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedlens.core.errors import ConfigError, RunFailed
+
+_PATIENCE = 20.0  # seconds: Ray ends this very process when its cluster has not been there for sixty
+_SHORT_PATH = 40  # characters: Ray lays sockets below its folder, whose whole path may have a hundred
+# What Ray says on the terminal of things that are put right here, or told in one sentence.
+_KNOWN = "A worker died or was killed|node with node id|Raylet is terminated"
+# What a client of gRPC says first: that it speaks HTTP/2, and that it has no settings.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+def found() -> Any:
+    """The package `ray`. Raises `ConfigError` where it is not installed."""
+    quiet = {} if "RAY_DEDUP_LOGS_SKIP_REGEX" in os.environ else {"RAY_DEDUP_LOGS_SKIP_REGEX": _KNOWN}
+    try:
+        with _set(quiet):  # read when it is first imported
+            import ray
+    except ImportError:
+        raise ConfigError(
+            "the engine 'ray' needs the package 'ray', which is not installed",
+            where="engine.name",
+            hint="pip install 'fedlens[ray]'",
+        ) from None
+    return ray
+
+
+@dataclass
+class _Ours:
+    """The connection that fedlens made in this process; Ray allows one at a time, so engines share it."""
+
+    address: str | None
+    folder: str | None  # of a local Ray: its logs and sockets
+    users: int = 0
+
+
+_ours: _Ours | None = None
+_lock = threading.Lock()
+
+
+class Cluster:
+    """A connection to a cluster, until `close`. A connection that was there before is left as it is.
+
+    Args:
+        address: `host:port`, `auto` or `ray://host:port`; None starts Ray on this machine.
+        cpus: of a local Ray.
+        memory: bytes of a local Ray's object store; None leaves it to Ray.
+        threads: of a computation in a local Ray's workers.
+        timeout: seconds after which an address that does not answer is given up.
+
+    Raises `ConfigError` where no cluster is reached, `RunFailed` where a local one does not start.
+    """
+
+    def __init__(
+        self, address: str | None, cpus: int, memory: int | None, threads: int, timeout: float
+    ) -> None:
+        global _ours
+        ray = found()
+        with _lock:
+            if not ray.is_initialized():
+                folder = _start(cpus, memory, threads) if address is None else None
+                if address is not None:
+                    _join(address, timeout)
+                _ours = _Ours(address, folder)
+            elif address not in (None, "auto", _ours.address if _ours else None, _gcs(ray)):
+                raise ConfigError(
+                    f"this process is connected to the Ray at {_gcs(ray)} already, and not to {address}",
+                    where="engine.address",
+                    hint="call ray.shutdown() first",
+                )
+            self._users = _ours
+            if _ours is not None:
+                _ours.users += 1
+            self.local = _ours is not None and _ours.folder is not None
+            remote = _is_client(ray)
+            self._address = (address or "").removeprefix("ray://") if remote else _gcs(ray)
+            self._node = None if remote else _own_node(ray)
+            self._gone_since: float | None = None
+
+    def __str__(self) -> str:
+        return "the local Ray" if self.local else f"the Ray cluster at {self._address}"
+
+    def room(self, cpus: float, gpus: float) -> int:
+        """How many workers of this size the living nodes have room for, if nobody else is there."""
+        ray = found()
+        total = 0
+        for node in ray.nodes():
+            if node["Alive"]:
+                has = node["Resources"]
+                fits = [has.get("CPU", 0.0) / cpus] + ([has.get("GPU", 0.0) / gpus] if gpus else [])
+                total += math.floor(min(fits) + 1e-9)
+        return total
+
+    def check(self, now: float) -> None:
+        """Raises `RunFailed` where the cluster has not been there for some time; to be called every second or so.
+
+        Ray itself ends this process, without a word, some seconds after its own node is gone.
+        """
+        try:
+            if self._node is not None:
+                _connected(self._node, 2.0).close()
+        except ConnectionRefusedError:
+            raise self._gone("the node of this machine has ended") from None
+        except OSError:
+            pass
+        with contextlib.suppress(OSError), _connected(self._address, 2.0):
+            self._gone_since = None
+            return
+        self._gone_since = now if self._gone_since is None else self._gone_since
+        if now - self._gone_since > _PATIENCE:
+            raise self._gone(f"nothing has answered at {self._address} for {_PATIENCE:.0f} seconds")
+
+    def _gone(self, why: str) -> RunFailed:
+        return RunFailed(
+            f"{self} is gone: {why}",
+            hint="start it again, and go on with 'fedlens resume'; engine.name=processes runs without it",
+        )
+
+    def close(self) -> None:
+        """Disconnects, and ends a local Ray, when the last engine is done with it. May be called twice."""
+        global _ours
+        with _lock:
+            mine, self._users = self._users, None
+            if mine is None:
+                return
+            mine.users -= 1
+            if mine.users == 0 and mine is _ours:
+                _ours = None
+                with _sigterm_kept():
+                    found().shutdown()
+                if mine.folder is not None:
+                    shutil.rmtree(mine.folder, ignore_errors=True)
+
+
+class Lasting:
+    """Does something in the background, in a thread that stays as long as this process.
+
+    A local Ray is ended by the operating system when the thread is that started it.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work, self._done = work, threading.Event()
+        self._failed: BaseException | None = None
+        threading.Thread(target=self._run, name="fedlens-ray", daemon=True).start()
+
+    def result(self) -> BaseException | None:
+        """Waits for it; what it raised."""
+        self._done.wait()
+        return self._failed
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._failed = error
+        self._done.set()
+        threading.Event().wait()
+
+
+def _start(cpus: int, memory: int | None, threads: int) -> str:
+    """Starts Ray on this machine, in a folder of its own."""
+    ray = found()
+    folder = tempfile.mkdtemp(prefix="fedlens-ray-")
+    if len(folder) > _SHORT_PATH:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="fedlens-ray-", dir="/tmp")
+    environment = {
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # Ray's own 15 would have whatever else runs here go first
+    }
+    try:
+        with _set(environment), _sigterm_kept():
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                object_store_memory=memory,
+                include_dashboard=False,
+                _temp_dir=folder,
+                **_QUIET,
+            )
+    except (Exception, SystemExit) as error:
+        ray.shutdown()
+        raise RunFailed(
+            f"Ray did not start on this machine: {one_line(error)}", hint=f"its logs are below {folder}"
+        ) from error
+    return folder
+
+
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+
+
+def _join(address: str, timeout: float) -> None:
+    """Connects to a cluster that is there. Ray itself would try for minutes, and then end this process."""
+    ray = found()
+    place = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    place = place.removeprefix("ray://")
+    if ":" in place:
+        _knock(place, timeout)
+    try:
+        with _set({"RAY_USAGE_STATS_ENABLED": "0"}), _sigterm_kept():
+            ray.init(address=address, **_QUIET)
+    except (Exception, SystemExit) as error:
+        ray.shutdown()
+        raise ConfigError(
+            f"the Ray cluster '{address}' cannot be joined: {one_line(error)}",
+            where="engine.address",
+            hint="'ray start' makes this machine a part of it; leave engine.address out for a Ray of the run's own",
+        ) from error
+
+
+def _knock(place: str, timeout: float) -> None:
+    """Raises `ConfigError` where nothing answers as a Ray head does: in the protocol of gRPC, which is HTTP/2."""
+    trouble = "it took the connection and said nothing that a Ray head says"
+    try:
+        with _connected(place, timeout) as peer:
+            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+                return
+            peer.sendall(_HELLO)
+            answer = peer.recv(9)
+            if len(answer) == 9 and answer[3] == 4:  # its settings
+                return
+    except TimeoutError:
+        trouble = f"no answer within {timeout:g} seconds"
+    except (OSError, ValueError) as error:
+        trouble = one_line(error)
+    raise ConfigError(
+        f"no Ray cluster answers at {place}: {trouble}",
+        where="engine.address",
+        hint="'ray status' on the head says its address; leave engine.address out for a Ray of the run's own",
+    )
+
+
+def _connected(place: str, timeout: float) -> socket.socket:
+    host, _, port = place.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout)
+
+
+def _gcs(ray: Any) -> str:
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _own_node(ray: Any) -> str | None:
+    """Where the node answers that this process belongs to."""
+    own = ray.get_runtime_context().get_node_id()
+    found = [node for node in ray.nodes() if node["NodeID"] == own]
+    return f"{found[0]['NodeManagerAddress']}:{found[0]['NodeManagerPort']}" if found else None
+
+
+def _is_client(ray: Any) -> bool:
+    return bool(ray.util.client.ray.is_connected())
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return said[:300].rstrip(".")
+
+
+@contextlib.contextmanager
+def _set(environment: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for what is started inside."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; what it does in this process is not Ray's to say."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

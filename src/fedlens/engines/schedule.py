@@ -1,0 +1,209 @@
+"""Asks on their way through workers: cut into blocks, each answered once, handed on in the order asked for.
+
+Nothing here knows a worker: an engine takes blocks, has them worked off wherever it likes, and says what came of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Reply
+from fedlens.core.schema import nbytes
+from fedlens.core.states import Version
+from fedlens.engines.answering import Item
+
+DEATHS = 3  # a block that has ended this many workers fails instead of being tried again
+LATE = "the deadline passed"
+
+
+@dataclass(eq=False)
+class Job:
+    """One ask on its way. `shared` is for the engine: what all its blocks have in common, wherever it lies."""
+
+    number: int
+    ask: Ask
+    round: int
+    exchange: int
+    due: float | None
+    blocks: list[range]
+    states: list[Version]  # of each slot's client, as it was when it was asked
+    shared: Any = None
+    waiting: deque[int] = field(default_factory=deque)
+    running: int = 0
+    done: dict[int, list[Answer]] = field(default_factory=dict)
+    answered: set[int] = field(default_factory=set)  # blocks handed to the gate, or given up
+    deaths: dict[int, int] = field(default_factory=dict)
+    closed: bool = False
+
+    def failures(self, block: int, reason: str) -> list[Answer]:
+        """A failure for each slot of a block."""
+        return [
+            Failure(Id(self.round, self.exchange, slot), self.ask.requests[slot].client, reason)
+            for slot in self.blocks[block]
+        ]
+
+    def overdue(self) -> bool:
+        """Whether its deadline has passed."""
+        return self.due is not None and time.monotonic() > self.due
+
+
+class Schedule:
+    """The asks of one engine.
+
+    Args:
+        states: of the clients; each block is worked on with those from when its ask was made.
+        window: bytes of finished replies that wait for an earlier one, about.
+        send: sends out what may be sent; its argument is the job whose answers are wanted, None in arrival order.
+        wait: waits until something has come in, or the moment that it is given has passed (`time.monotonic`).
+        retired: called once for each job, when no worker looks at it any more.
+    """
+
+    def __init__(
+        self,
+        states: ClientStates,
+        window: int,
+        send: Callable[[Job | None], None],
+        wait: Callable[[float | None], None],
+        retired: Callable[[Job], None],
+    ) -> None:
+        self._states, self._window = states, window
+        self._send, self._wait, self._retired = send, wait, retired
+        self._numbers = itertools.count(1)
+        self._jobs: dict[int, Job] = {}
+        self._arrivals: deque[Job] = deque()  # arrival-order jobs with work left
+        self._reply_bytes = 0
+
+    def publish(self, ask: Ask, round: int, exchange: int, shared: Any) -> Job:
+        """Takes an ask in."""
+        size = ask.reduce.block if ask.reduce else 1
+        slots = len(ask.requests)
+        blocks = [range(first, min(first + size, slots)) for first in range(0, slots, size)]
+        due = None if ask.deadline is None else time.monotonic() + ask.deadline
+        held = [self._states.hold(request.client) for request in ask.requests]
+        job = Job(next(self._numbers), ask, round, exchange, due, blocks, held, shared)
+        job.waiting.extend(range(len(blocks)))
+        self._jobs[job.number] = job
+        return job
+
+    def answers(self, job: Job) -> Generator[Answer, None, None]:
+        """The answers, as they are called for; closing the generator drops what is left (request order)."""
+        if job.ask.order == "request":
+            return self._in_order(job)
+        if job.blocks:
+            self._arrivals.append(job)
+        else:
+            self._retire(job)  # it asks for nothing new, only for what is still out
+        return self._as_they_come()
+
+    def close(self) -> None:
+        """Drops everything."""
+        self._arrivals.clear()
+        for job in list(self._jobs.values()):
+            job.running = 0
+            self._retire(job)
+
+    # -- what a worker gets, and what comes of it -----------------------------------------------------------------
+
+    def next(self, current: Job | None, workers: int) -> Job | None:
+        """The job whose next block is to be worked on: the current one's first, then what arrives when it does."""
+        room = max(workers + 1, self._window // max(self._reply_bytes, 1))
+        if current is not None and current.waiting:
+            held = current.running + len(current.done)
+            # With nothing on its way the window would stay full: the slot that all wait for was lost with its worker.
+            return current if held < room or current.running == 0 else None
+        held = sum(job.running + len(job.done) for job in self._arrivals)
+        return next((job for job in self._arrivals if job.waiting), None) if held < room else None
+
+    def following(self, job: Job) -> tuple[int, list[Item]]:
+        """The next block of a job and its requests, each with its client's state."""
+        block, items = job.waiting[0], []
+        for slot in job.blocks[block]:
+            request, state = job.ask.requests[slot], self._states.read(job.states[slot])
+            items.append(Item(Id(job.round, job.exchange, slot), request.client, request.payload, state))
+        return block, items
+
+    def begin(self, job: Job) -> None:
+        """That block is on its way, until `finished` or `lost`."""
+        job.waiting.popleft()
+        job.running += 1
+
+    def finished(self, job: Job, block: int, answers: Sequence[Answer]) -> None:
+        """A block's answers have come."""
+        for answer in answers:
+            if isinstance(answer, Reply):
+                self._reply_bytes = max(self._reply_bytes, answer.nbytes + nbytes(answer.state))
+        if not job.closed and block not in job.answered:
+            job.done[block] = list(answers)
+        self._left(job)
+
+    def lost(self, job: Job, block: int, guilty: bool, reason: str) -> None:
+        """A block's worker is gone: it is tried again, unless it was `guilty` of that too often."""
+        if not job.closed and block not in job.answered and block not in job.done:
+            job.deaths[block] = job.deaths.get(block, 0) + guilty
+            if job.deaths[block] >= DEATHS:
+                job.done[block] = job.failures(block, reason)
+            else:
+                job.waiting.appendleft(block)
+        self._left(job)
+
+    def _left(self, job: Job) -> None:
+        job.running -= 1
+        self._release(job)
+
+    # -- answering ------------------------------------------------------------------------------------------------
+
+    def _in_order(self, job: Job) -> Generator[Answer, None, None]:
+        try:
+            for block in range(len(job.blocks)):
+                while block not in job.done:
+                    if job.overdue():
+                        job.waiting.clear()
+                        job.done[block] = job.failures(block, LATE)
+                        break
+                    self._send(job)
+                    self._wait(job.due)
+                answers = job.done.pop(block)
+                job.answered.add(block)
+                self._send(job)
+                while answers:
+                    yield answers.pop(0)
+        finally:
+            self._retire(job)
+
+    def _as_they_come(self) -> Generator[Answer, None, None]:
+        while self._arrivals:
+            for job in list(self._arrivals):
+                if job.overdue():
+                    job.waiting.clear()
+                    for block in sorted(set(range(len(job.blocks))) - job.answered - job.done.keys()):
+                        job.done[block] = job.failures(block, LATE)
+                for block in list(job.done):
+                    answers = job.done.pop(block)
+                    job.answered.add(block)
+                    if len(job.answered) == len(job.blocks):
+                        self._arrivals.remove(job)
+                        self._retire(job)
+                    self._send(None)
+                    while answers:
+                        yield answers.pop(0)
+            if self._arrivals and not any(job.done for job in self._arrivals):
+                self._send(None)
+                self._wait(min((job.due for job in self._arrivals if job.due is not None), default=None))
+
+    def _retire(self, job: Job) -> None:
+        """Drops what is left of a job; it is gone once no worker looks at it any more."""
+        job.closed = True
+        job.waiting.clear()
+        job.done.clear()
+        self._release(job)
+
+    def _release(self, job: Job) -> None:
+        if job.closed and job.running == 0 and self._jobs.pop(job.number, None) is not None:
+            while job.states:
+                self._states.release(job.states.pop())
+            self._retired(job)

@@ -1,0 +1,237 @@
+"""Ray where something goes wrong: workers and nodes that die, clusters that are not there, other versions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens.api import Experiment
+from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.core.gate import Gate
+from fedlens.core.protocol import Client, Failure, Outcome, Payload
+from fedlens.core.seeding import Rng
+from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, vectors
+from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh, leftovers, made, pids
+
+pytestmark = NEEDS_RAY
+ROOT = Path(__file__).parents[2]
+
+
+class Stubborn:
+    """Pickles well and cannot be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (int, ("stubborn",))
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        return Outcome({})
+
+
+class Deadly:
+    """Kills whoever unpickles it, as often as there are not so many files in a folder."""
+
+    def __init__(self, graves: Path, times: int) -> None:
+        self.graves, self.times = graves, times
+
+    def __reduce__(self) -> Any:
+        return _arise, (self.graves, self.times)
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        return OPS["work"](payload, client, rng)
+
+
+def _arise(graves: Path, times: int) -> Deadly:
+    if len(list(graves.iterdir())) < times:
+        (graves / str(os.getpid())).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Deadly(graves, times)
+
+
+@pytest.fixture(scope="module")
+def gate() -> Iterator[Gate]:
+    """Two small workers; the other engines of this file run on the same Ray."""
+    before = leftovers()
+    with fresh(cpus=0.2) as open_gate:
+        all_ready(open_gate)
+        yield open_gate
+    end = time.monotonic() + 10
+    while leftovers() - before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert leftovers() - before == set()  # no process, no zombie, no shared memory, no folder
+
+
+# -- workers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("when", "times", "seconds"), [("at the start", 2, 0.001), ("in the middle", 1, 1.0)]
+)
+def test_a_killed_worker_is_replaced_and_its_work_done_again(
+    gate: Gate, tmp_path: Path, capfd: pytest.CaptureFixture[str], when: str, times: int, seconds: float
+) -> None:
+    gate.engine._seconds = seconds  # type: ignore[attr-defined]
+    wanted = ask(
+        [{"die": when} if k == 3 else {} for k in range(8)], shared={"graves": str(tmp_path), "times": times}
+    )
+    found = answers_to(gate, wanted)
+    assert len(list(tmp_path.iterdir())) == times
+    assert same(vectors(found), expected(wanted))
+    assert gate.tally.failed == 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_block_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
+    gate: Gate, tmp_path: Path
+) -> None:
+    wanted = ask(
+        [{"die": "in the middle"} if k == 2 else {} for k in range(5)],
+        shared={"graves": str(tmp_path), "times": 99},
+    )
+    found = answers_to(gate, wanted)
+    assert isinstance(found[2], Failure)
+    assert found[2].reason == "its worker was lost 3 times (out of memory?)"
+    assert len(list(tmp_path.iterdir())) == 3
+    rest = [0, 1, 3, 4]
+    assert same(vectors([found[k] for k in rest]), [expected(wanted)[k] for k in rest])
+
+
+def test_all_workers_killed_at_once(gate: Gate) -> None:
+    gate.engine._seconds = 1.0  # type: ignore[attr-defined]
+    all_ready(gate)
+    victims = pids(gate)
+    timer = threading.Timer(0.2, lambda: [os.kill(pid, signal.SIGKILL) for pid in victims])
+    wanted = ask([{"seconds": 0.15}] * 8)
+    timer.start()
+    assert same(vectors(answers_to(gate, wanted)), expected(wanted))
+    timer.join()
+
+
+def test_a_worker_killed_as_it_starts_is_replaced(gate: Gate, tmp_path: Path) -> None:
+    with fresh(ops={"work": Deadly(tmp_path, 1)}, workers=1, cpus=0.2) as there:
+        assert same(vectors(answers_to(there, ask([{}] * 2))), expected(ask([{}] * 2)))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_workers_that_never_start_are_one_sentence(gate: Gate, tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunFailed, match=r"^3 workers on the local Ray died as they started"),
+        fresh(ops={"work": Deadly(tmp_path, 9)}, workers=1, cpus=0.2),
+    ):
+        pass
+
+
+def test_a_worker_that_cannot_read_the_program_says_why(
+    gate: Gate, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RunFailed) as caught, fresh(ops={"work": Stubborn()}, workers=1, cpus=0.2):
+        pass
+    assert "could not go on: ValueError: invalid literal for int()" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "_Unpickler" in capfd.readouterr().err  # where it was
+
+
+def test_other_versions_at_the_workers(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This side says that it is another version than what the worker finds."""
+    import fedlens
+
+    there = fedlens.__version__
+    monkeypatch.setattr(fedlens, "__version__", "99.0")
+    with pytest.raises(ConfigError) as caught, fresh(workers=1, cpus=0.2):
+        pass
+    assert f"a worker on the local Ray has fedlens {there}, and this process has fedlens 99.0" in str(
+        caught.value
+    )
+    assert "torch" not in str(caught.value)
+
+
+def test_no_room_for_a_worker(gate: Gate) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"one takes 0.5 CPU and 0.5 GPU, and .* of 0 GPU are free"),
+        fresh(workers=1, cpus=0.5, gpus=0.5, timeout=0.5),
+    ):
+        pass
+
+
+def test_another_cluster_than_the_one_that_this_process_is_on(gate: Gate) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"connected to the Ray at .* already, and not to 127.0.0.1:1 "),
+        fresh(address="127.0.0.1:1"),
+    ):
+        pass
+
+
+# -- clusters -----------------------------------------------------------------------------------------------------
+
+JOIN = """
+import sys
+from fedlens.core.errors import FedlensError
+from fedlens.engines.ray import ray
+engine = ray(address=sys.argv[1], timeout=1.0)
+try:
+    engine.warm()
+except FedlensError as error:
+    print(error)
+finally:
+    engine.close()
+"""
+
+
+def told(address: str) -> tuple[str, float]:
+    """What joining a cluster says in a process that is on none, and in how many seconds."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", JOIN, address],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "RAY_ADDRESS": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout, time.monotonic() - began
+
+
+def test_an_address_that_does_not_answer() -> None:
+    with socket.socket() as mute, socket.socket() as closed:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        closed.bind(("127.0.0.1", 0))
+        where = [f"127.0.0.1:{peer.getsockname()[1]}" for peer in (mute, closed)]
+        for address, why in zip(where, ["no answer within 1 seconds", "Connection refused"], strict=True):
+            said, seconds = told(address)
+            assert said.startswith(f"no Ray cluster answers at {address}: "), said
+            assert why in said
+            assert said.count("\n") == 1
+            assert seconds < 30  # of which most are the imports, on a busy machine
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:port", "http://head:6379", ""])
+def test_what_is_no_address(address: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Experiment.load("digits", ["engine.name=ray", f"engine.address={address}"]).run(tmp_path / "run")
+    assert caught.value.where is not None
+    assert "engine.address" in caught.value.where
+
+
+def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError) as caught:
+        Experiment.load("digits", ["engine.name=ray"]).run(tmp_path / "run")
+    assert "pip install 'fedlens[ray]'" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("setting", "value"), [("gpus", 1.5), ("object_store", 10)])
+def test_settings_that_ray_would_not_take(setting: str, value: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(**{setting: value})
+    assert caught.value.where == setting

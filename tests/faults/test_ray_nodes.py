@@ -1,0 +1,59 @@
+"""A Ray cluster of two nodes, one of which vanishes, and then the head."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from fedlens.core.errors import RunFailed
+from fedlens.core.protocol import Reply
+from fedlens.engines import ray_cluster
+from tests.unit.engines.engine_kit import answers_to, ask, expected, same, vectors
+from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
+
+pytestmark = NEEDS_RAY
+
+
+def test_a_node_that_vanishes_and_a_cluster_that_does(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One test, as a cluster takes its time to start."""
+    ray_cluster.found()
+    from ray.cluster_utils import Cluster
+
+    cluster: Any = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False},
+        shutdown_at_exit=False,
+    )
+    try:
+        node = cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        capfd.readouterr()  # what Ray's own test cluster says
+        with fresh(address=cluster.address, workers=0) as gate:
+            engine: Any = gate.engine
+            all_ready(gate)
+            assert engine.ready == 2  # one for each CPU of both
+            wanted = ask([{"seconds": 0.2}] * 12)
+            timer = threading.Timer(0.5, lambda: cluster.remove_node(node, allow_graceful=False))
+            timer.start()
+            found = answers_to(gate, wanted)
+            timer.join()
+            assert same(vectors(found), expected(wanted))
+            assert len({answer.metrics["pid"] for answer in found if isinstance(answer, Reply)}) == 2
+            assert engine.ready == 1  # the other has no room
+            cluster.add_node(num_cpus=1)
+            all_ready(gate)
+            assert same(vectors(answers_to(gate, wanted, 2)), expected(wanted, 2))
+
+            monkeypatch.setattr(ray_cluster, "_PATIENCE", 1.0)
+            cluster.head_node.kill_gcs_server(check_alive=False)
+            began = time.monotonic()
+            with pytest.raises(RunFailed, match=rf"^the Ray cluster at {cluster.address} is gone: "):
+                answers_to(gate, ask([{"seconds": 0.3}] * 60), 3)
+            assert time.monotonic() - began < 10
+    finally:
+        cluster.shutdown()

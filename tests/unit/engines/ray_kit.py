@@ -1,0 +1,63 @@
+"""Engines on one Ray for all tests of a file, and a Ray of several nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedlens.core.gate import Gate
+from tests.unit.engines.engine_kit import OPS, opened
+
+NEEDS_RAY = pytest.mark.skipif(
+    find_spec("ray") is None, reason="ray is not installed: pip install 'fedlens[ray]'"
+)
+
+
+def leftovers() -> set[str]:
+    """What a local Ray could leave behind: processes (zombies too), named shared memory, folders."""
+    below = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
+    memory = {path.name for path in Path("/dev/shm").glob("*plasma*")}
+    return below | memory | {path.name for path in Path("/tmp").glob("fedlens-ray-*")}
+
+
+def made(**settings: Any) -> Any:
+    from fedlens.engines.ray import ray
+
+    return ray(**{"workers": 2, "timeout": 300.0, **settings})
+
+
+@contextmanager
+def fresh(ops: Any = OPS, **settings: Any) -> Iterator[Gate]:
+    """A gate over an engine of its own."""
+    engine = made(**settings)
+    try:
+        yield Gate(*opened(engine, ops))
+    finally:
+        engine.close()
+
+
+def all_ready(gate: Gate) -> None:
+    """Waits until every worker of the engine has started."""
+    engine: Any = gate.engine
+    while engine.ready < len(engine._workers):
+        engine._wait(None)
+
+
+def pids(gate: Gate) -> list[int]:
+    """The process ids of the workers that have started."""
+    engine: Any = gate.engine
+    import ray
+
+    return [ray.get(worker.actor.__ray_call__.remote(_pid)) for worker in engine._workers]
+
+
+def _pid(actor: Any) -> int:
+    import os
+
+    return os.getpid()

@@ -1,0 +1,209 @@
+"""The engine of a Ray cluster, where all goes well."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlens.api import Experiment, resume
+from fedlens.core.gate import Gate
+from fedlens.core.protocol import Ask, Client, Outcome, Payload, Reduce, Reply, Request
+from fedlens.core.seeding import Rng
+from tests.contract.contract_kit import USERS, Stopping, outcome
+from tests.unit.engines import engine_kit
+from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, vectors, work
+from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
+
+pytestmark = NEEDS_RAY
+RAY = {"name": "ray", "workers": 2, "timeout": 300.0}
+
+
+def seen(payload: Payload, client: Client, rng: Rng) -> Outcome:
+    """What an operation is shown: where its tensors lie, and whether they are what was sent."""
+    big, small = payload["big"], payload["small"]
+    told = {"ends": float(big[-1]), "small": float(small.sum()), "aligned": float(big.data_ptr() % 64 == 0)}
+    return Outcome({"vector": torch.zeros(1), "told": told}, {"memory": torch.ones(50_000)}, {})
+
+
+@pytest.fixture(scope="module")
+def gate() -> Iterator[Gate]:
+    """Two workers on a local Ray; it stays for the whole file, so engines of other tests here share it."""
+    with fresh(ops={**OPS, "seen": seen}, cpus=0.2) as made:
+        all_ready(made)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _no_states(gate: Gate) -> None:
+    gate.states.restore({})
+
+
+def slow_again(gate: Gate) -> None:
+    gate.engine._seconds = 1.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seconds", [1.0, 0.001])
+def test_answers_come_in_request_order_with_the_bits_of_inline(gate: Gate, seconds: float) -> None:
+    gate.engine._seconds = seconds  # type: ignore[attr-defined]
+    wanted = ask([{"seconds": 0.2}, *[{}] * 8, {"size": 200_000}], shared={"scale": torch.rand(1)})
+    found = answers_to(gate, wanted)
+    assert [answer.id.slot for answer in found] == list(range(10))
+    assert same(vectors(found), expected(wanted))
+    assert len({answer.metrics["pid"] for answer in found if isinstance(answer, Reply)}) == 2
+    assert all(gate.states.get(client) == {"visits": 1} for client in range(10))
+
+
+def test_a_slow_client_does_not_idle_the_others(gate: Gate) -> None:
+    slow_again(gate)
+    found = answers_to(gate, ask([{"seconds": 0.8}, *[{"seconds": 0.05}] * 6]))
+    ended = [answer.metrics["ended"] for answer in found if isinstance(answer, Reply)]
+    assert max(ended[1:]) < ended[0]
+
+
+def test_arrival_order_and_what_is_still_out(gate: Gate) -> None:
+    slow_again(gate)
+    taken: list[Any] = []
+
+    def steps(requests: list[Request], take: int) -> Any:
+        for answer in (yield Ask("work", requests, order="arrival")):
+            taken.append(answer.client)
+            take -= 1
+            if take == 0:
+                break
+
+    gate.drive(steps([Request(0, {"seconds": 0.6}), Request(1), Request(2)], 2), 1)
+    assert sorted(taken) == [1, 2]
+    gate.drive(steps([Request(3)], 1), 2)
+    gate.drive(steps([], 1), 3)
+    assert sorted(taken) == [0, 1, 2, 3]
+
+
+def test_a_deadline(gate: Gate) -> None:
+    slow_again(gate)
+    began = time.monotonic()
+    found = answers_to(gate, ask([{"seconds": 1.0}, {"seconds": 1.0}, {}], deadline=0.3))
+    assert time.monotonic() - began < 0.9
+    assert [getattr(answer, "reason", "") for answer in found] == ["the deadline passed"] * 3
+    assert same(vectors(answers_to(gate, ask([{}] * 3), 2)), expected(ask([{}] * 3), 2))
+
+
+def test_replies_are_folded_at_the_workers(gate: Gate) -> None:
+    requests = [{"more": {"weight": float(k)}} for k in range(7)]
+    wanted = ask(requests, reduce=Reduce({"vector": "sum"}, block=3))
+    found = answers_to(gate, wanted)
+    with engine_kit.fresh("inline") as here:
+        there = answers_to(here, wanted)
+    assert [a.folded is None for a in found] == [True, True, False, True, True, False, False]
+    for one, other in zip(found, there, strict=True):
+        assert isinstance(one, Reply)
+        assert isinstance(other, Reply)
+        assert "vector" not in one.payload
+        if one.folded is not None and other.folded is not None:
+            assert torch.equal(one.folded["vector"], other.folded["vector"])
+            assert one.folded["replies"] == other.folded["replies"]
+
+
+def test_what_is_sent_is_what_arrives_and_memory_is_given_back(gate: Gate) -> None:
+    """Large and small, shared and not; and what a round leaves in the object store is gone after it."""
+    import ray
+
+    big = torch.arange(300_000.0)
+
+    def used() -> float:
+        gc.collect()
+        total = float(ray.cluster_resources()["object_store_memory"])
+        return total - float(ray.available_resources().get("object_store_memory", 0.0))
+
+    for round in range(1, 9):
+        requests = [Request(k, {"small": torch.ones(3)}) for k in range(4)]
+        found = answers_to(gate, Ask("seen", requests, shared={"big": big}), round)
+        for answer in found:
+            assert isinstance(answer, Reply), answer
+            assert answer.payload["told"] == {"ends": 299_999.0, "small": 3.0, "aligned": 1.0}
+        del found, answer
+    end = time.monotonic() + 10
+    while used() > 3 * big.nbytes and time.monotonic() < end:  # of eight rounds; Ray counts now and then
+        time.sleep(0.1)
+    assert used() <= 3 * big.nbytes
+    assert all(float(gate.states.get(k)["memory"].sum()) == 50_000 for k in range(4))
+
+
+def test_a_print_comes_out_on_standard_error(gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+    answers_to(gate, ask([{"print": "from a worker"}]))
+    assert capsys.readouterr() == ("", "from a worker\n")
+
+
+def test_an_operation_of_a_notebook_and_two_engines_on_one_ray(gate: Gate) -> None:
+    """A function that no module has, on another engine; the first goes on when that one is closed."""
+    scale = 2.0
+
+    def own(payload: Payload, client: Client, rng: Rng) -> Outcome:
+        return Outcome({"vector": work(payload, client, rng).payload["vector"] * scale})
+
+    wanted = ask([{}] * 3)
+    with fresh(ops={"work": own}, cpus=0.2, workers=1) as there:
+        doubled = vectors(answers_to(there, wanted))
+        plain = vectors(answers_to(gate, wanted))
+    assert same(doubled, [scale * vector for vector in plain])
+    assert same(vectors(answers_to(gate, wanted)), plain)
+
+
+def test_an_ask_with_code_in_it_is_one_sentence(gate: Gate) -> None:
+    from fedlens.core.errors import RunFailed
+
+    with pytest.raises(RunFailed, match="what the ask 'work' shares cannot be sent to Ray's workers"):
+        answers_to(gate, ask([{}], shared={"f": lambda: 0}))
+    with pytest.raises(RunFailed, match="a request of the ask 'work', or a client's state cannot be sent"):
+        answers_to(gate, Ask("work", [Request(0, {"f": lambda: 0})]))
+    assert len(answers_to(gate, ask([{}] * 2))) == 2
+
+
+def digits(**changes: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "rounds": 3,
+        "model": "small-cnn",
+        "select": {"clients_per_round": 4},
+        "local": {"lr": 0.05, "momentum": 0.5, "batch_size": 32},
+        "data": {"dataset": "digits", "partition": {"name": "dirichlet", "clients": 8, "alpha": 0.5}},
+    }
+    return Experiment(**settings | changes)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "states, interrupted": {"algorithm": "scaffold", "record": {"clients": True}},
+    "a file of one's own": {
+        "algorithm": {"name": f"{USERS}:remembering", "pull": 0.2},
+        "record": {"clients": True},
+    },
+    "folded in blocks": {
+        "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 80}},
+        "select": {"name": "uniform"},
+        "record": {"clients": True},
+        "model": "linear",
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_has_the_bits_of_inline_also_when_it_is_resumed(gate: Gate, case: str, tmp_path: Path) -> None:
+    """A second engine on the first one's Ray; what each leaves free, the other may use."""
+    changes = CASES[case]
+    whole = outcome(digits(**changes).run(tmp_path / "inline"))
+    on_ray = digits(engine=RAY | {"cpus": 0.4}, **changes)
+    if "interrupted" not in case:
+        assert outcome(on_ray.run(tmp_path / "ray")) == whole
+        return
+    with pytest.raises(KeyboardInterrupt):
+        on_ray.run(tmp_path / "ray", progress=Stopping(2))
+    assert outcome(resume(tmp_path / "ray")) == whole
+
+
+def test_the_environment_of_this_process_is_as_it_was(gate: Gate) -> None:
+    assert not [name for name in os.environ if name.startswith("RAY_USAGE") or name.startswith("RAY_worker")]
