@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedlens import __version__
+from fedlens.cli.bench import bench
 from fedlens.cli.compare import compare
 from fedlens.cli.data import data
 from fedlens.cli.list import list_names
@@ -31,6 +32,7 @@ app.command("list")(list_names)
 app.command("show")(show)
 app.command("compare")(compare)
 app.command("report")(report)
+app.add_typer(bench)
 app.add_typer(data)
 app.add_typer(partition)
 
