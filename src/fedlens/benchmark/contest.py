@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,6 +14,7 @@ from fedlens.core.errors import FedlensError
 
 Kind = Literal["limit", "by hand", "fedlens", "peer"]
 Choice = TypeVar("Choice")
+_TRIALS, _TRIAL_SECONDS = 25, 5.0  # of a choice, at most
 
 
 class Contestant(Protocol):
@@ -100,14 +100,15 @@ def _end(contestant: Contestant) -> None:
         contestant.close()
 
 
-def fastest(choices: Sequence[Choice], start: Callable[[Choice], Contestant], rounds: int = 3) -> Choice:
-    """The choice whose rounds are the shortest: medians of rounds taken in turn after one each to warm up.
+def fastest(choices: Sequence[Choice], start: Callable[[Choice], Contestant]) -> Choice:
+    """The choice with the shortest round, of rounds taken in turn for some seconds after one each to warm up.
 
-    A choice that fails is not taken; where all fail it is the first, which will say why when it has its turn.
+    Shortest, since what else goes on makes a round longer and never shorter. A choice that fails is not taken; where
+    all fail it is the first, which will say why when it has its turn.
     """
     if len(choices) == 1:
         return choices[0]
     lanes = [Lane(str(number), "fedlens", partial(start, choice)) for number, choice in enumerate(choices)]
-    take_turns(lanes, rounds)
-    medians = [statistics.median(lane.seconds) if lane.seconds else math.inf for lane in lanes]
-    return choices[medians.index(min(medians))]
+    take_turns(lanes, _TRIALS, budget=_TRIAL_SECONDS * len(choices))
+    shortest = [min(lane.seconds, default=math.inf) for lane in lanes]
+    return choices[shortest.index(min(shortest))]

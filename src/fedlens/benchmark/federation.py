@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedlens.benchmark.limit import Workload, cifar_cnn, linear, mnist_cnn
 from fedlens.core.gate import Gate, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
@@ -56,6 +58,9 @@ class Federation:
         self.number = 0
         states = ClientStates()
         self.built.engine.open(Program(self.built.algorithm.ops, self.built.holders, 0), states)
+        self.threads = (
+            torch.get_num_threads()
+        )  # as the engine wants them in this process; others open after it
         self.gate = Gate(self.built.engine, states)
         self.state = self.built.algorithm.init(self.built.model, self.built.federation)
 
@@ -64,6 +69,7 @@ class Federation:
         self.number += 1
         self.gate.tally = Tally()
         context = RoundContext(self.number, _MANY, self.built.federation, Rng((0, "round", self.number)))
+        torch.set_num_threads(self.threads)
         start = clock()
         self.state = self.gate.drive(self.built.algorithm.round(self.state, context), self.number)
         seconds = clock() - start

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,7 @@ INSTALL_SECONDS = 3600.0  # of one environment: gigabytes, on a slow line
 START_SECONDS = 600.0  # from the script's start until it is ready
 ROUND_SECONDS = 900.0
 END_SECONDS = 30.0  # to end by itself
+_LOOK = 0.2  # between two looks at whether it is still there
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ class Driven:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input: IO[str] = self._process.stdin
-        threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
         try:
             self._answer(start_seconds, "ready", "start")
             self._signal("SIGSTOP")
@@ -171,25 +174,33 @@ class Driven:
             else:
                 self._process.kill()
         self._process.wait()
+        self._reader.join(END_SECONDS)
         self._errors.close()
 
     def _read(self, stream: IO[str]) -> None:
         with stream:
             for line in stream:
                 self._lines.put(line)
-        self._lines.put("")  # the end
 
     def _answer(self, seconds: float, key: str, what: str) -> Any:
-        try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            raise RunFailed(f"it did not {what} within {seconds:g} s") from None
-        if not line:
-            raise RunFailed(f"it ended with code {self._process.wait()}: {self._last_words()}")
+        line = self._next_line(time.monotonic() + seconds)
+        if line is None and self._process.poll() is None:
+            raise RunFailed(f"it did not {what} within {seconds:g} s")
+        if line is None:
+            raise RunFailed(f"it ended with code {self._process.returncode}: {self._last_words()}")
         try:
             return json.loads(line)[key]
         except (ValueError, KeyError, TypeError):
             raise RunFailed(f"it said '{line.strip()[:200]}' where '{key}' was expected") from None
+
+    def _next_line(self, deadline: float) -> str | None:
+        """The next line, or None at the deadline or when the process has ended, whoever else holds its output."""
+        while True:
+            ended = self._process.poll() is not None
+            with suppress(queue.Empty):
+                return self._lines.get(timeout=_LOOK)
+            if ended or time.monotonic() > deadline:
+                return None
 
     def _last_words(self) -> str:
         self._errors.seek(0)

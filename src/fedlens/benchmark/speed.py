@@ -101,7 +101,7 @@ def _peer(workload: Workload, peer: Peer, directory: Path, cores: int, say: Call
         ways = peer.ways(cores)
         if len(ways) > 1:
             say(f"{workload.name}: arranging {peer.title}")
-        way = fastest(ways, start, rounds=2)
+        way = fastest(ways, start)
         lane.about = {**_about(way), "requirements": list(peer.requirements), "torch": torch_version()}
     return lane
 
