@@ -45,7 +45,7 @@ docs: install-dev  ## build the documentation into site/
 	@echo "Open site/index.html, or look at it while you write: $(BIN)/mkdocs serve"
 
 bench: install-dev  ## measure fedlens against the bare-PyTorch limit of this machine (many minutes)
-	@$(BIN)/python -m benchmarks.compare $(ARGS)
+	@$(BIN)/fedlens bench $(ARGS)
 
 nightly: install-dev  ## run the nightly tier: up to an hour, needs FEDLENS_DATA
 	@$(BIN)/python -m pytest -m nightly --timeout=0 $(ARGS)

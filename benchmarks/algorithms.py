@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare import Fedlens, interval
-from benchmarks.limit import WORKLOADS, Workload
 from fedlens.algorithms import ALGORITHMS
+from fedlens.benchmark.federation import Federation
+from fedlens.benchmark.limit import WORKLOADS, Workload
+from fedlens.benchmark.pairs import interval
 
 # Most of a run's rounds go to clients that have taken part before, so with few clients states are there after the
 # rounds that warm up.
@@ -62,7 +63,7 @@ LEFT_OUT = {
 def measure(case: Mapping[str, Any], pairs: int) -> dict[str, float]:
     """Medians of alternating pairs."""
     base, other = (
-        Fedlens(WORKLOAD, "inline", 1, 1, algorithm) for algorithm in ({"name": "fedavg"}, dict(case))
+        Federation(WORKLOAD, {"name": "inline"}, algorithm) for algorithm in ({"name": "fedavg"}, dict(case))
     )
     try:
         for _ in range(WARM):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.limit import cifar_cnn
+from fedlens.benchmark.limit import cifar_cnn
 from fedlens.data.augment import AUGMENTS, Chain
 from fedlens.data.transforms import Augment, normalize
 

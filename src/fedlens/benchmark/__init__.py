@@ -1,1 +1,1 @@
-"""Measuring this machine: how fast rounds are, and where their time goes."""
+"""What `fedlens bench` measures: fedlens beside bare PyTorch and its peers, and where a round's time goes."""

@@ -1,15 +1,32 @@
-"""`fedlens bench`: how fast this machine is, and where the time goes."""
+"""`fedlens bench`: how fast this machine trains, and where a round's time goes."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from fedlens.cli.bench_profile import profile
+from fedlens.cli.bench_speed import speed
+
+
+class _SpeedFirst(TyperGroup):
+    """`fedlens bench [WORKLOAD ...]` is `fedlens bench speed [WORKLOAD ...]`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts `speed` before arguments that do not start with a command's name."""
+        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["speed", *args]
+        return super().parse_args(ctx, args)
+
 
 bench = typer.Typer(
     name="bench",
-    help="Measure this machine: where a round's time goes.",
-    no_args_is_help=True,
+    cls=_SpeedFirst,
+    help="Measure fedlens on this machine, beside bare PyTorch and other libraries.",
+    epilog="Without a command, [bold]speed[/bold]: fedlens bench linear --pairs 20",
     rich_markup_mode="rich",
 )
+bench.command("speed")(speed)
 bench.command("profile")(profile)

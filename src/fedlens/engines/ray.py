@@ -20,7 +20,8 @@ from fedlens.data.images import Store
 from fedlens.engines.answering import copied
 from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
-from fedlens.engines.processes import Window, usable_cores
+from fedlens.engines.placing import usable_cores
+from fedlens.engines.processes import Window
 from fedlens.engines.ray_cluster import Cluster, Lasting, found, one_line
 from fedlens.engines.ray_worker import Emptied, Packed, outpost, pack, unpacked, user_sources, versions
 from fedlens.engines.schedule import DEATHS, Job, Schedule

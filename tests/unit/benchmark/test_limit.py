@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.limit import WORKLOADS, BareLimit, Workload, fresh_weights, linear
+from fedlens.benchmark.limit import WORKLOADS, BareLimit, Workload, fresh_weights, linear
 
 TINY = Workload(
     "tiny", linear, clients=6, examples=25, shape=(1, 28, 28), cohort=3, batch=10, keep_memory=False
@@ -60,5 +60,7 @@ def test_a_round_is_federated_averaging() -> None:
 
 
 def test_it_knows_nothing_of_fedlens() -> None:
-    source = (Path(__file__).parents[3] / "benchmarks" / "limit.py").read_text(encoding="utf-8")
+    source = (Path(__file__).parents[3] / "src" / "fedlens" / "benchmark" / "limit.py").read_text(
+        encoding="utf-8"
+    )
     assert not re.search(r"^\s*(import|from)\s+fedlens", source, flags=re.MULTILINE)

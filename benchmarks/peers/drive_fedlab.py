@@ -1,0 +1,73 @@
+"""Rounds of FedLab's standalone simulation: its serial trainer and its synchronous server, in one process.
+
+The round is what `StandalonePipeline.main` does between two evaluations. Batches are views into tensors that were
+gathered once an epoch: no DataLoader.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import turns
+from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+from torch import Tensor
+
+
+class Clients:
+    """Every client's tensors, in the form that FedLab's trainer asks for."""
+
+    def __init__(self, workload: Any) -> None:
+        self.images, self.labels = workload.tensors()
+        self.rng = torch.Generator().manual_seed(1)
+
+    def get_dataloader(self, client: int, size: int) -> Batches:
+        """The client's batches, shuffled anew whenever they are gone through."""
+        return Batches(self.images[client], self.labels[client], size, self.rng)
+
+
+class Batches:
+    """Batches of one client in random order."""
+
+    def __init__(self, images: Tensor, labels: Tensor, size: int, rng: torch.Generator) -> None:
+        self.images, self.labels, self.size, self.rng = images, labels, size, rng
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self.labels), generator=self.rng)
+        parts = (t[order].split(self.size) for t in (self.images, self.labels))
+        return zip(*parts, strict=True)
+
+
+def main() -> None:
+    """Rounds of FedAvg for as long as they are asked for."""
+    asked = turns.arguments("FedLab")
+    line = turns.Turns()
+    torch.set_num_threads(asked.threads)
+    limit = turns.load_limit()
+    limit.keep_freed_memory()
+    workload = turns.workload_of(asked.workload)
+    model = workload.model()
+    for parameter, weight in zip(model.parameters(), limit.fresh_weights(workload), strict=True):
+        parameter.data.copy_(weight)
+    # A hair more than the share, for FedLab rounds the product down.
+    share = (workload.cohort + 0.5) / workload.clients if workload.cohort < workload.clients else 1.0
+    server = SyncServerHandler(model, global_round=10**9, sample_ratio=share)
+    trainer = SGDSerialClientTrainer(model, workload.clients)
+    trainer.setup_dataset(Clients(workload))
+    trainer.setup_optim(workload.epochs, workload.batch, workload.lr)
+    server.num_clients = trainer.num_clients
+    assert server.num_clients_per_round == workload.cohort
+    line.ready()
+    while line.wait():
+        began = time.perf_counter()
+        trainer.local_process(server.downlink_package, server.sample_clients())
+        for reply in trainer.uplink_package:
+            server.load(reply)
+        line.done(time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()

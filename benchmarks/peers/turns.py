@@ -1,0 +1,77 @@
+"""How a driver takes its turns: a line on standard input starts a round, a line of JSON on standard output ends it.
+
+A driver says `{"ready": true, ...}` once, and then `{"seconds": ...}` after every line `round` that it reads. Anything
+else, or the end of the input, ends it. By hand:
+
+    yes round | head -5 | FEDLENS_LIMIT=.../fedlens/benchmark/limit.py python drive_flower.py linear
+
+The workload is a name that the limit knows, or a JSON object of `Workload`'s fields. Nothing of fedlens is imported
+but the file of the limit, which needs PyTorch alone: models, data and batch order are the limit's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+
+def load_limit() -> types.ModuleType:
+    """The module of the limit, from the file that FEDLENS_LIMIT names; the same in every process of a peer."""
+    if "limit" not in sys.modules:
+        checkout = Path(__file__).parents[2] / "src" / "fedlens" / "benchmark" / "limit.py"
+        spec = importlib.util.spec_from_file_location("limit", os.environ.get("FEDLENS_LIMIT", checkout))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["limit"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["limit"]
+
+
+def workload_of(text: str) -> Any:
+    """The workload of a command line."""
+    limit = load_limit()
+    if text in limit.WORKLOADS:
+        return limit.WORKLOADS[text]
+    fields = json.loads(text)
+    models = (limit.cifar_cnn, limit.mnist_cnn, limit.linear)
+    fields["model"] = {model.__name__: model for model in models}[fields["model"]]
+    return limit.Workload(**{**fields, "shape": tuple(fields["shape"])})
+
+
+def arguments(what: str) -> argparse.Namespace:
+    """The command line that all drivers have."""
+    parser = argparse.ArgumentParser(description=f"Rounds of {what}, a line of JSON each.")
+    parser.add_argument("workload", help="a name that the limit knows, or a JSON object")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    return parser.parse_args()
+
+
+class Turns:
+    """The two lines between a driver and who drives it. What else is printed goes to standard error."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+
+    def ready(self, **about: Any) -> None:
+        """Says that rounds may be asked for."""
+        self._say({"ready": True, **about})
+
+    def wait(self) -> bool:
+        """Waits until a round is asked for; false at the end."""
+        return sys.stdin.readline().strip() == "round"
+
+    def done(self, seconds: float) -> None:
+        """Says how long the round took."""
+        self._say({"seconds": seconds})
+
+    def _say(self, line: dict[str, Any]) -> None:
+        print(json.dumps(line), file=self._out, flush=True)

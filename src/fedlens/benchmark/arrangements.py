@@ -1,0 +1,100 @@
+"""How a machine's cores are shared out: processes x threads, measured and not assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedlens.benchmark.contest import fastest
+from fedlens.benchmark.federation import Federation
+from fedlens.benchmark.limit import BareLimit, BatchedLinear, Workload
+from fedlens.core.errors import ConfigError
+from fedlens.core.registry import settings_model
+from fedlens.engines import ENGINES
+from fedlens.experiment.sources import Source, override
+
+_TRIAL_IMAGES = 2_000  # of a round that is tried, about
+
+
+@dataclass(frozen=True, order=True)
+class Arrangement:
+    """So many processes of so many threads each."""
+
+    processes: int
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.processes} x {self.threads}"
+
+
+def arrangements(cores: int) -> list[Arrangement]:
+    """The ways to use all cores, or every other one where two share an arithmetic unit, without a rest.
+
+    >>> [str(one) for one in arrangements(4)]
+    ['1 x 2', '1 x 4', '2 x 1', '2 x 2', '4 x 1']
+    """
+    totals = {cores, max(1, cores // 2)}
+    ways = {Arrangement(n, total // n) for total in totals for n in range(1, total + 1) if total % n == 0}
+    return sorted(ways)
+
+
+def trial(workload: Workload, cores: int) -> Workload:
+    """The same workload with as few clients as tell which arrangement is fast, every core busy alike."""
+    clients = max(1, _TRIAL_IMAGES // (workload.examples * workload.epochs))
+    cohort = min(-(-clients // cores) * cores, workload.cohort)
+    return replace(workload, clients=cohort, cohort=cohort)
+
+
+def best_of_limit(workload: Workload, cores: int) -> Arrangement:
+    """The arrangement in which bare PyTorch is the fastest."""
+    small = trial(workload, cores)
+    return fastest(arrangements(cores), lambda a: BareLimit(small, a.processes, a.threads, apart=True))
+
+
+def best_by_hand(workload: Workload, cores: int) -> Arrangement:
+    """Likewise of the batched product written by hand, which is one process."""
+    small = trial(workload, cores)
+    return fastest(_in_one(cores), lambda a: BatchedLinear(small, a.threads))
+
+
+def engine_table(text: str) -> dict[str, Any]:
+    """The table [engine] that a command line means: `NAME` or `NAME:KEY=VALUE:KEY=VALUE`, values as in TOML.
+
+    Raises `ConfigError` where there is no such engine or a setting is not one.
+
+    >>> engine_table("processes:workers=2:threads=1")
+    {'name': 'processes', 'workers': 2, 'threads': 1}
+    """
+    name, *settings = text.split(":")
+    known = settings_model(ENGINES.find(name, where="--engines")).model_fields
+    table = override(Source({}), settings).values
+    for key in table:
+        if key not in known:
+            raise ConfigError(
+                f"the engine '{name}' has no setting '{key}'",
+                where="--engines",
+                hint=f"it has {', '.join(known)}",
+            )
+    return {"name": name, **table}
+
+
+def best_of_engine(workload: Workload, table: Mapping[str, Any], cores: int) -> dict[str, Any]:
+    """The table with `workers` and `threads` as they are the fastest, where it has them and they are not set."""
+    known = settings_model(ENGINES.find(table["name"])).model_fields
+    free = [key for key in ("workers", "threads") if key in known and key not in table]
+    ways = arrangements(cores) if "workers" in known else _in_one(cores)
+    values = [{"workers": way.processes, "threads": way.threads} for way in ways]
+    tables = [{**table, **{key: value[key] for key in free}} for value in values]
+    different = [one for number, one in enumerate(tables) if one not in tables[:number]]
+    small = trial(workload, cores)
+    return fastest(different, lambda one: Federation(small, one))
+
+
+def _in_one(cores: int) -> list[Arrangement]:
+    return [one for one in arrangements(cores) if one.processes == 1]
+
+
+def arrangement_of(table: Mapping[str, Any]) -> Arrangement:
+    """What an engine's table comes to."""
+    return Arrangement(int(table.get("workers", 1)), int(table.get("threads", 1)))

@@ -1,0 +1,114 @@
+"""Rounds of several contestants, in turn and in one run, so that a noisy machine hurts all alike."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar
+
+from fedlens.core.errors import FedlensError
+
+Kind = Literal["limit", "by hand", "fedlens", "peer"]
+Choice = TypeVar("Choice")
+_TRIALS, _TRIAL_SECONDS = 25, 5.0  # of a choice, at most
+
+
+class Contestant(Protocol):
+    """Who trains rounds of a workload."""
+
+    def round(self) -> float:
+        """One round; its seconds."""
+        ...
+
+    def close(self) -> None:
+        """Ends what was started for it."""
+        ...
+
+
+@dataclass
+class Lane:
+    """A contestant and what came of it: the seconds of every turn, or why there are none.
+
+    `start_up` is the time from its start to the end of its first round, which is not counted; `about` is what
+    else the files say of it, such as its arrangement.
+    """
+
+    name: str
+    kind: Kind
+    start: Callable[[], Contestant]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    start_up: float = 0.0
+    reason: str | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Whether it took all its turns."""
+        return self.reason is None
+
+
+def take_turns(
+    lanes: Sequence[Lane],
+    turns: int,
+    budget: float | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> None:
+    """Starts all, takes a round of each to warm up, and then `turns` turns of a round each, in rotating order.
+
+    With a `budget` in seconds no turn is begun after it, but one is always taken. A contestant that fails is out, its
+    lane says why, and the others go on.
+    """
+    contestants: dict[str, Contestant] = {}
+    with ExitStack() as ends:
+        for lane in lanes:
+            say(f"starting {lane.name}")
+            began = time.perf_counter()
+            with out_if_it_fails(lane):
+                contestants[lane.name] = contestant = lane.start()
+                ends.callback(_end, contestant)
+                contestant.round()
+            lane.start_up = time.perf_counter() - began
+        began = time.perf_counter()
+        for turn in range(turns):
+            if turn and budget is not None and time.perf_counter() - began > budget:
+                break
+            say(f"turn {turn + 1} of {turns}")
+            first = turn % len(lanes)
+            for lane in [*lanes[first:], *lanes[:first]]:
+                if lane.ran:
+                    with out_if_it_fails(lane):
+                        lane.seconds.append(contestants[lane.name].round())
+
+
+@contextmanager
+def out_if_it_fails(lane: Lane) -> Iterator[None]:
+    """Whatever is raised inside is the lane's reason for having run no further."""
+    try:
+        yield
+    except Exception as error:
+        told = str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
+        lane.reason = " ".join(told.split()).removesuffix(":").removesuffix(".")
+        lane.seconds.clear()
+
+
+def _end(contestant: Contestant) -> None:
+    with suppress(Exception):  # what it measured stands
+        contestant.close()
+
+
+def fastest(choices: Sequence[Choice], start: Callable[[Choice], Contestant]) -> Choice:
+    """The choice with the shortest round, of rounds taken in turn for some seconds after one each to warm up.
+
+    Shortest, since what else goes on makes a round longer and never shorter. A choice that fails is not taken; where
+    all fail it is the first, which will say why when it has its turn.
+    """
+    if len(choices) == 1:
+        return choices[0]
+    lanes = [Lane(str(number), "fedlens", partial(start, choice)) for number, choice in enumerate(choices)]
+    take_turns(lanes, _TRIALS, budget=_TRIAL_SECONDS * len(choices))
+    shortest = [min(lane.seconds, default=math.inf) for lane in lanes]
+    return choices[shortest.index(min(shortest))]

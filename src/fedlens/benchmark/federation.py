@@ -1,0 +1,81 @@
+"""Rounds of fedlens's own training on a workload, one at a time, so that they can be timed in turn with others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens.benchmark.limit import Workload, cifar_cnn, linear, mnist_cnn
+from fedlens.core.gate import Gate, Tally
+from fedlens.core.protocol import ClientStates, Program, RoundContext
+from fedlens.core.seeding import Rng
+from fedlens.experiment.build import build, plan
+from fedlens.experiment.config import read_config
+from fedlens.experiment.sources import Source
+
+MODELS = {cifar_cnn: "hsu-cnn", mnist_cnn: "mcmahan-cnn", linear: "linear"}
+_MANY = 1_000_000  # rounds: a benchmark takes as many as it likes
+
+
+class Federation:
+    """Rounds of an algorithm of fedlens on a workload; what is timed is what a run calls a round's `seconds`.
+
+    `engine` is the run's table `[engine]`. Images are random bytes, as many and as large as the limit's, in the
+    form that fedlens trains on. Raises `ConfigError` where the engine's settings are wrong or the engine refuses.
+
+    >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
+    >>> federation = Federation(tiny, {"name": "inline"})
+    >>> federation.round() > 0
+    True
+    >>> federation.close()
+    """
+
+    def __init__(
+        self, workload: Workload, engine: Mapping[str, Any], algorithm: str | Mapping[str, Any] = "fedavg"
+    ) -> None:
+        settings = {
+            "rounds": _MANY,
+            "data": {
+                "dataset": {
+                    "name": "synthetic",
+                    "shape": list(workload.shape),
+                    "train": workload.clients * workload.examples,
+                    "test": 10,
+                },
+                "partition": {"name": "iid", "clients": workload.clients},
+            },
+            "model": MODELS[workload.model],
+            "algorithm": algorithm,
+            "select": {"clients_per_round": workload.cohort},
+            "local": {"lr": workload.lr, "epochs": workload.epochs, "batch_size": workload.batch},
+            "engine": dict(engine),
+        }
+        self.built = build(plan(read_config(settings), Source(settings)), Path(), download=False)
+        self.number = 0
+        states = ClientStates()
+        self.built.engine.open(Program(self.built.algorithm.ops, self.built.holders, 0), states)
+        self.threads = (
+            torch.get_num_threads()
+        )  # as the engine wants them in this process; others open after it
+        self.gate = Gate(self.built.engine, states)
+        self.state = self.built.algorithm.init(self.built.model, self.built.federation)
+
+    def round(self, clock: Callable[[], float] = time.perf_counter) -> float:
+        """One round; its time in seconds, by default of the wall."""
+        self.number += 1
+        self.gate.tally = Tally()
+        context = RoundContext(self.number, _MANY, self.built.federation, Rng((0, "round", self.number)))
+        torch.set_num_threads(self.threads)
+        start = clock()
+        self.state = self.gate.drive(self.built.algorithm.round(self.state, context), self.number)
+        seconds = clock() - start
+        assert self.gate.tally.failed == 0
+        return seconds
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.built.engine.close()

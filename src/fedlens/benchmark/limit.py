@@ -1,0 +1,305 @@
+"""The limit: the same federated averaging in bare PyTorch, with nothing around it.
+
+A round takes a random cohort, gives every client the global weights, runs plain local SGD over its tensors, and
+averages the weights by hand. The clients are shared out over P processes of T threads. No settings, no checks,
+no metrics, no client state: what is left is what this machine needs for the arithmetic. fedlens is measured as a
+ratio to it, so nothing of fedlens may be imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+Optimizer = Literal["foreach", "fused", "forloop"]
+
+
+def cifar_cnn() -> nn.Module:
+    """The CNN of hsu2019: 1,756,426 parameters at 3x32x32 and ten classes."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(4096, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, 10),
+    )  # fmt: skip
+
+
+def mnist_cnn() -> nn.Module:
+    """McMahan's CNN: 1,663,370 parameters at 1x28x28 and ten classes."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+def linear() -> nn.Module:
+    """One linear layer over the pixels: 7,850 parameters at 1x28x28 and ten classes."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained: a model, and a population of equal clients that hold random images.
+
+    `optimizer` is the form of `torch.optim.SGD`, `keep_memory` whether freed memory is kept for the next
+    batch: the defaults are what `--variants` found fastest. `channels_last` stays off: it gives other sums than
+    the plain layout, so it is another piece of work, and `--variants` shows what it is worth.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    clients: int
+    examples: int
+    shape: tuple[int, ...]
+    cohort: int
+    batch: int
+    epochs: int = 1
+    lr: float = 0.01
+    optimizer: Optimizer = "forloop"
+    channels_last: bool = False
+    keep_memory: bool = True
+
+    @property
+    def images(self) -> int:
+        """Images that are trained on in one round."""
+        return self.cohort * self.examples * self.epochs
+
+    def tensors(self, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Every client's images [clients, examples, *shape] and labels [clients, examples]."""
+        rng = torch.Generator().manual_seed(seed)
+        images = torch.empty(self.clients, self.examples, *self.shape)
+        for client in images:  # one by one, so that the peak memory is what stays
+            client.normal_(generator=rng)
+        return images, torch.randint(10, (self.clients, self.examples), generator=rng)
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("cifar-cnn", cifar_cnn, clients=100, examples=500, shape=(3, 32, 32), cohort=10, batch=32),
+        Workload("mnist-cnn", mnist_cnn, clients=100, examples=600, shape=(1, 28, 28), cohort=10, batch=10),
+        Workload("linear", linear, clients=1000, examples=60, shape=(1, 28, 28), cohort=100, batch=10),
+    )
+}
+
+
+def keep_freed_memory() -> None:
+    """Asks glibc to keep what is freed: otherwise every batch of a large model pays for its pages again.
+
+    Concerns the whole process and cannot be taken back. Does nothing where the C library is another one.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        trim_threshold, mmap_threshold = -1, -3
+        mallopt(mmap_threshold, 1 << 30)
+        mallopt(trim_threshold, 1 << 30)
+
+
+class Learner:
+    """One model that plays one client after another: what every process holds."""
+
+    def __init__(self, workload: Workload, images: Tensor, labels: Tensor) -> None:
+        if workload.keep_memory:
+            keep_freed_memory()
+        self.workload, self.images, self.labels = workload, images, labels
+        self.model = workload.model()
+        if workload.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+        self.parameters: list[Tensor] = list(self.model.parameters())
+        self.optimizer = torch.optim.SGD(
+            self.parameters,
+            lr=workload.lr,
+            foreach=workload.optimizer == "foreach",
+            fused=workload.optimizer == "fused",
+        )
+        self.loss = nn.functional.cross_entropy
+
+    def train(self, weights: list[Tensor], client: int, seed: int) -> None:
+        """Local SGD from `weights` on the client's examples, shuffled anew in every epoch."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.parameters, weights)
+        rng = torch.Generator().manual_seed(seed)
+        size = self.workload.batch
+        for _ in range(self.workload.epochs):
+            order = torch.randperm(self.workload.examples, generator=rng)
+            images, labels = self.images[client][order], self.labels[client][order]
+            if self.workload.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            for x, y in zip(images.split(size), labels.split(size), strict=True):
+                self.optimizer.zero_grad(set_to_none=True)
+                self.loss(self.model(x), y).backward()
+                self.optimizer.step()
+
+    def add_to(self, total: list[Tensor], share: float) -> None:
+        """Adds `share` times the trained weights to `total`."""
+        with torch.no_grad():
+            torch._foreach_add_(total, self.parameters, alpha=share)
+
+
+def fresh_weights(workload: Workload, seed: int = 0) -> list[Tensor]:
+    """The weights that the federation starts from."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return [p.detach().clone() for p in workload.model().parameters()]
+
+
+class BareLimit:
+    """Rounds of bare federated averaging, in P persistent processes of T threads each.
+
+    One process means this one, unless it is `apart`. Otherwise images, weights and sums lie in shared memory,
+    a round sends each worker its cohort and gets back a word, and the clients are taken one by one off a
+    shared counter, so that no worker idles while another has two left.
+
+    >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
+    >>> limit = BareLimit(tiny, processes=1, threads=1)
+    >>> limit.round() > 0
+    True
+    >>> limit.close()
+    """
+
+    def __init__(
+        self, workload: Workload | str, processes: int = 1, threads: int = 1, *, apart: bool = False
+    ) -> None:
+        self.workload = WORKLOADS[workload] if isinstance(workload, str) else workload
+        self.processes, self.threads, self.rounds = processes, threads, 0
+        self.weights = fresh_weights(self.workload)
+        images, labels = self.workload.tensors()
+        self._workers: list[Any] = []
+        self._here = processes == 1 and not apart
+        if self._here:
+            self._learner = Learner(self.workload, images, labels)
+            self._sum = [torch.zeros_like(w) for w in self.weights]
+            return
+        spawn = mp.get_context("spawn")
+        self._next = spawn.Value("q", 0)
+        self._sums = [[torch.zeros_like(w).share_memory_() for w in self.weights] for _ in range(processes)]
+        for tensor in (images, labels, *self.weights):
+            tensor.share_memory_()
+        for total in self._sums:
+            here, there = spawn.Pipe()
+            everything = (self.workload, threads, images, labels, self.weights, total, self._next, there)
+            worker = spawn.Process(target=_work, args=everything, daemon=True)
+            worker.start()
+            there.close()
+            self._workers.append((worker, here))
+        for _, pipe in self._workers:
+            pipe.recv()
+
+    def round(self) -> float:
+        """One round of a random cohort; its wall time in seconds."""
+        self.rounds += 1
+        rng = torch.Generator().manual_seed(self.rounds)
+        cohort = torch.randperm(self.workload.clients, generator=rng)[: self.workload.cohort].tolist()
+        if self._here and torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        start = time.perf_counter()
+        if self._here:
+            torch._foreach_zero_(self._sum)
+            for client in cohort:
+                self._learner.train(self.weights, client, seed=self.rounds * 1_000_003 + client)
+                self._learner.add_to(self._sum, 1 / len(cohort))
+            self.weights, self._sum = self._sum, self.weights
+        else:
+            self._next.value = 0
+            for _, pipe in self._workers:
+                pipe.send((self.rounds, cohort))
+            for _, pipe in self._workers:
+                pipe.recv()
+            torch._foreach_copy_(self.weights, self._sums[0])
+            for total in self._sums[1:]:
+                torch._foreach_add_(self.weights, total)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for worker, pipe in self._workers:
+            pipe.send(None)
+            worker.join()
+            pipe.close()
+        self._workers = []
+
+
+class BatchedLinear:
+    """Rounds of the linear workload whose cohort is one batched product, written by hand with its gradient.
+
+    The same rounds as `BareLimit` in one process, to rounding.
+
+    >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
+    >>> one, batched = BareLimit(tiny), BatchedLinear(tiny)
+    >>> one.round() > 0, batched.round() > 0
+    (True, True)
+    >>> all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one.weights, batched.weights, strict=True))
+    True
+    """
+
+    def __init__(self, workload: Workload, threads: int = 1) -> None:
+        assert workload.model is linear
+        keep_freed_memory()
+        self.workload, self.threads, self.rounds = workload, threads, 0
+        self.weights = fresh_weights(workload)
+        images, labels = workload.tensors()
+        self.images, self.labels = images.flatten(0, 1).flatten(1), labels.flatten()
+
+    def round(self) -> float:
+        """One round of a random cohort; its wall time in seconds."""
+        self.rounds += 1
+        load = self.workload
+        rng = torch.Generator().manual_seed(self.rounds)
+        cohort = torch.randperm(load.clients, generator=rng)[: load.cohort].tolist()
+        torch.set_num_threads(self.threads)
+        start = time.perf_counter()
+        weight, bias = (w.expand(load.cohort, *w.shape).clone() for w in self.weights)
+        rngs = [torch.Generator().manual_seed(self.rounds * 1_000_003 + client) for client in cohort]
+        share = 1 / load.batch
+        for _ in range(load.epochs):
+            orders = [
+                torch.randperm(load.examples, generator=g) + client * load.examples
+                for g, client in zip(rngs, cohort, strict=True)
+            ]
+            for places in torch.stack(orders).split(load.batch, dim=1):
+                x = self.images.index_select(0, places.flatten()).view(load.cohort, load.batch, -1)
+                y = self.labels.index_select(0, places.flatten()).view(load.cohort, load.batch, 1)
+                slope = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)).softmax(2)
+                slope.scatter_add_(2, y, torch.full_like(y, -1, dtype=slope.dtype))
+                weight.baddbmm_(slope.transpose(1, 2), x, alpha=-load.lr * share)
+                bias.sub_(slope.sum(1), alpha=load.lr * share)
+        self.weights = [weight.mean(0), bias.mean(0)]
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
+
+def _work(
+    workload: Workload,
+    threads: int,
+    images: Tensor,
+    labels: Tensor,
+    weights: list[Tensor],
+    total: list[Tensor],
+    counter: Any,
+    pipe: Any,
+) -> None:
+    torch.set_num_threads(threads)
+    learner = Learner(workload, images, labels)
+    pipe.send("ready")
+    while (message := pipe.recv()) is not None:
+        number, cohort = message
+        torch._foreach_zero_(total)
+        while True:
+            with counter.get_lock():
+                slot = counter.value
+                counter.value += 1
+            if slot >= len(cohort):
+                break
+            learner.train(weights, cohort[slot], seed=number * 1_000_003 + cohort[slot])
+            learner.add_to(total, 1 / len(cohort))
+        pipe.send("done")

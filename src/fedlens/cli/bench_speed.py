@@ -1,0 +1,151 @@
+"""`fedlens bench speed`: fedlens's engines beside bare PyTorch and, if asked, beside other libraries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedlens.cli.options import Debug
+from fedlens.cli.output import print_columns, reported
+
+if TYPE_CHECKING:
+    from fedlens.benchmark.pairs import Ratio
+    from fedlens.benchmark.rows import Row
+    from fedlens.benchmark.speed import Asked
+
+_NAME = "fedlens-bench"
+
+
+def speed(
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORKLOAD", help="cifar-cnn, mnist-cnn, linear; all three if none is named."),
+    ] = None,
+    engines: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="Engines to measure, each with settings of its own if need be: processes:workers=2:threads=1. "
+            "Workers and threads that are not set are those that a short trial finds the fastest.",
+        ),
+    ] = "inline,vectorized,processes",
+    pairs: Annotated[int, typer.Option(min=1, help="Rounds of each, taken in turn.")] = 12,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", min=0, help="Begin no turn of a workload after so long; one is always taken."
+        ),
+    ] = None,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers",
+            help="Measure other libraries too: each is installed into an environment of its own, gigabytes in all.",
+        ),
+    ] = False,
+    peers_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the peers' environments are; else $XDG_CACHE_HOME/fedlens/peers or ~/.cache/fedlens/peers.",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The directory of the two files.")] = Path(),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help=f"The figures; else {_NAME}.json in --out.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"The picture; else {_NAME}.png in --out.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Train the same rounds with bare PyTorch and with fedlens in turn, and say how they compare.
+
+    The ratio is the median over pairs of rounds, with a 95 % interval. Close what else runs on the machine.
+    """
+    with reported(debug):
+        from fedlens.benchmark import peer
+        from fedlens.benchmark.arrangements import engine_table
+        from fedlens.benchmark.speed import Asked, measure, workload
+
+        loads = [workload(name) for name in dict.fromkeys(workloads or ("cifar-cnn", "mnist-cnn", "linear"))]
+        asked = Asked(
+            [engine_table(text.strip()) for text in engines.split(",") if text.strip()],
+            peer.known_peers() if peers else [],
+            peers_dir or peer.usual_directory(),
+            pairs,
+            seconds,
+        )
+        rows: list[Row] = []
+        for load in loads:
+            rows += measure(load, asked, _say)
+            _write(
+                rows, loads, json_file or out / f"{_NAME}.json"
+            )  # what there is, should a later one be stopped
+        _show(rows, asked)
+        print(f"figures: {json_file or out / f'{_NAME}.json'}")
+        _draw(rows, picture, out)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _write(rows: Sequence[Row], loads: Sequence[object], file: Path) -> None:
+    from fedlens.benchmark.record import as_record, write
+
+    names = {row.workload for row in rows}
+    done = [load for load in loads if load.name in names]  # type: ignore[attr-defined]
+    write(as_record(rows, done, ["fedlens", *sys.argv[1:]]), file)  # type: ignore[arg-type]
+
+
+def _draw(rows: Sequence[Row], picture: Path | None, out: Path) -> None:
+    """The picture; without matplotlib that is an error only if one was asked for by name."""
+    from fedlens.benchmark.picture import draw
+    from fedlens.core.errors import ConfigError
+
+    file = picture or out / f"{_NAME}.png"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draw(rows, file)
+    except ConfigError as error:
+        if picture:
+            raise
+        print(f"no picture: {error}")
+    else:
+        print(f"picture: {file}")
+
+
+def _show(rows: Sequence[Row], asked: Asked) -> None:
+    by_hand = any(row.to_by_hand for row in rows)
+    head = ["workload", "what", "processes x threads", "images/s", "to the limit", "overhead a client"]
+    head += ["to bmm"] * by_hand + ["fedlens is"] * bool(asked.peers)
+    lines = []
+    for row in rows:
+        way = f"{row.about['processes']} x {row.about['threads']}" if "processes" in row.about else ""
+        line = [row.workload, row.name, way]
+        if row.reason is not None:
+            lines.append([*line, f"did not run: {row.reason}", *[""] * (len(head) - 4)])
+            continue
+        line += [f"{row.images_per_s:,.0f}", _told(row.to_limit), _overhead(row)]
+        line += [_told(row.to_by_hand)] * by_hand
+        line += [f"{_told(row.fedlens_to_it)} x as fast" if row.fedlens_to_it else ""] * bool(asked.peers)
+        lines.append(line)
+    print_columns(lines, head, numeric=() if any(row.reason for row in rows) else (3,))
+    turns = {row.workload: len(row.seconds) for row in rows if row.seconds}
+    told = ", ".join(f"{count} of {name}" for name, count in turns.items())
+    print(f"medians of pairs taken in turn, with 95 % intervals; pairs: {told}")
+
+
+def _told(ratio: Ratio | None) -> str:
+    return "" if ratio is None else str(ratio)
+
+
+def _overhead(row: Row) -> str:
+    if row.overhead_ms is None or row.kind == "by hand":
+        return ""
+    return f"{row.overhead_ms:.2f} ms" + ("" if row.within_target or row.kind == "peer" else ", too much")

@@ -1,0 +1,88 @@
+"""Turns are taken in turn; who fails is out and the rest goes on."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fedlens.benchmark.contest import Lane, fastest, take_turns
+from fedlens.core.errors import RunFailed
+from tests.unit.benchmark.fakes import Fake, lane
+
+
+def breaks(after: int, error: BaseException) -> Iterator[float]:
+    yield from [1.0] * after
+    raise error
+
+
+def test_the_first_round_warms_up_and_the_order_rotates() -> None:
+    log: list[str] = []
+    a, b = lane("a", lambda: itertools.count(10.0), log), lane("b", lambda: itertools.count(20.0), log)
+    take_turns([a, b], 3)
+    assert (a.seconds, b.seconds) == ([11, 12, 13], [21, 22, 23])
+    assert log == ["a", "b", *"ab", *"ba", *"ab", "b ends", "a ends"]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_who_fails_is_out_and_says_why(after: int) -> None:
+    log: list[str] = []
+    good = lane("good", lambda: itertools.count(1.0), log)
+    bad = lane("bad", lambda: breaks(after, RunFailed("the worker is gone", hint="mend it")), log)
+    take_turns([bad, good], 3)
+    assert good.seconds == [2, 3, 4]
+    assert (bad.seconds, bad.ran, bad.reason) == ([], False, "the worker is gone; mend it")
+    assert {"good ends", "bad ends"} <= set(log)
+    assert log.count("bad") == after + 1  # it is not asked again
+
+
+def test_what_cannot_be_started_is_out() -> None:
+    log: list[str] = []
+
+    def start() -> Fake:
+        raise ValueError("two\nlines")
+
+    good, bad = lane("good", lambda: itertools.repeat(1.0), log), Lane("bad", "peer", start)
+    take_turns([good, bad], 1)
+    assert (bad.reason, good.seconds) == ("ValueError: two lines", [1.0])
+
+
+def test_an_interrupt_ends_all_and_is_passed_on() -> None:
+    log: list[str] = []
+    a = lane("a", lambda: itertools.repeat(1.0), log)
+    b = lane("b", lambda: breaks(2, KeyboardInterrupt()), log)
+    with pytest.raises(KeyboardInterrupt):
+        take_turns([a, b], 3)
+    assert log[-2:] == ["b ends", "a ends"]
+
+
+def test_a_budget_ends_the_turns_but_never_before_the_first() -> None:
+    log: list[str] = []
+
+    def slow() -> Iterator[float]:
+        while True:
+            time.sleep(0.02)
+            yield 0.02
+
+    none, some = lane("none", slow, log), lane("some", slow, log)
+    take_turns([none], 5, budget=0.0)
+    take_turns([some], 1000, budget=0.1)
+    assert len(none.seconds) == 1
+    assert 1 <= len(some.seconds) <= 6
+
+
+def test_the_fastest_has_the_shortest_round_and_a_failing_one_is_not_taken() -> None:
+    log: list[str] = []
+    rounds = {"steady": [3.0] * 50, "noisy": [9.0, 2.0] * 25}
+
+    def start(name: str) -> Fake:
+        if name == "absent":
+            raise RunFailed("no")
+        return Fake(name, iter(rounds[name]), log)
+
+    assert fastest(["absent", "steady", "noisy"], start) == "noisy"
+    assert fastest(["absent"], start) == "absent"
+    assert fastest(["absent", "absent"], start) == "absent"
+    assert {"steady ends", "noisy ends"} <= set(log)

@@ -1,0 +1,240 @@
+"""Peers are driven over two lines; whatever they do wrong is one sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedlens.benchmark import peer as peers
+from fedlens.benchmark.arrangements import Arrangement
+from fedlens.benchmark.limit import WORKLOADS
+from fedlens.benchmark.peer import Driven, Peer, as_argument, installed, known_peers, scripts
+from fedlens.core.errors import RunFailed
+from tests.unit.benchmark.fakes import GOOD, TINY, peer
+
+ONE = Arrangement(1, 1)
+PYTHON = Path(sys.executable)
+
+
+def driven(one: Peer, **seconds: float) -> Driven:
+    return Driven(one, PYTHON, TINY, ONE, **{"start_seconds": 30.0, "round_seconds": 30.0, **seconds})
+
+
+def test_rounds_are_what_the_peer_says(tmp_path: Path) -> None:
+    contestant = driven(peer(tmp_path / "driver.py", GOOD))
+    assert [contestant.round() for _ in range(3)] == [0.25, 0.5, 0.75]
+    contestant.close()
+    assert contestant._process.returncode == 0
+
+
+def test_it_is_told_what_to_train_and_nothing_of_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    source = f"""
+import json, os, sys
+told = [sys.argv[1:], {{k: v for k, v in os.environ.items() if k.startswith(("PYTHON", "FEDLENS", "OMP"))}}]
+open({str(tmp_path / "told.json")!r}, "w").write(json.dumps(told))
+"""
+    one = peer(tmp_path / "driver.py", source + GOOD)
+    Driven(one, PYTHON, TINY, Arrangement(3, 2)).close()
+    (load, *way), environment = json.loads((tmp_path / "told.json").read_text())
+    assert json.loads(load) == {**vars(TINY), "model": "linear", "shape": [1, 28, 28]}
+    assert way == ["--processes", "3", "--threads", "2"]
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert Path(environment["FEDLENS_LIMIT"]).name == "limit.py"
+    assert "PYTHONPATH" not in environment
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the state of a process from /proc")
+def test_it_stands_still_while_the_others_have_their_turn(tmp_path: Path) -> None:
+    contestant = driven(peer(tmp_path / "driver.py", GOOD))
+    stat = Path(f"/proc/{contestant._process.pid}/stat")
+    for _ in range(2):
+        deadline = time.monotonic() + 10
+        while stat.read_text().split()[2] != "T" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert stat.read_text().split()[2] == "T"
+        contestant.round()
+    contestant.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "raise ImportError('no module named toy')",
+            "it ended with code 1: ImportError: no module named toy",
+        ),
+        ("import os; os._exit(3)", "it ended with code 3: it said nothing"),
+        ("import time; time.sleep(60)", r"it did not start within 0\.5 s"),
+        ("print('hello')", "it said 'hello' where 'ready' was expected"),
+        ("print('[1]')", r"it said '\[1\]' where 'ready' was expected"),
+    ],
+)
+def test_what_does_not_start_says_why(tmp_path: Path, source: str, says: str) -> None:
+    hangs = "sleep" in source
+    with pytest.raises(RunFailed, match=says):
+        driven(peer(tmp_path / "driver.py", source), start_seconds=0.5 if hangs else 30.0)
+
+
+READY = "import os, sys, time\nprint('{\"ready\": true}', flush=True)\nsys.stdin.readline()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("raise RuntimeError('3 of 10 replies failed')", "RuntimeError: 3 of 10 replies failed"),
+        ("os.kill(os.getpid(), 9)", "it ended with code -9"),
+        ("time.sleep(60)", r"it did not finish a round within 0\.5 s"),
+        ("print('{}')", "where 'seconds' was expected"),
+    ],
+)
+def test_what_fails_in_a_round_says_why_and_leaves_nothing(
+    tmp_path: Path, source: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "END_SECONDS", 0.2)
+    child = (
+        "import subprocess\nother = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    )
+    tell = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(other.pid))\n"
+    contestant = driven(
+        peer(tmp_path / "driver.py", READY.replace("\nprint", f"\n{child}{tell}print") + source),
+        round_seconds=0.5 if "sleep" in source else 30.0,
+    )
+    with pytest.raises(RunFailed, match=says):
+        contestant.round()
+    contestant.close()
+    assert contestant._process.returncode is not None
+    if sys.platform != "win32":
+        assert gone(int((tmp_path / "pid").read_text()))
+
+
+def gone(pid: int) -> bool:
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The install script as a module, whose pip is a fake: it writes down what it was given, or fails."""
+    spec = importlib.util.spec_from_file_location("install_peer", scripts() / "install.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        with (tmp_path / "pip.log").open("a", encoding="utf-8") as log:
+            print(*command[3:], file=log)
+        return subprocess.CompletedProcess(command, 1 if "broken==1" in command else 0)
+
+    def create(home: Path, **_: object) -> None:
+        (home / "bin").mkdir(parents=True, exist_ok=True)
+        (home / "installed.json").unlink(missing_ok=True)
+
+    monkeypatch.setattr(module.subprocess, "run", pip)
+    monkeypatch.setattr(module.venv, "create", create)
+    return module
+
+
+def test_an_environment_is_made_once_and_anew_when_it_is_another_or_half_made(
+    install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*requirements: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["install.py", str(tmp_path / "env"), *requirements])
+        return int(install.main())
+
+    def times() -> int:
+        return len((tmp_path / "pip.log").read_text().splitlines())
+
+    assert run("torch==2", "toy==1") == 0
+    assert run("torch==2", "toy==1") == 0
+    assert times() == 1
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "env" / "bin" / "python")] * 2
+    assert run("torch==3", "toy==1") == 0
+    assert times() == 2
+    assert run("torch==3", "broken==1") == 1
+    assert capsys.readouterr().out.count("python") == 1  # where it failed there is none
+    assert run("torch==3", "broken==1") == 1
+    assert run("torch==3", "toy==1") == 0
+    assert times() == 5
+
+
+def test_what_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command[-1] == "nothing==1"
+        assert command[-2] == f"torch=={peers.torch_version()}"
+        errors = "WARNING: retrying\nERROR: No matching distribution found for nothing==1\n\nnotice: new pip"
+        return subprocess.CompletedProcess(command, 1, "", errors)
+
+    monkeypatch.setattr(subprocess, "run", failed)
+    one = peer(tmp_path / "driver.py", GOOD)
+    said: list[str] = []
+    with pytest.raises(RunFailed, match="cannot be installed: ERROR: No matching distribution"):
+        installed(one, tmp_path / "peers", said.append)
+    assert f"toy-1-torch-{peers.torch_version()}" in said[0]
+
+    def slow(command: list[str], **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    with pytest.raises(RunFailed, match="not installed within 60 minutes"):
+        installed(one, tmp_path / "peers")
+
+
+def test_environments_lie_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert peers.usual_directory() == tmp_path / "fedlens" / "peers"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert peers.usual_directory() == tmp_path / "home" / ".cache" / "fedlens" / "peers"
+
+
+def test_every_peer_is_pinned_and_has_its_driver() -> None:
+    known = known_peers()
+    assert {"flower", "pfl"} <= {one.name for one in known}
+    for one in known:
+        assert one.driver.is_file()
+        assert all("==" in requirement for requirement in one.requirements)
+        assert any(one.version in requirement for requirement in one.requirements)
+        assert one.version in one.title
+        assert len(one.ways(1)) == 1
+        assert all(way.processes * way.threads <= 4 for way in one.ways(4))
+
+
+def test_the_drivers_read_the_workload_that_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDLENS_LIMIT", str(Path(peers.limit.__file__)))
+    monkeypatch.syspath_prepend(str(scripts()))
+    import turns  # type: ignore[import-not-found,unused-ignore]
+
+    try:
+        read = turns.workload_of(as_argument(TINY))
+        assert {**vars(read), "model": None} == {**vars(TINY), "model": None}
+        assert read.model.__name__ == "linear"
+        assert read.model().state_dict().keys() == TINY.model().state_dict().keys()
+        assert turns.workload_of("mnist-cnn").examples == WORKLOADS["mnist-cnn"].examples
+    finally:
+        for name in ("turns", "limit"):
+            sys.modules.pop(name, None)
+
+
+def test_the_drivers_import_nothing_of_fedlens() -> None:
+    for file in scripts().glob("*.py"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            assert not line.strip().startswith(("import fedlens", "from fedlens")), file

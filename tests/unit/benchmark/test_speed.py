@@ -1,0 +1,215 @@
+"""One workload from arrangement to rows, and the command around it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedlens.benchmark import arrangements, speed
+from fedlens.benchmark.arrangements import Arrangement, arrangement_of, best_of_engine, engine_table, trial
+from fedlens.benchmark.federation import Federation
+from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workload
+from fedlens.benchmark.rows import Row
+from fedlens.benchmark.speed import Asked, measure
+from fedlens.cli.main import app
+from fedlens.core.errors import ConfigError, RunFailed
+from tests.unit.benchmark.fakes import GOOD, TINY, peer
+
+
+def test_a_round_of_fedlens_is_a_round_of_the_limit_on_the_same_data() -> None:
+    # Every client, one full batch: neither the cohort nor the order of the images is left to chance.
+    whole = Workload(**{**vars(TINY), "cohort": TINY.clients, "batch": TINY.examples, "lr": 0.5})
+    ours, limit = Federation(whole, {"name": "inline"}), BareLimit(whole)
+    holders = [ours.built.holders.holder(client) for client in range(whole.clients)]
+    data = [holder.stretch(0, len(holder)) for holder in holders]
+    limit._learner.images = torch.stack([images for images, _ in data])
+    limit._learner.labels = torch.stack([labels for _, labels in data])
+    for weight, own in zip(limit.weights, ours.state["model"].values(), strict=True):
+        weight.copy_(own)
+    before = [weight.clone() for weight in limit.weights]
+    for _ in range(2):
+        limit.round(), ours.round()
+    for weight, own, old in zip(limit.weights, ours.state["model"].values(), before, strict=True):
+        torch.testing.assert_close(weight, own)
+        assert not torch.allclose(weight, old, atol=1e-3)
+    ours.close(), limit.close()
+
+
+def test_the_batched_product_is_the_limit() -> None:
+    one, batched = BareLimit(TINY), BatchedLinear(TINY)
+    for _ in range(2):
+        one.round(), batched.round()
+    for mine, theirs in zip(one.weights, batched.weights, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_threads_stay_as_each_engine_wants_them() -> None:
+    one, two = Federation(TINY, {"name": "inline"}), Federation(TINY, {"name": "inline", "threads": 2})
+    seen = []
+
+    def clock() -> float:
+        seen.append(torch.get_num_threads())
+        return 0.0
+
+    for federation in (one, two, one):
+        federation.round(clock)
+    two.close(), one.close()
+    assert seen == [1, 1, 2, 2, 1, 1]
+
+
+def test_engines_are_told_by_name_and_settings() -> None:
+    assert engine_table("inline") == {"name": "inline"}
+    assert engine_table("processes:workers=2:threads=1") == {"name": "processes", "workers": 2, "threads": 1}
+    with pytest.raises(ConfigError, match="inlien"):
+        engine_table("inlien")
+    with pytest.raises(ConfigError, match=r"'inline' has no setting 'wrokers'.*it has threads"):
+        engine_table("inline:wrokers=2")
+
+
+def test_what_is_not_set_is_tried_and_what_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[dict[str, object]] = []
+
+    def last(choices: list[dict[str, object]], start: object) -> dict[str, object]:
+        tried[:] = choices
+        return choices[-1]
+
+    monkeypatch.setattr(arrangements, "fastest", last)
+    assert best_of_engine(TINY, {"name": "inline"}, 4) == {"name": "inline", "threads": 4}
+    assert tried == [{"name": "inline", "threads": 2}, {"name": "inline", "threads": 4}]
+    best_of_engine(TINY, {"name": "processes"}, 2)
+    assert [arrangement_of(table) for table in tried] == [
+        Arrangement(1, 1),
+        Arrangement(1, 2),
+        Arrangement(2, 1),
+    ]
+    best_of_engine(TINY, {"name": "processes", "workers": 2}, 2)
+    assert tried == [{"name": "processes", "workers": 2, "threads": n} for n in (1, 2)]
+    assert best_of_engine(TINY, {"name": "auto"}, 2) == {"name": "auto"}
+
+
+def test_a_trial_is_short_and_keeps_every_core_busy_alike() -> None:
+    for cores in (1, 2, 3, 8):
+        for load in WORKLOADS.values():
+            small = trial(load, cores)
+            assert small.cohort <= load.cohort
+            assert small.cohort % cores == 0 or small.cohort == load.cohort
+            assert small.clients * small.examples <= 2_000 + cores * small.examples
+
+
+def test_who_does_not_run_has_a_row_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = peer(tmp_path / "good.py", GOOD)
+    bad = peer(tmp_path / "bad.py", "raise SystemExit('out of luck')")
+
+    def python(one: object, *_: object) -> Path:
+        import sys
+
+        return Path(sys.executable)
+
+    monkeypatch.setattr(speed, "installed", python)
+    said: list[str] = []
+    tables = [{"name": "inline"}, {"name": "processes", "workers": -1}]
+    rows = measure(TINY, Asked(tables, [good, bad], tmp_path, turns=2), said.append, cores=1)
+    assert [row.kind for row in rows] == ["limit", "by hand", "fedlens", "fedlens", "peer", "peer"]
+    limit, by_hand, inline, wrong, toy, broken = rows
+    assert all(len(row.seconds) == 2 for row in (limit, by_hand, inline, toy))
+    assert toy.seconds == (0.5, 0.75)
+    assert wrong.reason is not None
+    assert "workers" in wrong.reason
+    assert broken.reason == "it ended with code 1: out of luck"
+    assert inline.about["engine"] == {"name": "inline", "threads": 1}
+    assert "tiny: turn 2 of 2" in said
+
+    def impossible(*_: object) -> Path:
+        raise RunFailed("it cannot be installed: no such version")
+
+    monkeypatch.setattr(speed, "installed", impossible)
+    rows = measure(TINY, Asked([], [good], tmp_path, turns=1), cores=1)
+    assert rows[-1].reason == "it cannot be installed: no such version"
+    assert rows[0].images_per_s
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Asked]:
+    """What the command asks for, instead of measuring it."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[Asked] = []
+
+    def fake(load: Workload, wanted: Asked, say: object) -> list[Row]:
+        asked.append(wanted)
+        about = {"processes": 2, "threads": 1}
+        ran = Row(load.name, "bare PyTorch", "limit", about, 1.0, (2.0, 2.0), 1234.5)
+        return [ran, Row(load.name, "Toy 1", "peer", reason="it cannot be installed")]
+
+    monkeypatch.setattr(speed, "measure", fake)
+    return asked
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["bench", *arguments])
+    return done.exit_code, done.output
+
+
+def test_the_command_measures_writes_and_says_where(bench: list[Asked], tmp_path: Path) -> None:
+    code, said = run("linear", "--engines", "inline:threads=1,processes", "--pairs", "3", "--seconds", "9")
+    assert code == 0
+    assert bench[0].engines == [{"name": "inline", "threads": 1}, {"name": "processes"}]
+    assert (bench[0].turns, bench[0].budget, list(bench[0].peers)) == (3, 9.0, [])
+    assert "1,234" in said
+    assert "did not run: it cannot be installed" in said
+    assert "pairs: 2 of linear" in said
+    assert "figures: fedlens-bench.json" in said
+    assert "picture: fedlens-bench.png" in said
+    read = json.loads((tmp_path / "fedlens-bench.json").read_text())
+    assert list(read["workloads"]) == ["linear"]
+    assert (tmp_path / "fedlens-bench.png").is_file()
+
+
+def test_by_default_all_workloads_and_engines_and_the_files_where_they_are_wanted(
+    bench: list[Asked], tmp_path: Path
+) -> None:
+    code, _ = run("--out", "here", "--json", "there.json", "--peers", "--peers-dir", "envs")
+    assert code == 0
+    assert len(bench) == 3
+    assert [table["name"] for table in bench[0].engines] == ["inline", "vectorized", "processes"]
+    assert bench[0].turns == 12
+    assert {"flower", "pfl"} <= {one.name for one in bench[0].peers}
+    assert bench[0].peers_dir == Path("envs")
+    assert list(json.loads((tmp_path / "there.json").read_text())["workloads"]) == list(WORKLOADS)
+    assert (tmp_path / "here" / "fedlens-bench.png").is_file()
+    assert not (tmp_path / "here" / "fedlens-bench.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["lineer"], "there is no workload 'lineer'"),
+        (["--engines", "fast"], "fast"),
+        (["--pairs", "0"], "--pairs"),
+        (["linear", "--picture", "p.txt"], "--picture"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(bench: list[Asked], arguments: list[str], says: str) -> None:
+    code, said = run(*arguments)
+    assert code == 2
+    assert says in said
+
+
+def test_without_matplotlib_there_is_no_picture_unless_it_was_asked_for(
+    bench: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, said = run("linear")
+    assert code == 0
+    assert "no picture" in said
+    assert "fedlens[plot]" in said
+    code, said = run("linear", "--picture", "p.png")
+    assert code == 2
+    assert "fedlens[plot]" in said
