@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,16 @@ class Loadable:
     spec: dict[str, Leaf]
     trainable: dict[str, Tensor]
     rest: dict[str, Tensor]  # buffers, counters, frozen weights
+
+    @cached_property
+    def buffers(self) -> list[str]:
+        """The names of the running statistics."""
+        return list(part(self.spec, "buffer"))
+
+    @cached_property
+    def counters(self) -> list[str]:
+        """The names of the counters."""
+        return list(part(self.spec, "counter"))
 
     def load(self, tree: Tree) -> None:
         """Copies a tree in. Leaves that the tree lacks stay as they are."""

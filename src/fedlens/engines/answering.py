@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedlens.core.errors import told
-from fedlens.core.folding import fold
+from fedlens.core.folding import fold, fold_rows
 from fedlens.core.protocol import (
     Answer,
     Call,
@@ -24,6 +24,7 @@ from fedlens.core.protocol import (
     Reduce,
     Reply,
 )
+from fedlens.core.rows import Row
 from fedlens.core.schema import Schema, finite_fault, nbytes
 from fedlens.core.seeding import Rng, Secrets
 
@@ -136,7 +137,7 @@ def foreign(value: Any, name: str = "the payload") -> str | None:
     >>> foreign({"model": {"w": torch.ones(1)}, "sizes": [1, {2}]})
     'the payload.sizes holds a set, which cannot be sent'
     """
-    if value is None or isinstance(value, torch.Tensor | bytes | str | int | float):
+    if value is None or isinstance(value, torch.Tensor | bytes | str | int | float | Row):
         return None
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return next(filter(None, (foreign(item, f"{name}.{key}") for key, item in value.items())), None)
@@ -170,12 +171,16 @@ class Fold:
     def __init__(self, reduce: Reduce) -> None:
         self.reduce = reduce
         self.total: dict[str, Any] = {}
+        self.rows: list[Payload] = []
 
     def take(self, answer: Answer) -> Answer:
         """Adds a reply's trees to the total and takes them out of the reply; a failure passes through."""
         if isinstance(answer, Failure):
             return answer
-        fold(self.total, self.reduce, answer.payload)
+        if any(isinstance(answer.payload.get(name), Row) for name in self.reduce.fields):
+            self.rows.append(answer.payload)  # nobody works on in the memory of a group's rows
+        else:
+            fold(self.total, self.reduce, answer.payload)
         # Copied, because the block's next operation may work on in the memory that this one answered with.
         rest = {
             name: copied(value) for name, value in answer.payload.items() if name not in self.reduce.fields
@@ -184,4 +189,7 @@ class Fold:
 
     def result(self) -> Payload | None:
         """The folded payload; None where every reply of the block failed."""
+        if self.rows:
+            fold_rows(self.total, self.reduce, self.rows)
+            self.rows = []
         return self.total or None

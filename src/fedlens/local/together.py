@@ -15,6 +15,7 @@ import torch
 from fedlens.core.errors import told
 from fedlens.core.modules import loadable
 from fedlens.core.protocol import Call, Outcome
+from fedlens.core.rows import Stacked
 from fedlens.local.rules import Solved, Visit
 from fedlens.local.stacked_layers import DROPOUTS
 from fedlens.local.stacked_model import StackedModel
@@ -72,9 +73,11 @@ def _train(
     visits = [member.visit for member in members]
     rngs, masks = [member.call.rng for member in members], [member.masks for member in members]
     trained, losses = Steps(train, model, visits, rngs, masks).run()
-    updates = [anchor - now for anchor, now in zip(visits[0].anchor, trained, strict=True)]
-    ends, moved = (zip(*(value.unbind() for value in values), strict=True) for values in (trained, updates))
-    for member, loss, end, update in zip(members, losses, ends, moved, strict=True):
+    moved = [anchor - now for anchor, now in zip(visits[0].anchor, trained, strict=True)]
+    updates = Stacked(dict(zip(visits[0].names, moved, strict=True))).rows()
+    # Cut for those alone who look at them.
+    ends = list(zip(*trained, strict=True)) if train.rule.finish is not None else [()] * len(members)
+    for member, loss, end, update in zip(members, losses, ends, updates, strict=True):
         solved = Solved([], loss[0], loss[1], member.visit.steps)
         try:
             results[member.at] = train.outcome(member.call.client, member.visit, list(end), update, solved)

@@ -16,7 +16,7 @@ from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Call, Client, ModelSpec, Outcome, Payload
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.seeding import Rng
-from fedlens.core.tree import TreeSpec, part, tree_of
+from fedlens.core.tree import Tree, TreeSpec, part, tree_of
 from fedlens.local.bench import Bench, gradients_of
 from fedlens.local.normalizing import effective_steps
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
@@ -71,7 +71,8 @@ class Train:
                 solved = self._steps(parameters, visit, rng, kept)
             with torch.no_grad():
                 update = torch._foreach_sub(visit.anchor, parameters)
-            return self.outcome(client, visit, [p.detach() for p in parameters], update, solved, kept)
+            trained = [p.detach() for p in parameters]
+            return self.outcome(client, visit, trained, visit.tree(update), solved, kept)
 
     def together(self, calls: Sequence[Call]) -> list[Outcome | Exception]:
         """Trains at several clients at once; see `fedlens.local.together`."""
@@ -97,16 +98,25 @@ class Train:
         client: Client,
         visit: Visit,
         parameters: Tensors,
-        update: Sequence[Tensor],
+        update: Tree,
         solved: Solved,
         kept: OptimizerState | None = None,
     ) -> Outcome:
-        """What a client that has been trained sends back and keeps: the weights it came to, and anchor - weights."""
+        """What a client that has been trained sends back and keeps.
+
+        Args:
+            client: the client.
+            visit: what the rule's hooks saw there.
+            parameters: the weights it came to; only a rule with `finish` looks at them.
+            update: anchor - weights.
+            solved: what its steps or its solver looked at.
+            kept: the optimizer's state.
+        """
         bench, more, changes = visit.bench, dict[str, Any](), None
         if self.rule.finish is not None:
             found, changes = self.rule.finish(parameters, visit)
             more.update(found)
-        reply = self._reply(bench.learner, visit.tree(update), more, visit, len(bench.data))
+        reply = self._reply(bench.learner, update, more, visit, len(bench.data))
         state = self._state(client.state, changes, bench.learner, kept or {})
         # A solver says how many batches it looked at, all in all.
         batches = solved.batches + (bench.seen if self.rule.solve is None else 0)
@@ -194,7 +204,9 @@ class Train:
         visit: Visit,
         examples: int,
     ) -> dict[str, Any]:
-        sent = {n: v for n, v in more.get("update", update).items() if n not in self.personal}
+        sent = more.get("update", update)
+        if self.personal:
+            sent = {name: value for name, value in sent.items() if name not in self.personal}
         reply = {
             "buffers": self._copies(learner, "buffer"),
             "counters": self._copies(learner, "counter"),
@@ -208,8 +220,8 @@ class Train:
         return {"update": sent, **{k: v for k, v in reply.items() if k != "update"}}
 
     def _copies(self, learner: Loadable, role: Literal["buffer", "counter"]) -> dict[str, Tensor]:
-        names = [name for name in part(learner.spec, role) if name not in self.personal]
-        return {name: learner.rest[name].clone() for name in names}
+        names = learner.buffers if role == "buffer" else learner.counters
+        return {name: learner.rest[name].clone() for name in names if name not in self.personal}
 
     def _state(
         self, before: Payload, changes: Payload | None, learner: Loadable, kept: OptimizerState
