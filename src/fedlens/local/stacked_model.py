@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedlens.core.modules import Loadable
+from fedlens.local.features import listening
 from fedlens.local.rules import Tensors
 from fedlens.local.stacked_layers import DROPOUTS, Masks, Stack, adapted, known
 
@@ -32,16 +33,17 @@ class StackedModel:
     def __init__(self, learner: Loadable, scratch: dict[Any, Any]) -> None:
         self.learner, self.names = learner, list(learner.trainable)
         self.stack = Stack(Masks([]))
+        self.random = any(isinstance(m, DROPOUTS) and m.p > 0 for m in learner.module.modules())
         key = ("stacked", id(learner.module))
         if key not in scratch:
             scratch[key] = known(learner.module) and self._alike()
         self.flat: bool = scratch[key]
 
     @contextmanager
-    def ready(self, generators: Sequence[torch.Generator | None], training: bool = True) -> Iterator[Masks]:
+    def ready(self, generators: Sequence[torch.Generator | None]) -> Iterator[Masks]:
         """Gives the module's layers the form for stacked clients, and back at the end; dropout draws from these."""
         module = self.learner.module
-        module.train(training)
+        module.train()
         self.stack.masks = Masks(generators)
         with adapted(module, self.stack) if self.flat else _under_vmap(module, self.stack.masks):
             yield self.stack.masks
@@ -56,14 +58,27 @@ class StackedModel:
         return out.view(*images.shape[:2], *out.shape[1:])
 
     def _vmapped(self, weights: Tensors, images: Tensor) -> Tensor:
-        def forward(own: Tensors, images: Tensor) -> Tensor:
-            found: Tensor = functional_call(
-                self.learner.module, dict(zip(self.names, own, strict=True)), (images,)
-            )
-            return found
-
-        found: Tensor = vmap(forward)(weights, images)
+        found: Tensor = vmap(self._alone)(weights, images)
         return found
+
+    def _alone(self, own: Tensors, images: Tensor) -> Tensor:
+        found: Tensor = functional_call(
+            self.learner.module, dict(zip(self.names, own, strict=True)), (images,)
+        )
+        return found
+
+    def with_features(self, weights: Tensors, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The outputs, and the features [A, B, features]: see `fedlens.local.features`."""
+        clients = images.shape[:2]
+        with listening(self.learner.module) as heard:
+            if self.flat:
+                return self(weights, images), heard.pop().view(*clients, -1) if heard else None
+
+            def forward(own: Tensors, images: Tensor) -> tuple[Tensor, ...]:
+                return self._alone(own, images), *heard[-1:]
+
+            outputs, *features = vmap(forward)(weights, images)
+        return outputs, features[0].reshape(*clients, -1) if features else None
 
     def _alike(self) -> bool:
         """Whether both forms say the same of two clients' images, each at weights of its own, dropout included."""

@@ -18,6 +18,7 @@ from fedlens.local.bench import gradients_of
 from fedlens.local.optimizers import OptimizerState, optimizer
 from fedlens.local.rules import Tensors, Visit
 from fedlens.local.stacked_batches import Batch, batches
+from fedlens.local.stacked_features import StackedLooks
 from fedlens.local.stacked_layers import Masks
 from fedlens.local.stacked_model import StackedModel
 from fedlens.local.stacked_visit import cut, stacked_visit
@@ -50,6 +51,7 @@ class Steps:
         self.kept: OptimizerState = {}
         rule, settings = train.rule, train.settings
         self.stacked = stacked_visit(visits) if rule.grad and rule.stackable else None
+        self.looks = StackedLooks(rule, visits) if rule.loss is not None else None
         self.first: tuple[int, Visit] | None = None  # the stacked visit of the clients that still have steps
         # A plain step needs no gradient in memory of its own: see `Stack.products`.
         plain = settings.optimizer == "sgd" and not settings.momentum and not settings.weight_decay
@@ -86,7 +88,7 @@ class Steps:
                 visit.bench.seen += 1
         if self.direct:
             return self._straight(batch, weights, visits)
-        losses, found = gradients(self.train, self.model, weights, batch, visits)
+        losses, found = gradients(self.train, self.model, weights, batch, visits, self.looks)
         if rule.grad is not None:
             found = self._bent(found, weights, at_anchor, batch)
         if self.train.settings.clip_norm is not None:
@@ -101,7 +103,7 @@ class Steps:
         lr, stack = visits[0].lr, self.model.stack
         stack.products = []
         try:
-            losses, leaves = descended(self.train, self.model, weights, batch, visits)
+            losses, leaves = descended(self.train, self.model, weights, batch, visits, self.looks)
             found = torch.autograd.grad(losses[1], leaves, allow_unused=True)
             for weight, gradient in zip(weights, found, strict=True):
                 if gradient is not None:
@@ -130,27 +132,47 @@ class Steps:
 
 
 def descended(
-    train: Train, model: StackedModel, weights: Tensors, batch: Batch, visits: Sequence[Visit]
+    train: Train,
+    model: StackedModel,
+    weights: Tensors,
+    batch: Batch,
+    visits: Sequence[Visit],
+    looks: StackedLooks | None = None,
 ) -> tuple[tuple[Tensor, Tensor], Tensors]:
-    """The mean of the task's loss at each client, [A], and the sum of what they descend; and what it depends on."""
-    leaves = [value.detach().requires_grad_() for value in weights]
-    outputs = model(leaves, batch.inputs)
+    """The mean of the task's loss at each client, [A], and the sum of what they descend; and what it depends on.
+
+    The rule's `loss` counts where its `looks` are given, which full gradients and those at the anchor are without.
+    """
+    rule, leaves = train.rule, [value.detach().requires_grad_() for value in weights]
+    if looks is not None and looks.weights:
+        outputs, own = model.with_features(leaves, batch.inputs)
+    else:
+        outputs, own = model(leaves, batch.inputs), None
     each = train.task.losses(outputs.flatten(0, 1), batch.targets.flatten(0, 1)).view(batch.weights.shape)
     losses = (each * batch.weights).sum(1)
-    if (risk := train.rule.risk) is None:
+    if rule.risk is None and (rule.loss is None or looks is None):
         return (losses.detach(), losses.sum()), leaves
+    features = looks.take(model, own, batch, visits) if looks is not None and looks.weights else None
     found = []
     for k, (visit, n) in enumerate(zip(visits, batch.counts, strict=True)):
         visit.batch = batch.inputs[k, :n], batch.targets[k, :n]
-        found.append(risk(outputs[k, :n], batch.targets[k, :n], visit))
+        visit.features = features[k] if features is not None else {}
+        said, right = outputs[k, :n], batch.targets[k, :n]
+        loss = losses[k] if rule.risk is None else rule.risk(said, right, visit)
+        found.append(loss if rule.loss is None or looks is None else rule.loss(loss, said, right, visit))
     return (losses.detach(), torch.stack(found).sum()), leaves
 
 
 def gradients(
-    train: Train, model: StackedModel, weights: Tensors, batch: Batch, visits: Sequence[Visit]
+    train: Train,
+    model: StackedModel,
+    weights: Tensors,
+    batch: Batch,
+    visits: Sequence[Visit],
+    looks: StackedLooks | None = None,
 ) -> tuple[Tensor, Tensors]:
     """The mean of the task's loss at each client, [A], and the gradients of what it descends, each [A, ...]."""
-    (losses, sum), leaves = descended(train, model, weights, batch, visits)
+    (losses, sum), leaves = descended(train, model, weights, batch, visits, looks)
     return losses, gradients_of(sum, leaves)
 
 

@@ -5,9 +5,10 @@ What comes out agrees with one client after the other to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +17,9 @@ from fedlens.core.errors import told
 from fedlens.core.modules import loadable
 from fedlens.core.protocol import Call, Outcome
 from fedlens.core.rows import Stacked
+from fedlens.core.tree import Tree
 from fedlens.local.rules import Solved, Visit
-from fedlens.local.stacked_layers import DROPOUTS
+from fedlens.local.stacked_gradient import Shared, full_gradients
 from fedlens.local.stacked_model import StackedModel
 from fedlens.local.stacked_steps import Steps
 
@@ -32,7 +34,10 @@ class _Member:
     at: int
     call: Call
     visit: Visit
-    masks: torch.Generator | None
+    masks: torch.Generator | None = None
+
+
+Results = dict[int, Outcome | Exception]
 
 
 def train_together(train: Train, calls: Sequence[Call]) -> list[Outcome | Exception]:
@@ -40,36 +45,82 @@ def train_together(train: Train, calls: Sequence[Call]) -> list[Outcome | Except
 
     Where a client fails by itself its place holds the exception. Raises whatever the common computation raises.
     """
+    return _by_kind(train, calls, partial(_trained, train))
+
+
+def gradients_together(
+    train: Train, calls: Sequence[Call], reply: Callable[[Visit, Tree], Outcome]
+) -> list[Outcome | Exception]:
+    """The gradient of each client's objective over all its examples, made a reply of; as `train_together` otherwise."""
+    return _by_kind(train, calls, partial(_told, train, reply))
+
+
+def _by_kind(
+    train: Train, calls: Sequence[Call], work: Callable[[StackedModel, list[_Member]], Results]
+) -> list[Outcome | Exception]:
+    """Does the work for the clients that got the same model and rate, which may be all, and then for the others."""
     kinds: dict[Any, list[int]] = {}
     for at, call in enumerate(calls):
         kinds.setdefault((id(call.payload.get("model")), call.payload.get("lr")), []).append(at)
-    if len(kinds) > 1:  # what a request brings itself, a model or a rate, is that client's alone
-        found: dict[int, Outcome | Exception] = {}
-        for kind in kinds.values():
-            found |= dict(zip(kind, train_together(train, [calls[at] for at in kind]), strict=True))
-        return [found[at] for at in range(len(calls))]
-    results: dict[int, Outcome | Exception] = {}
-    with ExitStack() as closing:
-        client = calls[0].client
+    results: Results = {}
+    for kind in kinds.values():
+        client, payload = calls[kind[0]].client, calls[kind[0]].payload
         learner = loadable(train.model, client.scratch, client.device)
-        learner.load(calls[0].payload["model"])
-        model = StackedModel(learner, client.scratch)
-        random = any(isinstance(m, DROPOUTS) and m.p > 0 for m in learner.module.modules())
-        members: list[_Member] = []
-        for at, call in enumerate(calls):
-            try:
-                members.append(_begun(train, at, call, closing, random))
-            except (Exception, SystemExit) as error:
-                results[at] = _failure(error)
-        if members:
-            members.sort(key=lambda member: -member.visit.steps)
-            _train(train, model, members, results)
+        learner.load(payload["model"])
+        with ExitStack() as closing:
+            members = []
+            for at in kind:
+                try:
+                    members.append(_Member(at, calls[at], _visit(train, calls[at], closing)))
+                except (Exception, SystemExit) as error:
+                    results[at] = _failure(error)
+            if members:
+                results |= work(StackedModel(learner, client.scratch), members)
     return [results[at] for at in range(len(calls))]
 
 
-def _train(
-    train: Train, model: StackedModel, members: Sequence[_Member], results: dict[int, Outcome | Exception]
-) -> None:
+def _visit(train: Train, call: Call, closing: ExitStack) -> Visit:
+    return train.visit(call.payload, call.client, call.rng, closing, load=False)
+
+
+def _told(
+    train: Train, reply: Callable[[Visit, Tree], Outcome], model: StackedModel, members: list[_Member]
+) -> Results:
+    visits = [member.visit for member in members]
+    found = full_gradients(train, model, visits, [member.call.rng for member in members])
+    for visit in visits:
+        visit.bench.seen += visit.bench.passes()
+    return {m.at: reply(m.visit, gradient) for m, (gradient, _) in zip(members, found, strict=True)}
+
+
+def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Results:
+    failed = _started(train, model, members) if train.rule.start is not None or model.random else {}
+    ready = [member for member in members if member.at not in failed]
+    ready.sort(key=lambda member: -member.visit.steps)
+    return failed | (_train(train, model, ready) if ready else {})
+
+
+def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> Results:
+    """Calls the rule's `start` at each client, and leaves its generator as it would stand then; gives who failed."""
+    failed: Results = {}
+    shared = Shared(train, model, [m.visit for m in members], [m.call.rng for m in members])
+    for k, member in enumerate(members):
+        torch.default_generator.manual_seed(member.call.rng.seed("torch"))
+        try:
+            if train.rule.start is not None:
+                member.visit.bench.shared = partial(shared.of, k)
+                train.rule.start(member.visit)
+                member.visit.bench.shared = None
+        except (Exception, SystemExit) as error:
+            failed[member.at] = _failure(error)
+        if model.random:
+            member.masks = torch.Generator()
+            member.masks.set_state(torch.get_rng_state())
+    return failed
+
+
+def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Results:
+    results: Results = {}
     visits = [member.visit for member in members]
     rngs, masks = [member.call.rng for member in members], [member.masks for member in members]
     trained, losses = Steps(train, model, visits, rngs, masks).run()
@@ -83,20 +134,8 @@ def _train(
             results[member.at] = train.outcome(member.call.client, member.visit, list(end), update, solved)
         except (Exception, SystemExit) as error:
             results[member.at] = _failure(error)
+    return results
 
 
 def _failure(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(told(error))
-
-
-def _begun(train: Train, at: int, call: Call, closing: ExitStack, random: bool) -> _Member:
-    if random or train.rule.start is not None:
-        torch.default_generator.manual_seed(call.rng.seed("torch"))
-    visit = train.visit(call.payload, call.client, call.rng, closing, load=False)
-    if train.rule.start is not None:
-        train.rule.start(visit)
-    masks = None
-    if random:  # masks come from where the client's own generator would stand
-        masks = torch.Generator()
-        masks.set_state(torch.get_rng_state())
-    return _Member(at, call, visit, masks)

@@ -18,6 +18,7 @@ from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.seeding import Rng
 from fedlens.core.tree import Tree, TreeSpec, part, tree_of
 from fedlens.local.bench import Bench, gradients_of
+from fedlens.local.features import Looking
 from fedlens.local.normalizing import effective_steps
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal import PERSONAL, own_leaves
@@ -172,6 +173,8 @@ class Train:
         losses: list[Tensor] = []
         counts: list[int] = []
         twin = bench.twin("anchor") if rule.anchored else None
+        trees = rule.looks(visit) if rule.looks is not None else {}
+        looking = Looking(visit, trees) if trees else None
         for inputs, targets in self._batches(visit, rng):
             visit.batch = inputs, targets
             if twin is not None:
@@ -179,6 +182,8 @@ class Train:
             outputs = module(inputs)
             loss = self.task.loss(outputs, targets)
             bent = loss if rule.risk is None else rule.risk(outputs, targets, visit)
+            if looking is not None:
+                visit.features = looking.take(inputs)
             if rule.loss is not None:
                 bent = rule.loss(bent, outputs, targets, visit)
             gradients = gradients_of(bent, parameters)
