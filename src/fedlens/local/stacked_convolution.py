@@ -21,6 +21,7 @@ Measured on a CPU (forward and backward, ms; 10 clients of mcmahan-cnn at batch 
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,7 +67,8 @@ def chosen(layer: nn.Conv2d, images: Tensor, clients: int, padding: tuple[int, .
             images.shape[2:], padding, layer.dilation, layer.kernel_size, layer.stride, strict=True
         )
     )
-    work = len(images) // clients * high * wide * layer.weight[0].numel() if clients else 0
+    each = layer.out_channels * layer.in_channels // layer.groups * prod(layer.kernel_size)
+    work = len(images) // clients * high * wide * each
     return "unfolded" if work <= _LITTLE and layer.groups == 1 else "each"
 
 
