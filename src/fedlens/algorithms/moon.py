@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
@@ -105,8 +105,10 @@ def _fits(federation: FederationInfo, model: ModelSpec) -> None:
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:
     """l_con of Eq. 3, the mean over rows [n, features], written as log(1 + exp((sim_prev - sim_glob) / T))."""
-    nearer = functional.cosine_similarity(z, z_prev) - functional.cosine_similarity(z, z_glob)
-    return functional.softplus(nearer / temperature).mean()
+    nearer = torch.nn.functional.cosine_similarity(z, z_prev) - torch.nn.functional.cosine_similarity(
+        z, z_glob
+    )
+    return torch.nn.functional.softplus(nearer / temperature).mean()
 
 
 def features_of(module: nn.Module) -> nn.Linear:

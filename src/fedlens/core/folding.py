@@ -103,8 +103,9 @@ def _weighted(stack: Stacked, rows: Sequence[tuple[int, float]]) -> dict[str, Te
     places, factors = zip(*rows, strict=True)
     # Others are not looked at: of a reply that was refused, 0 times NaN is NaN.
     between = places[-1] + 1 - places[0] == len(places)
+    at = slice(places[0], places[-1] + 1) if between else list(places)
     sums: dict[str, Tensor] = {}
     for name, leaf in stack.leaves.items():
-        taken = leaf[places[0] : places[-1] + 1] if between else leaf[list(places)]
-        sums[name] = torch.tensordot(torch.tensor(factors).to(taken), taken, 1)
+        weights = torch.tensor([factors], dtype=leaf.dtype, device=leaf.device)
+        sums[name] = (weights @ leaf[at].reshape(len(factors), -1)).view(leaf.shape[1:])
     return sums
