@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedlens.aggregate.mean import Mean
 from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.fedavg import fedavg
+from fedlens.algorithms.moon import contrastive
 from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Call, Client, ModelSpec
@@ -24,6 +25,7 @@ from fedlens.core.tree import tree_of
 from fedlens.data.federated import TensorExamples
 from fedlens.data.holders import Holding
 from fedlens.engines.vectorized import Vectorized, vectorized
+from fedlens.local.bench import Bench
 from fedlens.local.chaining import chain
 from fedlens.local.rules import ClientRule, Visit, proximal
 from fedlens.local.stackable import obstacle
@@ -48,9 +50,9 @@ FAMILY: dict[str, dict[str, Any]] = {
     "fedavg": {}, "fedavgm": {}, "fedprox": {"mu": 0.5}, "fedir": {}, "fedvc": {"examples": 8},
     "fedadagrad": {}, "fedadam": {}, "fedyogi": {}, "fednova": {}, "scaffold": {}, "feddyn": {"alpha": 0.5},
     "mime": {"beta": 0.5}, "mimelite": {"beta": 0.5}, "feddane": {"mu": 0.3},
-    "admm": {"solver": "sgd", "sigma": 0.5, "absent": "last"}, "liadmm": {"gradient": "training"},
+    "moon": {"mu": 3.0}, "admm": {"solver": "sgd", "sigma": 0.5, "absent": "last"}, "liadmm": {"gradient": "training"},
 }  # fmt: skip
-OTHERS = {"moon", "ceadmm", "iceadmm", "fedbn", "local-only", "finetune", "centralized"}
+OTHERS = {"ceadmm", "iceadmm", "fedbn", "local-only", "finetune", "centralized"}
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "scaffold I": ("scaffold", {"option": "I"}),
     "feddyn by examples": ("feddyn", {"alpha": 0.5, "weighting": "examples"}),
@@ -115,6 +117,29 @@ def convolutional(input_shape: Sequence[int], classes: int, *, dropout: float = 
     return module
 
 
+class Scaling(nn.Module):
+    """A layer that fedlens does not know: such a model runs under vmap."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, width, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x
+
+
+def unknown(input_shape: Sequence[int], classes: int, *, dropout: float = 0.3) -> nn.Module:
+    """Every kind of layer that has another form under vmap, and one that is the user's own."""
+    layers = [
+        nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 2, padding=1), nn.GroupNorm(2, 4), nn.Tanh(),
+        nn.Dropout2d(dropout), nn.Flatten(), Scaling(36), nn.Dropout(dropout), nn.Linear(36, 6), nn.Tanh(),
+        nn.Linear(6, classes),
+    ]  # fmt: skip
+    module = nn.Sequential(*layers).double()
+    module[8].weight.requires_grad_(False)
+    return module
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -123,15 +148,53 @@ def convolutional(input_shape: Sequence[int], classes: int, *, dropout: float = 
         model(dropout=1.0),
         model(factory=convolutional),
         model(factory=convolutional, dropout=0.0),
+        model(factory=unknown),
     ],
-    ids=["dropout", "frozen", "all dropped", "convolutions", "convolutions without dropout"],
+    ids=["dropout", "frozen", "all dropped", "convolutions", "convolutions without dropout", "vmap"],
 )
-@pytest.mark.parametrize("name", ["fedavg", "mime", "scaffold I"])
+@pytest.mark.parametrize("name", ["fedavg", "mime", "scaffold I", "moon", "mimelite"])
 def test_dropout_masks_frozen_layers_and_convolutions_are_each_clients_own(
     spec: ModelSpec, name: str
 ) -> None:
     algorithm, settings = MORE.get(name, (name, {}))
     agree(ALGORITHMS.find(algorithm)(parts(world(), STEPS, spec, select=Uniform(4)), **settings), world())
+
+
+@pytest.mark.parametrize("name", ["mime", "mimelite", "feddane", "scaffold I"])
+def test_full_gradients_are_taken_together(name: str, monkeypatch) -> None:
+    """None of these takes one client's by itself, in an operation of its own or before the first step."""
+    algorithm, settings = MORE.get(name, (name, FAMILY.get(name, {})))
+    made = ALGORITHMS.find(algorithm)(parts(world(), STEPS, select=Uniform(4)), **settings)
+    expected = course(made, world())
+    monkeypatch.setattr(Bench, "objective", lambda *given, **more: pytest.fail("one by one"))
+    found = course(made, world(), engine=Vectorized())
+    torch.testing.assert_close(dict(found.final), dict(expected.final), **CLOSE)
+    assert found.steps[-1].tally.sums["batches"] == expected.steps[-1].tally.sums["batches"]
+
+
+@pytest.mark.parametrize("name", ["mime", "feddane"])
+def test_a_client_whose_gradient_fails_takes_no_other_with_it(name: str) -> None:
+    class Torn(Points):
+        def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+            raise OSError("the disk is gone")
+
+    there = world()
+    bad = there.clients[4]
+    torn = World((*there.clients[:4], Torn(bad.inputs, bad.targets), there.clients[5]))
+    made = ALGORITHMS.find(name)(parts(there, STEPS, select=Fixed((0, 4, 2))), **FAMILY[name])
+    one, many = (course(made, torn, engine=engine) for engine in (None, vectorized()))
+    torch.testing.assert_close(dict(many.final), dict(one.final), **CLOSE)
+    assert [s.tally.failed for s in many.steps] == [s.tally.failed for s in one.steps]
+    assert many.steps[0].tally.failed
+
+
+@pytest.mark.parametrize("local", [{}, {"momentum": 0.5}, {"clip_norm": 0.8}, {"stragglers": 0.6}])
+def test_the_contrastive_term_is_stacked_beside_other_rules_and_settings(local: dict[str, Any]) -> None:
+    """Clients come back in later rounds beside others that are there for the first time."""
+    rule = chain(proximal(mu=0.3), contrastive(mu=2.0))
+    made = ALGORITHMS.find("fedir")(parts(world(), STEPS | local, select=Uniform(4), client=rule))
+    agree(made, world(), rounds=5)
+    agree(made, world(), rounds=3, group=2)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 6])
@@ -399,10 +462,8 @@ def test_batch_normalization_is_refused_with_the_fix() -> None:
 def test_training_that_is_one_client_after_the_other_is_refused_with_the_reason() -> None:
     made = fedavg(parts(world(), STEPS))
     solver = ClientRule(name="s", solve=lambda visit: None)  # type: ignore[arg-type,return-value]
-    looking = ClientRule(name="l", loss=lambda loss, outputs, targets, visit: loss)
     for change, said in (
         ({"rule": solver}, "'s' solves each client's problem"),
-        ({"rule": looking}, "'l' looks into each client's model"),
         ({"personal": frozenset({"0.weight"})}, "the clients' own"),
         ({"keep_optimizer": True}, "the optimizer's state is kept"),
     ):

@@ -6,15 +6,18 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedlens.aggregate.mean import Mean, Weighting
 from fedlens.algorithms.averaging import Parts
 from fedlens.core.errors import ConfigError
-from fedlens.core.protocol import Answers, Ask, Client, ClientId, Outcome, Payload, Request
+from fedlens.core.protocol import Answers, Ask, Call, Client, ClientId, Outcome, Payload, Request
 from fedlens.core.schema import NumberField, Schema, TreeField
 from fedlens.core.seeding import Rng
-from fedlens.core.tree import part
+from fedlens.core.tree import Tree, part
+from fedlens.local.rules import Visit
+from fedlens.local.together import gradients_together
 from fedlens.local.training import Train
 
 OP = "gradient"
@@ -43,8 +46,19 @@ class Gradient:
         with ExitStack() as closing:
             visit = self.train.visit(payload, client, rng, closing)
             gradient, _ = visit.bench.gradient()
+        return self._reply(visit, visit.tree(gradient))
+
+    def together(self, calls: Sequence[Call]) -> list[Outcome | Exception]:
+        """Takes the gradients of several clients at once."""
+        return gradients_together(self.train, calls, self._reply)
+
+    def footprint(self, device: torch.device, largest: int = 32) -> int:
+        """About how many bytes each client takes in `together`."""
+        return self.train.footprint(device, largest)
+
+    def _reply(self, visit: Visit, gradient: Tree) -> Outcome:
         weight = float(len(visit.bench.data)) if self.train.weighting == "examples" else 1.0
-        reply = {"update": visit.tree(gradient), "buffers": {}, "counters": {}, "weight": weight}
+        reply = {"update": gradient, "buffers": {}, "counters": {}, "weight": weight}
         return Outcome(reply, None, {"batches": visit.bench.seen})
 
 

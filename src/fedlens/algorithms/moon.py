@@ -9,14 +9,13 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, ModelSpec, Payload
-from fedlens.core.tree import part
-from fedlens.local.bench import Bench
+from fedlens.core.tree import Tree, part
+from fedlens.local.features import OWN
 from fedlens.local.rules import ClientRule, Tensors, Visit
 from fedlens.models.projection import last_linear
 
@@ -30,6 +29,7 @@ Temperature = Annotated[
 
 # In a client's state: its model as it was after its last training.
 PREVIOUS = "previous"
+THERE = "global"
 
 
 def moon(parts: Parts, *, mu: Mu = 5.0, temperature: Temperature = 0.5, lr: Rate = 1.0) -> Averaging:
@@ -96,7 +96,7 @@ def contrastive(*, mu: Mu = 5.0, temperature: Temperature = 0.5) -> ClientRule:
     if not mu:
         return ClientRule()
     loss = partial(_loss, mu=mu, temperature=temperature)
-    return ClientRule(name="contrastive", start=_start, loss=loss, finish=_finish, fits=_fits)
+    return ClientRule(name="contrastive", looks=_looks, loss=loss, finish=_finish, fits=_fits, stackable=True)
 
 
 def _fits(federation: FederationInfo, model: ModelSpec) -> None:
@@ -105,8 +105,10 @@ def _fits(federation: FederationInfo, model: ModelSpec) -> None:
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:
     """l_con of Eq. 3, the mean over rows [n, features], written as log(1 + exp((sim_prev - sim_glob) / T))."""
-    nearer = functional.cosine_similarity(z, z_prev) - functional.cosine_similarity(z, z_glob)
-    return functional.softplus(nearer / temperature).mean()
+    nearer = torch.nn.functional.cosine_similarity(z, z_prev) - torch.nn.functional.cosine_similarity(
+        z, z_glob
+    )
+    return torch.nn.functional.softplus(nearer / temperature).mean()
 
 
 def features_of(module: nn.Module) -> nn.Linear:
@@ -133,42 +135,26 @@ def features_of(module: nn.Module) -> nn.Linear:
     return layer
 
 
-def _start(visit: Visit) -> None:
-    """Loads the two models to compare with, and listens to what enters the last layer of all three."""
-    bench: Bench = visit.bench
-    features_of(bench.learner.module)
-    if PREVIOUS not in visit.state:
-        return
-    there = bench.twin("contrastive-global")
-    last = bench.twin("contrastive-previous", {**bench.tree, **visit.state[PREVIOUS]})
-    visit.own["contrastive"] = (there.module.eval(), last.module.eval())
-    for module, name in ((bench.learner.module, "z"), (there.module, "z_glob"), (last.module, "z_prev")):
-        handle = features_of(module).register_forward_pre_hook(partial(_keep, visit.own, name))
-        bench.closing.callback(handle.remove)
-
-
-def _keep(own: dict[str, Any], name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    own[name] = inputs[0].flatten(1)
+def _looks(visit: Visit) -> Mapping[str, Tree]:
+    """The global model and the client's last one; none at its first visit."""
+    tree = visit.bench.tree
+    return {THERE: tree, PREVIOUS: {**tree, **visit.state[PREVIOUS]}} if PREVIOUS in visit.state else {}
 
 
 def _loss(
     loss: Tensor, outputs: Tensor, targets: Tensor, visit: Visit, *, mu: float, temperature: float
 ) -> Tensor:
     """l_sup + mu l_con (Eq. 4); l_sup alone at the client's first visit."""
-    own = visit.own
-    if "contrastive" not in own:
+    if PREVIOUS not in visit.state:
         return loss
-    inputs, _ = visit.batch
-    with torch.no_grad():
-        for module in own["contrastive"]:
-            module(inputs)
-    if "z" not in own:
+    seen = visit.features
+    if OWN not in seen:
         raise ConfigError(
             "the model's last linear layer, in order of definition, takes no part in its forward pass",
             where="model.name",
             hint="define the layer that gives the classes last",
         )
-    return loss + mu * contrast(own["z"], own["z_glob"], own["z_prev"], temperature)
+    return loss + mu * contrast(seen[OWN], seen[THERE], seen[PREVIOUS], temperature)
 
 
 def _finish(parameters: Tensors, visit: Visit) -> tuple[Mapping[str, Any], Payload]:

@@ -13,7 +13,7 @@ from fedlens.benchmark.profile_model import ModelCost, cost_of
 from fedlens.benchmark.profile_peak import Peak, peak_of
 from fedlens.benchmark.profile_rounds import Rounds, evaluations, measure
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.engines.processes import usable_cores
+from fedlens.engines.placing import usable_cores
 from fedlens.experiment.build import Built, build, data_directory, plan
 from fedlens.experiment.choosing import choose
 from fedlens.experiment.config import read_config

@@ -33,11 +33,11 @@ def _timed_at_anchor(clock: Clock, part: str, function: Callable[..., Any]) -> C
     """Gradients of a group of clients: those at the weights that they started from are asked for by the rule."""
 
     @wraps(function)
-    def call(group: Any, weights: Any, *given: Any) -> Any:
-        if weights[0].data_ptr() != group.visits[0].anchor[0].data_ptr():
-            return function(group, weights, *given)
+    def call(train: Any, model: Any, weights: Any, batch: Any, visits: Any, *given: Any) -> Any:
+        if weights[0].data_ptr() != visits[0].anchor[0].data_ptr():
+            return function(train, model, weights, batch, visits, *given)
         with clock.part(part):
-            return function(group, weights, *given)
+            return function(train, model, weights, batch, visits, *given)
 
     return call
 
@@ -53,30 +53,31 @@ SEAMS = (
     Seam("fedlens.data.holders:Holding", "labels", "data.gathering"),
     Seam("fedlens.data.holders", "normalize", "data.normalization"),
     Seam("fedlens.data.augment:Chain", "__call__", "data.augmentation"),
-    Seam("fedlens.local.together:_Group", "_batches", "data.padding", timed_steps),
-    Seam("fedlens.local.together", "vmap", "forward", timed_maker),
+    Seam("fedlens.local.stacked_steps", "batches", "data.padding", timed_steps),
+    Seam("fedlens.local.stacked_gradient", "stretches", "data.padding", timed_steps),
+    Seam("fedlens.local.stacked_model", "vmap", "forward", timed_maker),
     Seam("fedlens.local.training", "gradients_of", "backward"),
-    Seam("fedlens.local.together", "gradients_of", "backward"),
+    Seam("fedlens.local.stacked_steps", "gradients_of", "backward"),
+    Seam("fedlens.local.stacked_steps", "differentiated", "backward"),
     Seam("fedlens.local.bench", "gradients_of", "backward"),
     Seam("fedlens.local.training", "optimizer", "optimizer", timed_maker),
-    Seam("fedlens.local.together", "optimizer", "optimizer", timed_maker),
+    Seam("fedlens.local.stacked_steps", "optimizer", "optimizer", timed_maker),
     Seam("fedlens.local.training", "clip", "optimizer.clipping"),
-    Seam("fedlens.local.together", "_clipped", "optimizer.clipping"),
+    Seam("fedlens.local.stacked_steps", "_clipped", "optimizer.clipping"),
     Seam("fedlens.local.training", "_replayed", "rule"),
-    Seam("fedlens.local.together:_Group", "_bent", "rule"),
-    Seam("fedlens.local.together:_Group", "_gradients", "rule", _timed_at_anchor),
+    Seam("fedlens.local.stacked_steps:Steps", "_bent", "rule"),
+    Seam("fedlens.local.stacked_steps", "gradients", "rule", _timed_at_anchor),
+    Seam("fedlens.local.stacked_gradient", "gradients", "rule"),
     Seam("fedlens.engines.answering:Site", "_call", "client.set-up"),
     Seam("fedlens.local.training:Train", "visit", "client.set-up"),
-    Seam("fedlens.local.together", "train_together", "client.set-up"),
-    Seam("fedlens.local.together:_Group", "__init__", "client.set-up"),
+    Seam("fedlens.local.training", "train_together", "client.set-up"),
+    Seam("fedlens.local.stacked_steps:Steps", "__init__", "client.set-up"),
     Seam("fedlens.local.training:Train", "_steps", "client.loop"),
-    Seam("fedlens.local.together:_Group", "run", "client.loop"),
+    Seam("fedlens.local.stacked_steps:Steps", "run", "client.loop"),
     Seam("fedlens.local.training:Train", "__call__", "client.reply"),
     Seam("fedlens.local.training:Train", "outcome", "client.reply"),
     Seam("fedlens.engines.answering", "_checked", "client.checks"),
     Seam("fedlens.engines.answering", "copied", "client.reply"),
-    Seam("fedlens.engines.inline", "copied", "client.reply"),
-    Seam("fedlens.engines.vectorized", "copied", "client.reply"),
     Seam("fedlens.engines.answering:Fold", "take", "aggregation.folding"),
     Seam("fedlens.engines.answering:Fold", "result", "aggregation.folding"),
     Seam("fedlens.aggregate.mean", "fold", "aggregation.folding"),

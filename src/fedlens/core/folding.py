@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.protocol import Payload, Reduce
+from fedlens.core.rows import Stacked, stack_of
 
 REPLIES = "replies"  # how many replies a total is made of
 
@@ -67,3 +68,44 @@ def fold(total: dict[str, Any], reduce: Reduce, payload: Payload, folded: bool =
             torch._foreach_add_(
                 list(total[name].values()), [value[leaf] for leaf in total[name]], alpha=factor
             )
+
+
+def fold_rows(total: dict[str, Any], reduce: Reduce, payloads: Sequence[Payload]) -> None:
+    """Adds several replies of one group to a total, as `fold` does one after the other; agrees to rounding.
+
+    Trees that are rows of one `Stacked` are added up as one product with their weights.
+
+    >>> rows, total = Stacked({"w": torch.tensor([[4.0], [8.0]])}).rows(), {}
+    >>> fold_rows(total, Reduce({"x": "sum"}), [{"x": rows[0], "weight": 1.0}, {"x": rows[1], "weight": 3.0}])
+    >>> total
+    {'weight': 4.0, 'replies': 2, 'x': {'w': tensor([28.])}}
+    """
+    stacks = {
+        name: stack
+        for name, how in reduce.fields.items()
+        if how != "max" and (stack := stack_of([payload[name] for payload in payloads])) is not None
+    }
+    rest = Reduce({n: how for n, how in reduce.fields.items() if n not in stacks}, reduce.weight)
+    empty = not total
+    for payload in payloads:
+        fold(total, rest, payload)
+    for name, stack in stacks.items():
+        factors = [float(p[reduce.weight]) if reduce.fields[name] == "sum" else 1.0 for p in payloads]
+        sums = _weighted(stack, sorted(zip([payload[name].at for payload in payloads], factors, strict=True)))
+        if empty:
+            total[name] = sums
+        else:
+            torch._foreach_add_(list(total[name].values()), [sums[leaf] for leaf in total[name]])
+
+
+def _weighted(stack: Stacked, rows: Sequence[tuple[int, float]]) -> dict[str, Tensor]:
+    """The sum of these rows, each times its factor."""
+    places, factors = zip(*rows, strict=True)
+    # Others are not looked at: of a reply that was refused, 0 times NaN is NaN.
+    between = places[-1] + 1 - places[0] == len(places)
+    at = slice(places[0], places[-1] + 1) if between else list(places)
+    sums: dict[str, Tensor] = {}
+    for name, leaf in stack.leaves.items():
+        weights = torch.tensor([factors], dtype=leaf.dtype, device=leaf.device)
+        sums[name] = (weights @ leaf[at].reshape(len(factors), -1)).view(leaf.shape[1:])
+    return sums

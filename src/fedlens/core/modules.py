@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +24,16 @@ class Loadable:
     trainable: dict[str, Tensor]
     rest: dict[str, Tensor]  # buffers, counters, frozen weights
     half: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
+
+    @cached_property
+    def buffers(self) -> list[str]:
+        """The names of the running statistics."""
+        return list(part(self.spec, "buffer"))
+
+    @cached_property
+    def counters(self) -> list[str]:
+        """The names of the counters."""
+        return list(part(self.spec, "counter"))
 
     def load(self, tree: Tree) -> None:
         """Copies a tree in. Leaves that the tree lacks stay as they are."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.core.rows import Row
 from fedlens.core.tree import TreeSpec, all_finite
 
 
@@ -30,6 +31,8 @@ class TreeField:
 
     def fault(self, name: str, value: Any) -> str | None:
         """What is wrong with `value`, or None."""
+        if isinstance(value, Row) and value.stacked.like(self.leaves):
+            return None if value.finite else f"{name} holds NaN or Inf"
         if not isinstance(value, Mapping):
             return f"{name} is {type(value).__name__}, not a tree"
         if value.keys() != self.leaves.keys():
@@ -147,6 +150,8 @@ def nbytes(value: Any) -> int:
     """The bytes of a payload's tensors and byte strings, which is what a network would carry but for the envelope."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
+    if isinstance(value, Row):
+        return value.nbytes
     if isinstance(value, Mapping):
         return sum(nbytes(item) for item in value.values())
     if isinstance(value, list | tuple):

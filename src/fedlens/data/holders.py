@@ -105,15 +105,31 @@ class Holding:
         taken = self.examples.take(places)
         return normalize(taken.inputs, self.mean, self.std), taken.targets
 
-    def orders(self, size: int, rng: Rng, steps: int) -> Tensor:
-        """Where the examples of the first so many of `batches` are, int64 [steps, size]; -1 where one is short."""
-        n, generator, rows = len(self), rng.torch("batches"), []
-        for _ in range(-(-steps // -(-n // size))):
-            order = self._order(n, size, generator)
-            if n % size:
-                order = torch.nn.functional.pad(order, (0, -n % size), value=-1)
-            rows.append(order.view(-1, size))
-        return (rows[0] if len(rows) == 1 else torch.cat(rows))[:steps]
+    @staticmethod
+    def orders(
+        holders: Sequence[Holding], sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int]
+    ) -> Tensor:
+        """Where the examples of the first so many of each holder's `batches` are: int64 [steps, holders, size].
+
+        -1 stands where a batch is short, and where a holder has no more steps.
+        """
+        generator, orders = torch.Generator(), []
+        for holder, size, rng, count in zip(holders, sizes, rngs, steps, strict=True):
+            n, rows = len(holder), []
+            generator.manual_seed(rng.seed("batches"))
+            for _ in range(0, count, -(-n // size)):
+                order = holder._order(n, size, generator)
+                if n % size:
+                    order = torch.nn.functional.pad(order, (0, -n % size), value=-1)
+                rows.append(order)
+            orders.append((rows[0] if len(rows) == 1 else torch.cat(rows))[: count * size])
+        longest, largest = max(steps), max(sizes)
+        if min(steps) == longest and min(sizes) == largest:
+            return torch.stack(orders).view(-1, longest, largest).transpose(0, 1)
+        at = torch.full((longest, len(orders), largest), -1)
+        for k, (order, size, count) in enumerate(zip(orders, sizes, steps, strict=True)):
+            at[:count, k, :size] = order.view(count, size)
+        return at
 
     def _images(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """The images uint8 and labels at the positions `at` of this holder, as it sees them."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedlens.core.errors import told
-from fedlens.core.folding import fold
+from fedlens.core.folding import fold, fold_rows
 from fedlens.core.protocol import (
     Answer,
     Call,
@@ -25,6 +25,7 @@ from fedlens.core.protocol import (
     Reduce,
     Reply,
 )
+from fedlens.core.rows import Row
 from fedlens.core.schema import Schema, finite_fault, nbytes
 from fedlens.core.seeding import Rng, Secrets
 from fedlens.engines.grouping import Groups
@@ -104,14 +105,17 @@ class Site:
         client = Client(
             id=item.client,
             data=self.program.data.holder(item.client),
-            state=moved(item.state, self.device),
+            state=self._there(item.state),
             secrets=Secrets((self.program.seed, item.client)),
             scratch=self.scratch,
             device=self.device,
             arithmetic=self.program.arithmetic,
         )
         rng = Rng((self.program.seed, "op", *item.id, item.client))
-        return Call({**self._brought(shared), **moved(item.payload, self.device)}, client, rng)
+        return Call({**self._brought(shared), **self._there(item.payload)}, client, rng)
+
+    def _there(self, payload: Payload) -> Payload:
+        return payload if self.device.type == "cpu" else moved(payload, self.device)
 
     def _brought(self, shared: Payload) -> Payload:
         """What an ask shares, on the device; once an ask."""
@@ -133,7 +137,7 @@ class Site:
             # One after the other, each when it is called for: the next may work on in the memory of the last.
             many = (self.answer(op, shared, item, expect) for item in items)
         if reduce is None:
-            return [home(answer if joint or len(items) == 1 else own(answer)) for answer in many]
+            return [self._home(answer if joint or len(items) == 1 else own(answer)) for answer in many]
         answers: list[Answer] = []
         for start in range(0, len(items), reduce.block):
             folding = Fold(reduce)
@@ -141,8 +145,17 @@ class Site:
                 folding.take(answer) for answer in islice(many, len(items[start : start + reduce.block]))
             ]
             block[-1].folded = folding.result()
-            answers += [home(answer) for answer in block]
+            answers += map(self._home, block)
         return answers
+
+    def _home(self, answer: Answer) -> Answer:
+        """The answer with its tensors in ordinary memory."""
+        if self.device.type == "cpu":
+            return answer
+        if not isinstance(answer, Failure):
+            answer.payload, answer.state = moved(answer.payload, _CPU), moved(answer.state, _CPU)
+        answer.folded = moved(answer.folded, _CPU)
+        return answer
 
 
 def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
@@ -178,7 +191,7 @@ def foreign(value: Any, name: str = "the payload") -> str | None:
     >>> foreign({"model": {"w": torch.ones(1)}, "sizes": [1, {2}]})
     'the payload.sizes holds a set, which cannot be sent'
     """
-    if value is None or isinstance(value, torch.Tensor | bytes | str | int | float):
+    if value is None or isinstance(value, torch.Tensor | bytes | str | int | float | Row):
         return None
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return next(filter(None, (foreign(item, f"{name}.{key}") for key, item in value.items())), None)
@@ -207,25 +220,15 @@ def copied(value: Any) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same payload with its tensors on this device; what is there already stays the object it is."""
+    """The same payload with its tensors on this device."""
     if isinstance(value, torch.Tensor):
-        return value if value.device.type == device.type else value.to(device)
-    if device.type == "cpu" and not _elsewhere(value):
-        return value
+        return value.to(device)
     if isinstance(value, Mapping):
         return {name: moved(item, device) for name, item in value.items()}
     if isinstance(value, list | tuple):
         items = [moved(item, device) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
-
-
-def _elsewhere(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.device.type != "cpu"
-    if isinstance(value, Mapping):
-        return any(map(_elsewhere, value.values()))
-    return isinstance(value, list | tuple) and any(map(_elsewhere, value))
 
 
 def own(answer: Answer) -> Answer:
@@ -238,26 +241,22 @@ def own(answer: Answer) -> Answer:
     return answer
 
 
-def home(answer: Answer) -> Answer:
-    """The answer with its tensors in ordinary memory."""
-    if not isinstance(answer, Failure):
-        answer.payload, answer.state = moved(answer.payload, _CPU), moved(answer.state, _CPU)
-    answer.folded = moved(answer.folded, _CPU)
-    return answer
-
-
 class Fold:
     """A block of replies, added up in the order given."""
 
     def __init__(self, reduce: Reduce) -> None:
         self.reduce = reduce
         self.total: dict[str, Any] = {}
+        self.rows: list[Payload] = []
 
     def take(self, answer: Answer) -> Answer:
         """Adds a reply's trees to the total and takes them out of the reply; a failure passes through."""
         if isinstance(answer, Failure):
             return answer
-        fold(self.total, self.reduce, answer.payload)
+        if any(isinstance(answer.payload.get(name), Row) for name in self.reduce.fields):
+            self.rows.append(answer.payload)  # nobody works on in the memory of a group's rows
+        else:
+            fold(self.total, self.reduce, answer.payload)
         # Copied, because the block's next operation may work on in the memory that this one answered with.
         rest = {
             name: copied(value) for name, value in answer.payload.items() if name not in self.reduce.fields
@@ -266,4 +265,7 @@ class Fold:
 
     def result(self) -> Payload | None:
         """The folded payload; None where every reply of the block failed."""
+        if self.rows:
+            fold_rows(self.total, self.reduce, self.rows)
+            self.rows = []
         return self.total or None

@@ -44,6 +44,7 @@ class Bench:
         closing: what has to be undone when the visit ends, whichever way it does.
         seen: batches that a gradient was taken of besides those of the steps; they are counted as the client's work.
         rng: where the randomness of the visit comes from; hand-made benches of tests may have none.
+        shared: gives `gradient` where it has been computed for several clients together; None where it has not.
     """
 
     model: ModelSpec
@@ -58,6 +59,7 @@ class Bench:
     task: Task
     seen: int = 0
     rng: Rng | None = None
+    shared: Callable[[], tuple[list[Tensor], float] | None] | None = None
 
     def twin(self, which: str, tree: Tree | None = None) -> Loadable:
         """A second module of the same model, kept for the worker's life under this name, loaded with `tree`.
@@ -75,6 +77,11 @@ class Bench:
 
         The arguments are those of `objective`.
         """
+        if self.shared is not None and at is None and not statistics:
+            together = self.shared()
+            if together is not None:
+                self.seen += self.passes()
+                return together
         found = self.objective(at, statistics)
         return found.gradient, found.loss
 

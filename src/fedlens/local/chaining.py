@@ -11,7 +11,7 @@ from torch import Tensor
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Payload
 from fedlens.core.schema import Field as SchemaField
-from fedlens.core.tree import TreeSpec
+from fedlens.core.tree import Tree, TreeSpec
 from fedlens.local.rules import ClientRule, FinishHook, GradHook, LossHook, Tensors, Visit
 
 
@@ -55,6 +55,7 @@ def _both(a: ClientRule, b: ClientRule) -> ClientRule:
         start=_in_turn(a.start, b.start),
         risk=a.risk or b.risk,
         loss=partial(_loss, a.loss, b.loss) if a.loss and b.loss else a.loss or b.loss,
+        looks=partial(_looks, a.looks, b.looks) if a.looks and b.looks else a.looks or b.looks,
         grad=partial(_grad, a.grad, b.grad) if a.grad and b.grad else a.grad or b.grad,
         solve=a.solve or b.solve,
         finish=partial(_finish, a.finish, b.finish) if a.finish and b.finish else a.finish or b.finish,
@@ -86,6 +87,10 @@ def _call(hooks: tuple[Callable[..., None], ...], *given: Any) -> None:
 
 def _loss(a: LossHook, b: LossHook, loss: Tensor, outputs: Tensor, targets: Tensor, visit: Visit) -> Tensor:
     return b(a(loss, outputs, targets, visit), outputs, targets, visit)
+
+
+def _looks(a: Any, b: Any, visit: Visit) -> Mapping[str, Tree]:
+    return {**a(visit), **b(visit)}
 
 
 def _grad(a: GradHook, b: GradHook, gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:

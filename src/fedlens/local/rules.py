@@ -49,6 +49,8 @@ class Visit:
         settings: the local settings.
         bench: what else can be computed here: gradients over all examples, a second copy of the model.
         batch: (inputs, targets) of the step that is being taken.
+        features: what models see in the step's batch, [n, features] by name: `own`, that of the model which is
+            trained, and those of the models that the rule `looks` at; see `fedlens.local.features`.
         at_anchor: gradients of the step's batch at the anchor, where the rule is `anchored`.
         proximal: mu of all terms mu/2 ||w - w^t||^2 in what this client descends; `start` may correct it.
         own: what `start` left here for the other hooks; gone after the visit.
@@ -64,6 +66,7 @@ class Visit:
     settings: LocalSettings = field(default_factory=lambda: LocalSettings(lr=1.0))
     bench: Bench = None  # type: ignore[assignment]  # hand-made visits of tests have none
     batch: tuple[Tensor, Tensor] = None  # type: ignore[assignment]
+    features: Mapping[str, Tensor] = field(default_factory=dict)
     at_anchor: Tensors = field(default_factory=list)
     proximal: float = 0.0
     own: dict[str, Any] = field(default_factory=dict)
@@ -128,6 +131,8 @@ class ClientRule:
         start: visit -> nothing; before the first step. Leaves what the other hooks need in `visit.own`.
         risk: (outputs, targets, visit) -> the loss of a batch in place of the task's mean (FedIR's weights).
         loss: (loss, outputs, targets, visit) -> the loss to descend.
+        looks: visit -> models, as trees by name, whose `visit.features` of every batch `loss` compares; none are
+            taken where there is no such model.
         grad: (gradients, parameters, visit) -> the gradients to step along.
         solve: visit -> `Solved`; takes the place of the local optimizer's steps as a whole.
         finish: (parameters after training, visit) -> (more fields for the reply, what changes in the client's
@@ -140,7 +145,8 @@ class ClientRule:
             Then `grad` does the same to every number of a leaf, changes nothing, and looks at nothing but the
             gradients, the parameters, `visit.anchor`, `visit.own`, `visit.at_anchor` and what the server sent to all:
             it is called once for all, with an axis of clients in front of every tensor. The other hooks draw no
-            random numbers, and use nothing of `visit.bench` but `data`, `client` and `gradient`.
+            random numbers, and use nothing of `visit.bench` but `data`, `client`, `tree` and `gradient`, the latter
+            in `start` alone; `risk` and `loss` are called client by client, on rows of the common outputs.
         anchored: whether `grad` needs the gradients of the same batch at the anchor, `visit.at_anchor`.
         proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended; FedNova has to know of it.
         replaces: whether `finish` sends an update of its own, which is no sum of the gradients that were descended.
@@ -159,6 +165,7 @@ class ClientRule:
     finish: FinishHook | None = None
     expect: Callable[[TreeSpec], Mapping[str, SchemaField]] | None = None
     name: str = ""
+    looks: Callable[[Visit], Mapping[str, Tree]] | None = None
     start: Callable[[Visit], None] | None = None
     risk: RiskHook | None = None
     solve: Callable[[Visit], Solved] | None = None

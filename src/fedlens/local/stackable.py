@@ -36,8 +36,6 @@ def obstacle(train: Train) -> Obstacle | None:
     rule = train.rule
     if rule.solve is not None:
         return Obstacle(f"'{rule.name}' solves each client's problem in a way of its own", "client", OTHER)
-    if rule.loss is not None:
-        return Obstacle(f"'{rule.name}' looks into each client's model while it trains", "client", OTHER)
     if train.personal:
         return Obstacle("parts of the model are the clients' own", "algorithm.name", OTHER)
     if train.keep_optimizer:
@@ -165,4 +163,5 @@ def footprint(train: Train, device: torch.device, largest: int = 32) -> int:
         learner.module.eval()(images)
     for handle in handles:
         handle.remove()
-    return 6 * weights + size * (images.nbytes + 3 * seen[0])
+    copies = 6 if train.rule.looks is None else 9  # two models to look at, and the features
+    return copies * weights + size * (images.nbytes + 3 * seen[0])

@@ -17,8 +17,9 @@ from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Call, Client, ModelSpec, Outcome, Payload
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.seeding import Rng
-from fedlens.core.tree import TreeSpec, part, tree_of
+from fedlens.core.tree import Tree, TreeSpec, part, tree_of
 from fedlens.local.bench import Bench
+from fedlens.local.features import Looking
 from fedlens.local.normalizing import effective_steps
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal import PERSONAL, own_leaves
@@ -72,7 +73,8 @@ class Train:
                 solved = self._steps(parameters, visit, rng, kept)
             with torch.no_grad():
                 update = torch._foreach_sub(visit.anchor, parameters)
-            found = self.outcome(client, visit, [p.detach() for p in parameters], update, solved, kept)
+            trained = [p.detach() for p in parameters]
+            found = self.outcome(client, visit, trained, visit.tree(update), solved, kept)
             # What a rule sends in its place may be memory that the rule works on in.
             made = {id(tensor) for tensor in update}
             fresh = all(id(tensor) in made for tensor in found.payload["update"].values())
@@ -102,16 +104,25 @@ class Train:
         client: Client,
         visit: Visit,
         parameters: Tensors,
-        update: Sequence[Tensor],
+        update: Tree,
         solved: Solved,
         kept: OptimizerState | None = None,
     ) -> Outcome:
-        """What a client that has been trained sends back and keeps: the weights it came to, and anchor - weights."""
+        """What a client that has been trained sends back and keeps.
+
+        Args:
+            client: the client.
+            visit: what the rule's hooks saw there.
+            parameters: the weights it came to; only a rule with `finish` looks at them.
+            update: anchor - weights.
+            solved: what its steps or its solver looked at.
+            kept: the optimizer's state.
+        """
         bench, more, changes = visit.bench, dict[str, Any](), None
         if self.rule.finish is not None:
             found, changes = self.rule.finish(parameters, visit)
             more.update(found)
-        reply = self._reply(bench.learner, visit.tree(update), more, visit, len(bench.data))
+        reply = self._reply(bench.learner, update, more, visit, len(bench.data))
         state = self._state(client.state, changes, bench.learner, kept or {})
         # A solver says how many batches it looked at, all in all.
         batches = solved.batches + (bench.seen if self.rule.solve is None else 0)
@@ -167,6 +178,8 @@ class Train:
         losses: list[Tensor] = []
         counts: list[int] = []
         twin = bench.twin("anchor") if rule.anchored else None
+        trees = rule.looks(visit) if rule.looks is not None else {}
+        looking = Looking(visit, trees) if trees else None
         for inputs, targets in self._batches(visit, rng):
             visit.batch = inputs, targets
             if twin is not None:
@@ -174,6 +187,8 @@ class Train:
             outputs = module(inputs)
             loss = self.task.loss(outputs, targets)
             bent = loss if rule.risk is None else rule.risk(outputs, targets, visit)
+            if looking is not None:
+                visit.features = looking.take(inputs)
             if rule.loss is not None:
                 bent = rule.loss(bent, outputs, targets, visit)
             gradients = gradients_of(bent, parameters, bench.learner.half)
@@ -200,7 +215,9 @@ class Train:
         visit: Visit,
         examples: int,
     ) -> dict[str, Any]:
-        sent = {n: v for n, v in more.get("update", update).items() if n not in self.personal}
+        sent = more.get("update", update)
+        if self.personal:
+            sent = {name: value for name, value in sent.items() if name not in self.personal}
         reply = {
             "buffers": self._copies(learner, "buffer"),
             "counters": self._copies(learner, "counter"),
@@ -214,8 +231,8 @@ class Train:
         return {"update": sent, **{k: v for k, v in reply.items() if k != "update"}}
 
     def _copies(self, learner: Loadable, role: Literal["buffer", "counter"]) -> dict[str, Tensor]:
-        names = [name for name in part(learner.spec, role) if name not in self.personal]
-        return {name: learner.rest[name].clone() for name in names}
+        names = learner.buffers if role == "buffer" else learner.counters
+        return {name: learner.rest[name].clone() for name in names if name not in self.personal}
 
     def _state(
         self, before: Payload, changes: Payload | None, learner: Loadable, kept: OptimizerState

@@ -1,0 +1,70 @@
+"""What models see in a batch: their features, which are what enters the last linear layer, in order of definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedlens.core.tree import Tree
+from fedlens.local.rules import Visit
+from fedlens.models.projection import last_linear
+
+OWN = "own"  # the features of the model that is trained
+
+
+@contextmanager
+def listening(module: nn.Module) -> Iterator[list[Tensor]]:
+    """While it is open, the features [n, ...] of each forward pass are appended to the list.
+
+    Nothing is where the module has no linear layer, or its last one takes no part in the forward pass.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> with listening(layer) as heard:
+    ...     _ = layer(torch.ones(3, 2))
+    >>> heard
+    [tensor([[1., 1.],
+            [1., 1.],
+            [1., 1.]])]
+    """
+    heard: list[Tensor] = []
+
+    def hear(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        heard.append(inputs[0])
+
+    found = last_linear(module)
+    handle = found[1].register_forward_pre_hook(hear) if found else None
+    try:
+        yield heard
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+class Looking:
+    """The features of the model that is trained at a client, and of the models that its rule `looks` at.
+
+    Those are in evaluation mode: they say what they would of the image, whatever else is in the batch.
+    """
+
+    def __init__(self, visit: Visit, trees: Mapping[str, Tree]) -> None:
+        bench = visit.bench
+        self.own = bench.closing.enter_context(listening(bench.learner.module))
+        self.others = {}
+        for name, tree in trees.items():
+            module = bench.twin(f"features-{name}", tree).module.eval()
+            self.others[name] = module, bench.closing.enter_context(listening(module))
+
+    def take(self, inputs: Tensor) -> dict[str, Tensor]:
+        """Features [n, features] by name, of the batch that the model which is trained has just seen."""
+        found = {OWN: self.own.pop().flatten(1)} if self.own else {}
+        self.own.clear()
+        for name, (module, heard) in self.others.items():
+            with torch.no_grad():
+                module(inputs)
+            if heard:
+                found[name] = heard.pop().flatten(1)
+            heard.clear()
+        return found

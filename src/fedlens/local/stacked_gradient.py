@@ -1,0 +1,70 @@
+"""The gradients of stacked clients' objectives over all their examples; see `fedlens.local.bench.Bench.gradient`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedlens.core.rows import Row, Stacked
+from fedlens.core.seeding import Rng
+from fedlens.local.rules import Tensors, Visit
+from fedlens.local.stacked_batches import stretches
+from fedlens.local.stacked_model import StackedModel
+from fedlens.local.stacked_steps import gradients
+
+if TYPE_CHECKING:
+    from fedlens.local.training import Train
+
+
+def full_gradients(
+    train: Train, model: StackedModel, visits: Sequence[Visit], rngs: Sequence[Rng]
+) -> list[tuple[Row, float]]:
+    """Each client's gradient at the weights that training starts from, and the mean of the task's loss there."""
+    order = sorted(range(len(visits)), key=lambda k: -visits[k].bench.passes())
+    visits, rngs = [visits[k] for k in order], [rngs[k] for k in order]
+    anchor = visits[0].anchor
+    total = [
+        torch.zeros(len(visits), *value.shape, dtype=value.dtype, device=value.device) for value in anchor
+    ]
+    loss = torch.zeros(len(visits), dtype=torch.float64)
+    sizes = torch.tensor([len(visit.bench.data) for visit in visits], dtype=torch.float64)
+    # As the client's own generator stands before anything is drawn.
+    masks = [torch.Generator().manual_seed(rng.seed("torch")) for rng in rngs] if model.random else []
+    with model.ready(masks) as drawn:
+        for batch in stretches(visits, anchor[0]):
+            drawn.begin(batch.counts)
+            active = len(batch.counts)
+            weights = [value.expand(active, *value.shape) for value in anchor]
+            losses, found = gradients(train, model, weights, batch, visits[:active])
+            share = torch.tensor(batch.counts, dtype=torch.float64) / sizes[:active]
+            loss[:active] += share * losses.cpu()
+            for own, gradient in zip(total, found, strict=True):
+                own[:active] += gradient * share.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
+    rows = Stacked(dict(zip(visits[0].names, total, strict=True))).rows()
+    done = dict(zip(order, zip(rows, loss.tolist(), strict=True), strict=True))
+    return [done[k] for k in range(len(order))]
+
+
+class Shared:
+    """The full gradients that rules ask for before the first step: computed for all at the first time that one asks."""
+
+    def __init__(
+        self, train: Train, model: StackedModel, visits: Sequence[Visit], rngs: Sequence[Rng]
+    ) -> None:
+        self.train, self.model, self.visits, self.rngs = train, model, visits, rngs
+        self.found: dict[int, tuple[Row, float]] | None = None
+
+    def of(self, at: int) -> tuple[Tensors, float] | None:
+        """The gradient and the loss of client `at`; None where they cannot be had together."""
+        if self.found is None:
+            try:
+                every = full_gradients(self.train, self.model, self.visits, self.rngs)
+            except Exception:  # of whatever kind: each by itself tells whose it is
+                every = []
+            self.found = dict(enumerate(every))
+        if at not in self.found:
+            return None
+        row, loss = self.found[at]
+        return list(row.values()), loss
