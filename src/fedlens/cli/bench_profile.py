@@ -11,6 +11,7 @@ import typer
 
 from fedlens.cli.options import DataDir, Debug
 from fedlens.cli.output import print_columns, print_json, reported, stdout_kept_clean
+from fedlens.cli.training import terminated_like_interrupted
 
 if TYPE_CHECKING:
     from fedlens.benchmark.profile import Profile
@@ -63,7 +64,7 @@ def profile(
             document = _model(model, changes or (), shape or "3,32,32", classes or 10, layers, to_stdout)
         else:
             assert recipe is not None
-            with stdout_kept_clean(to_stdout):
+            with stdout_kept_clean(to_stdout), terminated_like_interrupted():
                 document = _recipe(recipe, changes or (), rounds, engine, peak, data_dir, download, layers)
         _keep(document, json_file)
 

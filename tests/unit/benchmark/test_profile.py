@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from fedlens.benchmark.profile_peak import peak_of
 from fedlens.benchmark.profile_rounds import PARTS, measure
 from fedlens.cli.main import app
 from tests.unit.benchmark.profile_kit import SMALL, built
+from tests.unit.cli.conftest import command
+from tests.unit.engines.engine_kit import children, gone_within
 
 runner = CliRunner()
 DIGITS = [word for setting in SMALL for word in ("--set", setting)]
@@ -47,7 +52,8 @@ def test_the_table_and_the_file_say_the_same(tmp_path: Path) -> None:
     assert sum(shown.values()) == pytest.approx(total, abs=0.06)
     assert found["model"]["trainable"] == 9930
     assert 4 * 9930 < found["bytes"]["up_a_client"] < 4 * 9930 + 100
-    assert found["bytes"]["down_a_run"] == 3 * found["bytes"]["down_a_round"]
+    for way in ("down", "up"):
+        assert found["bytes"][f"{way}_a_run"] == 3 * found["bytes"][f"{way}_a_round"] > 0
     speed = found["speed"]
     assert speed["peak"] == {"flops": 5e11, "source": "given"}
     assert speed["share_of_peak"] == pytest.approx(speed["round"] / 5e11)
@@ -112,6 +118,23 @@ def test_what_cannot_be_profiled_is_one_sentence(words: list[str], said: str, tm
     assert "unexpected" not in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_in_the_middle_it_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    argv, env = command(["bench", "profile", "digits", "--engine", "processes", "--set", "engine.workers=2"])
+    process = subprocess.Popen(argv, env={**env, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while len(workers := children(process.pid)) < 3 and time.monotonic() < until:  # and who starts them
+        time.sleep(0.05)
+    assert any(tmp_path.glob("fedlens-profile-*"))
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip() == "interrupted"
+    assert not any(tmp_path.glob("fedlens-profile-*"))
+    assert len(workers) == 3
+    assert gone_within(20, workers)
 
 
 def test_absent_data_are_told_as_a_run_tells_it() -> None:

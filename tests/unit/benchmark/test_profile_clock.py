@@ -78,3 +78,18 @@ def test_a_function_that_is_made_is_counted_too(seconds: list[float]) -> None:
     step = timed_maker(clock, "optimizer", made)(5.0)
     assert step() + step() == 10
     assert clock.seconds == {"optimizer": 11}
+
+
+def test_a_function_that_calls_itself_is_counted_once(seconds: list[float]) -> None:
+    clock = Clock()
+
+    def down(n: int) -> None:
+        seconds[0] += 1
+        if n:
+            again(n - 1)
+
+    again = timed(clock, "reply", down)
+    with clock.part("other"):
+        again(3)
+    assert clock.seconds == {"other": 0, "reply": 4}
+    assert clock.calls["reply"] == 1

@@ -13,8 +13,10 @@ from fedlens import Experiment
 from fedlens.benchmark import profile_rounds
 from fedlens.benchmark.profile_rounds import PARTS, Rounds, evaluations, measure
 from fedlens.benchmark.profile_seams import SEAMS, owner_of
-from fedlens.benchmark.profile_watching import tops
+from fedlens.benchmark.profile_watching import Watched, tops
 from fedlens.core.errors import RunFailed
+from fedlens.core.protocol import Failure, Id, Reply
+from fedlens.engines.inline import Inline
 from tests.unit.benchmark.profile_kit import SMALL, built
 
 
@@ -26,6 +28,15 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.chdir(tmp_path)
     return folder
+
+
+def test_what_an_operation_says_of_its_time_is_taken_out_of_its_reply() -> None:
+    watched = Watched(Inline())
+    reply = Reply(Id(1, 0, 0), 4, {}, {"loss": 2.0, "profile:forward": 0.5, "profile:process": 77.0})
+    watched._take(reply)
+    watched._take(Failure(Id(1, 0, 1), 5, "no"))
+    assert reply.metrics == {"loss": 2.0}
+    assert (watched.workers, watched.processes) == ({"forward": 0.5}, {77})
 
 
 def check_adds_up(found: Rounds) -> None:
@@ -67,7 +78,6 @@ def test_what_goes_on_in_workers_is_timed_there() -> None:
     assert 1 <= found.processes <= 2
     assert sum(there.values()) < 2 * sum(here.values())
     assert set(found.worker_evaluation) == {"evaluation"}
-    assert all(not name.startswith("profile:") for tally in found.tallies for name in tally.sums)
 
 
 @pytest.mark.parametrize("engine", ["inline", "vectorized"])
@@ -153,8 +163,11 @@ def test_workers_are_gone_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunFailed):
         measure(experiment, 1)
     assert len(pids) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert os.getpid() not in pids
+    until = time.monotonic() + 20  # who reaps them is not this process
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_without_a_number_there_are_at_least_two_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
