@@ -7,14 +7,12 @@ gathered once an epoch: no DataLoader.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import turns
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
-from torch import Tensor
 
 
 class Clients:
@@ -24,21 +22,9 @@ class Clients:
         self.images, self.labels = workload.tensors()
         self.rng = torch.Generator().manual_seed(1)
 
-    def get_dataloader(self, client: int, size: int) -> Batches:
+    def get_dataloader(self, client: int, size: int) -> turns.Batches:
         """The client's batches, shuffled anew whenever they are gone through."""
-        return Batches(self.images[client], self.labels[client], size, self.rng)
-
-
-class Batches:
-    """Batches of one client in random order."""
-
-    def __init__(self, images: Tensor, labels: Tensor, size: int, rng: torch.Generator) -> None:
-        self.images, self.labels, self.size, self.rng = images, labels, size, rng
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(self.labels), generator=self.rng)
-        parts = (t[order].split(self.size) for t in (self.images, self.labels))
-        return zip(*parts, strict=True)
+        return turns.Batches(self.images[client], self.labels[client], size, self.rng)
 
 
 def main() -> None:
@@ -66,7 +52,7 @@ def main() -> None:
         trainer.local_process(server.downlink_package, server.sample_clients())
         for reply in trainer.uplink_package:
             server.load(reply)
-        line.done(time.perf_counter() - began)
+        line.done(time.perf_counter() - began, [server.model_parameters])
 
 
 if __name__ == "__main__":

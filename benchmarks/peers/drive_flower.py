@@ -53,7 +53,8 @@ def main(grid: Grid, context: Context) -> None:
         averaged, _ = strategy.aggregate_train(number, replies)
         assert averaged is not None
         arrays = averaged
-        line.done(time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        line.done(seconds, arrays.to_torch_state_dict().values())
 
 
 if __name__ == "__main__":

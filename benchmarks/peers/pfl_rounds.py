@@ -58,7 +58,7 @@ class InTurn(TrainingProcessCallback):  # type: ignore[misc]
     ) -> tuple[bool, Metrics]:
         """After every round; the first value says whether to stop."""
         if self.line:
-            self.line.done(time.perf_counter() - self.began)
+            self.line.done(time.perf_counter() - self.began, model.pytorch_model.parameters())
         return not self._wait(), Metrics()
 
     def _wait(self) -> bool:

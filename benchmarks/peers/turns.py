@@ -1,7 +1,7 @@
 """How a driver takes its turns: a line on standard input starts a round, a line of JSON on standard output ends it.
 
-A driver says `{"ready": true, ...}` once, and then `{"seconds": ...}` after every line `round` that it reads. Anything
-else, or the end of the input, ends it. By hand:
+A driver says `{"ready": true}` once, and `{"seconds": ..., "norm": ...}` after every line `round` that it reads.
+Anything else, or the end of the input, ends it. By hand:
 
     yes round | head -5 | FEDLENS_LIMIT=.../fedlens/benchmark/limit.py python drive_flower.py linear
 
@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import types
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,24 @@ class Turns:
         """Waits until a round is asked for; false at the end."""
         return sys.stdin.readline().strip() == "round"
 
-    def done(self, seconds: float) -> None:
-        """Says how long the round took."""
-        self._say({"seconds": seconds})
+    def done(self, seconds: float, weights: Iterable[Any]) -> None:
+        """Says how long the round took, and the norm of the weights it came to, by which rounds can be compared."""
+        norm = sum(float(weight.detach().double().square().sum()) for weight in weights) ** 0.5
+        self._say({"seconds": seconds, "norm": norm})
 
     def _say(self, line: dict[str, Any]) -> None:
         print(json.dumps(line), file=self._out, flush=True)
+
+
+class Batches:
+    """One client's batches, for a peer that wants a loader: shuffled anew whenever they are gone through."""
+
+    def __init__(self, images: Any, labels: Any, size: int, rng: Any) -> None:
+        self.images, self.labels, self.size, self.rng = images, labels, size, rng
+
+    def __iter__(self) -> Iterator[Any]:
+        import torch
+
+        order = torch.randperm(len(self.labels), generator=self.rng)
+        parts = (t[order].split(self.size) for t in (self.images, self.labels))
+        return zip(*parts, strict=True)

@@ -138,7 +138,8 @@ def _show(rows: Sequence[Row], asked: Asked) -> None:
     print_columns(lines, head, numeric=() if any(row.reason for row in rows) else (3,))
     turns = {row.workload: len(row.seconds) for row in rows if row.seconds}
     told = ", ".join(f"{count} of {name}" for name, count in turns.items())
-    print(f"medians of pairs taken in turn, with 95 % intervals; pairs: {told}")
+    few = " (of fewer than six pairs, their range)" if min(turns.values(), default=6) < 6 else ""
+    print(f"medians of pairs taken in turn, with 95 % intervals{few}; pairs: {told}")
 
 
 def _told(ratio: Ratio | None) -> str:

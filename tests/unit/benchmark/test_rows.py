@@ -107,7 +107,7 @@ def test_the_picture_has_a_bar_for_every_row(rows: list[Row], tmp_path: Path) ->
     for text in (
         "bare PyTorch, 2 x 1",
         "fast, 2 x 1",
-        "2.00 x the limit",
+        "120   2.00 x the limit",
         "did not run",
         "images per second",
     ):
