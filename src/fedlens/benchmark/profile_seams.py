@@ -63,6 +63,7 @@ SEAMS = (
     Seam("fedlens.local.training", "optimizer", "optimizer", timed_maker),
     Seam("fedlens.local.stacked_steps", "optimizer", "optimizer", timed_maker),
     Seam("fedlens.local.training", "clip", "optimizer.clipping"),
+    Seam("fedlens.local.stacked_steps", "descend", "optimizer"),
     Seam("fedlens.local.stacked_steps", "_clipped", "optimizer.clipping"),
     Seam("fedlens.local.training", "_replayed", "rule"),
     Seam("fedlens.local.stacked_steps:Steps", "_bent", "rule"),
@@ -113,7 +114,7 @@ class Watch:
     def __init__(self, clock: Clock, ops: Iterable[Any]) -> None:
         self.clock, ops = clock, list(ops)
         self.places = [
-            Place(owner, seam.name, own, seam.wrap(clock, seam.part, own))
+            Place(owner, seam.name, own, _wrapped(seam, clock, own))
             for seam in SEAMS
             for owner in [owner_of(seam)]
             for own in [vars(owner)[seam.name]]
@@ -163,6 +164,13 @@ class Watch:
             for handle in handles:
                 handle.remove()
         self._hooked.clear()
+
+
+def _wrapped(seam: Seam, clock: Clock, own: Any) -> Any:
+    """The function, timed; a static method stays one."""
+    if isinstance(own, staticmethod):
+        return staticmethod(seam.wrap(clock, seam.part, own.__func__))
+    return seam.wrap(clock, seam.part, own)
 
 
 def owner_of(seam: Seam) -> Any:

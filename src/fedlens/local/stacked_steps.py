@@ -106,11 +106,7 @@ class Steps:
         try:
             losses, leaves = descended(self.train, self.model, weights, batch, visits, self.looks)
             found = differentiated(losses[1], leaves)
-            for weight, gradient in zip(weights, found, strict=True):
-                if gradient is not None:
-                    weight.add_(gradient, alpha=-lr)
-            for leaf, left, right in stack.products:
-                leaf.detach().baddbmm_(left, right, alpha=-lr)
+            descend(weights, found, stack.products, lr)
         finally:
             stack.products = None
         return losses[0]
@@ -130,6 +126,20 @@ class Steps:
             visit.at_anchor = [value[k] for value in at_anchor]
             rows.append(grad([g[k] for g in found], [w[k] for w in weights], visit))
         return [torch.stack(leaf) for leaf in zip(*rows, strict=True)]
+
+
+def descend(
+    weights: Tensors,
+    gradients: Sequence[Tensor | None],
+    products: Sequence[tuple[Tensor, Tensor, Tensor]],
+    lr: float,
+) -> None:
+    """w <- w - lr g in place, for gradients that are there and for those that are products; see `Stack.products`."""
+    for weight, gradient in zip(weights, gradients, strict=True):
+        if gradient is not None:
+            weight.add_(gradient, alpha=-lr)
+    for leaf, left, right in products:
+        leaf.detach().baddbmm_(left, right, alpha=-lr)
 
 
 def differentiated(loss: Tensor, leaves: Tensors) -> tuple[Tensor | None, ...]:
