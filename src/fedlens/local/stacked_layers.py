@@ -103,8 +103,6 @@ def adapted(module: nn.Module, stack: Stack) -> Iterator[None]:
 def _dropped(stack: Stack, layer: nn.Module, input: Tensor) -> Tensor:
     if not layer.training:
         return input
-    if len(input) != stack.clients * stack.masks.size:
-        raise RuntimeError("dropout of values whose first axis is not that of the batch")
     values = input.view(stack.clients, -1, *input.shape[1:])
     return (values * stack.masks.mask(values, layer)).flatten(0, 1)
 

@@ -58,7 +58,7 @@ def test_a_row_is_counted_and_sent_without_the_others() -> None:
     assert torch.equal(alone["w"], row["w"])
 
 
-@pytest.mark.parametrize("places", [[0, 1, 2], [3, 1], [2], [3, 0, 2, 1]])
+@pytest.mark.parametrize("places", [[0, 1, 2], [0, 3, 1], [2], [3, 0, 2, 1]])
 def test_a_block_is_added_up_as_one_after_the_other_and_others_are_not_looked_at(places: list[int]) -> None:
     trees, reduce = stacked(), Reduce({"update": "sum", "more": "plain", "n": "sum", "top": "max"})
     for k in set(range(4)) - set(places):
