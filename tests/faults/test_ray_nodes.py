@@ -14,7 +14,7 @@ from fedlens.engines import ray_cluster
 from tests.unit.engines.engine_kit import answers_to, ask, expected, same, vectors
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 
-pytestmark = NEEDS_RAY
+pytestmark = [NEEDS_RAY, pytest.mark.timeout(300)]  # Ray takes its time on a busy machine
 
 
 def test_a_node_that_vanishes_and_a_cluster_that_does(
@@ -32,8 +32,9 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
     try:
         node = cluster.add_node(num_cpus=1)
         cluster.wait_for_nodes()
+        address = cluster.address
         capfd.readouterr()  # what Ray's own test cluster says
-        with fresh(address=cluster.address, workers=0) as gate:
+        with fresh(address=address, workers=0) as gate:
             engine: Any = gate.engine
             all_ready(gate)
             assert engine.ready == 2  # one for each CPU of both
@@ -45,6 +46,7 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
             assert same(vectors(found), expected(wanted))
             assert len({answer.metrics["pid"] for answer in found if isinstance(answer, Reply)}) == 2
             assert engine.ready == 1  # the other has no room
+            assert capfd.readouterr() == ("", "")
             cluster.add_node(num_cpus=1)
             all_ready(gate)
             assert same(vectors(answers_to(gate, wanted, 2)), expected(wanted, 2))
@@ -52,7 +54,7 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
             monkeypatch.setattr(ray_cluster, "_PATIENCE", 1.0)
             cluster.head_node.kill_gcs_server(check_alive=False)
             began = time.monotonic()
-            with pytest.raises(RunFailed, match=rf"^the Ray cluster at {cluster.address} is gone: "):
+            with pytest.raises(RunFailed, match=rf"^the Ray cluster at {address} is gone: "):
                 answers_to(gate, ask([{"seconds": 0.3}] * 60), 3)
             assert time.monotonic() - began < 10
     finally:

@@ -56,7 +56,7 @@ ObjectStore = Annotated[
 ]
 
 _SHORT = 0.2  # seconds: below it a worker gets its next block before it has finished, so that it never waits
-_TICK = 1.0  # seconds without news after which it is looked whether the cluster is still there
+_TICK = 1.0  # seconds after which it is looked again whether the cluster is still there
 
 
 def ray(
@@ -143,6 +143,7 @@ class Ray:
         self._connecting: Lasting | None = None
         self._threads_before: int | None = None
         self._seconds = 1.0  # a block's time, smoothed: blocks are taken for long until shown otherwise
+        self._checked = 0.0  # when the cluster was last seen to be there
         self._stillborn = 0  # workers that died as they started, since the last one that did not
 
     # -- beginning and ending -------------------------------------------------------------------------------------
@@ -290,9 +291,11 @@ class Ray:
                 self._answered(worker, next(task for task in worker.tasks if task.promise == came[0]))
             else:
                 self._started(worker)
-        elif patience == _TICK:
+        now = time.monotonic()
+        if now - self._checked > _TICK:  # also while answers come: workers go on for a while without the rest
             assert self._cluster is not None
-            self._cluster.check(time.monotonic())
+            self._checked = now
+            self._cluster.check(now)
 
     def _started(self, worker: _Worker) -> None:
         try:
