@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -76,3 +78,23 @@ class Secrets:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client's secrets never leave the client: take them out of what you send or save")
+
+
+@contextmanager
+def random_state_kept(device: torch.device | None = None) -> Iterator[None]:
+    """Leaves the process's own random state, and that of a GPU where `device` is one, as it was.
+
+    >>> with random_state_kept():
+    ...     first = torch.rand(1)
+    >>> torch.equal(torch.rand(1), first)
+    True
+    """
+    before = torch.get_rng_state()
+    gpu = device if device is not None and device.type == "cuda" else None
+    before_there = None if gpu is None else torch.cuda.get_rng_state(gpu)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+        if gpu is not None and before_there is not None:
+            torch.cuda.set_rng_state(before_there, gpu)

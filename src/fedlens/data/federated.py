@@ -33,10 +33,12 @@ class TensorExamples:
     Args:
         inputs: uint8 [n, C, H, W] or int64 [n, T].
         targets: int64 [n] or [n, T], uint8 [n, H, W], or `Boxes`.
+        device: where to what is taken goes; None leaves it where it lies.
     """
 
     inputs: Any
     targets: Any
+    device: torch.device | None = None
 
     @classmethod
     def of(cls, examples: Examples) -> TensorExamples:
@@ -53,11 +55,27 @@ class TensorExamples:
 
     def take(self, index: Tensor) -> TensorExamples:
         """The examples at the positions `index`, int64 [k], in memory of their own."""
-        return TensorExamples(_take(self.inputs, index), _take(self.targets, index))
+        return TensorExamples(self._there(_take(self.inputs, index)), self._there(_take(self.targets, index)))
 
     def stretch(self, start: int, stop: int) -> TensorExamples:
         """The examples from `start` to before `stop`: views, where they lie in memory."""
-        return TensorExamples(_stretch(self.inputs, start, stop), _stretch(self.targets, start, stop))
+        inputs, targets = _stretch(self.inputs, start, stop), _stretch(self.targets, start, stop)
+        return TensorExamples(self._there(inputs), self._there(targets))
+
+    def on(self, device: torch.device, room: int) -> TensorExamples:
+        """The same examples for work on a device: kept there, where they lie in memory and in so many bytes of room.
+
+        Otherwise each batch goes there by itself.
+        """
+        parts = [part for part in (self.inputs, self.targets) if isinstance(part, Tensor)]
+        if len(parts) == 2 and sum(part.nbytes for part in parts) <= room:
+            return TensorExamples(self.inputs.to(device), self.targets.to(device), device)
+        return TensorExamples(self.inputs, self.targets, device)
+
+    def _there(self, taken: Any) -> Any:
+        if self.device is None or not isinstance(taken, Tensor):
+            return taken
+        return taken.to(self.device, non_blocking=True)
 
     def feed(self, hashed: hashlib._Hash) -> None:
         """Feeds a hash with the bytes in memory; of what is in files, with their names and contents."""
@@ -239,7 +257,7 @@ def _tensor(array: Any) -> Any:
 
 def _take(part: Any, index: Tensor) -> Any:
     if isinstance(part, Tensor):
-        return part.index_select(0, index)
+        return part.index_select(0, index.to(part.device))
     return _tensor(part.take(index.numpy()))
 
 

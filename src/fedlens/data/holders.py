@@ -141,7 +141,9 @@ class Holding:
             name: values[at] if len(values) > 1 else values.expand(len(at))
             for name, values in self.features.items()
         }
-        return shifted(taken.inputs, own, positions), taken.targets
+        images = taken.inputs
+        own = {name: values.to(images.device) for name, values in own.items()}
+        return shifted(images, own, positions.to(images.device)), taken.targets
 
     def _from_memory(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         n = len(self)
@@ -151,7 +153,8 @@ class Holding:
                 yield images, labels
                 continue
             order = self._order(n, size, generator)
-            shuffled, shuffled_labels = images.index_select(0, order), labels.index_select(0, order)
+            at = order.to(images.device)
+            shuffled, shuffled_labels = images.index_select(0, at), labels.index_select(0, at)
             for start in range(0, n, size):
                 yield shuffled[start : start + size], shuffled_labels[start : start + size]
 
@@ -170,6 +173,14 @@ class Holders:
 
     data: FederatedData
     augment: Augment | None = None
+
+    def on(self, device: torch.device) -> Holders:
+        """The same, for work on a device; the images lie there if half of what it has free has room for them."""
+        room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**62
+        train = self.data.train.on(device, room)
+        # What holders are told apart by is the set that they point into.
+        test = train if self.data.test is self.data.train else self.data.test.on(device, room // 4)
+        return replace(self, data=replace(self.data, train=train, test=test))
 
     def holder(self, client: ClientId) -> Holding:
         """The data of this holder. Raises `KeyError` for one that there is not."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
 from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program
+from fedlens.core.seeding import random_state_kept
 from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.engines.answering import Item, Site, own
 from fedlens.engines.computing import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
@@ -83,7 +83,7 @@ class Inline:
 
     def _answers(self, ask: Ask, ids: Sequence[Id], due: float | None) -> Generator[Answer, None, None]:
         size = ask.reduce.block if ask.reduce else 1
-        with random_state_kept():
+        with random_state_kept(self._site.device):
             for first in range(0, len(ids), size):
                 # Nothing is committed before the ask is answered, so a state may be read when its turn comes.
                 items = [
@@ -93,7 +93,7 @@ class Inline:
                 yield from self._work(ask, items, due)
 
     def _as_asked(self) -> Generator[Answer, None, None]:
-        with random_state_kept():
+        with random_state_kept(self._site.device):
             while self._queue:
                 ask, id, version, due = self._queue.popleft()
                 item = item_of(ask, id, self._states.read(version))
@@ -125,13 +125,3 @@ def item_of(ask: Ask, id: Id, state: Payload) -> Item:
     """The request of this slot, with the state of its client."""
     request = ask.requests[id.slot]
     return Item(id, request.client, request.payload, state)
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Leaves the process's own random state as it was: operations draw from generators of theirs."""
-    random_state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(random_state)

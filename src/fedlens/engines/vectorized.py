@@ -8,11 +8,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedlens.core.protocol import Answer, Ask, ClientStates, Id, Op, Program
+from fedlens.core.seeding import random_state_kept
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.answering import own
 from fedlens.engines.computing import ON_CPU, Computing, Device, PrecisionSetting
 from fedlens.engines.grouping import Groups, check_stackable
-from fedlens.engines.inline import Inline, StateMemory, Threads, item_of, random_state_kept
+from fedlens.engines.inline import Inline, StateMemory, Threads, item_of
 
 Group = Annotated[
     int | None,
@@ -70,7 +71,7 @@ class Vectorized(Inline):
         block = ask.reduce.block if ask.reduce else 1
         group = self._groups.size(self._site.program, ask.op, [request.client for request in ask.requests])
         size = max(block, group // block * block)
-        with random_state_kept():
+        with random_state_kept(self._site.device):
             for first in range(0, len(ids), size):
                 items = [
                     item_of(ask, id, self._states.get(ask.requests[id.slot].client))

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, ModelSpec
-from fedlens.core.seeding import Rng
+from fedlens.core.seeding import Rng, random_state_kept
 from fedlens.core.tree import Tree
 from fedlens.tasks.evaluation import Task
 
@@ -107,12 +107,10 @@ class Bench:
         learner.module.train()
         if over is not None:
             return self._mean(learner, [over], len(over[1]))
-        random_state = torch.get_rng_state()
         n = len(self.data)
         stretches = (self.data.stretch(i, min(i + self.batch, n)) for i in range(0, n, self.batch))
-        found = self._mean(learner, stretches, n)
-        torch.set_rng_state(random_state)
-        return found
+        with random_state_kept(self.client.device):
+            return self._mean(learner, stretches, n)
 
     def _mean(self, learner: Loadable, batches: Iterable[Batch], n: int) -> Objective:
         parameters = list(learner.trainable.values())

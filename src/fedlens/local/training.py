@@ -16,7 +16,7 @@ from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Call, Client, ModelSpec, Outcome, Payload
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
-from fedlens.core.seeding import Rng
+from fedlens.core.seeding import Rng, random_state_kept
 from fedlens.core.tree import Tree, TreeSpec, part, tree_of
 from fedlens.local.bench import Bench
 from fedlens.local.features import Looking
@@ -201,7 +201,8 @@ class Train:
             losses.append(loss.detach())
             counts.append(len(targets))
         seen = sum(counts)
-        mean = float(torch.stack(losses).double() @ torch.tensor(counts, dtype=torch.float64)) / seen
+        each = torch.stack(losses).cpu().double()  # not every device has float64
+        mean = float(each @ torch.tensor(counts, dtype=torch.float64)) / seen
         return Solved(weights, mean, seen, visit.steps)
 
     def _batches(self, visit: Visit, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
@@ -283,14 +284,11 @@ def _risk(rule: ClientRule, visit: Visit, outputs: Tensor, targets: Tensor) -> T
 def _replayed(twin: Loadable, bench: Bench, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
     """The batch's gradients at the anchor, under the dropout masks that the step is about to draw."""
     bench.seen += 1
-    random_state = torch.get_rng_state()
     twin.module.train()
     inputs, targets = batch
-    gradients = gradients_of(
-        bench.risk(twin.module(inputs), targets), list(twin.trainable.values()), twin.half
-    )
-    torch.set_rng_state(random_state)
-    return gradients
+    with random_state_kept(bench.client.device):
+        risk = bench.risk(twin.module(inputs), targets)
+        return gradients_of(risk, list(twin.trainable.values()), twin.half)
 
 
 def _optimizer_state(state: Payload) -> OptimizerState:

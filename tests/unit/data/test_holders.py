@@ -31,8 +31,12 @@ def holders(augment=None) -> Holders:
 def test_orders_are_where_the_examples_of_the_batches_are(size: int, steps: int) -> None:
     holding = holders().holder(2)
     size = min(size, len(holding))
-    orders = holding.orders(size, Rng((1, "a")), steps)
-    assert orders.shape == (steps, size)
+    other = holders().holder(1)
+    both = holding.orders([holding, other], [size, 1], [Rng((1, "a")), Rng((2,))], [steps, 1])
+    assert both.shape == (steps, 2, size)
+    assert (both[1:, 1] == -1).all()  # it has one step
+    assert (both[0, 1, 1:] == -1).all()
+    orders = both[:, 0]
     images, labels = holding.stretch(0, len(holding))
     for row, (inputs, targets) in zip(
         orders, islice(holding.batches(size, Rng((1, "a"))), steps), strict=True
