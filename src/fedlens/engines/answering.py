@@ -31,6 +31,7 @@ from fedlens.core.seeding import Rng, Secrets
 from fedlens.engines.grouping import Groups
 
 _CPU = torch.device("cpu")
+_PLAIN = (torch.Tensor, bytes, str, int, float, Row)
 
 
 @dataclass(frozen=True)
@@ -139,11 +140,11 @@ class Site:
         if reduce is None:
             return [self._home(answer if joint or len(items) == 1 else own(answer)) for answer in many]
         answers: list[Answer] = []
-        for start in range(0, len(items), reduce.block):
+        # What is computed together is added up together: its last bits are its own anyway.
+        size = len(items) if joint else reduce.block
+        for start in range(0, len(items), size):
             folding = Fold(reduce)
-            block = [
-                folding.take(answer) for answer in islice(many, len(items[start : start + reduce.block]))
-            ]
+            block = [folding.take(answer) for answer in islice(many, len(items[start : start + size]))]
             block[-1].folded = folding.result()
             answers += map(self._home, block)
         return answers
@@ -191,10 +192,13 @@ def foreign(value: Any, name: str = "the payload") -> str | None:
     >>> foreign({"model": {"w": torch.ones(1)}, "sizes": [1, {2}]})
     'the payload.sizes holds a set, which cannot be sent'
     """
-    if value is None or isinstance(value, torch.Tensor | bytes | str | int | float | Row):
+    if value is None or isinstance(value, _PLAIN):
         return None
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return next(filter(None, (foreign(item, f"{name}.{key}") for key, item in value.items())), None)
+        for key, item in value.items():
+            if not isinstance(item, _PLAIN) and (fault := foreign(item, f"{name}.{key}")) is not None:
+                return fault
+        return None
     if isinstance(value, list | tuple):
         return next(filter(None, (foreign(item, name) for item in value)), None)
     kind = f"a {type(value).__name__}" + (
