@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -53,13 +54,14 @@ def peak_of(device: str, precision: str, cores: int) -> Peak:
 
 def _product(device: str, precision: str, side: int, cores: int) -> float:
     """FLOP/s of the best of a few products."""
-    threads, tf32 = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
+    matmul: Any = torch.backends.cuda.matmul
+    threads, before = torch.get_num_threads(), matmul.fp32_precision
     with ExitStack() as undo:
         undo.callback(torch.set_num_threads, threads)
-        undo.callback(setattr, torch.backends.cuda.matmul, "allow_tf32", tf32)
+        undo.callback(setattr, matmul, "fp32_precision", before)
         torch.set_num_threads(cores)
-        if tf32 != (precision == "tf32"):
-            torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        if torch.device(device).type == "cuda":
+            matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
         a = torch.ones(side, side, dtype=_TYPES.get(precision, torch.float32), device=device)
         best = float("inf")
         for _ in range(_TURNS):

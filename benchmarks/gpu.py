@@ -1,0 +1,170 @@
+"""One GPU: clients together beside one after the other, beside a loop of CUDA graphs; and the share of the chip's peak.
+
+    python -m benchmarks.gpu                        # all of it, on the first GPU
+    python -m benchmarks.gpu --precision bf16 --pairs 12
+
+Three questions, each with the goal that it is held against:
+
+- `mcmahan-cnn`, 100 clients a round: `vectorized` at least 10 times `inline`, and 3 times a loop over clients whose
+  step is one CUDA graph, replayed.
+- hsu2019's CIFAR-10 setting (100 clients x 500 images, 10 a round, one epoch): 20 rounds a second.
+- `hsu-cnn` at 32 x 32 and a ResNet-18 at 224 x 224: FLOP/s of training, as a share of the data sheet's peak.
+
+Rounds are taken in turn; figures are medians. On a machine without a GPU it says so and ends with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedlens.benchmark.federation import Federation
+from fedlens.benchmark.limit import WORKLOADS, Workload
+from fedlens.benchmark.profile_peak import peak_of
+from fedlens.core.arithmetic import Arithmetic
+
+GPU = torch.device("cuda")
+MANY = replace(WORKLOADS["mnist-cnn"], name="100 clients of mnist-cnn", cohort=100)
+HSU2019 = WORKLOADS["cifar-cnn"]
+
+
+class Graphed:
+    """A loop over clients in bare PyTorch, whose step is captured once and replayed for every batch."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        images, labels = workload.tensors()
+        self.images, self.labels = images.to(GPU), labels.to(GPU)
+        self.module = workload.model().to(GPU)
+        self.parameters = list(self.module.parameters())
+        self.server = [p.detach().clone() for p in self.parameters]
+        self.x = torch.zeros(workload.batch, *workload.shape, device=GPU)
+        self.y = torch.zeros(workload.batch, dtype=torch.int64, device=GPU)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._step()
+
+    def _step(self) -> None:
+        loss = nn.functional.cross_entropy(self.module(self.x), self.y)
+        gradients = torch.autograd.grad(loss, self.parameters)
+        with torch.no_grad():
+            torch._foreach_add_(self.parameters, gradients, alpha=-self.workload.lr)
+
+    def round(self) -> float:
+        """One round; its seconds."""
+        w = self.workload
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        total = [torch.zeros_like(p) for p in self.server]
+        with torch.no_grad():
+            for client in torch.randperm(w.clients)[: w.cohort].tolist():
+                torch._foreach_copy_(self.parameters, self.server)
+                order = torch.randperm(w.examples, device=GPU)
+                for at in order[: w.examples // w.batch * w.batch].view(-1, w.batch):
+                    self.x.copy_(self.images[client].index_select(0, at))
+                    self.y.copy_(self.labels[client].index_select(0, at))
+                    self.graph.replay()
+                torch._foreach_add_(total, self.parameters, alpha=1 / w.cohort)
+        self.server = total
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
+def in_turn(rounds: Sequence[Callable[[], float]], pairs: int) -> list[float]:
+    """The median seconds of each, taken in turn after one to warm up."""
+    for each in rounds:
+        each()
+    rows = [[each() for each in rounds] for _ in range(pairs)]
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
+
+
+def resnet18() -> nn.Module:
+    """torchvision's, with group normalization."""
+    from torchvision.models import resnet18
+
+    return resnet18(num_classes=1000, norm_layer=lambda channels: nn.GroupNorm(32, channels))
+
+
+def achieved(
+    model: Callable[[], nn.Module], shape: tuple[int, ...], batch: int, precision: Any
+) -> dict[str, float]:
+    """FLOP/s of training steps, and their share of the peak."""
+    arithmetic = Arithmetic(precision, channels_last=True)
+    module = arithmetic.fit(model(), GPU)
+    x = torch.randn(batch, *shape, device=GPU)
+    y = torch.zeros(batch, dtype=torch.int64, device=GPU)
+    parameters: list[Tensor] = list(module.parameters())
+
+    def step() -> None:
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), parameters)
+        with torch.no_grad():
+            torch._foreach_add_(parameters, gradients, alpha=-0.01)
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    start, steps = time.perf_counter(), 20
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    flops = counter.get_total_flops() * steps / (time.perf_counter() - start)
+    return {"tflops": flops / 1e12, "share of the peak": flops / peak_of("cuda", precision, 1).flops}
+
+
+def main() -> None:
+    """Prints the figures, and as JSON where that is asked for."""
+    parser = argparse.ArgumentParser(description="What one GPU does.")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "tf32", "bf16", "fp16"])
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--json", help="a file for the figures")
+    asked = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU here")
+    how = {"device": "cuda", "precision": asked.precision}
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **how}
+
+    one, many = (Federation(MANY, {"name": name, **how}) for name in ("inline", "vectorized"))
+    slow, fast, graphed = in_turn([one.round, many.round, Graphed(MANY).round], asked.pairs)
+    one.close()
+    many.close()
+    found["100 clients of mcmahan-cnn"] = {
+        "inline, s": slow, "vectorized, s": fast, "CUDA graphs, s": graphed,
+        "times inline (goal 10)": slow / fast, "times CUDA graphs (goal 3)": graphed / fast,
+    }  # fmt: skip
+    federations = {
+        name: Federation(HSU2019, {"name": name, **how, **more})
+        for name, more in (("vectorized", {}), ("inline", {}), ("processes", {"workers": 4}))
+    }
+    seconds = in_turn([each.round for each in federations.values()], asked.pairs)
+    for each in federations.values():
+        each.close()
+    rates = {f"{name}, rounds/s (goal 20)": 1 / s for name, s in zip(federations, seconds, strict=True)}
+    found["hsu2019 on CIFAR-10"] = rates
+    found["hsu-cnn, batches of 256"] = achieved(HSU2019.model, HSU2019.shape, 256, asked.precision)
+    found["resnet-18 at 224 x 224, batches of 64"] = achieved(resnet18, (3, 224, 224), 64, asked.precision)
+    text = json.dumps(found, indent=2)
+    print(text)
+    if asked.json:
+        with open(asked.json, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
