@@ -105,6 +105,19 @@ def test_a_block_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
     assert same(vectors([found[k] for k in rest]), [expected(wanted)[k] for k in rest])
 
 
+def test_a_worker_that_hangs_is_replaced_and_its_work_done_again(gate: Gate, tmp_path: Path) -> None:
+    engine: Any = gate.engine
+    wanted = ask([{"hang": True} if k == 2 else {} for k in range(6)], shared={"graves": str(tmp_path)})
+    before, engine.timeout = set(pids(gate)), 2.0
+    try:
+        found = answers_to(gate, wanted)
+    finally:
+        engine.timeout = 3600.0
+    assert same(vectors(found), expected(wanted))
+    all_ready(gate)
+    assert before - set(pids(gate))
+
+
 def test_all_workers_killed_at_once(gate: Gate) -> None:
     gate.engine._seconds = 1.0  # type: ignore[attr-defined]
     all_ready(gate)
@@ -157,7 +170,7 @@ def test_other_versions_at_the_workers(gate: Gate, monkeypatch: pytest.MonkeyPat
 def test_no_room_for_a_worker(gate: Gate) -> None:
     with (
         pytest.raises(ConfigError, match=r"one takes 0.5 CPU and 0.5 GPU, and .* of 0 GPU are free"),
-        fresh(workers=1, cpus=0.5, gpus=0.5, timeout=0.5),
+        fresh(workers=1, cpus=0.5, gpus=0.5, connect_timeout=0.5),
     ):
         pass
 
@@ -176,7 +189,7 @@ JOIN = """
 import sys
 from fedlens.core.errors import FedlensError
 from fedlens.engines.ray import ray
-engine = ray(address=sys.argv[1], timeout=1.0)
+engine = ray(address=sys.argv[1], connect_timeout=1.0)
 try:
     engine.warm()
 except FedlensError as error:

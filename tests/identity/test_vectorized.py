@@ -381,7 +381,7 @@ def test_a_passing_fault_of_nobody_costs_nothing_and_one_that_stays_is_told(monk
         course(made, world(), 3, engine=engine)
 
 
-def test_where_memory_runs_out_the_group_is_halved_and_tried_again(monkeypatch) -> None:
+def test_where_memory_runs_out_the_group_is_halved_and_tried_again(monkeypatch, capsys) -> None:
     from fedlens.local import training
 
     sizes: list[int] = []
@@ -396,6 +396,8 @@ def test_where_memory_runs_out_the_group_is_halved_and_tried_again(monkeypatch) 
     monkeypatch.setattr(training, "train_together", scarce)
     agree(fedavg(parts(world(), STEPS, select=Everyone())), world(), rounds=2)
     assert sizes == [6, 3, 2, 1, 3, 2, 1, 2, 2, 2]  # and from then on in the size that went
+    said = capsys.readouterr().err  # once, however often it is halved
+    assert said == "memory ran out for 6 clients at once; 3 at once are tried, and fewer if need be\n"
 
 
 # ---- what cannot be done

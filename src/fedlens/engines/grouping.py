@@ -12,6 +12,7 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError, told
 from fedlens.core.protocol import Answer, ClientId, Failure, Op, Payload, Program
 from fedlens.core.schema import Schema
+from fedlens.engines.computing import Computing
 
 if TYPE_CHECKING:
     from fedlens.engines.answering import Item, Site
@@ -40,6 +41,18 @@ def check_stackable(ops: Mapping[str, Op], engine: str) -> None:
                 where=found.where,
                 hint=found.hint,
             )
+
+
+def check_groups(ops: Mapping[str, Op], group: int, computing: Computing, engine: str) -> None:
+    """Raises `ConfigError` where workers cannot compute clients in groups of this size."""
+    if group > 1 and computing.channels_last:
+        raise ConfigError(
+            "clients that are computed together have no layout with the channels last",
+            where="engine.channels_last",
+            hint="set it to false, or engine.group = 1",
+        )
+    if group > 1:
+        check_stackable(ops, f"'{engine}' with engine.group = {group}")
 
 
 class Groups:

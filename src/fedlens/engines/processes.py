@@ -24,10 +24,11 @@ from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.engines.answering import Item, copied
 from fedlens.engines.computing import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
-from fedlens.engines.grouping import Group, check_stackable
+from fedlens.engines.grouping import Group, check_groups
 from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.placing import default_workers, devices_of
+from fedlens.engines.schedule import block_size
 from fedlens.engines.shared import Packer, Pool, Region
 from fedlens.engines.workers import Nursery, Worker
 
@@ -150,14 +151,7 @@ class Processes:
     def check(self, ops: Mapping[str, Op]) -> None:
         """Raises `ConfigError` where there is no such device, or clients cannot be computed in groups as asked."""
         self.computing.check()
-        if self.group > 1 and self.computing.channels_last:
-            raise ConfigError(
-                "clients that are computed together have no layout with the channels last",
-                where="engine.channels_last",
-                hint="set it to false, or engine.group = 1",
-            )
-        if self.group > 1:
-            check_stackable(ops, f"'processes' with engine.group = {self.group}")
+        check_groups(ops, self.group, self.computing, "processes")
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Puts the program into shared memory and starts the workers. Raises `ConfigError` as `check` does."""
@@ -221,9 +215,7 @@ class Processes:
     # -- what is asked ------------------------------------------------------------------------------------------
 
     def _publish(self, ask: Ask, round: int, exchange: int) -> _Job:
-        block = ask.reduce.block if ask.reduce else 1
-        joint = ask.op in self._joint and ask.deadline is None and ask.order == "request"
-        size = max(block, self.group // block * block) if joint else block
+        size = block_size(ask, self.group if ask.op in self._joint else 1)
         slots = len(ask.requests)
         blocks = [range(first, min(first + size, slots)) for first in range(0, slots, size)]
         due = None if ask.deadline is None else time.monotonic() + ask.deadline

@@ -6,25 +6,27 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.protocol import Answer, Ask, ClientStates, Program, Reply
+from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
 from fedlens.data.images import Store
 from fedlens.engines.answering import copied
+from fedlens.engines.computing import ChannelsLast, Computing, PrecisionSetting
+from fedlens.engines.grouping import Group, check_groups
 from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.placing import usable_cores
-from fedlens.engines.processes import Window
+from fedlens.engines.processes import Timeout, Window
 from fedlens.engines.ray_cluster import Cluster, Lasting, found, one_line
 from fedlens.engines.ray_worker import Emptied, Packed, outpost, pack, unpacked, user_sources, versions
-from fedlens.engines.schedule import DEATHS, Job, Schedule
+from fedlens.engines.schedule import DEATHS, Job, Schedule, block_size
 
 Address = Annotated[
     str | None,
@@ -43,7 +45,7 @@ Gpus = Annotated[
     float,
     Field(ge=0, description="GPUs of one worker; a fraction lets several share one, 0.25 four of them"),
 ]
-Timeout = Annotated[
+Connecting = Annotated[
     float,
     Field(gt=0, description="seconds to wait for the cluster to answer, and for a first worker to have room"),
 ]
@@ -56,6 +58,7 @@ ObjectStore = Annotated[
 ]
 
 _SHORT = 0.2  # seconds: below it a worker gets its next block before it has finished, so that it never waits
+_GONE = f"its worker was lost {DEATHS} times (out of memory?)"
 _TICK = 1.0  # seconds after which it is looked again whether the cluster is still there
 
 
@@ -66,10 +69,14 @@ def ray(
     threads: Threads = 1,
     cpus: Cpus = 0.0,
     gpus: Gpus = 0.0,
+    group: Group = 1,
+    precision: PrecisionSetting = "fp32",
+    channels_last: ChannelsLast = False,
     window: Window = 512,
     state_memory: StateMemory = STATE_MEMORY,
     object_store: ObjectStore = 0,
-    timeout: Timeout = 60.0,
+    connect_timeout: Connecting = 60.0,
+    timeout: Timeout = 3600.0,
 ) -> Ray:
     """Workers on a Ray cluster, on one machine or many; bit-identical to `inline` with the same threads."""
     found()
@@ -85,8 +92,11 @@ def ray(
             where="object_store",
             hint="give it 100 or more, or leave it out",
         )
-    size = _Size(threads, cpus or float(threads), gpus)
-    return Ray(address, workers, size, window, state_memory, object_store, timeout)
+    size = _Size(threads, cpus or float(threads), gpus, group)
+    computing = Computing("cuda" if gpus else "cpu", precision, channels_last)
+    return Ray(
+        address, workers, size, window, state_memory, object_store, connect_timeout, timeout, computing
+    )
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,7 @@ class _Size:
     threads: int
     cpus: float
     gpus: float
+    group: int
 
 
 @dataclass(eq=False)
@@ -105,6 +116,7 @@ class _Worker:
     actor: Any
     starting: Any  # the promise of what it finds as it starts; None from then on
     tasks: list[_Task] = field(default_factory=list)
+    since: float = 0.0  # when it began with the first of its tasks (monotonic seconds)
     knows: set[int] = field(default_factory=set)  # asks whose shared part it has
 
 
@@ -124,6 +136,8 @@ class Ray:
     cluster has no room for yet keep nobody waiting, and join when there is room.
     """
 
+    ahead = True  # asks may be sent before their answers are looked for
+
     def __init__(
         self,
         address: str | None,
@@ -132,11 +146,13 @@ class Ray:
         window: int,
         state_memory: int,
         object_store: int,
+        connect_timeout: float,
         timeout: float,
+        computing: Computing,
     ) -> None:
-        self.state_memory = state_memory
+        self.state_memory, self.computing, self.timeout = state_memory, computing, timeout
         self._address, self._count, self._size = address, workers, size
-        self._window, self._store, self._timeout = window * 2**20, object_store * 2**20, timeout
+        self._window, self._store, self._timeout = window * 2**20, object_store * 2**20, connect_timeout
         self._workers: list[_Worker] = []
         self._cluster: Cluster | None = None
         self._schedule: Schedule | None = None
@@ -155,11 +171,21 @@ class Ray:
         elif self._cluster is None and self._connecting is None:
             self._connecting = Lasting(self._connect)
 
+    def check(self, ops: Mapping[str, Op]) -> None:
+        """Raises `ConfigError` where clients cannot be computed as asked: in groups, or in this precision.
+
+        The GPUs are the workers', and need not be here.
+        """
+        if self.computing.device == "cpu":
+            self.computing.check()
+        check_groups(ops, self._size.group, self.computing, "ray")
+
     def open(self, program: Program, states: ClientStates) -> None:
         """Lays the program into the object store and waits for a first worker.
 
         Raises `ConfigError` where no cluster answers or has other versions, and `RunFailed` where no worker starts.
         """
+        self.check(program.ops)
         self._wait_for_connection()
         self._connect()
         assert self._cluster is not None
@@ -167,8 +193,10 @@ class Ray:
         room = self._cluster.room(self._size.cpus, self._size.gpus)
         if room == 0 and self._cluster.local:
             raise self._no_room()
-        if program.device.startswith("cuda"):
-            program = replace(program, device="cuda")  # Ray shows a worker its own GPU alone
+        self._joint = {name for name, op in program.ops.items() if hasattr(op, "together")}
+        program = self.computing.applied(
+            program
+        )  # "cuda" where there are GPUs: Ray shows a worker its own alone
         count = self._count or max(1, room)
         code = pack(program, "the algorithm's operations or its data", code=True, instead=_emptied(count))
         self._program = self._ray.put(code)
@@ -187,7 +215,10 @@ class Ray:
         """Answers an ask by the workers."""
         assert self._schedule is not None
         shared = pack((ask.op, ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
-        return self._schedule.answers(self._schedule.publish(ask, round, exchange, self._ray.put(shared)))
+        size = block_size(ask, self._size.group if ask.op in self._joint else 1)
+        return self._schedule.answers(
+            self._schedule.publish(ask, round, exchange, self._ray.put(shared), size)
+        )
 
     def close(self) -> None:
         """Ends the workers, and a local Ray."""
@@ -238,7 +269,7 @@ class Ray:
         return ConfigError(
             f"no worker could start on {self._cluster}{late}: one takes {takes}, and {has} are free",
             where="engine.gpus" if size.gpus else "engine.cpus",
-            hint="ask for less, wait until others are done, or set engine.timeout higher where nodes are slow",
+            hint="ask for less, wait until others are done, or set engine.connect_timeout higher where nodes are slow",
         )
 
     # -- the workers ----------------------------------------------------------------------------------------------
@@ -252,7 +283,8 @@ class Ray:
         size = self._size
         actor = self._kind.options(num_cpus=size.cpus, num_gpus=size.gpus, max_restarts=0).remote()
         # In a list, so that Ray hands on the promise and the worker looks at its versions before what it stands for.
-        starting = actor.start.remote(self._versions, size.threads, self._sources, [self._program])
+        how = (size.threads, size.group)
+        starting = actor.start.remote(self._versions, how, self._sources, [self._program])
         return _Worker(actor, starting)
 
     def _send(self, current: Job | None) -> None:
@@ -271,6 +303,8 @@ class Ray:
             self._schedule.begin(job)
             worker.knows.add(job.number)
             promise = worker.actor.work.remote(job.number, shared, packed)
+            if not worker.tasks:
+                worker.since = time.monotonic()
             worker.tasks.append(_Task(job, block, time.monotonic(), promise))
 
     def _wait(self, due: float | None) -> None:
@@ -292,6 +326,9 @@ class Ray:
             else:
                 self._started(worker)
         now = time.monotonic()
+        for worker in [w for w in self._workers if w.tasks and now - w.since > self.timeout]:
+            # What it has done of the others is kept; the one that it sits at counts as one that ended it.
+            self._replace(worker, why=f"no answer came within {self.timeout:g} s, {DEATHS} times")
         if now - self._checked > _TICK:  # also while answers come: workers go on for a while without the rest
             assert self._cluster is not None
             self._checked = now
@@ -329,10 +366,11 @@ class Ray:
     def _answered(self, worker: _Worker, task: _Task) -> None:
         try:
             reply: tuple[Packed, str] = self._fetched(task.promise)
-        except _Lost as lost:
-            self._replace(worker, lost)
+        except _Lost:
+            self._replace(worker)
         else:
             worker.tasks.remove(task)
+            worker.since = time.monotonic()
             self._take(task, reply)
 
     def _take(self, task: _Task, reply: tuple[Packed, str]) -> None:
@@ -365,7 +403,7 @@ class Ray:
         except errors.RayError as error:
             raise _Lost(one_line(error)) from error
 
-    def _replace(self, worker: _Worker, lost: _Lost | None = None) -> None:
+    def _replace(self, worker: _Worker, why: str = _GONE) -> None:
         """A worker is gone: what it has not answered is to be done again, and a new worker takes its place."""
         assert self._schedule is not None
         self._end(worker)
@@ -378,7 +416,6 @@ class Ray:
                 undone.append(task)
             else:
                 self._take(task, reply)
-        why = f"its worker was lost {DEATHS} times (out of memory?)"
         for task in reversed(undone):
             # Only the first was being worked on; the others merely waited.
             self._schedule.lost(task.job, task.block, task is undone[0], why)

@@ -18,6 +18,8 @@ from fedlens.core.errors import RunFailed
 from fedlens.core.registry import USER_MODULE_PREFIX
 from fedlens.data.images import Store
 from fedlens.engines.answering import Site
+from fedlens.engines.computing import Computing
+from fedlens.engines.grouping import Groups
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.shared import Packer, unpack
 
@@ -31,17 +33,20 @@ class RayWorker:
     """Answers blocks of requests in a process of Ray's.
 
     Args:
-        threads: of one computation.
+        how: threads of one computation, and clients that are computed at once.
         sources: the user's own files, which need not be on this machine.
         program: the program, as `pack` made it.
     """
 
-    def __init__(self, threads: int, sources: Sequence[Source], program: Packed) -> None:
+    def __init__(self, how: tuple[int, int], sources: Sequence[Source], program: Packed) -> None:
+        threads, group = how
         keep_freed_memory()
         torch.set_num_threads(threads)
         for source in sources:
             load_source(*source)
-        self._site = Site(unpacked(program))
+        found = unpacked(program)
+        Computing(found.device, found.arithmetic.precision).begin()
+        self._site = Site(found, groups=Groups(group) if group > 1 else None)
         self._asks: dict[int, tuple[Any, ...]] = {}
 
     def work(self, ask: int, shared: Packed | None, items: Packed) -> tuple[Packed, str]:
@@ -67,7 +72,7 @@ def outpost() -> type:
 
     class Outpost:
         def start(
-            self, expected: dict[str, str], threads: int, sources: Any, program: list[Any]
+            self, expected: dict[str, str], how: Any, sources: Any, program: list[Any]
         ) -> dict[str, str]:
             import importlib
             import sys
@@ -83,7 +88,7 @@ def outpost() -> type:
 
                 from fedlens.engines.ray_worker import RayWorker
 
-                self.worker = RayWorker(threads, sources, ray.get(program[0]))
+                self.worker = RayWorker(how, sources, ray.get(program[0]))
             return found
 
         def work(self, *arguments: Any) -> Any:

@@ -21,6 +21,16 @@ DEATHS = 3  # a block that has ended this many workers fails instead of being tr
 LATE = "the deadline passed"
 
 
+def block_size(ask: Ask, group: int) -> int:
+    """How many slots are worked on at once: a block of those that are folded, or as many such as a group holds.
+
+    With a deadline, and in arrival order, each client counts by itself, and so works by itself.
+    """
+    block = ask.reduce.block if ask.reduce else 1
+    alone = ask.deadline is not None or ask.order == "arrival"
+    return block if alone else max(block, group // block * block)
+
+
 @dataclass(eq=False)
 class Job:
     """One ask on its way. `shared` is for the engine: what all its blocks have in common, wherever it lies."""
@@ -76,11 +86,11 @@ class Schedule:
         self._numbers = itertools.count(1)
         self._jobs: dict[int, Job] = {}
         self._arrivals: deque[Job] = deque()  # arrival-order jobs with work left
-        self._reply_bytes = 0
+        self._begun: list[Job] = []  # what was asked and nobody waits for yet: done where a worker would idle
+        self._block_bytes = 0  # of a block's replies, at most so far
 
-    def publish(self, ask: Ask, round: int, exchange: int, shared: Any) -> Job:
-        """Takes an ask in."""
-        size = ask.reduce.block if ask.reduce else 1
+    def publish(self, ask: Ask, round: int, exchange: int, shared: Any, size: int) -> Job:
+        """Takes an ask in, cut into blocks of so many slots; see `block_size`."""
         slots = len(ask.requests)
         blocks = [range(first, min(first + size, slots)) for first in range(0, slots, size)]
         due = None if ask.deadline is None else time.monotonic() + ask.deadline
@@ -88,6 +98,8 @@ class Schedule:
         job = Job(next(self._numbers), ask, round, exchange, due, blocks, held, shared)
         job.waiting.extend(range(len(blocks)))
         self._jobs[job.number] = job
+        if ask.order == "request":
+            self._begun.append(job)
         return job
 
     def answers(self, job: Job) -> Generator[Answer, None, None]:
@@ -103,6 +115,7 @@ class Schedule:
     def close(self) -> None:
         """Drops everything."""
         self._arrivals.clear()
+        self._begun.clear()
         for job in list(self._jobs.values()):
             job.running = 0
             self._retire(job)
@@ -111,13 +124,16 @@ class Schedule:
 
     def next(self, current: Job | None, workers: int) -> Job | None:
         """The job whose next block is to be worked on: the current one's first, then what arrives when it does."""
-        room = max(workers + 1, self._window // max(self._reply_bytes, 1))
+        room = max(workers + 1, self._window // max(self._block_bytes, 1))
         if current is not None and current.waiting:
             held = current.running + len(current.done)
             # With nothing on its way the window would stay full: the slot that all wait for was lost with its worker.
             return current if held < room or current.running == 0 else None
         held = sum(job.running + len(job.done) for job in self._arrivals)
-        return next((job for job in self._arrivals if job.waiting), None) if held < room else None
+        if held < room and (found := next((job for job in self._arrivals if job.waiting), None)) is not None:
+            return found
+        held = sum(job.running + len(job.done) for job in self._begun)
+        return next((job for job in self._begun if job.waiting), None) if held < room else None
 
     def following(self, job: Job) -> tuple[int, list[Item]]:
         """The next block of a job and its requests, each with its client's state."""
@@ -134,9 +150,9 @@ class Schedule:
 
     def finished(self, job: Job, block: int, answers: Sequence[Answer]) -> None:
         """A block's answers have come."""
-        for answer in answers:
-            if isinstance(answer, Reply):
-                self._reply_bytes = max(self._reply_bytes, answer.nbytes + nbytes(answer.state))
+        sizes = [a.nbytes + nbytes(a.state) for a in answers if isinstance(a, Reply)] or [0]
+        # What is folded has one reply's size, however many it is made of.
+        self._block_bytes = max(self._block_bytes, max(sizes) if job.ask.reduce else sum(sizes))
         if not job.closed and block not in job.answered:
             job.done[block] = list(answers)
         self._left(job)
@@ -158,6 +174,7 @@ class Schedule:
     # -- answering ------------------------------------------------------------------------------------------------
 
     def _in_order(self, job: Job) -> Generator[Answer, None, None]:
+        self._begun.remove(job)
         try:
             for block in range(len(job.blocks)):
                 while block not in job.done:

@@ -96,7 +96,7 @@ def vectors(answers: Sequence[Answer]) -> list[torch.Tensor]:
 def expected(wanted: Ask, round: int = 1) -> list[torch.Tensor]:
     """What the same ask gives in this process when nobody dies."""
     requests = [
-        Request(r.client, {n: v for n, v in r.payload.items() if n not in ("die", "seconds")})
+        Request(r.client, {n: v for n, v in r.payload.items() if n not in ("die", "seconds", "hang")})
         for r in wanted.requests
     ]
     with fresh("inline") as gate:

@@ -29,7 +29,7 @@ def leftovers() -> set[str]:
 def made(**settings: Any) -> Any:
     from fedlens.engines.ray import ray
 
-    return ray(**{"workers": 2, "timeout": 300.0, **settings})
+    return ray(**{"workers": 2, "connect_timeout": 300.0, **settings})
 
 
 @contextmanager

@@ -12,17 +12,23 @@ from typing import Any
 import pytest
 import torch
 
+from fedlens.algorithms import ALGORITHMS
 from fedlens.api import Experiment, resume
+from fedlens.core.errors import ConfigError
 from fedlens.core.gate import Gate
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Reduce, Reply, Request
 from fedlens.core.seeding import Rng
+from fedlens.engines.computing import Computing
+from fedlens.engines.vectorized import Vectorized
 from tests.contract.contract_kit import USERS, Stopping, outcome
+from tests.identity.identity_kit import course, model, parts, world
 from tests.unit.engines import engine_kit
 from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, vectors, work
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
+from tests.unit.engines.ray_kit import made as ray_made
 
 pytestmark = [NEEDS_RAY, pytest.mark.timeout(300)]  # Ray takes its time on a busy machine
-RAY = {"name": "ray", "workers": 2, "timeout": 300.0}
+RAY = {"name": "ray", "workers": 2, "connect_timeout": 300.0}
 
 
 def seen(payload: Payload, client: Client, rng: Rng) -> Outcome:
@@ -112,6 +118,33 @@ def test_replies_are_folded_at_the_workers(gate: Gate) -> None:
         if one.folded is not None and other.folded is not None:
             assert torch.equal(one.folded["vector"], other.folded["vector"])
             assert one.folded["replies"] == other.folded["replies"]
+
+
+def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle(gate: Gate) -> None:
+    slow_again(gate)
+
+    def steps(wanted: Ask) -> Any:
+        return list((yield wanted))
+
+    early = ask([{}] * 4)
+    ahead = gate.begin(steps(early), 11)
+    late = gate.drive(steps(ask([{"seconds": 1.5}])), 12)
+    found = ahead.finish()
+    assert same(vectors(found), expected(early, 11))
+    assert all(answer.metrics["ended"] < late[0].metrics["ended"] for answer in found)
+
+
+def test_groups_and_16_bits_are_those_of_vectorized(gate: Gate) -> None:
+    """With the bits of `vectorized` in groups of the same size."""
+    scaffold = ALGORITHMS.find("scaffold")(parts(world(), {"lr": 0.2, "epochs": 2, "batch_size": 4}))
+    one = course(scaffold, world(), 2, engine=Vectorized(group=2, computing=Computing(precision="bf16")))
+    engine = ray_made(cpus=0.2, group=2, precision="bf16")
+    many = course(scaffold, world(), 2, engine=engine)
+    assert same(list(one.final.values()), list(many.final.values()))
+    with pytest.raises(ConfigError, match=r"'ray' with engine\.group = 2 cannot train several"):
+        engine.check(ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}, model(norm=True))).ops)
+    with pytest.raises(ConfigError, match="no fast form on a CPU"):
+        ray_made(precision="fp16").check({})
 
 
 def test_what_is_sent_is_what_arrives_and_memory_is_given_back(gate: Gate) -> None:
