@@ -1,0 +1,36 @@
+"""The contract table on Ray's workers: weights, metrics and client states are those of `inline`, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedlens.core.gate import Gate
+from tests.contract.contract_kit import experiment, outcome
+from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
+
+pytestmark = [NEEDS_RAY, pytest.mark.timeout(300)]  # Ray takes its time on a busy machine
+RAY = {"name": "ray", "workers": 2, "cpus": 0.4, "connect_timeout": 300.0}
+# One of each kind of exchange; the others share their loop with one of these, and `processes` runs all of them.
+KINDS = [
+    "fedavg", "fedvc", "fedir-population", "mime-adam", "feddane", "fednova", "moon", "admm", "fedbn", "remembering",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def _ray() -> Iterator[Gate]:
+    """A local Ray for the whole file, which the runs' own engines join."""
+    with fresh(cpus=0.2) as made:
+        all_ready(made)
+        yield made
+
+
+@pytest.mark.usefixtures("_ray")
+@pytest.mark.parametrize("algorithm", KINDS)
+def test_a_cluster_gives_the_bits_of_inline(algorithm: str, tmp_path: Path) -> None:
+    """With dropout, batch normalization, augmentation, a frozen layer and momentum in one."""
+    inline = experiment(algorithm, "dirichlet", rounds=2).run(tmp_path / "inline")
+    spread = experiment(algorithm, "dirichlet", rounds=2, engine=RAY).run(tmp_path / "ray")
+    assert outcome(inline) == outcome(spread)
