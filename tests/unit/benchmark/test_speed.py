@@ -170,6 +170,16 @@ def test_the_command_measures_writes_and_says_where(bench: list[Asked], tmp_path
     assert (tmp_path / "fedlens-bench.png").is_file()
 
 
+def test_it_is_what_bench_does_unless_told_otherwise(bench: list[Asked]) -> None:
+    assert run("speed", "mnist-cnn")[0] == 0
+    assert run("mnist-cnn")[0] == 0
+    assert len(bench) == 2
+    code, said = run("--help")
+    assert code == 0
+    assert "speed" in said
+    assert len(bench) == 2
+
+
 def test_by_default_all_workloads_and_engines_and_the_files_where_they_are_wanted(
     bench: list[Asked], tmp_path: Path
 ) -> None:
