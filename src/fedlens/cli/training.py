@@ -25,7 +25,7 @@ def train(start: Callable[[Watch], Result], *, quiet: bool, as_json: bool) -> No
     """
     seen = watch(quiet=quiet, stderr=as_json)
     try:
-        with stdout_kept_clean(as_json), _terminated_like_interrupted():
+        with stdout_kept_clean(as_json), terminated_like_interrupted():
             try:
                 result = start(seen)
             finally:
@@ -60,8 +60,8 @@ def _ended(directory: Path, status: str, error: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does: the run saves its state and can be resumed."""
+def terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does: what was started is ended in order; a run saves its state and can be resumed."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -193,6 +195,21 @@ def test_by_default_all_workloads_and_engines_and_the_files_where_they_are_wante
     assert list(json.loads((tmp_path / "there.json").read_text())["workloads"]) == list(WORKLOADS)
     assert (tmp_path / "here" / "fedlens-bench.png").is_file()
     assert not (tmp_path / "here" / "fedlens-bench.json").exists()
+
+
+def test_sigterm_ends_what_was_started(bench: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> list[Row]:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("it goes on")
+        finally:
+            bench.append(Asked([]))  # as what was started is ended on the way out
+
+    monkeypatch.setattr(speed, "measure", killed)
+    code, said = run("linear")
+    assert (code, len(bench)) == (130, 1)
+    assert "interrupted" in said
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(
