@@ -114,6 +114,8 @@ def test_who_does_not_run_has_a_row_and_the_rest_goes_on(
         return Path(sys.executable)
 
     monkeypatch.setattr(speed, "installed", python)
+    # Starting a process takes seconds; test_limit.py has the limit in processes of its own.
+    monkeypatch.setattr(speed, "BareLimit", lambda load, processes, threads, apart: BareLimit(load))
     said: list[str] = []
     tables = [{"name": "inline"}, {"name": "processes", "workers": -1}]
     rows = measure(TINY, Asked(tables, [good, bad], tmp_path, turns=2), said.append, cores=1)
