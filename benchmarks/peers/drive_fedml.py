@@ -1,9 +1,8 @@
 """Rounds of FedML's simulation in one process ("sp"): its FedAvg, client after client, with nothing evaluated.
 
-FedML reports what it does to servers of its own; that is left out, and nothing is sent anywhere.
-In its first round, which is not counted, the clients train one upon the other, for what they are handed is the live
-model; from the second on a round is the limit's. Batches are views into tensors that were gathered once an epoch, and
-there is no DataLoader.
+FedML reports what it does to servers of its own; that is left out, and nothing is sent anywhere. In its first round,
+which is not counted, the clients train one upon the other, for what they are handed is the live model; from the
+second on a round is the limit's. Batches are views into tensors that were gathered once an epoch: no DataLoader.
 """
 
 from __future__ import annotations

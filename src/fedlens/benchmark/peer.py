@@ -96,7 +96,8 @@ def torch_version() -> str:
 def installed(peer: Peer, directory: Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
     """The Python of a peer's environment, which is made the first time. Raises `RunFailed` where it cannot be."""
     home = directory / f"{peer.name}-{peer.version}-torch-{torch_version()}"
-    say(f"{peer.title}: its environment is {home} (a large download the first time)")
+    if not (home / "installed.json").is_file():
+        say(f"installing {peer.title} and PyTorch into {home}: a large download, once")
     command = [sys.executable, str(scripts() / "install.py"), str(home), f"torch=={torch_version()}"]
     try:
         done = subprocess.run(
@@ -110,7 +111,7 @@ def installed(peer: Peer, directory: Path, say: Callable[[str], None] = lambda s
 
 
 class Driven:
-    """A peer as a contestant: a process that trains a round for every line it is sent.
+    """A peer as a contestant: a process that trains a round for every line it is sent; `said` is its last answer.
 
     Between its rounds the process is stopped, for there are peers that poll while they wait. Raises `RunFailed` where
     the peer ends, says nothing in time, or says something else than how long its round took.
@@ -126,6 +127,8 @@ class Driven:
         round_seconds: float = ROUND_SECONDS,
     ) -> None:
         self._seconds = round_seconds
+        self._patience = END_SECONDS
+        self.said: Any = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         arrangement = ["--processes", str(way.processes), "--threads", str(way.threads)]
         self._process = subprocess.Popen(
@@ -167,7 +170,7 @@ class Driven:
         with suppress(OSError):
             self._input.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_SECONDS)
+            self._process.wait(self._patience)
         with suppress(OSError):
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -185,11 +188,13 @@ class Driven:
     def _answer(self, seconds: float, key: str, what: str) -> Any:
         line = self._next_line(time.monotonic() + seconds)
         if line is None and self._process.poll() is None:
+            self._patience = 0.0  # what hangs does not end by itself either
             raise RunFailed(f"it did not {what} within {seconds:g} s")
         if line is None:
             raise RunFailed(f"it ended with code {self._process.returncode}: {self._last_words()}")
         try:
-            return json.loads(line)[key]
+            self.said = json.loads(line)
+            return self.said[key]
         except (ValueError, KeyError, TypeError):
             raise RunFailed(f"it said '{line.strip()[:200]}' where '{key}' was expected") from None
 

@@ -11,6 +11,7 @@ import typer
 
 from fedlens.cli.options import Debug
 from fedlens.cli.output import print_columns, reported
+from fedlens.cli.training import terminated_like_interrupted
 
 if TYPE_CHECKING:
     from fedlens.benchmark.pairs import Ratio
@@ -82,7 +83,8 @@ def speed(
         )
         rows: list[Row] = []
         for load in loads:
-            rows += measure(load, asked, _say)
+            with terminated_like_interrupted():
+                rows += measure(load, asked, _say)
             _write(
                 rows, loads, json_file or out / f"{_NAME}.json"
             )  # what there is, should a later one be stopped

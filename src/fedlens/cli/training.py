@@ -61,7 +61,7 @@ def _ended(directory: Path, status: str, error: str | None) -> dict[str, Any]:
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does: a run saves its state and can be resumed, and what is temporary is removed."""
+    """SIGTERM does what Ctrl-C does: what was started is ended in order; a run saves its state and can be resumed."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return

@@ -108,7 +108,7 @@ def test_what_fails_in_a_round_says_why_and_leaves_nothing(
     tell = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(other.pid))\n"
     contestant = driven(
         peer(tmp_path / "driver.py", READY.replace("\nprint", f"\n{child}{tell}print") + source),
-        round_seconds=0.5 if "sleep" in source else 30.0,
+        round_seconds=0.5 if "sleep" in source else 3600.0,  # an end is noticed long before
     )
     with pytest.raises(RunFailed, match=says):
         contestant.round()
@@ -128,6 +128,28 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
+def test_a_peer_that_stands_still_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+    driver = f"""
+import sys, time
+sys.path.insert(0, {str(scripts())!r})
+import turns
+turns.end_with_parent()
+print("ready", flush=True)
+time.sleep(60)
+"""
+    benchmark = f"""
+import os, signal, subprocess, sys
+peer = subprocess.Popen([sys.executable, "-c", {driver!r}], stdout=subprocess.PIPE, start_new_session=True)
+peer.stdout.readline()
+peer.send_signal(signal.SIGSTOP)
+print(peer.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", benchmark], capture_output=True, text=True, timeout=60)
+    assert gone(int(done.stdout))
 
 
 @pytest.fixture

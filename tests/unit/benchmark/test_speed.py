@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,8 @@ def test_who_does_not_run_has_a_row_and_the_rest_goes_on(
         return Path(sys.executable)
 
     monkeypatch.setattr(speed, "installed", python)
+    # Starting a process takes seconds; test_limit.py has the limit in processes of its own.
+    monkeypatch.setattr(speed, "BareLimit", lambda load, processes, threads, apart: BareLimit(load))
     said: list[str] = []
     tables = [{"name": "inline"}, {"name": "processes", "workers": -1}]
     rows = measure(TINY, Asked(tables, [good, bad], tmp_path, turns=2), said.append, cores=1)
@@ -170,6 +174,16 @@ def test_the_command_measures_writes_and_says_where(bench: list[Asked], tmp_path
     assert (tmp_path / "fedlens-bench.png").is_file()
 
 
+def test_it_is_what_bench_does_unless_told_otherwise(bench: list[Asked]) -> None:
+    assert run("speed", "mnist-cnn")[0] == 0
+    assert run("mnist-cnn")[0] == 0
+    assert len(bench) == 2
+    code, said = run("--help")
+    assert code == 0
+    assert "speed" in said
+    assert len(bench) == 2
+
+
 def test_by_default_all_workloads_and_engines_and_the_files_where_they_are_wanted(
     bench: list[Asked], tmp_path: Path
 ) -> None:
@@ -183,6 +197,21 @@ def test_by_default_all_workloads_and_engines_and_the_files_where_they_are_wante
     assert list(json.loads((tmp_path / "there.json").read_text())["workloads"]) == list(WORKLOADS)
     assert (tmp_path / "here" / "fedlens-bench.png").is_file()
     assert not (tmp_path / "here" / "fedlens-bench.json").exists()
+
+
+def test_sigterm_ends_what_was_started(bench: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> list[Row]:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("it goes on")
+        finally:
+            bench.append(Asked([]))  # as what was started is ended on the way out
+
+    monkeypatch.setattr(speed, "measure", killed)
+    code, said = run("linear")
+    assert (code, len(bench)) == (130, 1)
+    assert "interrupted" in said
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(

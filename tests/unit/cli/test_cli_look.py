@@ -25,6 +25,8 @@ HEAVY = ("torch", "torchvision", "numpy", "plotly", "pandas", "sklearn", "pydant
     [
         (["--help"], HEAVY),
         (["run", "--help"], HEAVY[:-1]),
+        (["bench", "--help"], HEAVY[:-1]),
+        (["bench", "linear", "--help"], HEAVY[:-1]),
         (["--version"], HEAVY),
         (["list", "recipes"], HEAVY[:-1]),
         *(

@@ -36,6 +36,13 @@ def test_the_wheel_has_every_source_file_recipe_and_mark(wheel: zipfile.ZipFile)
     assert wanted <= set(wheel.namelist())
 
 
+def test_the_wheel_has_the_scripts_that_drive_the_peers(wheel: zipfile.ZipFile) -> None:
+    scripts = {path.name for path in (ROOT / "benchmarks" / "peers").iterdir() if path.is_file()}
+    assert {"peers.toml", "install.py", "turns.py"} <= scripts
+    there = {Path(name).name for name in wheel.namelist() if name.startswith("fedlens/benchmark/peers/")}
+    assert there == scripts
+
+
 def test_the_wheel_says_who_it_is(wheel: zipfile.ZipFile) -> None:
     (name,) = [n for n in wheel.namelist() if n.endswith("METADATA")]
     metadata = wheel.read(name).decode()

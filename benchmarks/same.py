@@ -1,0 +1,67 @@
+"""Whether the peers do the limit's work: after each round their weights have the norm of the limit's weights.
+
+Every client takes part with one full batch, so that neither the cohort nor the order of images is left to chance.
+FedML's clients train one upon the other in its first round, which the benchmark does not count: there the limit's do
+so too.
+
+    python -m benchmarks.same                     # environments that are not there yet are made
+    python -m benchmarks.same pfl --peers-dir DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+
+from fedlens.benchmark.limit import Learner, Workload, fresh_weights, mnist_cnn
+from fedlens.benchmark.peer import Driven, installed, known_peers, usual_directory
+from fedlens.engines.processes import usable_cores
+
+ROUNDS = 3
+WORKLOAD = Workload("same", mnist_cnn, clients=4, examples=20, shape=(1, 28, 28), cohort=4, batch=20, lr=0.1)
+CHAINED_AT_FIRST = {"fedml"}
+
+
+def norms_of_limit(chained_at_first: bool) -> list[float]:
+    """The norm of the weights after each round of the limit's learner."""
+    learner, weights, norms = Learner(WORKLOAD, *WORKLOAD.tensors()), fresh_weights(WORKLOAD), []
+    for number in range(ROUNDS):
+        total, start = [torch.zeros_like(weight) for weight in weights], weights
+        for client in range(WORKLOAD.clients):
+            learner.train(start, client, seed=0)
+            learner.add_to(total, 1 / WORKLOAD.clients)
+            if chained_at_first and number == 0:
+                start = [parameter.detach().clone() for parameter in learner.parameters]
+        weights = total
+        norms.append(math.sqrt(sum(float(weight.double().square().sum()) for weight in weights)))
+    return norms
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Whether the peers do the limit's work.")
+    parser.add_argument("peers", nargs="*", help="default: all")
+    parser.add_argument("--peers-dir", type=Path, default=usual_directory())
+    asked = parser.parse_args()
+    for peer in known_peers():
+        if asked.peers and peer.name not in asked.peers:
+            continue
+        limit = norms_of_limit(peer.name in CHAINED_AT_FIRST)
+        python = installed(peer, asked.peers_dir, print)
+        for way in peer.ways(usable_cores()):
+            contestant, off = Driven(peer, python, WORKLOAD, way), []
+            for norm in limit:
+                contestant.round()
+                off.append(abs(contestant.said["norm"] - norm))
+            contestant.close()
+            print(
+                f"{peer.title}, {way}: norms {limit[0]:.6f} to {limit[-1]:.6f}, off by at most {max(off):.1e}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
