@@ -5,6 +5,8 @@ In float64 and with smooth activations what is left are the last bits, so that a
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -398,6 +400,26 @@ def test_where_memory_runs_out_the_group_is_halved_and_tried_again(monkeypatch, 
     assert sizes == [6, 3, 2, 1, 3, 2, 1, 2, 2, 2]  # and from then on in the size that went
     said = capsys.readouterr().err  # once, however often it is halved
     assert said == "memory ran out for 6 clients at once; 3 at once are tried, and fewer if need be\n"
+
+
+def test_what_a_group_held_is_free_when_half_of_it_is_tried(monkeypatch) -> None:
+    from fedlens.local import training
+
+    held: list[weakref.ref[Any]] = []
+    real = training.train_together
+
+    def scarce(train: Any, calls: Any) -> Any:
+        gc.collect()
+        assert not any(ref() is not None for ref in held)
+        memory = torch.zeros(10)
+        held.append(weakref.ref(memory))
+        if len(calls) > 2:
+            raise torch.OutOfMemoryError("no more")
+        return real(train, calls)
+
+    monkeypatch.setattr(training, "train_together", scarce)
+    course(fedavg(parts(world(), STEPS, select=Everyone())), world(), 1, engine=vectorized())
+    assert len(held) > 3
 
 
 # ---- what cannot be done

@@ -106,6 +106,9 @@ def _weighted(stack: Stacked, rows: Sequence[tuple[int, float]]) -> dict[str, Te
     at = slice(places[0], places[-1] + 1) if between else list(places)
     sums: dict[str, Tensor] = {}
     for name, leaf in stack.leaves.items():
-        weights = torch.tensor([factors], dtype=leaf.dtype, device=leaf.device)
-        sums[name] = (weights @ leaf[at].reshape(len(factors), -1)).view(leaf.shape[1:])
+        weights, taken = torch.tensor([factors], dtype=leaf.dtype, device=leaf.device), leaf[at]
+        if leaf.is_cuda:  # where a matrix product may be one of short mantissas
+            sums[name] = (taken * weights.view(-1, *[1] * (taken.dim() - 1))).sum(0)
+        else:
+            sums[name] = (weights @ taken.reshape(len(factors), -1)).view(leaf.shape[1:])
     return sums

@@ -133,8 +133,30 @@ class Gate:
         In request order the ask is sent when the first answer is looked for, unless it is `ahead`; in arrival order at
         once, as its answers may be looked for in a later exchange.
         """
-        sent = self._send(ask, round, exchange) if ahead or ask.order == "arrival" else None
-        return self._answers(ask, round, exchange, sent)
+        if not ahead or ask.order == "arrival":
+            sent = self._send(ask, round, exchange) if ask.order == "arrival" else None
+            return self._answers(ask, round, exchange, sent)
+        answers = self._ahead(ask, round, exchange)
+        next(answers)  # which sends the ask, and sees to it that closing the answers takes it back
+        return answers
+
+    def _ahead(self, ask: Ask, round: int, exchange: int) -> Generator[Any, None, None]:
+        sent = self._send(ask, round, exchange)
+        answers = self._answers(ask, round, exchange, sent)
+        try:
+            yield None
+            for answer in answers:
+                if isinstance(answer, Reply) and answer.state is not None:
+                    raise RunFailed(
+                        f"the operation '{ask.op}' of an evaluation changes what a client keeps, and the next "
+                        "round has begun with what it kept before",
+                        hint="set evaluation.beside=false",
+                    )
+                yield answer
+        finally:
+            answers.close()
+            sent.close()
+            self._out = {i for i in self._out if i[:2] != (round, exchange)}
 
     def _send(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
         self.tally.asked(ask)
@@ -182,7 +204,7 @@ class Driven:
     """A generator of asks on its way; see `Gate.begin`."""
 
     def __init__(self, gate: Gate, steps: Generator[Ask, Answers, Any], round: int, ahead: bool) -> None:
-        self._gate, self._steps, self._round = gate, steps, round
+        self._gate, self._steps, self._round, self._ahead = gate, steps, round, ahead
         self._value: Any = None
         self._answers = self._asked(lambda: next(steps), ahead)
 
@@ -196,6 +218,12 @@ class Driven:
         except BaseException:
             self._steps.close()
             raise
+        if self._ahead and not ahead:
+            raise RunFailed(
+                f"the evaluation of round {self._round} asks several times, and the next round has begun "
+                "after the first",
+                hint="set evaluation.beside=false",
+            )
         return self._gate.exchange(ask, self._round, self._gate.number(self._round), ahead)
 
     def finish(self) -> Any:

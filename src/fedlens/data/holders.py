@@ -174,6 +174,11 @@ class Holders:
     data: FederatedData
     augment: Augment | None = None
 
+    @property
+    def largest(self) -> int:
+        """The examples of the largest client."""
+        return int(self.data.sizes().max())
+
     def on(self, device: torch.device) -> Holders:
         """The same, for work on a device; the images lie there if half of what it has free has room for them."""
         room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**62

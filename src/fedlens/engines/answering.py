@@ -127,10 +127,19 @@ class Site:
         return self._shared[1]
 
     def block(
-        self, op: str, shared: Payload, items: Sequence[Item], expect: Schema, reduce: Reduce | None
+        self,
+        op: str,
+        shared: Payload,
+        items: Sequence[Item],
+        expect: Schema,
+        reduce: Reduce | None,
+        alone: bool = False,
     ) -> list[Answer]:
-        """Answers neighbouring slots; with `reduce`, the folded payload of each block stands in its last answer."""
-        joint = self.groups is not None and hasattr(self.program.ops.get(op), "together")
+        """Answers neighbouring slots; with `reduce`, the folded payload of each block stands in its last answer.
+
+        `alone` answers one after the other also where there are groups.
+        """
+        joint = not alone and self.groups is not None and hasattr(self.program.ops.get(op), "together")
         if joint:
             assert self.groups is not None
             many = iter(self.groups.answers(self, op, shared, items, expect))

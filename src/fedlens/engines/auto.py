@@ -26,6 +26,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.computing import ON_CPU, Computing, Device, PrecisionSetting
+from fedlens.engines.grouping import GROUP_MEMORY
 from fedlens.engines.inline import StateMemory, inline
 from fedlens.engines.placing import usable_cores
 from fedlens.engines.processes import processes
@@ -114,7 +115,9 @@ class Auto:
         if fastest and cohort > 1 and cores > 1 and images / fastest > _SHORT and _fits(op, cores):
             many = max(2 * cores, count)
             attempt(f"processes {cores} x 1", "processes", {"workers": cores}, many)
-            group = min(_CLIENTS, cohort // cores)
+            there = max((len(data.holder(client)) for client in clients[:_CLIENTS]), default=1)
+            each = max(1, op.footprint(torch.device("cpu"), there))
+            group = min(_CLIENTS, cohort // cores, GROUP_MEMORY // each)
             if stacked and group > 1:
                 table = {"workers": cores, "group": group}
                 attempt(f"processes {cores} x 1, {group} clients at once", "processes", table, cores * group)
@@ -172,6 +175,11 @@ class Auto:
         return min(found[1:] or found)
 
     # ---- as an engine
+
+    @property
+    def ahead(self) -> bool:
+        """Whether asks may be sent before their answers are looked for."""
+        return getattr(self.chosen, "ahead", False)
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Opens what was chosen."""

@@ -14,7 +14,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Program
 
 Device = Annotated[
-    str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$", description="'cpu', 'cuda', 'cuda:1' and so on, or 'mps'")
+    str, Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="'cpu', 'cuda', 'cuda:1' and so on")
 ]
 PrecisionSetting = Annotated[
     Precision,
@@ -55,12 +55,6 @@ class Computing:
                     where="engine.device",
                     hint=f"there are: {there}",
                 )
-        if kind == "mps" and not torch.backends.mps.is_available():
-            raise ConfigError(
-                "the device 'mps' is asked for, and there is none here",
-                where="engine.device",
-                hint="set engine.device=cpu",
-            )
         if self.precision == "tf32" and kind != "cuda":
             raise ConfigError(
                 f"'tf32' is a format of NVIDIA's GPUs, and the device is '{self.device}'",

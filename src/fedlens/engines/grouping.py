@@ -17,8 +17,8 @@ from fedlens.engines.computing import Computing
 if TYPE_CHECKING:
     from fedlens.engines.answering import Item, Site
 
-_MEMORY = 2**28  # bytes of a group, unless its size is set
-_SHARE = 4  # of a GPU's free memory, one part in so many is a group's
+GROUP_MEMORY = 2**28  # bytes of a group, unless its size is set
+_SHARE = 8  # of a GPU's memory, one part in so many is a group's
 _LARGEST = 128  # more at once are no faster on a CPU
 _ODD = 3  # how often that may be a passing fault
 Group = Annotated[
@@ -77,12 +77,15 @@ class Groups:
     def _fitting(self, program: Program, op: str, clients: Sequence[ClientId]) -> int:
         known: Any = program.ops[op]
         device = torch.device(program.device)
-        largest = max((len(program.data.holder(client)) for client in clients), default=1)
+        # Of what does not change from round to round, so that a resumed run has the same groups.
+        largest = getattr(program.data, "largest", None) or max(
+            (len(program.data.holder(client)) for client in clients), default=1
+        )
         each: int = max(1, known.footprint(device, largest))
         if device.type != "cuda":
-            return min(max(1, _MEMORY // each), _LARGEST)
-        free: int = torch.cuda.mem_get_info(device)[0]
-        return max(1, free // _SHARE // each)
+            return min(max(1, GROUP_MEMORY // each), _LARGEST)
+        whole: int = torch.cuda.get_device_properties(device).total_memory
+        return max(1, whole // _SHARE // each)
 
     def answers(
         self, site: Site, op: str, shared: Payload, items: Sequence[Item], expect: Schema
@@ -100,22 +103,24 @@ class Groups:
         try:
             return site.together(op, shared, items, expect)
         except Exception as error:
-            if len(items) > 1 and out_of_memory(error):
-                half = (len(items) + 1) // 2
-                self._halve(op, half)
-                parts = items[:half], items[half:]
-                return [a for part in parts for a in self._group(site, op, shared, part, expect)]
-            # One client after the other tells whose fault it was, or that it is nobody's: each is copied at once, as
-            # the next one works on in the memory that it answered with.
-            answers = [site.alone(op, shared, item, expect) for item in items]
-            self._odd += not any(isinstance(answer, Failure) for answer in answers)
-            if self._odd == _ODD:
-                raise ConfigError(
-                    f"this model cannot be trained for several clients at once: {told(error)}",
-                    where="engine.name",
-                    hint="take engine.name = 'inline', or 'processes' with engine.group = 1",
-                ) from error
-            return answers
+            # Nothing is tried in here: the error's frames hold all the memory that the group had.
+            no_memory, reason = out_of_memory(error), told(error)
+        if len(items) > 1 and no_memory:
+            half = (len(items) + 1) // 2
+            self._halve(op, half)
+            parts = items[:half], items[half:]
+            return [a for part in parts for a in self._group(site, op, shared, part, expect)]
+        # One client after the other tells whose fault it was, or that it is nobody's: each is copied at once, as the
+        # next one works on in the memory that it answered with.
+        answers = [site.alone(op, shared, item, expect) for item in items]
+        self._odd += not any(isinstance(answer, Failure) for answer in answers)
+        if self._odd == _ODD:
+            raise ConfigError(
+                f"this model cannot be trained for several clients at once: {reason}",
+                where="engine.name",
+                hint="take engine.name = 'inline', or 'processes' with engine.group = 1",
+            )
+        return answers
 
     def _halve(self, op: str, half: int) -> None:
         self._sizes[op] = half

@@ -28,7 +28,7 @@ from fedlens.engines.grouping import Group, check_groups
 from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.placing import default_workers, devices_of
-from fedlens.engines.schedule import block_size
+from fedlens.engines.schedule import block_size, primed
 from fedlens.engines.shared import Packer, Pool, Region
 from fedlens.engines.workers import Nursery, Worker
 
@@ -75,7 +75,7 @@ def processes(
     return Processes(workers, threads, window, state_memory, group, computing, timeout)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     """One ask on its way: cut into blocks of slots, each done once."""
 
@@ -184,7 +184,7 @@ class Processes:
                 self._retire(job)  # it asks for nothing new, only for what is still out
             return self._as_they_come()
         self._begun.append(job)
-        return self._in_order(job)
+        return primed(self._in_order(job))
 
     def close(self) -> None:
         """Ends the workers and gives back the memory."""
@@ -234,9 +234,10 @@ class Processes:
 
     # -- answering ----------------------------------------------------------------------------------------------
 
-    def _in_order(self, job: _Job) -> Generator[Answer, None, None]:
-        self._begun.remove(job)
+    def _in_order(self, job: _Job) -> Generator[Any, None, None]:
         try:
+            yield None  # taken by `primed`
+            self._begun.remove(job)
             for block in range(len(job.blocks)):
                 while block not in job.done:
                     if job.due is not None and time.monotonic() > job.due:
@@ -276,6 +277,8 @@ class Processes:
     def _retire(self, job: _Job) -> None:
         """Drops what is left of a job; its memory is free once no worker looks at it any more."""
         job.closed = True
+        if job in self._begun:
+            self._begun.remove(job)
         job.waiting.clear()
         job.done.clear()
         self._release(job)
@@ -340,7 +343,9 @@ class Processes:
             if job.number not in worker.knows_asks:
                 worker.send("ask", job.number, job.ask.op, job.envelope, worker.show(job.region))
                 worker.knows_asks.add(job.number)
-            worker.task(number, job.number, packer.envelope, task.region)
+            # The last time they are computed one by one, in case that it was memory.
+            alone = self._deaths.get((job.number, block), 0) == _DEATHS - 1
+            worker.task(number, job.number, packer.envelope, task.region, alone)
         except OSError:
             if number not in worker.tasks:
                 worker.tasks.append(number)

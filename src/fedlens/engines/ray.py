@@ -302,7 +302,9 @@ class Ray:
             shared = None if job.number in worker.knows else job.shared
             self._schedule.begin(job)
             worker.knows.add(job.number)
-            promise = worker.actor.work.remote(job.number, shared, packed)
+            # The last time they are computed one by one, in case that it was memory.
+            alone = job.deaths.get(block, 0) == DEATHS - 1
+            promise = worker.actor.work.remote(job.number, shared, packed, alone)
             if not worker.tasks:
                 worker.since = time.monotonic()
             worker.tasks.append(_Task(job, block, time.monotonic(), promise))
@@ -327,6 +329,8 @@ class Ray:
                 self._started(worker)
         now = time.monotonic()
         for worker in [w for w in self._workers if w.tasks and now - w.since > self.timeout]:
+            if self._ray.wait([worker.tasks[0].promise], timeout=0)[0]:
+                continue  # it has answered, and was not listened to
             # What it has done of the others is kept; the one that it sits at counts as one that ended it.
             self._replace(worker, why=f"no answer came within {self.timeout:g} s, {DEATHS} times")
         if now - self._checked > _TICK:  # also while answers come: workers go on for a while without the rest

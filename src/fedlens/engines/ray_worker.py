@@ -49,14 +49,14 @@ class RayWorker:
         self._site = Site(found, groups=Groups(group) if group > 1 else None)
         self._asks: dict[int, tuple[Any, ...]] = {}
 
-    def work(self, ask: int, shared: Packed | None, items: Packed) -> tuple[Packed, str]:
+    def work(self, ask: int, shared: Packed | None, items: Packed, alone: bool = False) -> tuple[Packed, str]:
         """The answers to some requests of an ask, and what was printed; `shared` comes with an ask's first."""
         if shared is not None:
             self._asks[ask] = unpacked(shared)
         op, values, expect, reduce = self._asks[ask]
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            answers = self._site.block(op, values, unpacked(items), expect, reduce)
+            answers = self._site.block(op, values, unpacked(items), expect, reduce, alone)
         return pack(answers, f"what the operation '{op}' answered"), printed.getvalue()
 
     def forget(self, ask: int) -> None:

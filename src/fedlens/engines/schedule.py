@@ -31,6 +31,12 @@ def block_size(ask: Ask, group: int) -> int:
     return block if alone else max(block, group // block * block)
 
 
+def primed(answers: Generator[Any, None, None]) -> Generator[Answer, None, None]:
+    """A generator that is inside its `try`: closing one that was never begun would leave everything as it is."""
+    next(answers)
+    return answers
+
+
 @dataclass(eq=False)
 class Job:
     """One ask on its way. `shared` is for the engine: what all its blocks have in common, wherever it lies."""
@@ -105,7 +111,7 @@ class Schedule:
     def answers(self, job: Job) -> Generator[Answer, None, None]:
         """The answers, as they are called for; closing the generator drops what is left (request order)."""
         if job.ask.order == "request":
-            return self._in_order(job)
+            return primed(self._in_order(job))
         if job.blocks:
             self._arrivals.append(job)
         else:
@@ -173,9 +179,10 @@ class Schedule:
 
     # -- answering ------------------------------------------------------------------------------------------------
 
-    def _in_order(self, job: Job) -> Generator[Answer, None, None]:
-        self._begun.remove(job)
+    def _in_order(self, job: Job) -> Generator[Any, None, None]:
         try:
+            yield None  # taken by `primed`
+            self._begun.remove(job)
             for block in range(len(job.blocks)):
                 while block not in job.done:
                     if job.overdue():
@@ -215,6 +222,8 @@ class Schedule:
     def _retire(self, job: Job) -> None:
         """Drops what is left of a job; it is gone once no worker looks at it any more."""
         job.closed = True
+        if job in self._begun:
+            self._begun.remove(job)
         job.waiting.clear()
         job.done.clear()
         self._release(job)

@@ -84,14 +84,21 @@ class _Worker:
         self.asks[number] = (op, shared, expect, reduce)
 
     def task(
-        self, number: int, ask: int, envelope: bytes, region: int | None, freed: list[int], forget: list[int]
+        self,
+        number: int,
+        ask: int,
+        envelope: bytes,
+        region: int | None,
+        freed: list[int],
+        forget: list[int],
+        alone: bool,
     ) -> None:
         for done in forget:
             self.asks.pop(done, None)
         self.free.extend(self.own[own] for own in freed)
         op, shared, expect, reduce = self.asks[ask]
         items = unpack(envelope, self.look(region))
-        answers = self.site.block(op, shared, items, expect, reduce)
+        answers = self.site.block(op, shared, items, expect, reduce, alone)
         self.send(number, answers)
 
     def look(self, region: int | None) -> memoryview:

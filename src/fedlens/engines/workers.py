@@ -122,7 +122,9 @@ class Worker:
             self.knows_regions.add(region.number)
         return region.number
 
-    def task(self, number: int, ask: int, envelope: bytes, region: Region | None) -> None:
+    def task(
+        self, number: int, ask: int, envelope: bytes, region: Region | None, alone: bool = False
+    ) -> None:
         """Sends a task, and with it which of the worker's regions and asks are done with."""
         shown = self.show(region)
         freed, self._freed = self._freed, []
@@ -131,7 +133,7 @@ class Worker:
         if not self.tasks:
             self.since = time.monotonic()
         self.tasks.append(number)
-        self.send("task", number, ask, envelope, shown, freed, forget)
+        self.send("task", number, ask, envelope, shown, freed, forget, alone)
 
     def receive(self) -> tuple[int, Any]:
         """The number of a finished task and its answers; raises EOFError where the worker is gone."""

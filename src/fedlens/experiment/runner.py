@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedlens.core.errors import RunFailed
+from fedlens.core.errors import FedlensError, RunFailed
 from fedlens.core.gate import Driven, Gate, Tally
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
 from fedlens.core.schema import nbytes
@@ -131,7 +131,8 @@ class Runner:
         try:
             state = gate.drive(self.built.algorithm.round(before, self._context(round)), round)
         except RunFailed:
-            self._written_down(gate)
+            with suppress(FedlensError):  # what ended the round is what is told
+                self._written_down(gate)
             raise
         seconds = time.perf_counter() - began
         self._written_down(gate)
@@ -154,8 +155,9 @@ class Runner:
             gate.tally = trained.measuring
             steps = self.built.algorithm.evaluate(state, self._context(round))
             beside = config.evaluation.beside and getattr(self.built.engine, "ahead", False)
+            beside = beside and 0 < round < config.rounds  # there is a round for it to be beside of
             trained.evaluation = gate.begin(steps, round, ahead=beside)
-            if beside and 0 < round < config.rounds:
+            if beside:
                 trained.clients = self._states.mark()
                 return
         self._written_down(gate)

@@ -32,7 +32,8 @@ def listening(module: nn.Module) -> Iterator[list[Tensor]]:
     heard: list[Tensor] = []
 
     def hear(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        heard.append(inputs[0])
+        value = inputs[0]  # in 16 bits where the model computes so; what is made of it is not
+        heard.append(value.float() if value.dtype in (torch.bfloat16, torch.float16) else value)
 
     found = last_linear(module)
     handle = found[1].register_forward_pre_hook(hear) if found else None

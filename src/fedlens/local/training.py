@@ -197,8 +197,8 @@ class Train:
             if settings.clip_norm is not None:
                 gradients = clip(gradients, settings.clip_norm)
             step(weights, gradients)
-            del gradients  # or they would lie beside those of the next step
             losses.append(loss.detach())
+            del gradients, outputs, loss, bent  # or they would lie beside those of the next step
             counts.append(len(targets))
         seen = sum(counts)
         each = torch.stack(losses).cpu().double()  # not every device has float64

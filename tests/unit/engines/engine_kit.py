@@ -40,7 +40,7 @@ def work(payload: Payload, client: Client, rng: Rng) -> Outcome:
     if "print" in payload:
         print(payload["print"])  # noqa: T201
     reply: dict[str, Any] = {"vector": vector, **payload.get("more", {})}
-    state = {"visits": client.state.get("visits", 0) + 1}
+    state = None if "stateless" in payload else {"visits": client.state.get("visits", 0) + 1}
     return Outcome(reply, state, {"examples": 1, "ended": time.monotonic(), "pid": os.getpid()})
 
 

@@ -28,7 +28,6 @@ MADE = {"inline": inline, "vectorized": vectorized, "processes": lambda **how: p
     [
         ({"device": "cuda"}, "engine.device", "finds no GPU here"),
         ({"device": "cuda:1"}, "engine.device", "finds no GPU here"),
-        ({"device": "mps"}, "engine.device", "there is none here"),
         ({"precision": "tf32"}, "engine.precision", "a format of NVIDIA's GPUs"),
         ({"precision": "fp16"}, "engine.precision", "no fast form on a CPU"),
     ],
@@ -37,7 +36,6 @@ def test_what_this_machine_has_not_is_refused_before_anything_runs(
     engine: str, how: dict[str, Any], where: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     made = MADE[engine](**how)
     with pytest.raises(ConfigError, match=what) as caught:
         made.check({})

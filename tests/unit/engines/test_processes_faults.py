@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedlens.core.errors import RunFailed
 from fedlens.core.gate import Gate
 from fedlens.core.protocol import Ask, Failure, Reply, Request
 from fedlens.engines.processes import Processes, processes
@@ -426,12 +427,34 @@ def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle() -> None:
         def steps(wanted: Ask) -> Any:
             return list((yield wanted))
 
-        early = ask([{}] * 6)
+        early = ask([{"stateless": True}] * 6)
         ahead = gate.begin(steps(early), 1)
         late = gate.drive(steps(ask([{"seconds": 1.5}])), 2)
         found = ahead.finish()
         assert same(vectors(found), expected(early))
         assert all(answer.metrics["ended"] < late[0].metrics["ended"] for answer in found)
-        # Left unanswered: it holds up nothing, and nothing of it is left when the engine is closed.
-        gate.begin(steps(ask([{}] * 3)), 3)
+        # Left unanswered, it holds up nothing, and nothing of it is left.
+        gate.begin(unheard(ask([{}] * 3)), 3).finish()
+        assert not gate.engine._begun  # type: ignore[attr-defined]
+        assert not gate._out
         assert len(vectors(gate.drive(steps(ask([{}] * 4)), 4))) == 4
+
+
+def unheard(wanted: Ask) -> Any:
+    """Asks and does not wait for the answers."""
+    yield wanted
+    return None
+
+
+def test_what_cannot_go_on_beside_the_next_round_is_told() -> None:
+    def twice() -> Any:
+        list((yield ask([{"stateless": True}])))
+        return list((yield ask([{"stateless": True}])))
+
+    def changing() -> Any:
+        return list((yield ask([{}])))
+
+    for steps, what in ((twice, "asks several times"), (changing, "changes what a client keeps")):
+        with fresh() as gate, pytest.raises(RunFailed, match=what) as caught:
+            gate.begin(steps(), 1).finish()
+        assert caught.value.hint == "set evaluation.beside=false"

@@ -126,7 +126,7 @@ def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle(gate: Gate) -> 
     def steps(wanted: Ask) -> Any:
         return list((yield wanted))
 
-    early = ask([{}] * 4)
+    early = ask([{"stateless": True}] * 4)
     ahead = gate.begin(steps(early), 11)
     late = gate.drive(steps(ask([{"seconds": 1.5}])), 12)
     found = ahead.finish()
