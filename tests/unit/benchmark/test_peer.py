@@ -81,9 +81,10 @@ def test_it_stands_still_while_the_others_have_their_turn(tmp_path: Path) -> Non
     ],
 )
 def test_what_does_not_start_says_why(tmp_path: Path, source: str, says: str) -> None:
-    hangs = "sleep" in source
+    hangs, began = "sleep" in source, time.monotonic()
     with pytest.raises(RunFailed, match=says):
         driven(peer(tmp_path / "driver.py", source), start_seconds=0.5 if hangs else 30.0)
+    assert time.monotonic() - began < peers.END_SECONDS  # what hangs is not waited for
 
 
 READY = "import os, sys, time\nprint('{\"ready\": true}', flush=True)\nsys.stdin.readline()\n"
