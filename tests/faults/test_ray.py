@@ -186,45 +186,43 @@ def test_another_cluster_than_the_one_that_this_process_is_on(gate: Gate) -> Non
 # -- clusters -----------------------------------------------------------------------------------------------------
 
 JOIN = """
-import sys
+import sys, time
 from fedlens.core.errors import FedlensError
 from fedlens.engines.ray import ray
-engine = ray(address=sys.argv[1], connect_timeout=1.0)
-try:
-    engine.warm()
-except FedlensError as error:
-    print(error)
-finally:
-    engine.close()
+for address in sys.argv[1:]:
+    engine = ray(address=address, connect_timeout=1.0)
+    began = time.monotonic()
+    try:
+        engine.warm()
+    except FedlensError as error:
+        print(error, time.monotonic() - began, sep="|")
+    finally:
+        engine.close()
 """
 
 
-def told(address: str) -> tuple[str, float]:
-    """What joining a cluster says in a process that is on none, and in how many seconds."""
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", JOIN, address],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "RAY_ADDRESS": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stderr == ""
-    return done.stdout, time.monotonic() - began
-
-
 def test_an_address_that_does_not_answer() -> None:
+    """In a process that is on no cluster."""
     with socket.socket() as mute, socket.socket() as closed:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         closed.bind(("127.0.0.1", 0))
         where = [f"127.0.0.1:{peer.getsockname()[1]}" for peer in (mute, closed)]
-        for address, why in zip(where, ["no answer within 1 seconds", "Connection refused"], strict=True):
-            said, seconds = told(address)
-            assert said.startswith(f"no Ray cluster answers at {address}: "), said
-            assert why in said
-            assert said.count("\n") == 1
-            assert seconds < 30  # of which most are the imports, on a busy machine
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", JOIN, *where],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    assert done.stderr == ""
+    said = [line.split("|") for line in done.stdout.splitlines()]
+    for (sentence, seconds), address, why in zip(
+        said, where, ["no answer within 1 seconds", "Connection refused"], strict=True
+    ):
+        assert sentence.startswith(f"no Ray cluster answers at {address}: ")
+        assert why in sentence
+        assert float(seconds) < 5
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:port", "http://head:6379", ""])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from fedlens.api import Experiment, resume
 from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Reply
 from fedlens.engines import ray_cluster
+from fedlens.experiment.progress import Silent
+from tests.contract.contract_kit import outcome
 from tests.unit.engines.engine_kit import answers_to, ask, expected, same, vectors
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 
@@ -46,7 +52,9 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
             assert same(vectors(found), expected(wanted))
             assert len({answer.metrics["pid"] for answer in found if isinstance(answer, Reply)}) == 2
             assert engine.ready == 1  # the other has no room
-            assert capfd.readouterr() == ("", "")
+            said = capfd.readouterr()
+            assert said.out == ""
+            assert "raylet" not in said.err
             cluster.add_node(num_cpus=1)
             all_ready(gate)
             assert same(vectors(answers_to(gate, wanted, 2)), expected(wanted, 2))
@@ -59,3 +67,37 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
             assert time.monotonic() - began < 10
     finally:
         cluster.shutdown()
+
+
+class Sawing(Silent):
+    """Kills the node of this machine after a round."""
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        if metrics["round"] == 2:
+            for child in psutil.Process().children(recursive=True):
+                if child.name() == "raylet":
+                    child.kill()
+                    child.wait()
+
+
+def test_a_run_whose_ray_is_gone_is_saved_and_goes_on_without_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small: dict[str, Any] = {
+        "rounds": 4,
+        "select": {"clients_per_round": 3},
+        "local": {"lr": 0.05},
+        "model": "linear",
+    }
+    small["record"] = {"clients": True}
+    small["data"] = {"dataset": "digits", "partition": {"name": "iid", "clients": 6}}
+    whole = Experiment(**small).run(tmp_path / "whole")
+    on_ray = Experiment(**small, engine={"name": "ray", "workers": 1, "timeout": 200.0})
+    with pytest.raises(RunFailed, match=r"^the local Ray is gone: the node of this machine has ended; "):
+        on_ray.run(tmp_path / "run", progress=Sawing())
+    assert "raylet" not in "".join(capfd.readouterr())
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(
+        re.sub(r"\[engine\].*?\n\n", '[engine]\nname = "inline"\n\n', config.read_text(), flags=re.S)
+    )
+    assert outcome(resume(tmp_path / "run")) == outcome(whole)

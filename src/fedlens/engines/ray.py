@@ -24,7 +24,7 @@ from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.placing import usable_cores
 from fedlens.engines.processes import Timeout, Window
-from fedlens.engines.ray_cluster import Cluster, Lasting, found, one_line
+from fedlens.engines.ray_cluster import Cluster, Lasting, found, one_line, sigterm_kept
 from fedlens.engines.ray_worker import Emptied, Packed, outpost, pack, unpacked, user_sources, versions
 from fedlens.engines.schedule import DEATHS, Job, Schedule, block_size
 
@@ -214,7 +214,9 @@ class Ray:
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
         """Answers an ask by the workers."""
         assert self._schedule is not None
+        assert self._cluster is not None
         shared = pack((ask.op, ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
+        self._cluster.check_node()
         size = block_size(ask, self._size.group if ask.op in self._joint else 1)
         return self._schedule.answers(
             self._schedule.publish(ask, round, exchange, self._ray.put(shared), size)
@@ -249,6 +251,8 @@ class Ray:
     def _wait_for_connection(self) -> None:
         if self._connecting is not None:
             failed, self._connecting = self._connecting.result(), None
+            with sigterm_kept():
+                pass
             if failed is not None:
                 raise failed
 
@@ -290,6 +294,7 @@ class Ray:
     def _send(self, current: Job | None) -> None:
         """Gives blocks to every worker that has room for one."""
         assert self._schedule is not None
+        assert self._cluster is not None
         depth = 2 if self._seconds < _SHORT else 1
         ready = [worker for worker in self._workers if worker.starting is None]
         while ready:
@@ -300,6 +305,7 @@ class Ray:
             block, items = self._schedule.following(job)
             packed = pack(items, f"a request of the ask '{job.ask.op}', or a client's state")
             shared = None if job.number in worker.knows else job.shared
+            self._cluster.check_node()
             self._schedule.begin(job)
             worker.knows.add(job.number)
             # The last time they are computed one by one, in case that it was memory.
@@ -318,6 +324,8 @@ class Ray:
                 [task.promise for task in worker.tasks] if worker.starting is None else [worker.starting]
             )
         }
+        assert self._cluster is not None
+        self._cluster.check_node()
         now = time.monotonic()
         patience = _TICK if due is None else min(_TICK, max(0.0, due - now))
         came, _ = self._ray.wait(list(promises), num_returns=1, timeout=patience)
@@ -334,7 +342,6 @@ class Ray:
             # What it has done of the others is kept; the one that it sits at counts as one that ended it.
             self._replace(worker, why=f"no answer came within {self.timeout:g} s, {DEATHS} times")
         if now - self._checked > _TICK:  # also while answers come: workers go on for a while without the rest
-            assert self._cluster is not None
             self._checked = now
             self._cluster.check(now)
 
@@ -392,7 +399,9 @@ class Ray:
 
     def _fetched(self, promise: Any) -> Any:
         """What a promise stands for. Raises `_Lost` where whoever made it is gone, `RunFailed` where it broke."""
+        assert self._cluster is not None
         errors = self._ray.exceptions
+        self._cluster.check_node()
         try:
             return self._ray.get(promise)
         except errors.RayTaskError as error:

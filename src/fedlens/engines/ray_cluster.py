@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -108,23 +109,22 @@ class Cluster:
         return total
 
     def check(self, now: float) -> None:
-        """Raises `RunFailed` where the cluster has not been there for some time; to be called every second or so.
-
-        Ray itself ends this process, without a word, some seconds after its own node is gone.
-        """
-        try:
-            if self._node is not None:
-                _connected(self._node, 2.0).close()
-        except ConnectionRefusedError:
-            raise self._gone("the node of this machine has ended") from None
-        except OSError:
-            pass
+        """Raises `RunFailed` where the cluster has not been there for some time; to be called every second or so."""
+        self.check_node()
         with contextlib.suppress(OSError), _connected(self._address, 2.0):
             self._gone_since = None
             return
         self._gone_since = now if self._gone_since is None else self._gone_since
         if now - self._gone_since > _PATIENCE:
             raise self._gone(f"nothing has answered at {self._address} for {_PATIENCE:.0f} seconds")
+
+    def check_node(self) -> None:
+        """Raises `RunFailed` where the node is gone that this process belongs to; costs microseconds.
+
+        To be called before anything is asked of Ray: it ends this process, without a word, where its node is gone.
+        """
+        if self._node is not None and not self._node.lives():
+            raise self._gone("the node of this machine has ended")
 
     def _gone(self, why: str) -> RunFailed:
         return RunFailed(
@@ -137,15 +137,26 @@ class Cluster:
         global _ours
         with _lock:
             mine, self._users = self._users, None
+            if self._node is not None:
+                self._node.close()
             if mine is None:
                 return
             mine.users -= 1
             if mine.users == 0 and mine is _ours:
                 _ours = None
-                with _sigterm_kept():
+                with sigterm_kept():
                     found().shutdown()
                 if mine.folder is not None:
-                    shutil.rmtree(mine.folder, ignore_errors=True)
+                    _remove(mine.folder)
+
+
+def _remove(folder: str) -> None:
+    """Deletes a folder; what is about to end may still be writing a last line there."""
+    for _ in range(50):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            return
+        time.sleep(0.1)
 
 
 class Lasting:
@@ -188,7 +199,7 @@ def _start(cpus: int, memory: int | None, threads: int) -> str:
         "RAY_worker_niceness": "0",  # Ray's own 15 would have whatever else runs here go first
     }
     try:
-        with _set(environment), _sigterm_kept():
+        with _set(environment), sigterm_kept():
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -216,7 +227,7 @@ def _join(address: str, timeout: float) -> None:
     if ":" in place:
         _knock(place, timeout)
     try:
-        with _set({"RAY_USAGE_STATS_ENABLED": "0"}), _sigterm_kept():
+        with _set({"RAY_USAGE_STATS_ENABLED": "0"}), sigterm_kept():
             ray.init(address=address, **_QUIET)
     except (Exception, SystemExit) as error:
         ray.shutdown()
@@ -258,11 +269,43 @@ def _gcs(ray: Any) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def _own_node(ray: Any) -> str | None:
-    """Where the node answers that this process belongs to."""
+class _Pulse:
+    """A connection to a process of this machine, kept only to see when it closes."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._peer: socket.socket | None = None
+
+    def lives(self) -> bool:
+        """Whether the process is there."""
+        try:
+            while self._peer is not None and self._peer.recv(4096):
+                pass
+        except BlockingIOError:
+            return True  # nothing new was said
+        except OSError:
+            pass
+        self.close()  # it has ended, or does not keep a connection with who never says anything
+        try:
+            self._peer = _connected(self._place, 2.0)
+            self._peer.setblocking(False)
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            pass  # too busy to answer
+        return True
+
+    def close(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+
+
+def _own_node(ray: Any) -> _Pulse | None:
+    """The node that this process belongs to."""
     own = ray.get_runtime_context().get_node_id()
     found = [node for node in ray.nodes() if node["NodeID"] == own]
-    return f"{found[0]['NodeManagerAddress']}:{found[0]['NodeManagerPort']}" if found else None
+    return _Pulse(f"{found[0]['NodeManagerAddress']}:{found[0]['NodeManagerPort']}") if found else None
 
 
 def _is_client(ray: Any) -> bool:
@@ -291,8 +334,11 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; what it does in this process is not Ray's to say."""
+def sigterm_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; what it does in this process is not Ray's to say.
+
+    Only the main thread can take it back. What was connected in another thread is followed by an empty block in it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -37,6 +37,7 @@ def fresh(ops: Any = OPS, **settings: Any) -> Iterator[Gate]:
     """A gate over an engine of its own."""
     engine = made(**settings)
     try:
+        engine.warm()
         yield Gate(*opened(engine, ops))
     finally:
         engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 from tests.unit.engines.ray_kit import made as ray_made
 
 pytestmark = [NEEDS_RAY, pytest.mark.timeout(300)]  # Ray takes its time on a busy machine
+HEARD: list[str] = []
 RAY = {"name": "ray", "workers": 2, "connect_timeout": 300.0}
 
 
@@ -48,9 +50,13 @@ def seen(payload: Payload, client: Client, rng: Rng) -> Outcome:
 @pytest.fixture(scope="module")
 def gate() -> Iterator[Gate]:
     """Two workers on a local Ray; it stays for the whole file, so engines of other tests here share it."""
-    with fresh(ops={**OPS, "seen": seen}, cpus=0.2) as made:
-        all_ready(made)
-        yield made
+    before = signal.signal(signal.SIGTERM, lambda *_: HEARD.append("SIGTERM"))
+    try:
+        with fresh(ops={**OPS, "seen": seen}, cpus=0.2) as made:
+            all_ready(made)
+            yield made
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(autouse=True)
@@ -267,3 +273,12 @@ def test_a_run_has_the_bits_of_inline_also_when_it_is_resumed(gate: Gate, case: 
 
 def test_the_environment_of_this_process_is_as_it_was(gate: Gate) -> None:
     assert not [name for name in os.environ if name.startswith("RAY_USAGE") or name.startswith("RAY_worker")]
+
+
+def test_sigterm_is_still_whose_it_was(gate: Gate, capfd: pytest.CaptureFixture[str]) -> None:
+    """Ray would have it print a stack."""
+    HEARD.clear()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+    assert HEARD == ["SIGTERM"]
+    assert capfd.readouterr() == ("", "")
