@@ -92,7 +92,7 @@ def test_a_run_whose_ray_is_gone_is_saved_and_goes_on_without_it(
     small["record"] = {"clients": True}
     small["data"] = {"dataset": "digits", "partition": {"name": "iid", "clients": 6}}
     whole = Experiment(**small).run(tmp_path / "whole")
-    on_ray = Experiment(**small, engine={"name": "ray", "workers": 1, "timeout": 200.0})
+    on_ray = Experiment(**small, engine={"name": "ray", "workers": 1, "connect_timeout": 200.0})
     with pytest.raises(RunFailed, match=r"^the local Ray is gone: the node of this machine has ended; "):
         on_ray.run(tmp_path / "run", progress=Sawing())
     assert "raylet" not in "".join(capfd.readouterr())
