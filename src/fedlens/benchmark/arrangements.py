@@ -49,7 +49,11 @@ def trial(workload: Workload, cores: int) -> Workload:
 def best_of_limit(workload: Workload, cores: int) -> Arrangement:
     """The arrangement in which bare PyTorch is the fastest."""
     small = trial(workload, cores)
-    return fastest(arrangements(cores), lambda a: BareLimit(small, a.processes, a.threads, apart=True))
+
+    def start(way: Arrangement) -> BareLimit:
+        return BareLimit(small, way.processes, way.threads, apart=True)
+
+    return fastest(arrangements(cores), start, seconds=15.0)  # all that follows is measured by this
 
 
 def best_by_hand(workload: Workload, cores: int) -> Arrangement:

@@ -14,7 +14,7 @@ from fedlens.core.errors import FedlensError
 
 Kind = Literal["limit", "by hand", "fedlens", "peer"]
 Choice = TypeVar("Choice")
-_TRIALS, _TRIAL_SECONDS = 25, 5.0  # of a choice, at most
+_TRIALS = 25  # of a choice, at most
 
 
 class Contestant(Protocol):
@@ -100,8 +100,8 @@ def _end(contestant: Contestant) -> None:
         contestant.close()
 
 
-def fastest(choices: Sequence[Choice], start: Callable[[Choice], Contestant]) -> Choice:
-    """The choice with the shortest round, of rounds taken in turn for some seconds after one each to warm up.
+def fastest(choices: Sequence[Choice], start: Callable[[Choice], Contestant], seconds: float = 5.0) -> Choice:
+    """The choice with the shortest round, of rounds taken in turn, for about `seconds` of each, after one to warm up.
 
     Shortest, since what else goes on makes a round longer and never shorter. A choice that fails is not taken; where
     all fail it is the first, which will say why when it has its turn.
@@ -109,6 +109,6 @@ def fastest(choices: Sequence[Choice], start: Callable[[Choice], Contestant]) ->
     if len(choices) == 1:
         return choices[0]
     lanes = [Lane(str(number), "fedlens", partial(start, choice)) for number, choice in enumerate(choices)]
-    take_turns(lanes, _TRIALS, budget=_TRIAL_SECONDS * len(choices))
+    take_turns(lanes, _TRIALS, budget=seconds * len(choices))
     shortest = [min(lane.seconds, default=math.inf) for lane in lanes]
     return choices[shortest.index(min(shortest))]
