@@ -44,7 +44,7 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
             engine: Any = gate.engine
             all_ready(gate)
             assert engine.ready == 2  # one for each CPU of both
-            wanted = ask([{"seconds": 0.2}] * 12)
+            wanted = ask([{"seconds": 0.2}] * 40)  # long enough for its end to be noticed on a busy machine
             timer = threading.Timer(0.5, lambda: cluster.remove_node(node, allow_graceful=False))
             timer.start()
             found = answers_to(gate, wanted)
@@ -57,7 +57,8 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
             assert "raylet" not in said.err
             cluster.add_node(num_cpus=1)
             all_ready(gate)
-            assert same(vectors(answers_to(gate, wanted, 2)), expected(wanted, 2))
+            again = ask([{}] * 4)
+            assert same(vectors(answers_to(gate, again, 2)), expected(again, 2))
 
             monkeypatch.setattr(ray_cluster, "_PATIENCE", 1.0)
             cluster.head_node.kill_gcs_server(check_alive=False)
