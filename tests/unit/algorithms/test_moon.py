@@ -6,13 +6,14 @@ from torch import nn
 
 from fedlens.algorithms import RULES
 from fedlens.algorithms.fedavg import fedavg
-from fedlens.algorithms.moon import contrastive, features_of, moon
+from fedlens.algorithms.moon import PREVIOUS, THERE, contrastive, features_of, moon
 from fedlens.algorithms.selecting import Fixed
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 from fedlens.core.seeding import Rng
 from fedlens.core.tree import tree_of
 from fedlens.local.chaining import chain
+from fedlens.local.features import OWN
 from fedlens.local.rules import ClientRule, Solved, plain
 from tests.identity.identity_kit import course, model, parts, world
 from tests.unit.local.test_training import SPEC, client, payload, train
@@ -90,9 +91,9 @@ def test_nothing_listens_to_the_models_after_a_visit_however_it_ended() -> None:
 
     def listen(loss, outputs, targets, visit):
         heard.append(hooks(scratch))
-        assert visit.own["z"].requires_grad
-        assert not visit.own["z_glob"].requires_grad
-        assert not visit.own["z_prev"].requires_grad
+        assert {name: seen.requires_grad for name, seen in visit.features.items()} == {
+            OWN: True, THERE: False, PREVIOUS: False,
+        }  # fmt: skip
         if len(heard) > 1:
             raise RuntimeError("in the middle of it")
         return loss
