@@ -154,7 +154,7 @@ def test_without_a_schema_what_cannot_be_sent_is_refused_all_the_same(gate: Gate
         "v holds NaN or Inf",
         "the payload.kinds holds a set, which cannot be sent",
     ]
-    assert foreign({"f": print}) == "the payload.f holds a builtin_function_or_method, which cannot be sent"
+    assert foreign({"f": len}) == "the payload.f holds a builtin_function_or_method, which cannot be sent"
     assert foreign([{"a": (1, 2.0, b"x", "y", None, True, W)}]) is None
     assert foreign({"a": np.ones(3)}) == "the payload.a holds a ndarray, which cannot be sent"
 

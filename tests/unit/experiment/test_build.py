@@ -49,7 +49,12 @@ def test_a_plan_has_every_setting_filled_in_and_loads_nothing() -> None:
         "name": "processes",
         "workers": 0,
         "threads": 1,
+        "group": 1,
+        "device": "cpu",
+        "precision": "fp32",
+        "channels_last": False,
         "window": 512,
+        "timeout": 3600.0,
         "state_memory": 1024,
     }
     assert config["server"] == {"name": "momentum", "lr": 1.0, "momentum": 0.9, "nesterov": False}
