@@ -84,7 +84,7 @@ SEAMS = (
     Seam("fedlens.aggregate.mean", "fold", "aggregation.folding"),
     Seam("fedlens.core.gate:Tally", "asked", "other.counting"),
     Seam("fedlens.core.gate:Gate", "_settle", "other.counting"),
-    Seam("fedlens.engines.processes:Processes", "_publish", "waiting.sending"),
+    Seam("fedlens.engines.processes:Processes", "answer", "waiting.sending"),
     Seam("fedlens.engines.processes:Processes", "_send", "waiting.sending"),
     Seam("fedlens.engines.workers:Worker", "receive", "waiting.receiving"),
 )

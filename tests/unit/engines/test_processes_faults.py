@@ -209,8 +209,8 @@ def test_replies_that_wait_for_their_turn_stay_within_the_window() -> None:
 def test_replies_that_grow_beyond_the_window_do_not_stop_the_round(gate: Gate, tmp_path: Path) -> None:
     """The slot that all wait for has to be done again when the window is full already."""
     slow_again(gate)
-    engine = gate.engine
-    engine._window, engine._reply_bytes, before = 2**20, 1, engine._window  # type: ignore[attr-defined]
+    schedule = gate.engine._schedule  # type: ignore[attr-defined]
+    schedule._window, schedule._block_bytes, before = 2**20, 1, schedule._window
     requests = [
         {"seconds": 0.5, "die": "in the middle"},
         *[{"seconds": 0.02, "size": 4}] * 6,
@@ -221,7 +221,7 @@ def test_replies_that_grow_beyond_the_window_do_not_stop_the_round(gate: Gate, t
     try:
         assert same(vectors(answers_to(gate, wanted)), expected(wanted))
     finally:
-        engine._window, engine._reply_bytes = before, 0  # type: ignore[attr-defined]
+        schedule._window, schedule._block_bytes = before, 0
 
 
 def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate: Gate) -> None:
@@ -247,14 +247,14 @@ def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate
 def test_nothing_new_is_begun_after_the_deadline(gate: Gate, tmp_path: Path) -> None:
     """Not even what was waiting for room in the window, of which there is plenty when all the rest is given up."""
     slow_again(gate)
-    engine = gate.engine
-    engine._window, engine._reply_bytes, before = 1, 2**20, engine._window  # type: ignore[attr-defined]
+    schedule = gate.engine._schedule  # type: ignore[attr-defined]
+    schedule._window, schedule._block_bytes, before = 1, 2**20, schedule._window
     requests = [{"seconds": 0.5}, {}, {}, *[{"touch": True}] * 4]
     try:
         answers_to(gate, ask(requests, deadline=0.3, shared={"graves": str(tmp_path)}))
         answers_to(gate, ask([{"seconds": 0.02}] * 6), 2)
     finally:
-        engine._window, engine._reply_bytes = before, 0  # type: ignore[attr-defined]
+        schedule._window, schedule._block_bytes = before, 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -435,7 +435,7 @@ def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle() -> None:
         assert all(answer.metrics["ended"] < late[0].metrics["ended"] for answer in found)
         # Left unanswered, it holds up nothing, and nothing of it is left.
         gate.begin(unheard(ask([{}] * 3)), 3).finish()
-        assert not gate.engine._begun  # type: ignore[attr-defined]
+        assert not gate.engine._schedule._jobs  # type: ignore[attr-defined]
         assert not gate._out
         assert len(vectors(gate.drive(steps(ask([{}] * 4)), 4))) == 4
 
