@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,12 +39,18 @@ class Update:
     weight: float = 0.0
 
 
-def fold(total: dict[str, Any], reduce: Reduce, payload: Payload, folded: bool = False) -> None:
+def fold(
+    total: dict[str, Any],
+    reduce: Reduce,
+    payload: Payload,
+    folded: bool = False,
+    fresh: AbstractSet[str] = frozenset(),
+) -> None:
     """Adds a reply to `total`, in place, which is empty before the first.
 
     A tree or a number under `"sum"` is added times the reply's weight, one under `"plain"` as it is, a tree under
     `"max"` leaf by leaf. The weights add up, and `replies` counts. What is `folded` already, a sum over several
-    replies, is added as it is.
+    replies, is added as it is. Of what is `fresh`, as `Outcome` has it, the first reply's memory becomes the total's.
 
     >>> total = {}
     >>> for weight, value in ((1.0, 4.0), (3.0, 8.0)):
@@ -59,6 +66,9 @@ def fold(total: dict[str, Any], reduce: Reduce, payload: Payload, folded: bool =
         factor = weight if how == "sum" and not folded else 1.0
         if not isinstance(value, Mapping):
             total[name] = value * factor if first else total[name] + value * factor
+        elif first and value and name in fresh and all(t.is_floating_point() for t in value.values()):
+            torch._foreach_mul_(list(value.values()), factor)
+            total[name] = dict(value)
         elif first:
             # Never the reply's own tensors: they may lie in a worker's memory, which is wanted back.
             total[name] = {leaf: t.clone() if how == "max" else t * factor for leaf, t in value.items()}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,11 +31,11 @@ from fedlens.core.seeding import Rng, Secrets
 from fedlens.engines.grouping import Groups
 
 _CPU = torch.device("cpu")
-_PLAIN = (torch.Tensor, bytes, str, int, float, Row)
+# The usual ones first, and abstract classes last: to ask those takes long.
+_PLAIN = (torch.Tensor, float, int, str, bytes, Row)
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One request on its way to where it is answered, with the client's committed state."""
 
     id: Id
@@ -266,15 +266,17 @@ class Fold:
         """Adds a reply's trees to the total and takes them out of the reply; a failure passes through."""
         if isinstance(answer, Failure):
             return answer
-        if any(isinstance(answer.payload.get(name), Row) for name in self.reduce.fields):
-            self.rows.append(answer.payload)  # nobody works on in the memory of a group's rows
-        else:
-            fold(self.total, self.reduce, answer.payload)
         # Copied, because the block's next operation may work on in the memory that this one answered with.
         rest = {
             name: copied(value) for name, value in answer.payload.items() if name not in self.reduce.fields
         }
-        return Reply(answer.id, answer.client, rest, answer.metrics, copied(answer.state), answer.nbytes)
+        left = Reply(answer.id, answer.client, rest, answer.metrics, copied(answer.state), answer.nbytes)
+        if any(type(answer.payload.get(name)) is Row for name in self.reduce.fields):
+            self.rows.append(answer.payload)  # nobody works on in the memory of a group's rows
+        else:
+            # After the copies: what is fresh is changed in place.
+            fold(self.total, self.reduce, answer.payload, fresh=answer.fresh)
+        return left
 
     def result(self) -> Payload | None:
         """The folded payload; None where every reply of the block failed."""
