@@ -39,6 +39,7 @@ def variants(workload: Workload) -> tuple[list[Workload], list[str]]:
     """The workload as it is, and with one thing changed at a time."""
     changes: dict[str, dict[str, Any]] = {
         "as it is": {},
+        "SGD forloop": {"optimizer": "forloop"},
         "SGD foreach": {"optimizer": "foreach"},
         "SGD fused": {"optimizer": "fused"},
         "channels last": {"channels_last": True},

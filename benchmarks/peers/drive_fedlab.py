@@ -35,9 +35,7 @@ def main() -> None:
     limit = turns.load_limit()
     limit.keep_freed_memory()
     workload = turns.workload_of(asked.workload)
-    model = workload.model()
-    for parameter, weight in zip(model.parameters(), limit.fresh_weights(workload), strict=True):
-        parameter.data.copy_(weight)
+    model = turns.start_of(workload)
     # A hair more than the share, for FedLab rounds the product down.
     share = (workload.cohort + 0.5) / workload.clients if workload.cohort < workload.clients else 1.0
     server = SyncServerHandler(model, global_round=10**9, sample_ratio=share)

@@ -58,9 +58,7 @@ def main() -> None:
     limit = turns.load_limit()
     limit.keep_freed_memory()
     workload = turns.workload_of(asked.workload)
-    model = workload.model()
-    for parameter, weight in zip(model.parameters(), limit.fresh_weights(workload), strict=True):
-        parameter.data.copy_(weight)
+    model = turns.start_of(workload)
     settings = SimpleNamespace(
         comm_round=10**9,
         frequency_of_the_test=10**9,

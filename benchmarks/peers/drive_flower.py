@@ -36,9 +36,7 @@ def main(grid: Grid, context: Context) -> None:
         min_train_nodes=workload.cohort,
         min_available_nodes=workload.clients,
     )
-    model = workload.model()
-    for parameter, weight in zip(model.parameters(), turns.load_limit().fresh_weights(workload), strict=True):
-        parameter.data.copy_(weight)
+    model = turns.start_of(workload)
     arrays, number = ArrayRecord(model.state_dict()), 0
     config = ConfigRecord({"workload": asked.workload, "threads": asked.threads})
     line.ready()

@@ -75,9 +75,7 @@ def train(asked: argparse.Namespace, line: turns.Turns | None) -> None:
     limit.keep_freed_memory()
     workload = turns.workload_of(asked.workload)
     images, labels = workload.tensors()
-    layers = workload.model()
-    for parameter, weight in zip(layers.parameters(), limit.fresh_weights(workload), strict=True):
-        parameter.data.copy_(weight)
+    layers = turns.start_of(workload)
     rng = torch.Generator().manual_seed(1)
 
     def client(user: int) -> Any:

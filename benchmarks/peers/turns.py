@@ -6,7 +6,8 @@ Anything else, or the end of the input, ends it. By hand:
     yes round | head -5 | FEDLENS_LIMIT=.../fedlens/benchmark/limit.py python drive_flower.py linear
 
 The workload is a name that the limit knows, or a JSON object of `Workload`'s fields. Nothing of fedlens is imported
-but the file of the limit, which needs PyTorch alone: models, data and batch order are the limit's own.
+but the file of the limit, which needs PyTorch alone: models, data and start are the limit's own, and for Flower the
+order of the examples too; the others shuffle anew for every client and epoch, with a generator of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import signal
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,14 @@ def workload_of(text: str) -> Any:
     models = (limit.cifar_cnn, limit.mnist_cnn, limit.linear)
     fields["model"] = {model.__name__: model for model in models}[fields["model"]]
     return limit.Workload(**{**fields, "shape": tuple(fields["shape"])})
+
+
+def start_of(workload: Any) -> Any:
+    """The workload's model, with the weights that all start from."""
+    model = workload.model()
+    for parameter, weight in zip(model.parameters(), load_limit().fresh_weights(workload), strict=True):
+        parameter.data.copy_(weight)
+    return model
 
 
 def end_with_parent() -> None:
@@ -74,7 +84,12 @@ class Turns:
 
     def ready(self, **about: Any) -> None:
         """Says that rounds may be asked for."""
-        self._say({"ready": True, **about})
+        names = ("torch", "numpy", "flwr", "ray", "pfl", "fedlab", "fedml")
+        found = {}
+        for name in names:
+            with contextlib.suppress(PackageNotFoundError):
+                found[name] = version(name)
+        self._say({"ready": True, "versions": found, **about})
 
     def wait(self) -> bool:
         """Waits until a round is asked for; false at the end."""

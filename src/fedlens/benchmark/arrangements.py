@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,8 +10,7 @@ from typing import Any
 from fedlens.benchmark.contest import fastest
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.limit import BareLimit, BatchedLinear, Workload
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import settings_model
+from fedlens.core.registry import read_settings, settings_model
 from fedlens.engines import ENGINES
 from fedlens.experiment.sources import Source, override
 
@@ -39,47 +39,40 @@ def arrangements(cores: int) -> list[Arrangement]:
     return sorted(ways)
 
 
-def trial(workload: Workload, cores: int) -> Workload:
-    """The same workload with as few clients as tell which arrangement is fast, every core busy alike."""
-    clients = max(1, _TRIAL_IMAGES // (workload.examples * workload.epochs))
-    cohort = min(-(-clients // cores) * cores, workload.cohort)
-    return replace(workload, clients=cohort, cohort=cohort)
+def trial(workload: Workload) -> Workload:
+    """The same workload with as few images as tell which arrangement is fast, shared out as those of a round are."""
+    batches = max(1, _TRIAL_IMAGES // (workload.cohort * workload.epochs * workload.batch))
+    examples = min(workload.examples, batches * workload.batch)
+    return replace(workload, clients=workload.cohort, examples=examples)
 
 
 def best_of_limit(workload: Workload, cores: int) -> Arrangement:
     """The arrangement in which bare PyTorch is the fastest."""
-    small = trial(workload, cores)
+    small = trial(workload)
 
     def start(way: Arrangement) -> BareLimit:
         return BareLimit(small, way.processes, way.threads, apart=True)
 
-    return fastest(arrangements(cores), start, seconds=15.0)  # all that follows is measured by this
+    return fastest(arrangements(cores), start)
 
 
 def best_by_hand(workload: Workload, cores: int) -> Arrangement:
     """Likewise of the batched product written by hand, which is one process."""
-    small = trial(workload, cores)
-    return fastest(_in_one(cores), lambda a: BatchedLinear(small, a.threads))
+    small = trial(workload)
+    return fastest(in_one(cores), lambda a: BatchedLinear(small, a.threads))
 
 
 def engine_table(text: str) -> dict[str, Any]:
     """The table [engine] that a command line means: `NAME` or `NAME:KEY=VALUE:KEY=VALUE`, values as in TOML.
 
-    Raises `ConfigError` where there is no such engine or a setting is not one.
+    Raises `ConfigError` where there is no such engine, a setting is not one, or a value is not good.
 
     >>> engine_table("processes:workers=2:threads=1")
     {'name': 'processes', 'workers': 2, 'threads': 1}
     """
-    name, *settings = text.split(":")
-    known = settings_model(ENGINES.find(name, where="--engines")).model_fields
+    name, *settings = re.split(r":(?=\w+=)", text)  # a value may have colons of its own
     table = override(Source({}), settings).values
-    for key in table:
-        if key not in known:
-            raise ConfigError(
-                f"the engine '{name}' has no setting '{key}'",
-                where="--engines",
-                hint=f"it has {', '.join(known)}",
-            )
+    read_settings(ENGINES.find(name, where="--engines"), table, where="--engines")
     return {"name": name, **table}
 
 
@@ -87,16 +80,22 @@ def best_of_engine(workload: Workload, table: Mapping[str, Any], cores: int) -> 
     """The table with `workers` and `threads` as they are the fastest, where it has them and they are not set."""
     known = settings_model(ENGINES.find(table["name"])).model_fields
     free = [key for key in ("workers", "threads") if key in known and key not in table]
-    ways = arrangements(cores) if "workers" in known else _in_one(cores)
+    ways = arrangements(cores) if "workers" in known else in_one(cores)
     values = [{"workers": way.processes, "threads": way.threads} for way in ways]
     tables = [{**table, **{key: value[key] for key in free}} for value in values]
     different = [one for number, one in enumerate(tables) if one not in tables[:number]]
-    small = trial(workload, cores)
+    small = trial(workload)
     return fastest(different, lambda one: Federation(small, one))
 
 
-def _in_one(cores: int) -> list[Arrangement]:
-    return [one for one in arrangements(cores) if one.processes == 1]
+def in_one(cores: int) -> list[Arrangement]:
+    """The ways to use up to so many cores in one process, whose threads may be too many for a small model.
+
+    >>> [str(one) for one in in_one(6)]
+    ['1 x 1', '1 x 2', '1 x 4', '1 x 6']
+    """
+    threads = {1, cores, *(2**n for n in range(1, cores.bit_length()) if 2**n <= cores)}
+    return [Arrangement(1, n) for n in sorted(threads)]
 
 
 def arrangement_of(table: Mapping[str, Any]) -> Arrangement:

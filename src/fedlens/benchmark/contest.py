@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -34,7 +35,7 @@ class Lane:
     """A contestant and what came of it: the seconds of every turn, or why there are none.
 
     `start_up` is the time from its start to the end of its first round, which is not counted; `about` is what
-    else the files say of it, such as its arrangement.
+    else the files say of it, such as its arrangement, and what the contestant itself has as `about`.
     """
 
     name: str
@@ -57,19 +58,21 @@ def take_turns(
     budget: float | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
-    """Starts all, takes a round of each to warm up, and then `turns` turns of a round each, in rotating order.
+    """Starts all, takes a round of each to warm up, and then `turns` turns of a round each, in an order drawn anew
+    for every turn.
 
     With a `budget` in seconds no turn is begun after it, but one is always taken. A contestant that fails is out, its
     lane says why, and the others go on.
     """
-    contestants: dict[str, Contestant] = {}
+    contestants: dict[int, Contestant] = {}  # by the lane's place: two may have one name
     with ExitStack() as ends:
-        for lane in lanes:
+        for place, lane in enumerate(lanes):
             say(f"starting {lane.name}")
             began = time.perf_counter()
             with out_if_it_fails(lane):
-                contestants[lane.name] = contestant = lane.start()
+                contestants[place] = contestant = lane.start()
                 ends.callback(_end, contestant)
+                lane.about = {**lane.about, **getattr(contestant, "about", {})}
                 contestant.round()
             lane.start_up = time.perf_counter() - began
         began = time.perf_counter()
@@ -77,11 +80,10 @@ def take_turns(
             if turn and budget is not None and time.perf_counter() - began > budget:
                 break
             say(f"turn {turn + 1} of {turns}")
-            first = turn % len(lanes)
-            for lane in [*lanes[first:], *lanes[:first]]:
-                if lane.ran:
-                    with out_if_it_fails(lane):
-                        lane.seconds.append(contestants[lane.name].round())
+            for place in random.Random(turn).sample(range(len(lanes)), len(lanes)):
+                if lanes[place].ran:
+                    with out_if_it_fails(lanes[place]):
+                        lanes[place].seconds.append(contestants[place].round())
 
 
 @contextmanager
@@ -100,7 +102,7 @@ def _end(contestant: Contestant) -> None:
         contestant.close()
 
 
-def fastest(choices: Sequence[Choice], start: Callable[[Choice], Contestant], seconds: float = 5.0) -> Choice:
+def fastest(choices: Sequence[Choice], start: Callable[[Choice], Contestant], seconds: float = 8.0) -> Choice:
     """The choice with the shortest round, of rounds taken in turn, for about `seconds` of each, after one to warm up.
 
     Shortest, since what else goes on makes a round longer and never shorter. A choice that fails is not taken; where

@@ -56,6 +56,12 @@ class Federation:
         }
         self.built = build(plan(read_config(settings), Source(settings)), Path(), download=False)
         self.number = 0
+        engine = dict(self.built.config.engine)  # with what `auto` has chosen
+        self.about = {
+            "processes": engine.get("workers") or 1,
+            "threads": engine.get("threads", 1),
+            "engine": engine,
+        }
         states = ClientStates()
         self.built.engine.open(Program(self.built.algorithm.ops, self.built.holders, 0), states)
         self.threads = (

@@ -19,7 +19,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-Optimizer = Literal["foreach", "fused", "forloop"]
+Optimizer = Literal["plain", "foreach", "fused", "forloop"]
 
 
 def cifar_cnn() -> nn.Module:
@@ -49,9 +49,10 @@ def linear() -> nn.Module:
 class Workload:
     """What is trained: a model, and a population of equal clients that hold random images.
 
-    `optimizer` is the form of `torch.optim.SGD`, `keep_memory` whether freed memory is kept for the next
-    batch: the defaults are what `--variants` found fastest. `channels_last` stays off: it gives other sums than
-    the plain layout, so it is another piece of work, and `--variants` shows what it is worth.
+    `optimizer` is how a step is taken, by hand (`plain`) or in a form of `torch.optim.SGD`, and `keep_memory` whether
+    freed memory is kept for the next batch: the defaults are what `--variants` found fastest. `channels_last` stays
+    off: it gives other sums than the plain layout, so it is another piece of work, and `--variants` shows what it is
+    worth. Where they are `alike`, a client's examples are one image over and over: their order is of no account.
     """
 
     name: str
@@ -63,9 +64,10 @@ class Workload:
     batch: int
     epochs: int = 1
     lr: float = 0.01
-    optimizer: Optimizer = "forloop"
+    optimizer: Optimizer = "plain"
     channels_last: bool = False
     keep_memory: bool = True
+    alike: bool = False
 
     @property
     def images(self) -> int:
@@ -78,7 +80,10 @@ class Workload:
         images = torch.empty(self.clients, self.examples, *self.shape)
         for client in images:  # one by one, so that the peak memory is what stays
             client.normal_(generator=rng)
-        return images, torch.randint(10, (self.clients, self.examples), generator=rng)
+        labels = torch.randint(10, (self.clients, self.examples), generator=rng)
+        if self.alike:
+            images[:], labels[:] = images[:, :1].clone(), labels[:, :1].clone()
+        return images, labels
 
 
 WORKLOADS = {
@@ -114,12 +119,16 @@ class Learner:
         if workload.channels_last:
             self.model.to(memory_format=torch.channels_last)
         self.parameters: list[Tensor] = list(self.model.parameters())
-        self.optimizer = torch.optim.SGD(
-            self.parameters,
-            lr=workload.lr,
-            foreach=workload.optimizer == "foreach",
-            fused=workload.optimizer == "fused",
-        )
+        self.weights = [p.detach() for p in self.parameters]  # their memory, without history
+        self.step = self._by_hand
+        if workload.optimizer != "plain":
+            self.optimizer = torch.optim.SGD(
+                self.parameters,
+                lr=workload.lr,
+                foreach=workload.optimizer == "foreach",
+                fused=workload.optimizer == "fused",
+            )
+            self.step = self._by_optimizer
         self.loss = nn.functional.cross_entropy
 
     def train(self, weights: list[Tensor], client: int, seed: int) -> None:
@@ -134,9 +143,17 @@ class Learner:
             if self.workload.channels_last:
                 images = images.contiguous(memory_format=torch.channels_last)
             for x, y in zip(images.split(size), labels.split(size), strict=True):
-                self.optimizer.zero_grad(set_to_none=True)
-                self.loss(self.model(x), y).backward()
-                self.optimizer.step()
+                self.step(self.loss(self.model(x), y))
+
+    def _by_hand(self, loss: Tensor) -> None:
+        gradients = torch.autograd.grad(loss, self.parameters)
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            weight.add_(gradient, alpha=-self.workload.lr)
+
+    def _by_optimizer(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
 
     def add_to(self, total: list[Tensor], share: float) -> None:
         """Adds `share` times the trained weights to `total`."""
@@ -196,11 +213,12 @@ class BareLimit:
     def round(self) -> float:
         """One round of a random cohort; its wall time in seconds."""
         self.rounds += 1
+        threads = self.threads if self._here else 1  # elsewhere only sums are left to do here
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        start = time.perf_counter()
         rng = torch.Generator().manual_seed(self.rounds)
         cohort = torch.randperm(self.workload.clients, generator=rng)[: self.workload.cohort].tolist()
-        if self._here and torch.get_num_threads() != self.threads:
-            torch.set_num_threads(self.threads)
-        start = time.perf_counter()
         if self._here:
             torch._foreach_zero_(self._sum)
             for client in cohort:
@@ -252,10 +270,10 @@ class BatchedLinear:
         """One round of a random cohort; its wall time in seconds."""
         self.rounds += 1
         load = self.workload
-        rng = torch.Generator().manual_seed(self.rounds)
-        cohort = torch.randperm(load.clients, generator=rng)[: load.cohort].tolist()
         torch.set_num_threads(self.threads)
         start = time.perf_counter()
+        rng = torch.Generator().manual_seed(self.rounds)
+        cohort = torch.randperm(load.clients, generator=rng)[: load.cohort].tolist()
         weight, bias = (w.expand(load.cohort, *w.shape).clone() for w in self.weights)
         rngs = [torch.Generator().manual_seed(self.rounds * 1_000_003 + client) for client in cohort]
         share = 1 / load.batch

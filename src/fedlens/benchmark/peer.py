@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedlens.benchmark import limit
-from fedlens.benchmark.arrangements import Arrangement
+from fedlens.benchmark.arrangements import Arrangement, arrangements, in_one
 from fedlens.benchmark.limit import Workload
 from fedlens.core.errors import ConfigError, RunFailed
 
@@ -44,12 +44,11 @@ class Peer:
     version: str
     requirements: tuple[str, ...]
     driver: Path
-    arrangements: tuple[tuple[int | str, int | str], ...]
+    several: bool  # whether it can share a cohort out over processes, as it is driven here
 
     def ways(self, cores: int) -> list[Arrangement]:
-        """The arrangements that are tried, on so many cores."""
-        counted = [[cores if n == "cores" else int(n) for n in pair] for pair in self.arrangements]
-        return list(dict.fromkeys(Arrangement(*pair) for pair in counted))
+        """The arrangements that are tried, on so many cores: those that fedlens and the limit have."""
+        return arrangements(cores) if self.several else in_one(cores)
 
 
 def scripts() -> Path:
@@ -76,7 +75,7 @@ def known_peers() -> list[Peer]:
             table["version"],
             tuple(table["requirements"]),
             home / table["driver"],
-            tuple(tuple(pair) for pair in table["arrangements"]),
+            table["several"],
         )
         for name, table in tables.items()
     ]
@@ -113,8 +112,9 @@ def installed(peer: Peer, directory: Path, say: Callable[[str], None] = lambda s
 class Driven:
     """A peer as a contestant: a process that trains a round for every line it is sent; `said` is its last answer.
 
-    Between its rounds the process is stopped, for there are peers that poll while they wait. Raises `RunFailed` where
-    the peer ends, says nothing in time, or says something else than how long its round took.
+    Between its rounds the process is stopped (not those that it started), for there are peers that poll while they
+    wait. Raises `RunFailed` where the peer ends, says nothing in time, or says something else than how long its round
+    took.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Driven:
     ) -> None:
         self._seconds = round_seconds
         self._patience = END_SECONDS
-        self.said: Any = None
+        self.said: dict[str, Any] = {}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         arrangement = ["--processes", str(way.processes), "--threads", str(way.threads)]
         self._process = subprocess.Popen(
@@ -149,6 +149,7 @@ class Driven:
         self._reader.start()
         try:
             self._answer(start_seconds, "ready", "start")
+            self.about = {"versions": self.said.get("versions", {})}
             self._signal("SIGSTOP")
         except BaseException:
             self.close()

@@ -19,7 +19,8 @@ class Row:
     """One contestant on one workload. Where it did not run all numbers are None, and `reason` says why.
 
     `to_limit` and `to_by_hand` are how many times as fast it is as the limit and as the batched product written by
-    hand; `fedlens_to_it` how many times as fast as it fedlens's fastest engine is. Overhead is against the limit,
+    hand; `fedlens_to_it` how many times as fast as it `engine` is, the engine of fedlens with the shortest median in
+    these turns. Overhead is against the limit,
     in milliseconds a client.
     """
 
@@ -33,6 +34,7 @@ class Row:
     to_limit: Ratio | None = None
     to_by_hand: Ratio | None = None
     fedlens_to_it: Ratio | None = None
+    engine: str | None = None
     overhead_ms: float | None = None
     within_target: bool | None = None
     reason: str | None = None
@@ -79,6 +81,7 @@ def _row(workload: Workload, lane: Lane, limit: Lane | None, by_hand: Lane | Non
         to_limit=beside(limit),
         to_by_hand=beside(by_hand) if lane.kind == "fedlens" else None,
         fedlens_to_it=ratio(own, best.seconds) if best and lane.kind == "peer" else None,
+        engine=best.name if best and lane.kind == "peer" else None,
         overhead_ms=overhead,
         within_target=within,
     )

@@ -80,22 +80,22 @@ def _by_hand(workload: Workload, cores: int, say: Callable[[str], None]) -> Lane
 
 
 def _engine(workload: Workload, table: Mapping[str, Any], cores: int, say: Callable[[str], None]) -> Lane:
-    own = {key: value for key, value in table.items() if key not in ("name", "workers", "threads")}
+    own = {key: value for key, value in table.items() if key != "name"}
     name = " ".join([f"fedlens {table['name']}", *(f"{key}={value}" for key, value in own.items())])
     say(f"{workload.name}: arranging {name}")
     lane = Lane(name, "fedlens", partial(Federation, workload, table))
     with out_if_it_fails(lane):
         table = arrangements.best_of_engine(workload, table, cores)
         lane.start = partial(Federation, workload, table)
-        lane.about = {**_about(arrangements.arrangement_of(table)), "engine": table}
     return lane
 
 
 def _peer(workload: Workload, peer: Peer, directory: Path, cores: int, say: Callable[[str], None]) -> Lane:
     def start(way: Arrangement) -> Driven:
-        return Driven(peer, python, workload, way)
+        return Driven(peer, python, small, way)
 
-    lane = Lane(peer.title, "peer", lambda: start(way))
+    small = arrangements.trial(workload)
+    lane = Lane(peer.title, "peer", lambda: Driven(peer, python, workload, way))
     with out_if_it_fails(lane):
         python = installed(peer, directory, say)
         ways = peer.ways(cores)

@@ -18,12 +18,20 @@ def breaks(after: int, error: BaseException) -> Iterator[float]:
     raise error
 
 
-def test_the_first_round_warms_up_and_the_order_rotates() -> None:
+def test_the_first_round_warms_up_and_the_order_is_drawn_for_each_turn() -> None:
     log: list[str] = []
     a, b = lane("a", lambda: itertools.count(10.0), log), lane("b", lambda: itertools.count(20.0), log)
-    take_turns([a, b], 3)
-    assert (a.seconds, b.seconds) == ([11, 12, 13], [21, 22, 23])
-    assert log == ["a", "b", *"ab", *"ba", *"ab", "b ends", "a ends"]
+    take_turns([a, b], 8)
+    assert (a.seconds, b.seconds) == (list(range(11, 19)), list(range(21, 29)))
+    assert (log[:2], log[-2:]) == (["a", "b"], ["b ends", "a ends"])
+    turns = ["".join(log[at : at + 2]) for at in range(2, 18, 2)]
+    assert set(turns) == {"ab", "ba"}
+
+
+def test_two_of_one_name_have_rounds_of_their_own() -> None:
+    one, two = lane("same", lambda: itertools.count(1.0), []), lane("same", lambda: itertools.count(5.0), [])
+    take_turns([one, two], 2)
+    assert (one.seconds, two.seconds) == ([2, 3], [6, 7])
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
