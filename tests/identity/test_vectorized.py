@@ -402,6 +402,23 @@ def test_where_memory_runs_out_the_group_is_halved_and_tried_again(monkeypatch, 
     assert said == "memory ran out for 6 clients at once; 3 at once are tried, and fewer if need be\n"
 
 
+def test_where_memory_runs_out_for_one_it_is_answered_alone_from_then_on(monkeypatch) -> None:
+    from fedlens.local import training
+
+    sizes: list[int] = []
+
+    def scarce(train: Any, calls: Any) -> Any:
+        sizes.append(len(calls))
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(training, "train_together", scarce)
+    made = fedavg(parts(world(), STEPS, select=Everyone()))
+    run = Course(made, world(), engine=vectorized()).run(5)
+    assert same(run.final, course(made, world(), 5).final)
+    assert 1 in sizes
+    assert len(sizes) <= 12, "and nothing is tried again that there is no memory for"
+
+
 def test_what_a_group_held_is_free_when_half_of_it_is_tried(monkeypatch) -> None:
     from fedlens.local import training
 

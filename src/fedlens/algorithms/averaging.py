@@ -169,6 +169,11 @@ class Averaging:
         """The global tree as clients get it: without the leaves that are their own."""
         return {name: value for name, value in state["model"].items() if name not in self.personal}
 
+    @property
+    def evaluation_asks(self) -> int:
+        """How many asks `evaluate` makes, one after the other."""
+        return (not self.personal) + (self.measured != "none")
+
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
         """The central evaluation, and that at the clients where it is asked for.
 

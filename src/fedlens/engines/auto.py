@@ -1,4 +1,4 @@
-"""The engine that tries the others on a few steps, and is the fastest of them from then on."""
+"""The engine that tries those of this machine on a few steps, and is the fastest of them from then on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.computing import ON_CPU, Computing, Device, PrecisionSetting
 from fedlens.engines.grouping import GROUP_MEMORY
 from fedlens.engines.inline import StateMemory, inline
-from fedlens.engines.placing import usable_cores
+from fedlens.engines.placing import default_workers, usable_cores
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import vectorized
 
@@ -82,14 +82,14 @@ class Auto:
         op: Any = next((op for op in ops.values() if hasattr(op, "trial")), None)
         if op is None or cohort is None or not clients:
             return self._take("inline", {}, "there is no cohort to train at once")
-        cores = usable_cores()
+        cores, workers = usable_cores(), default_workers(self.computing, 1)
         first = self._time("inline", {}, op.trial(1), data, clients[:1])
         if first is None:
             return self._take("inline", {}, "the first trial did not come to an end")
         if first[0] > _SLOW:
             why = "a step takes seconds, so none were tried"
-            if cores > 1 and cohort > 1 and _fits(op, min(cores, cohort)):
-                return self._take("processes", {"workers": cores}, why)
+            if workers > 1 and cohort > 1 and _fits(op, min(workers, cohort)):
+                return self._take("processes", {"workers": workers}, why)
             return self._take("inline", {"threads": cores}, why)
         steps = max(1, min(_STEPS, int(_TRIAL / 4 / first[0])))
         count = max(1, min(_CLIENTS, cohort, int(_TRIAL / (steps * first[0]))))
@@ -112,20 +112,21 @@ class Auto:
         if stacked:
             attempt("vectorized", "vectorized", {}, max(count, min(8, cohort)))
         fastest = max((speed for speed, _, _ in tried.values()), default=0.0)
-        if fastest and cohort > 1 and cores > 1 and images / fastest > _SHORT and _fits(op, cores):
-            many = max(2 * cores, count)
-            attempt(f"processes {cores} x 1", "processes", {"workers": cores}, many)
+        if fastest and cohort > 1 and workers > 1 and images / fastest > _SHORT and _fits(op, workers):
+            many = max(2 * workers, count)
+            attempt(f"processes {workers} x 1", "processes", {"workers": workers}, many)
             there = max((len(data.holder(client)) for client in clients[:_CLIENTS]), default=1)
             each = max(1, op.footprint(torch.device("cpu"), there))
-            group = min(_CLIENTS, cohort // cores, GROUP_MEMORY // each)
+            group = min(_CLIENTS, cohort // workers, GROUP_MEMORY // each)
             if stacked and group > 1:
-                table = {"workers": cores, "group": group}
-                attempt(f"processes {cores} x 1, {group} clients at once", "processes", table, cores * group)
+                table = {"workers": workers, "group": group}
+                label = f"processes {workers} x 1, {group} clients at once"
+                attempt(label, "processes", table, workers * group)
         if not tried:
             return self._take("inline", {}, "no trial came to an end")
         label, (_, name, table) = max(tried.items(), key=lambda item: item[1][0])
         if name != "vectorized" and "group" not in table and _has_convolutions(op):
-            attempt(f"{label}, channels last", name, table | {"channels_last": True}, max(count, 2 * cores))
+            attempt(f"{label}, channels last", name, table | {"channels_last": True}, max(count, 2 * workers))
         by_speed = sorted(tried.items(), key=lambda item: -item[1][0])
         told = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)
         _, name, table = by_speed[0][1]

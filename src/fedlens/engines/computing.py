@@ -75,7 +75,8 @@ class Computing:
     def begin(self) -> Callable[[], None]:
         """Sets what torch keeps for the whole process; the result sets it back.
 
-        Torch takes tf32 for convolutions unless it is told not to, and kernels that differ from run to run.
+        Torch takes tf32 for convolutions unless it is told not to, kernels that differ from run to run, and the first
+        GPU for whatever names none.
         """
         if not self.device.startswith("cuda"):
             return lambda: None
@@ -86,14 +87,17 @@ class Computing:
             cudnn.conv.fp32_precision,
             cudnn.deterministic,
             cudnn.benchmark,
+            torch.cuda.current_device(),
         )
 
-        def put(matmul: str, conv: str, deterministic: bool, benchmark: bool) -> None:
+        def put(matmul: str, conv: str, deterministic: bool, benchmark: bool, current: int) -> None:
             backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision = matmul, conv
             cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
+            torch.cuda.set_device(current)  # the one that is seeded, and whose memory is looked at
 
         wanted = "tf32" if self.precision == "tf32" else "ieee"
-        put(wanted, wanted, True, False)
+        index = torch.device(self.device).index
+        put(wanted, wanted, True, False, before[-1] if index is None else index)
         return lambda: put(*before)
 
 

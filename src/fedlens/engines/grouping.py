@@ -67,6 +67,7 @@ class Groups:
         self._sizes: dict[str, int] = {}
         self._odd = 0  # groups that failed, and none of their clients did
         self._told = False
+        self._singly: set[str] = set()  # operations for which memory runs out however few there are
 
     def size(self, program: Program, op: str, clients: Sequence[ClientId]) -> int:
         """How many clients of these are computed at once."""
@@ -92,6 +93,8 @@ class Groups:
     ) -> list[Answer]:
         """Answers these requests in groups."""
         size = self.size(site.program, op, [item.client for item in items])
+        if op in self._singly:
+            return [site.alone(op, shared, item, expect) for item in items]
         found: list[Answer] = []
         for start in range(0, len(items), size):
             found += self._group(site, op, shared, items[start : start + size], expect)
@@ -105,14 +108,17 @@ class Groups:
         except Exception as error:
             # Nothing is tried in here: the error's frames hold all the memory that the group had.
             no_memory, reason = out_of_memory(error), told(error)
-        if len(items) > 1 and no_memory:
+        if no_memory and len(items) > 1:
             half = (len(items) + 1) // 2
-            self._halve(op, half)
+            self._halve(op, len(items), half)
             parts = items[:half], items[half:]
             return [a for part in parts for a in self._group(site, op, shared, part, expect)]
         # One client after the other tells whose fault it was, or that it is nobody's: each is copied at once, as the
         # next one works on in the memory that it answered with.
         answers = [site.alone(op, shared, item, expect) for item in items]
+        if no_memory:
+            self._singly.add(op)  # even one takes more together than alone
+            return answers
         self._odd += not any(isinstance(answer, Failure) for answer in answers)
         if self._odd == _ODD:
             raise ConfigError(
@@ -122,12 +128,12 @@ class Groups:
             )
         return answers
 
-    def _halve(self, op: str, half: int) -> None:
+    def _halve(self, op: str, many: int, half: int) -> None:
         self._sizes[op] = half
         torch.cuda.empty_cache()  # does nothing where no GPU is in use
         if not self._told:
             print(  # noqa: T201  (a worker has nobody else to tell)
-                f"memory ran out for {2 * half} clients at once; {half} at once are tried, and fewer if need be",
+                f"memory ran out for {many} clients at once; {half} at once are tried, and fewer if need be",
                 file=sys.stderr,
             )
             self._told = True

@@ -16,6 +16,7 @@ from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.engines.answering import Item, Site, own
 from fedlens.engines.computing import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
 from fedlens.engines.memory import keep_freed_memory
+from fedlens.engines.schedule import LATE
 
 Threads = Annotated[
     int, Field(ge=1, description="threads of one computation; results depend on it in the last bit")
@@ -64,10 +65,10 @@ class Inline:
     def open(self, program: Program, states: ClientStates) -> None:
         """Takes the program and sets the number of threads. Raises `ConfigError` as `check` does."""
         self.check(program.ops)
+        self._before = torch.get_num_threads()  # from here on there is something to give back
         self._undo = self.computing.begin()
         self._site, self._states = Site(self.computing.applied(program)), states
         keep_freed_memory()
-        self._before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
@@ -101,7 +102,7 @@ class Inline:
                 yield from self._work(ask, [item], due)
 
     def _work(self, ask: Ask, items: list[Item], due: float | None) -> list[Answer]:
-        late: list[Answer] = [Failure(item.id, item.client, "the deadline passed") for item in items]
+        late: list[Answer] = [Failure(item.id, item.client, LATE) for item in items]
         if due is not None and time.monotonic() > due:
             return late
         answers = self._site.block(ask.op, ask.shared, items, ask.expect, ask.reduce)

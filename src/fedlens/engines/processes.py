@@ -228,7 +228,7 @@ class Processes:
         except OSError:
             if number not in worker.tasks:
                 worker.tasks.append(number)
-            self._replace(worker)
+            self._replace(worker, unsent=number)
 
     def _pump(self, due: float | None) -> None:
         """Waits until at least one worker has something to say, and takes what it says."""
@@ -275,15 +275,19 @@ class Processes:
             self._pool.give(task.region)
         return task
 
-    def _replace(self, dead: Worker, reason: str = _KILLED) -> None:
-        """A worker is gone: its unfinished tasks go back to the front, and a new worker takes its place."""
+    def _replace(self, dead: Worker, reason: str = _KILLED, unsent: int | None = None) -> None:
+        """A worker is gone: its unfinished tasks go back to the front, and a new worker takes its place.
+
+        The task that was `unsent` cannot have been what ended it.
+        """
         assert self._schedule is not None
         dead.close()
         self._workers.remove(dead)
         for number in reversed(dead.tasks):
             task = self._end(number)
             # Only the first of its tasks was being worked on; the others merely waited.
-            self._schedule.lost(task.job, task.block, number == dead.tasks[0], reason)
+            guilty = number == dead.tasks[0] and number != unsent
+            self._schedule.lost(task.job, task.block, guilty, reason)
         self._workers.append(self._new_worker(dead.device))
 
     def _new_worker(self, device: str) -> Worker:

@@ -18,13 +18,14 @@ from fedlens.core.states import Version
 from fedlens.engines.answering import Item
 
 DEATHS = 3  # a block that has ended this many workers fails instead of being tried again
+LOSSES = 20  # likewise one that so many workers were gone with, also where it cannot have been its doing
 LATE = "the deadline passed"
 
 
 def block_size(ask: Ask, group: int) -> int:
     """How many slots are worked on at once: a block of those that are folded, or as many such as a group holds.
 
-    With a deadline, and in arrival order, each client counts by itself, and so works by itself.
+    With a deadline, and in arrival order, each client counts by itself, and so is in no group.
     """
     block = ask.reduce.block if ask.reduce else 1
     alone = ask.deadline is not None or ask.order == "arrival"
@@ -53,7 +54,8 @@ class Job:
     running: int = 0
     done: dict[int, list[Answer]] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)  # blocks handed to the gate, or given up
-    deaths: dict[int, int] = field(default_factory=dict)
+    deaths: dict[int, int] = field(default_factory=dict)  # of workers, by the block that they were working on
+    losses: dict[int, int] = field(default_factory=dict)  # and by each block that they had been given
     closed: bool = False
 
     def failures(self, block: int, reason: str) -> list[Answer]:
@@ -164,10 +166,11 @@ class Schedule:
         self._left(job)
 
     def lost(self, job: Job, block: int, guilty: bool, reason: str) -> None:
-        """A block's worker is gone: it is tried again, unless it was `guilty` of that too often."""
+        """A block's worker is gone: it is tried again, unless it was `guilty` of that too often, or lost for ever."""
         if not job.closed and block not in job.answered and block not in job.done:
             job.deaths[block] = job.deaths.get(block, 0) + guilty
-            if job.deaths[block] >= DEATHS:
+            job.losses[block] = job.losses.get(block, 0) + 1
+            if job.deaths[block] >= DEATHS or job.losses[block] >= LOSSES:
                 job.done[block] = job.failures(block, reason)
             else:
                 job.waiting.appendleft(block)

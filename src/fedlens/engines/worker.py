@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from fedlens.core.errors import FedlensError
 from fedlens.core.protocol import Program
 from fedlens.core.registry import load_file
 from fedlens.engines.answering import Site
@@ -40,9 +41,13 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
             _Worker(driver, settings).serve()
         except (EOFError, ConnectionError):
             raise
+        except FedlensError as error:
+            driver.send_bytes(pickle.dumps(("broken", error.what, error.where, error.hint)))
         except BaseException as error:
             traceback.print_exc()
-            driver.send_bytes(pickle.dumps(("broken", traceback.format_exception_only(error)[-1].strip())))
+            what = traceback.format_exception_only(error)[-1].strip()
+            hint = "where is above; engine.name=inline runs without local workers"
+            driver.send_bytes(pickle.dumps(("broken", f"a local worker could not go on: {what}", None, hint)))
 
 
 class _Worker:

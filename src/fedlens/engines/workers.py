@@ -139,10 +139,8 @@ class Worker:
         """The number of a finished task and its answers; raises EOFError where the worker is gone."""
         kind, *rest = pickle.loads(self.connection.recv_bytes())
         if kind == "broken":
-            raise RunFailed(
-                f"a local worker could not go on: {rest[0]}",
-                hint="where is above; engine.name=inline runs without local workers",
-            )
+            what, where, hint = rest
+            raise RunFailed(what, where=where, hint=hint)
         number, envelope, region, size = rest
         if size:
             fd = recv_handle(self.connection)

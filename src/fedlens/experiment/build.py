@@ -145,6 +145,63 @@ def _build(
     planned: Plan, data_dir: Path, download: bool, engine: Engine | None, say: Callable[[str], None]
 ) -> Built:
     config, chosen = planned.config, planned.chosen
+    holders, partition, notes = _scattered(planned, data_dir, download, say)
+    data = holders.data
+    federation = FederationInfo(
+        partition.sizes(), len(data.classes), data.input_shape, holders.held(), data.held_sizes()
+    )
+    model = ModelSpec(
+        chosen["model"].factory,
+        chosen["model"].name,
+        chosen["model"].settings,
+        data.input_shape,
+        len(data.classes),
+        config.seeds.initialization,
+    )
+    task = Classification()
+    parts = Parts(
+        model,
+        task,
+        config.local,
+        federation,
+        measure(config, federation),
+        config.evaluation.batch_size,
+        config.evaluation.clients,
+        **{slot: chosen[slot]() for slot in _SLOT_REGISTRIES if slot in chosen},
+        client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
+    )
+    chosen["model"].made(model.build)
+    parameters = count(parts.spec)
+    algorithm = chosen["algorithm"](parts)
+    for slot in ("aggregate", "server"):
+        if slot in chosen:
+            refuse_replaced(chosen["algorithm"], parts, slot, planned.overridden)
+    select = getattr(algorithm, "select", None)
+    size = select.size(federation) if select is not None and hasattr(select, "size") else None
+    found: Any = engine if engine is not None else chosen["engine"]()
+    config = _fitting(found, config, algorithm, holders, federation, size, say)
+    disclosed = tuple(getattr(algorithm, "discloses", ()))
+    return Built(
+        config,
+        holders,
+        partition,
+        algorithm,
+        found,
+        model,
+        parameters,
+        federation,
+        task,
+        size,
+        notes,
+        disclosed,
+    )
+
+
+def _scattered(
+    planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None]
+) -> tuple[Holders, Partition, tuple[str, ...]]:
+    """The data at their holders, how they are scattered, and what there is to say about them."""
+    config, chosen = planned.config, planned.chosen
     if config.data.validation_from == "client" and not config.data.validation:
         raise ConfigError(
             "every client is to hold out a share of its own, and the share is 0",
@@ -175,59 +232,35 @@ def _build(
         channels = len(data.mean)
         data = replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
     steps = tuple(choice(data.input_shape) for choice in planned.augments)
-    holders = Holders(data, Chain(steps) if steps else None)
-    federation = FederationInfo(
-        partition.sizes(), len(data.classes), data.input_shape, holders.held(), data.held_sizes()
-    )
-    model = ModelSpec(
-        chosen["model"].factory,
-        chosen["model"].name,
-        chosen["model"].settings,
-        data.input_shape,
-        len(data.classes),
-        config.seeds.initialization,
-    )
-    task = Classification()
-    parts = Parts(
-        model,
-        task,
-        config.local,
-        federation,
-        measure(config, federation),
-        config.evaluation.batch_size,
-        config.evaluation.clients,
-        **{slot: chosen[slot]() for slot in _SLOT_REGISTRIES if slot in chosen},
-        client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
-    )
-    chosen["model"].made(model.build)
-    parameters = count(parts.spec)
-    algorithm = chosen["algorithm"](parts)
-    for slot in ("aggregate", "server"):
-        if slot in chosen:
-            refuse_replaced(chosen["algorithm"], parts, slot, planned.overridden)
-    found: Any = engine if engine is not None else chosen["engine"]()
-    if hasattr(found, "check"):
-        found.check(algorithm.ops)
-    select = getattr(algorithm, "select", None)
-    size = select.size(federation) if select is not None and hasattr(select, "size") else None
-    if hasattr(found, "choose"):
+    return Holders(data, Chain(steps) if steps else None), partition, dataset.notes
+
+
+def _fitting(
+    engine: Any,
+    config: Config,
+    algorithm: Algorithm,
+    holders: Holders,
+    federation: FederationInfo,
+    cohort: int | None,
+    say: Callable[[str], None],
+) -> Config:
+    """The settings, with what the engine has chosen by itself; refuses what it cannot do."""
+    if hasattr(engine, "check"):
+        engine.check(algorithm.ops)
+    if hasattr(engine, "choose"):
         there = federation.eligible.tolist()
-        say(found.choose(algorithm.ops, holders, there, size, images_of_the_run(config, federation, size)))
-        config = config.model_copy(update={"engine": found.table})
-    return Built(
-        config,
-        holders,
-        partition,
-        algorithm,
-        found,
-        model,
-        parameters,
-        federation,
-        task,
-        size,
-        dataset.notes,
-        tuple(getattr(algorithm, "discloses", ())),
-    )
+        images = images_of_the_run(config, federation, cohort)
+        say(engine.choose(algorithm.ops, holders, there, cohort, images))
+        config = config.model_copy(update={"engine": engine.table})
+    asks = getattr(algorithm, "evaluation_asks", 1)
+    if config.evaluation.beside and getattr(engine, "ahead", False) and asks > 1:
+        raise ConfigError(
+            f"an evaluation asks {asks} times here, of the server and of clients, and one that goes on beside the next "
+            "round can ask once",
+            where="evaluation.beside",
+            hint="set evaluation.clients = 'none', or evaluation.beside = false",
+        )
+    return config
 
 
 def refuse_replaced(

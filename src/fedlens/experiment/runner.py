@@ -111,7 +111,6 @@ class Runner:
                 states.restore(self.standing.clients.saved())
             for round in range(self._reached.round + 1, config.rounds + 1):
                 self._round(round, gate)
-            self._written_down(gate)
         finally:
             try:
                 if self.standing is not None:
@@ -187,6 +186,7 @@ class Runner:
             self._best = self.standing
         elif self._best is not None and nbytes(self._best.state) >= _HEAVY:
             self._save_best(self._best)
+            checkpoint.prune(self.directory.checkpoint_path, keep=2, best=self._best.round)
             self._best = None
         self._keep_marks()
         self.directory.append_metrics(line)

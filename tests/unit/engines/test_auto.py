@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from fedlens.algorithms import ALGORITHMS
@@ -14,6 +15,7 @@ from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError
 from fedlens.engines import ENGINES as REGISTRY
 from fedlens.engines import auto as module
+from fedlens.engines import placing
 from fedlens.engines.auto import Auto, auto
 from fedlens.engines.inline import Inline
 from fedlens.engines.vectorized import Vectorized
@@ -43,6 +45,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(Auto, "_time", time)
     monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(placing, "usable_cores", lambda: 2)
     return seen
 
 
@@ -88,6 +91,18 @@ def test_a_model_with_convolutions_is_tried_channels_last_too(
         engine, said = chosen(spec=model(factory=convolutional))
         assert "processes 2 x 1, channels last" in said
         assert engine.table["channels_last"] is taken
+
+
+def test_workers_are_counted_by_gpus_where_there_are_any(
+    tried: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing, "usable_cores", lambda: 64)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setitem(SPEEDS, "processes", 1000.0)
+    made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}))
+    engine = auto(device="cuda")
+    engine.choose(made.ops, world(), range(6), 4, 1e9)
+    assert engine.table["workers"] == 2
 
 
 def test_device_and_precision_are_those_asked_for() -> None:

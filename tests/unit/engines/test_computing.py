@@ -53,6 +53,18 @@ def test_a_gpu_that_there_is_not_is_told_from_those_that_there_are(monkeypatch: 
     assert caught.value.hint == "there are: cuda:0, cuda:1"
 
 
+@pytest.mark.parametrize(("device", "taken"), [("cuda", 0), ("cuda:1", 1)])
+def test_what_names_no_gpu_gets_the_engines(device: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds, above all: torch seeds the GPU that is current."""
+    current = [0]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    undo = Computing(device).begin()
+    assert current[-1] == taken
+    undo()
+    assert current[-1] == 0
+
+
 def tell(payload: Payload, client: Client, rng: Rng) -> Outcome:
     how = client.arithmetic
     return Outcome({"device": str(client.device), "precision": how.precision, "last": how.channels_last})

@@ -127,6 +127,18 @@ def test_workers_killed_while_they_are_idle(gate: Gate, depth: Any) -> None:
         assert same(vectors(answers_to(gate, wanted)), expected(wanted))
 
 
+def test_more_workers_killed_while_they_are_idle_than_a_block_may_end() -> None:
+    """They were gone before the block was sent to them: it is no fault of its own."""
+    with fresh(workers=5) as gate:
+        wanted = ask([{}] * 2)
+        for _ in range(2):
+            before = list(gate.engine.pids)
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+            assert gone_within(5, before)
+            assert same(vectors(answers_to(gate, wanted)), expected(wanted))
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
 def test_workers_killed_again_and_again_from_outside(gate: Gate, seconds: float) -> None:
     slow_again(gate)

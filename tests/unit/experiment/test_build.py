@@ -341,3 +341,14 @@ def test_a_selection_of_the_users_keeps_what_it_says_beside_another_algorithm() 
 def test_a_table_server_goes_with_settings_that_are_for_something_else() -> None:
     assert made("algorithm.name=fedprox", "algorithm.mu=0.5", "server.lr=0.1").algorithm.server.lr == 0.1
     assert made("algorithm.name=fedavgm", "server.name=adam").algorithm.rule.plain
+
+
+def test_an_evaluation_of_two_asks_cannot_go_on_beside_the_next_round() -> None:
+    changes = ("data.validation=0.2", "data.validation_from=client", "evaluation.clients=all")
+    beside = ("evaluation.beside=true", "engine.name=processes")
+    with pytest.raises(ConfigError, match="asks 2 times") as caught:
+        made(*changes, *beside)
+    assert caught.value.where is not None
+    assert "evaluation.beside" in caught.value.where
+    made(*changes, *beside, "engine.name=inline")  # which evaluates at once
+    made(*changes[:2], *beside)

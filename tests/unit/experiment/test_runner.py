@@ -268,7 +268,15 @@ def test_the_best_round_of_a_heavy_model_waits_on_disk(
     real = checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *a: (saved.append(a[1]), real(*a))[1])
     monkeypatch.setattr(runner, "_HEAVY", 1)
+    append = runner.RunDir.append_metrics
+    kept: list[int] = []
+    monkeypatch.setattr(
+        runner.RunDir,
+        "append_metrics",
+        lambda self, line: (kept.append(len(list(self.checkpoint_path.glob("round-*")))), append(self, line)),
+    )
     heavy = made.run(tmp_path / "heavy")
+    assert 0 < max(kept) <= 3, "those that a later one is better than go at once"
     assert heavy.summary["best"] == light.summary["best"]
     assert light.summary["best"]["round"] in saved[:-1]
     models = [(run.directory / "best.safetensors").read_bytes() for run in (light, heavy)]
