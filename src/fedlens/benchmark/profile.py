@@ -13,11 +13,13 @@ from fedlens.benchmark.profile_model import ModelCost, cost_of
 from fedlens.benchmark.profile_peak import Peak, peak_of
 from fedlens.benchmark.profile_rounds import Rounds, evaluations, measure
 from fedlens.core.errors import ConfigError, nearest
+from fedlens.engines.computing import computing_of
 from fedlens.engines.placing import usable_cores
 from fedlens.experiment.build import Built, build, data_directory, plan
 from fedlens.experiment.choosing import choose
 from fedlens.experiment.config import read_config
 from fedlens.experiment.environment import describe_environment
+from fedlens.experiment.results import subject
 from fedlens.experiment.sources import Source, read_source
 from fedlens.models import MODELS
 
@@ -149,10 +151,8 @@ def profile(
     finally:
         engine.close()
     config = built.config
-    device, precision = (
-        str(config.engine.get("device") or "cpu"),
-        str(config.engine.get("precision") or "fp32"),
-    )
+    computing = computing_of(built.engine)
+    device, precision = computing.device, computing.precision
     typical = config.local.batch(round(median(_sizes(built))))
     cost = cost_of(built.model.build, built.model.input_shape, typical)
     workers = max(1, found.processes)
@@ -207,18 +207,11 @@ def _sizes(built: Built) -> list[int]:
 
 
 def _title(built: Built, device: str, precision: str) -> dict[str, Any]:
-    config = built.config
     return {
-        "name": config.name,
-        "rounds": config.rounds,
-        "clients": built.federation.clients,
-        "clients_per_round": built.clients_per_round,
-        "algorithm": config.algorithm["name"],
-        "dataset": config.data.dataset["name"],
-        "model": config.model["name"],
+        **subject(built),
         "input_shape": list(built.model.input_shape),
         "classes": built.model.classes,
-        "engine": dict(config.engine),
+        "engine": dict(built.config.engine),
         "device": device,
         "precision": precision,
     }

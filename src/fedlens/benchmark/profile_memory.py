@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from fedlens.benchmark.profile_clock import on_gpu
 from fedlens.core.protocol import Ask, ClientId, Failure, Id, Payload, Program, Request
 from fedlens.core.registry import load_file, user_files
 from fedlens.engines.answering import Item, Site
+from fedlens.engines.computing import Computing, computing_of
 from fedlens.engines.memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -61,16 +62,14 @@ def measure_memory(built: Built, ask: Ask, state: Payload) -> Memory | str:
     request = max(ask.requests, key=lambda request: len(built.holders.holder(request.client)))
     data = _compact(built.holders.holder(request.client))
     path = [entry or os.getcwd() for entry in sys.path]
-    engine = dict(built.config.engine)
-    known = {field.name for field in fields(Program)} - {"ops", "data", "seed"}
-    more = {name: value for name, value in engine.items() if name in known and value is not None}
+    program = Program({ask.op: built.algorithm.ops[ask.op]}, _Alone(data), 0)
     try:
         job = cloudpickle.dumps(
             (
-                Program({ask.op: built.algorithm.ops[ask.op]}, _Alone(data), 0, **more),
+                computing_of(built.engine).applied(program),
                 Ask(ask.op, [request], ask.shared, ask.expect),
                 state,
-                engine.get("threads", 1),
+                built.config.engine.get("threads", 1),
             )
         )
         done = subprocess.run(
@@ -107,6 +106,7 @@ def main() -> None:
     program, ask, state, threads = cloudpickle.loads(job)
     del job
     torch.set_num_threads(threads)
+    Computing(program.device, program.arithmetic.precision, program.arithmetic.channels_last).begin()
     keep_freed_memory()
     _warm_up(program.device)
     request: Request = ask.requests[0]
@@ -136,8 +136,10 @@ def _begin() -> int:
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-    with suppress(OSError):
+    try:
         _CLEAR.write_text("5")  # of Linux: the largest so far is now
+    except OSError:
+        sys.exit("this system does not tell the largest memory since a moment (/proc/self/clear_refs)")
     return _status("VmRSS")
 
 
@@ -146,15 +148,9 @@ def _most() -> int:
 
 
 def _status(name: str) -> int:
-    """Bytes of this line of the process's status; elsewhere than on Linux, the largest there ever was."""
-    with suppress(OSError):
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """Bytes of this line of the process's status."""
+    lines = _STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 if __name__ == "__main__":

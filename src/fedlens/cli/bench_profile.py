@@ -37,10 +37,10 @@ def profile(
         str | None, typer.Option(metavar="NAME", help="Without a recipe: what this model costs by itself.")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(metavar="C,H,W", help="Of --model: its images [default: 3,32,32].")
+        str | None, typer.Option(metavar="C,H,W", help="Of --model: its images; 3,32,32 unless said.")
     ] = None,
     classes: Annotated[
-        int | None, typer.Option(min=1, help="Of --model: how many classes [default: 10].")
+        int | None, typer.Option(min=1, help="Of --model: how many classes; 10 unless said.")
     ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="A line for every layer of the model.")] = False,
     peak: Annotated[
@@ -58,7 +58,14 @@ def profile(
     Runs some rounds, half of them with a clock and half without, and keeps none of them.
     """
     with reported(debug):
-        _refuse(recipe, model, {"--shape": shape, "--classes": classes}, peak)
+        of_recipe = {
+            "--rounds": rounds,
+            "--engine": engine,
+            "--peak": peak,
+            "--data-dir": data_dir,
+            "--download": download or None,
+        }
+        _refuse(recipe, model, {"--shape": shape, "--classes": classes}, of_recipe, peak)
         to_stdout = json_file == _STANDARD_OUTPUT
         if model is not None:
             document = _model(model, changes or (), shape or "3,32,32", classes or 10, layers, to_stdout)
@@ -69,7 +76,13 @@ def profile(
         _keep(document, json_file)
 
 
-def _refuse(recipe: str | None, model: str | None, of_model: Mapping[str, Any], peak: float | None) -> None:
+def _refuse(
+    recipe: str | None,
+    model: str | None,
+    of_model: Mapping[str, Any],
+    of_recipe: Mapping[str, Any],
+    peak: float | None,
+) -> None:
     """Raises `ConfigError` where the options do not go together."""
     from fedlens.core.errors import ConfigError
 
@@ -77,9 +90,14 @@ def _refuse(recipe: str | None, model: str | None, of_model: Mapping[str, Any], 
         what = "there is neither a recipe nor a model" if recipe is None else "a recipe brings its own model"
         hint = "name a recipe, or --model" if recipe is None else "take one of them out"
         raise ConfigError(what, where="--model", hint=hint)
-    stray = next((name for name, value in of_model.items() if value is not None and model is None), None)
+    others, why = (
+        (of_model, "it is for --model: a recipe's data say it")
+        if model is None
+        else (of_recipe, "it is for a recipe: with --model nothing is trained")
+    )
+    stray = next((name for name, value in others.items() if value is not None), None)
     if stray is not None:
-        raise ConfigError("it is for --model: a recipe's data say it", where=stray, hint="take it out")
+        raise ConfigError(why, where=stray, hint="take it out")
     if peak is not None and not peak > 0:
         raise ConfigError(f"the chip's peak is {peak:g} TFLOP/s", where="--peak", hint="take more than 0")
 

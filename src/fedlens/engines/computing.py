@@ -102,3 +102,9 @@ class Computing:
 
 
 ON_CPU = Computing()
+
+
+def computing_of(engine: Any) -> Computing:
+    """How an engine computes; one that does not say computes plainly."""
+    found: Computing = getattr(engine, "computing", ON_CPU)
+    return found

@@ -18,8 +18,8 @@ from fedlens.experiment.runner import Runner, Standing
 from fedlens.models import MODELS
 
 
-def outline(built: Built, directory: RunDir) -> dict[str, Any]:
-    """What a listener is told before the first round."""
+def subject(built: Built) -> dict[str, Any]:
+    """What an experiment is, in a few words."""
     config = built.config
     return {
         "name": config.name,
@@ -29,8 +29,15 @@ def outline(built: Built, directory: RunDir) -> dict[str, Any]:
         "algorithm": config.algorithm["name"],
         "dataset": config.data.dataset["name"],
         "model": config.model["name"],
+    }
+
+
+def outline(built: Built, directory: RunDir) -> dict[str, Any]:
+    """What a listener is told before the first round."""
+    return {
+        **subject(built),
         "parameters": built.parameters,
-        "engine": config.engine["name"],
+        "engine": built.config.engine["name"],
         "directory": str(directory.path),
         "disclosures": list(built.discloses),
     }

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from typer.testing import CliRunner
 
@@ -164,6 +165,24 @@ def test_the_memory_of_a_client_is_what_the_system_saw() -> None:
     assert memory.before > 100 * 2**20
     assert memory.gpu is None
     assert memory.batch == 10
+
+
+@pytest.mark.parametrize("engine", ["inline", "auto"])
+def test_the_memory_of_a_client_is_that_in_the_engines_precision(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = built(f"engine.name={engine}", "engine.precision=bf16")
+    found = measure(experiment, 1)
+    sent: list[bytes] = []
+
+    def run(*given: Any, input: bytes, **more: Any) -> Any:
+        sent.append(input)
+        raise OSError("no process here")
+
+    monkeypatch.setattr("fedlens.benchmark.profile_memory.subprocess.run", run)
+    assert "no process here" in str(measure_memory(experiment, found.asked, found.largest_state))
+    program = cloudpickle.loads(cloudpickle.loads(sent[0])[2])[0]
+    assert program.arithmetic.precision == "bf16"
 
 
 def test_what_keeps_the_memory_from_being_measured_is_told() -> None:
