@@ -10,7 +10,7 @@ Three questions, each with the goal that it is held against:
 - hsu2019's CIFAR-10 setting (100 clients x 500 images, 10 a round, one epoch): 20 rounds a second.
 - `hsu-cnn` at 32 x 32 and a ResNet-18 at 224 x 224: FLOP/s of training, as a share of the data sheet's peak.
 
-Rounds are taken in turn; figures are medians. On a machine without a GPU it says so and ends with 1.
+Rounds are taken in turn; figures are medians, ratios with their 95 % intervals. On a machine without a GPU it says so and ends with 1.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedlens.benchmark.contest import Contestant, Lane, take_turns
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.limit import WORKLOADS, Workload
+from fedlens.benchmark.pairs import ratio
 from fedlens.benchmark.profile_peak import peak_of
 from fedlens.core.arithmetic import Arithmetic
 
@@ -74,23 +77,29 @@ class Graphed:
         with torch.no_grad():
             for client in torch.randperm(w.clients)[: w.cohort].tolist():
                 torch._foreach_copy_(self.parameters, self.server)
-                order = torch.randperm(w.examples, device=GPU)
-                for at in order[: w.examples // w.batch * w.batch].view(-1, w.batch):
-                    self.x.copy_(self.images[client].index_select(0, at))
-                    self.y.copy_(self.labels[client].index_select(0, at))
+                order = torch.randperm(w.examples, device=GPU)[: w.examples // w.batch * w.batch]
+                images, labels = self.images[client][order], self.labels[client][order]
+                for x, y in zip(images.split(w.batch), labels.split(w.batch), strict=True):
+                    self.x.copy_(x)
+                    self.y.copy_(y)
                     self.graph.replay()
                 torch._foreach_add_(total, self.parameters, alpha=1 / w.cohort)
         self.server = total
         torch.cuda.synchronize()
         return time.perf_counter() - start
 
+    def close(self) -> None:
+        """Nothing is to be ended."""
 
-def in_turn(rounds: Sequence[Callable[[], float]], pairs: int) -> list[float]:
-    """The median seconds of each, taken in turn after one to warm up."""
-    for each in rounds:
-        each()
-    rows = [[each() for each in rounds] for _ in range(pairs)]
-    return [statistics.median(column) for column in zip(*rows, strict=True)]
+
+def in_turn(makers: Mapping[str, Callable[[], Contestant]], pairs: int) -> dict[str, list[float]]:
+    """The seconds of each, taken in turn after one to warm up. Ends with what was wrong where one fails."""
+    lanes = [Lane(name, "fedlens", maker) for name, maker in makers.items()]
+    take_turns(lanes, pairs)
+    for lane in lanes:
+        if not lane.ran:
+            raise SystemExit(f"{lane.name} did not run: {lane.reason}")
+    return {lane.name: lane.seconds for lane in lanes}
 
 
 def resnet18() -> nn.Module:
@@ -140,23 +149,22 @@ def main() -> None:
     how = {"device": "cuda", "precision": asked.precision}
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **how}
 
-    one, many = (Federation(MANY, {"name": name, **how}) for name in ("inline", "vectorized"))
-    slow, fast, graphed = in_turn([one.round, many.round, Graphed(MANY).round], asked.pairs)
-    one.close()
-    many.close()
+    makers: dict[str, Callable[[], Contestant]] = {
+        name: partial(Federation, MANY, {"name": name, **how}) for name in ("inline", "vectorized")
+    }
+    took = in_turn({**makers, "CUDA graphs": partial(Graphed, MANY)}, asked.pairs)
     found["100 clients of mcmahan-cnn"] = {
-        "inline, s": slow, "vectorized, s": fast, "CUDA graphs, s": graphed,
-        "times inline (goal 10)": slow / fast, "times CUDA graphs (goal 3)": graphed / fast,
-    }  # fmt: skip
-    federations = {
-        name: Federation(HSU2019, {"name": name, **how, **more})
+        **{f"{name}, s": statistics.median(seconds) for name, seconds in took.items()},
+        "times inline (goal 10)": str(ratio(took["inline"], took["vectorized"])),
+        "times CUDA graphs (goal 3)": str(ratio(took["CUDA graphs"], took["vectorized"])),
+    }
+    makers = {
+        name: partial(Federation, HSU2019, {"name": name, **how, **more})
         for name, more in (("vectorized", {}), ("inline", {}), ("processes", {"workers": 4}))
     }
-    seconds = in_turn([each.round for each in federations.values()], asked.pairs)
-    for each in federations.values():
-        each.close()
-    rates = {f"{name}, rounds/s (goal 20)": 1 / s for name, s in zip(federations, seconds, strict=True)}
-    found["hsu2019 on CIFAR-10"] = rates
+    took = in_turn(makers, asked.pairs)
+    rates = {name: 1 / statistics.median(seconds) for name, seconds in took.items()}
+    found["hsu2019 on CIFAR-10"] = {f"{name}, rounds/s (goal 20)": rate for name, rate in rates.items()}
     found["hsu-cnn, batches of 256"] = achieved(HSU2019.model, HSU2019.shape, 256, asked.precision)
     found["resnet-18 at 224 x 224, batches of 64"] = achieved(resnet18, (3, 224, 224), 64, asked.precision)
     text = json.dumps(found, indent=2)

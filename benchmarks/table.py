@@ -10,13 +10,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedlens.benchmark.pairs import Ratio
+
 
 def told(ratio: dict[str, float] | None) -> str:
     """A ratio with its interval."""
-    if ratio is None:
-        return ""
-    digits = 3 if ratio["median"] < 10 else 1
-    return f"{ratio['median']:.{digits}f} [{ratio['low']:.{digits}f}, {ratio['high']:.{digits}f}]"
+    return "" if ratio is None else str(Ratio(**ratio))
 
 
 def line(row: dict[str, Any], first: bool) -> str:
@@ -26,7 +25,7 @@ def line(row: dict[str, Any], first: bool) -> str:
     name = f"`{row['workload']}`" if first else ""
     if row["reason"]:
         return f"| {name} | {row['name']} | did not run: {row['reason']} | | | | |"
-    over = "" if row["overhead_ms"] is None else f"{row['overhead_ms']:.2f} ms"
+    over = "" if row["overhead_ms"] is None or row["kind"] == "by hand" else f"{row['overhead_ms']:.2f} ms"
     return (
         f"| {name} | {row['name']}{way} | {row['images_per_s']:,.0f} | {told(row['to_limit'])} | {over} "
         f"| {told(row['to_by_hand'])} | {told(row['fedlens_to_it'])} |"
@@ -38,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The table of the results page.")
     parser.add_argument("file", type=Path)
     record = json.loads(parser.parse_args().file.read_text(encoding="utf-8"))
+    best = sorted({row["engine"] for row in record["rows"] if row["engine"]})
     head = (
         "workload",
         "what, processes x threads",
@@ -55,6 +55,9 @@ def main() -> None:
         before = row["workload"]
     environment = record["environment"]
     print()
+    for name in best:
+        of = sorted({row["workload"] for row in record["rows"] if row["engine"] == name})
+        print(f"fedlens to it: {name} on {', '.join(of)}")
     print(
         f"fedlens {environment['fedlens']}, PyTorch {environment['torch']}, Python {environment['python']},"
     )

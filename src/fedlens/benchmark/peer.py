@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -26,7 +26,7 @@ from typing import IO, Any
 from fedlens.benchmark import limit
 from fedlens.benchmark.arrangements import Arrangement, arrangements, in_one
 from fedlens.benchmark.limit import Workload
-from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.core.errors import ConfigError, RunFailed, nearest
 
 INSTALL_SECONDS = 3600.0  # of one environment: gigabytes, on a slow line
 START_SECONDS = 600.0  # from the script's start until it is ready
@@ -79,6 +79,15 @@ def known_peers() -> list[Peer]:
         )
         for name, table in tables.items()
     ]
+
+
+def chosen(names: Sequence[str] | None) -> list[Peer]:
+    """Those of these names; all where none is named. Raises `ConfigError` for one that there is no script for."""
+    known = {peer.name: peer for peer in known_peers()}
+    for name in names or ():
+        if name not in known:
+            raise ConfigError(f"there is no peer '{name}'", where="--peer", hint=nearest(name, known))
+    return [known[name] for name in dict.fromkeys(names or known)]
 
 
 def usual_directory() -> Path:

@@ -24,6 +24,18 @@ _LEGEND: dict[Kind, str] = {
 }
 
 
+def check(file: Path) -> None:
+    """Raises `ConfigError` where matplotlib is not installed or the file's ending is no format."""
+    figure = _figure(1.0, 1.0)
+    formats = figure.canvas.get_supported_filetypes()
+    if file.suffix.removeprefix(".").lower() not in formats:
+        raise ConfigError(
+            f"'{file.suffix}' is no format of a picture",
+            where="--picture",
+            hint="end the file's name in .png, .svg or .pdf",
+        )
+
+
 def draw(rows: Sequence[Row], file: Path) -> None:
     """Draws the rows into a file, in the format that its ending says.
 

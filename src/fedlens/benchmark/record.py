@@ -31,6 +31,18 @@ def as_record(rows: Sequence[Row], workloads: Sequence[Workload], command: Seque
     }
 
 
+def writable(file: Path) -> None:
+    """Raises `RunDirectoryError` where a file cannot be written there; told before hours are measured."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a"):
+            pass
+        if not file.stat().st_size:
+            file.unlink()
+    except OSError as error:
+        raise RunDirectoryError(f"the file cannot be written: {error.strerror}", where=str(file)) from None
+
+
 def write(record: Mapping[str, Any], file: Path) -> None:
     """Writes it. Raises `RunDirectoryError` where that cannot be done."""
     try:

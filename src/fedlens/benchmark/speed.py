@@ -15,7 +15,7 @@ from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workload, linear
 from fedlens.benchmark.peer import Driven, Peer, installed, torch_version
 from fedlens.benchmark.rows import Row, rows_of
-from fedlens.core.errors import ConfigError
+from fedlens.core.errors import ConfigError, nearest
 from fedlens.engines.placing import usable_cores
 
 
@@ -25,7 +25,7 @@ def workload(name: str) -> Workload:
         raise ConfigError(
             f"there is no workload '{name}'",
             where="fedlens bench",
-            hint=f"take one of {', '.join(WORKLOADS)}",
+            hint=nearest(name, [*WORKLOADS, "profile", "speed"]),
         )
     return WORKLOADS[name]
 

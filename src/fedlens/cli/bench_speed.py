@@ -38,7 +38,9 @@ def speed(
     seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="S", min=0, help="Begin no turn of a workload after so long; one is always taken."
+            metavar="S",
+            min=0,
+            help="Begin no turn of a workload after so long, counted from its first; one is always taken.",
         ),
     ] = None,
     peers: Annotated[
@@ -48,11 +50,15 @@ def speed(
             help="Measure other libraries too: each is installed into an environment of its own, gigabytes in all.",
         ),
     ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--peer", metavar="NAME", help="Of the others measure this one; may be repeated."),
+    ] = None,
     peers_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the peers' environments are; else $XDG_CACHE_HOME/fedlens/peers or ~/.cache/fedlens/peers.",
+            help="Where the environments of others are; else $XDG_CACHE_HOME/fedlens/peers or ~/.cache/fedlens/peers.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The directory of the two files.")] = Path(),
@@ -71,26 +77,40 @@ def speed(
     with reported(debug):
         from fedlens.benchmark import peer
         from fedlens.benchmark.arrangements import engine_table
+        from fedlens.benchmark.picture import draw
+        from fedlens.benchmark.record import writable
         from fedlens.benchmark.speed import Asked, measure, workload
+        from fedlens.core.errors import FedlensError
 
         loads = [workload(name) for name in dict.fromkeys(workloads or ("cifar-cnn", "mnist-cnn", "linear"))]
+        tables = [engine_table(text.strip()) for text in engines.split(",") if text.strip()]
+        _refuse(tables, peers_dir, peers or bool(only))
         asked = Asked(
-            [engine_table(text.strip()) for text in engines.split(",") if text.strip()],
-            peer.known_peers() if peers else [],
+            tables,
+            peer.chosen(only) if peers or only else [],
             peers_dir or peer.usual_directory(),
             pairs,
             seconds,
         )
+        file, drawing = json_file or out / f"{_NAME}.json", picture or out / f"{_NAME}.png"
+        writable(file)
+        drawn = _drawable(drawing, picture is not None)
         rows: list[Row] = []
         for load in loads:
             with terminated_like_interrupted():
                 rows += measure(load, asked, _say)
-            _write(
-                rows, loads, json_file or out / f"{_NAME}.json"
-            )  # what there is, should a later one be stopped
+            try:
+                _write(rows, loads, file)  # what there is, should a later one be stopped
+            except FedlensError:
+                _show(rows, asked)  # else it would have been for nothing
+                raise
         _show(rows, asked)
-        print(f"figures: {json_file or out / f'{_NAME}.json'}")
-        _draw(rows, picture, out)
+        print(f"figures: {file}")
+        if drawn:
+            draw(rows, drawing)
+            print(f"picture: {drawing}")
+        if any(row.kind == "fedlens" and row.reason is not None for row in rows):
+            raise typer.Exit(1)
 
 
 def _say(sentence: str) -> None:
@@ -105,21 +125,33 @@ def _write(rows: Sequence[Row], loads: Sequence[object], file: Path) -> None:
     write(as_record(rows, done, ["fedlens", *sys.argv[1:]]), file)  # type: ignore[arg-type]
 
 
-def _draw(rows: Sequence[Row], picture: Path | None, out: Path) -> None:
-    """The picture; without matplotlib that is an error only if one was asked for by name."""
-    from fedlens.benchmark.picture import draw
+def _refuse(tables: Sequence[object], peers_dir: Path | None, peers: bool) -> None:
+    """Raises `ConfigError` where there is nothing to measure, or something is said that nothing asks for."""
     from fedlens.core.errors import ConfigError
 
-    file = picture or out / f"{_NAME}.png"
+    if not tables:
+        raise ConfigError("there is no engine to measure", where="--engines", hint="name one, say inline")
+    if peers_dir is not None and not peers:
+        raise ConfigError(
+            "no other library is measured", where="--peers-dir", hint="add --peers, or --peer NAME"
+        )
+
+
+def _drawable(file: Path, wanted: bool) -> bool:
+    """Whether the picture can be drawn; without matplotlib that is an error only if one was asked for by name."""
+    from fedlens.benchmark.picture import check
+    from fedlens.benchmark.record import writable
+    from fedlens.core.errors import ConfigError
+
+    writable(file)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draw(rows, file)
+        check(file)
     except ConfigError as error:
-        if picture:
+        if wanted:
             raise
-        print(f"no picture: {error}")
-    else:
-        print(f"picture: {file}")
+        _say(f"no picture: {error}")
+        return False
+    return True
 
 
 def _show(rows: Sequence[Row], asked: Asked) -> None:

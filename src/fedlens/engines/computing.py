@@ -106,5 +106,5 @@ ON_CPU = Computing()
 
 def computing_of(engine: Any) -> Computing:
     """How an engine computes; one that does not say computes plainly."""
-    found: Computing = getattr(engine, "computing", ON_CPU)
+    found: Computing = getattr(getattr(engine, "chosen", engine), "computing", ON_CPU)
     return found

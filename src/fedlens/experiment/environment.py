@@ -32,6 +32,8 @@ def describe_environment(command: Sequence[str], seed: int) -> dict[str, Any]:
     """
     import torch
 
+    from fedlens.engines.placing import usable_cores  # which imports torch too
+
     return {
         "fedlens": __version__,
         "python": platform.python_version(),
@@ -42,7 +44,7 @@ def describe_environment(command: Sequence[str], seed: int) -> dict[str, Any]:
         "cpu": {
             "model": _cpu_model(),
             "cores": os.cpu_count(),
-            "usable": _usable_cores(),
+            "usable": usable_cores(),
             "capability": torch.backends.cpu.get_cpu_capability(),
         },
         "memory": _memory(),
@@ -71,10 +73,6 @@ def _cpu_model() -> str:
         text = ""
     names = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
-
-
-def _usable_cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _memory() -> int | None:

@@ -18,7 +18,7 @@ from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workloa
 from fedlens.benchmark.rows import Row
 from fedlens.benchmark.speed import Asked, measure
 from fedlens.cli.main import app
-from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.core.errors import ConfigError, RunDirectoryError, RunFailed
 from tests.unit.benchmark.fakes import GOOD, TINY, peer
 
 
@@ -227,12 +227,48 @@ def test_sigterm_ends_what_was_started(bench: list[Asked], monkeypatch: pytest.M
         (["--engines", "fast"], "fast"),
         (["--pairs", "0"], "--pairs"),
         (["linear", "--picture", "p.txt"], "--picture"),
+        (["linear", "--engines", " , "], "no engine to measure"),
+        (["linear", "--engines", "vectorized:threads=banana"], "threads"),
+        (["linear", "--peers-dir", "envs"], "--peers-dir"),
+        (["linear", "--peer", "flowr"], "did you mean 'flower'"),
+        (["linear", "--out", "taken/here"], "taken"),
+        (["profil"], "did you mean 'profile'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(bench: list[Asked], arguments: list[str], says: str) -> None:
+    Path("taken").touch()
     code, said = run(*arguments)
     assert code == 2
     assert says in said
+    assert not bench, "and nothing was measured before it was told"
+
+
+def test_some_peers_alone(bench: list[Asked]) -> None:
+    assert run("linear", "--peer", "pfl", "--peer", "flower")[0] == 0
+    assert [one.name for one in bench[0].peers] == ["pfl", "flower"]
+
+
+def test_an_engine_that_did_not_run_ends_it_with_1(
+    bench: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = Row("linear", "fedlens ray", "fedlens", reason="it is not installed")
+    monkeypatch.setattr(speed, "measure", lambda *given: [lost])
+    code, said = run("linear", "--engines", "ray")
+    assert code == 1
+    assert "did not run: it is not installed" in said
+
+
+def test_what_was_measured_is_shown_where_it_cannot_be_written_in_the_end(
+    bench: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RunDirectoryError("the file cannot be written: No space left on device")
+
+    monkeypatch.setattr("fedlens.benchmark.record.write", full)
+    code, said = run("linear")
+    assert code == 2
+    assert "1,234" in said
+    assert "No space left" in said
 
 
 def test_without_matplotlib_there_is_no_picture_unless_it_was_asked_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -73,3 +74,12 @@ def test_no_file_is_longer_than_two_subjects() -> None:
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 500
     }
     assert not long
+
+
+SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", [path.stem for path in SCRIPTS if path.stem != "__init__"])
+def test_the_scripts_of_benchmarks_can_be_imported(script: str) -> None:
+    """They are run by hand, some of them on machines that there are none of here."""
+    assert hasattr(importlib.import_module(f"benchmarks.{script}"), "main")
