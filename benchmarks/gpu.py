@@ -10,7 +10,8 @@ Three questions, each with the goal that it is held against:
 - hsu2019's CIFAR-10 setting (100 clients x 500 images, 10 a round, one epoch): 20 rounds a second.
 - `hsu-cnn` at 32 x 32 and a ResNet-18 at 224 x 224: FLOP/s of training, as a share of the data sheet's peak.
 
-Rounds are taken in turn; figures are medians, ratios with their 95 % intervals. On a machine without a GPU it says so and ends with 1.
+Rounds are taken in turn; figures are medians, ratios with their 95 % intervals. On a machine without a GPU it says so
+and ends with 1.
 """
 
 from __future__ import annotations

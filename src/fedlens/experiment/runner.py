@@ -105,8 +105,10 @@ class Runner:
             gate = Gate(engine, states)
             self._sweep()
             if self.standing is None:
-                state = self.built.algorithm.init(self.built.model, self.built.federation)
-                self._measured(0, state, gate, Tally(), 0.0)
+                # In no variable of this function, where it would lie for the whole run.
+                self._measured(
+                    0, self.built.algorithm.init(self.built.model, self.built.federation), gate, Tally(), 0.0
+                )
             else:
                 states.restore(self.standing.clients.saved())
             for round in range(self._reached.round + 1, config.rounds + 1):
@@ -123,12 +125,16 @@ class Runner:
         assert self.standing is not None
         return self.standing
 
+    @property
+    def _state(self) -> State:
+        """What the next round begins with."""
+        return self._ahead.state if self._ahead else self._reached.state
+
     def _round(self, round: int, gate: Gate) -> None:
         gate.tally = tally = Tally()
         began = time.perf_counter()
-        before = self._ahead.state if self._ahead else self._reached.state
         try:
-            state = gate.drive(self.built.algorithm.round(before, self._context(round)), round)
+            state = gate.drive(self.built.algorithm.round(self._state, self._context(round)), round)
         except RunFailed:
             with suppress(FedlensError):  # what ended the round is what is told
                 self._written_down(gate)
