@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from torch import nn
@@ -64,18 +65,31 @@ def proportional(process: psutil.Process) -> int:
     for each in [process, *process.children(recursive=True)]:
         try:
             total += each.memory_full_info().pss
+        except AttributeError:
+            raise SystemExit(
+                "memory is measured on Linux alone, where the system tells shared pages"
+            ) from None
         except (psutil.Error, OSError):
             continue  # it is gone
     return total
 
 
-def peak(settings: str, scratch: Path) -> tuple[int, float]:
-    """The peak of a run in bytes, and its seconds."""
+class Peak(NamedTuple):
+    """A run: its peak in bytes, its seconds from the command to the end, and where it is."""
+
+    most: int
+    seconds: float
+    out: Path
+
+
+def peak(settings: str, scratch: Path) -> Peak:
+    """Runs these settings below `scratch` and watches their memory."""
     file = scratch / "run.toml"
     file.write_text(settings)
     began = time.perf_counter()
     out = scratch / f"run-{time.monotonic_ns()}"
-    process = subprocess.Popen([*FEDLENS, "run", str(file), "--out", str(out), "--quiet"])
+    command = [*FEDLENS, "run", str(file), "--out", str(out), "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     watched, most = psutil.Process(process.pid), 0
     while process.poll() is None:
         try:
@@ -85,7 +99,7 @@ def peak(settings: str, scratch: Path) -> tuple[int, float]:
         time.sleep(0.02)
     if process.wait():
         raise SystemExit(f"the run ended with {process.returncode}")
-    return most, time.perf_counter() - began
+    return Peak(most, time.perf_counter() - began, out)
 
 
 def main() -> None:
@@ -107,8 +121,8 @@ def main() -> None:
         for name in asked.engines:
             common = {"engine": ENGINES[name], "rounds": asked.rounds, "cohort": asked.cohort}
             common |= {"algorithm": asked.algorithm, "checkpoint": asked.checkpoint}
-            least, _ = peak(SETTINGS.format(width=8, **common), Path(folder))
-            most, seconds = peak(SETTINGS.format(width=asked.width, **common), Path(folder))
+            least = peak(SETTINGS.format(width=8, **common), Path(folder)).most
+            most, seconds, _ = peak(SETTINGS.format(width=asked.width, **common), Path(folder))
             copies = (most - least) / size
             print(
                 f"{name:22} peak {most / 1e6:,.0f} MB, {least / 1e6:,.0f} without the model: "
