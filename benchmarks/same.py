@@ -22,7 +22,7 @@ from fedlens.benchmark.peer import Driven, installed, known_peers, usual_directo
 from fedlens.engines.placing import usable_cores
 
 ROUNDS = 3
-OFF = 1e-5  # of a norm, at most; another step, or one less, moves it by more than 1e-3
+OFF = 1e-5  # of a norm, at most; another batch size, or an epoch more or less, moves it by more than 1e-4
 WORKLOAD = Workload(
     "same",
     mnist_cnn,

@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from fedlens.engines.workers import Nursery
+
 # A runner that was started in the background may ignore Ctrl-C, and so would every process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -49,3 +51,33 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(asked)
     yield asked
     torch.set_num_threads(1)
+
+
+class _Lasting(Nursery):
+    """Makes the workers of one engine after the other: that it imports torch is paid once, not at each start."""
+
+    def close(self) -> None:
+        """Stays; the workers end when their engine closes its connections to them."""
+
+    def end(self) -> None:
+        """Ends what has stayed."""
+        super().close()
+
+
+@pytest.fixture(scope="session")
+def lasting() -> Iterator[dict[int, _Lasting]]:
+    """The processes that workers are forked from, by the threads of a worker."""
+    made: dict[int, _Lasting] = {}
+    yield made
+    for one in made.values():
+        one.end()
+
+
+@pytest.fixture
+def quick_workers(lasting: dict[int, _Lasting], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start in milliseconds. For tests of numbers; those of starting, dying and ending go without."""
+
+    def nursery(threads: int) -> _Lasting:
+        return lasting.setdefault(threads, _Lasting(threads))
+
+    monkeypatch.setattr("fedlens.engines.processes.Nursery", nursery)

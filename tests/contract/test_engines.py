@@ -27,6 +27,8 @@ from tests.contract.contract_kit import (
     weights,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 MANY = {"select": {"name": "uniform"}}  # everyone: more clients than workers
 
 

@@ -37,6 +37,7 @@ from tests.contract.contract_kit import (
 )
 from tests.contract.users import scattered
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
 EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
