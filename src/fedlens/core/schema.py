@@ -116,12 +116,10 @@ class Schema:
             return f"the payload is {type(payload).__name__}, not a mapping"
         if self.fields is None:
             return finite_fault(payload)
-        for name in self.fields:
-            if name not in payload:
-                return f"{name} is missing"
-        for name in payload:
-            if name not in self.fields:
-                return f"there is an extra {name}"
+        if payload.keys() != self.fields.keys():
+            missing = next((name for name in self.fields if name not in payload), None)
+            extra = next((name for name in payload if name not in self.fields), None)
+            return f"{missing} is missing" if missing is not None else f"there is an extra {extra}"
         for name, field in self.fields.items():
             fault = field.fault(name, payload[name])
             if fault:

@@ -31,8 +31,10 @@ from fedlens.core.seeding import Rng, Secrets
 from fedlens.engines.grouping import Groups
 
 _CPU = torch.device("cpu")
-# The usual ones first, and abstract classes last: to ask those takes long.
-_PLAIN = (torch.Tensor, float, int, str, bytes, Row)
+_PLAIN = (torch.Tensor, float, int, str, bytes)
+_EXACTLY = frozenset(
+    (*_PLAIN, Row)
+)  # looked up first: nearly all are one of these, and to ask for a class takes longer
 
 
 class Item(NamedTuple):
@@ -201,11 +203,11 @@ def foreign(value: Any, name: str = "the payload") -> str | None:
     >>> foreign({"model": {"w": torch.ones(1)}, "sizes": [1, {2}]})
     'the payload.sizes holds a set, which cannot be sent'
     """
-    if value is None or isinstance(value, _PLAIN):
+    if value is None or type(value) in _EXACTLY or isinstance(value, _PLAIN):
         return None
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+    if isinstance(value, dict | Mapping) and all(isinstance(key, str) for key in value):
         for key, item in value.items():
-            if not isinstance(item, _PLAIN) and (fault := foreign(item, f"{name}.{key}")) is not None:
+            if type(item) not in _EXACTLY and (fault := foreign(item, f"{name}.{key}")) is not None:
                 return fault
         return None
     if isinstance(value, list | tuple):
