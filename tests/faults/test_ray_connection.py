@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from fedlens.core.registry import read_settings
 from fedlens.engines import ray_cluster
 from fedlens.engines.ray import ray
 from fedlens.engines.ray_cluster import Cluster, Lasting
-from tests.unit.engines.fake_ray import FakeRay
+from tests.unit.engines.engine_kit import answers_to, ask
+from tests.unit.engines.fake_ray import FakeRay, on_fake_ray
 
 
 @pytest.fixture
@@ -87,17 +89,25 @@ def test_a_connection_of_ray_client_that_somebody_else_made_is_asked_whether_it_
     assert fake.connected  # it is not ours to end
 
 
-def test_a_connection_that_ends_while_it_is_waited_is_one_sentence(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["put", "wait", "get", "work", "forget"])
+def test_a_connection_that_ends_in_a_round_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
+    """Ray Client raises at whatever it is asked for next."""
+
     def ended(*_: Any, **__: Any) -> Any:
         raise ConnectionError("Client is shutting down.")
 
-    cluster = joined(None)
-    monkeypatch.setattr(fake, "wait", ended)
-    with pytest.raises(RunFailed, match=r"^the local Ray is gone: Client is shutting down; "):
-        cluster.came([object()], 1.0)
-    cluster.close()
+    with on_fake_ray(monkeypatch, workers=1) as (gate, fake):
+        if call in ("work", "forget"):
+            monkeypatch.setattr(fake.actors[0], call, SimpleNamespace(remote=ended), raising=False)
+        else:
+            monkeypatch.setattr(fake, call, ended)
+        if call == "forget":  # nothing was lost with it
+            assert len(answers_to(gate, ask([{}]))) == 1
+            return
+        with pytest.raises(RunFailed, match=r"^the local Ray is gone: Client is shutting down; "):
+            answers_to(gate, ask([{}]))
 
 
 def test_an_address_in_the_environment_that_has_no_port_is_left_to_ray(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
@@ -211,7 +212,9 @@ class Ray:
         # What the server computes has the threads that the engine says, as with `inline`: the same bits.
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._size.threads)
-        self._schedule = Schedule(states, self._window, self._send, self._wait, self._retired)
+        guarded = self._cluster.guarded
+        send, wait = guarded(self._send), guarded(self._wait)
+        self._schedule = Schedule(states, self._window, send, wait, self._retired)
         self._crew = Crew(self._ray, self._cluster, self._size, count, laid, self._connect_timeout)
         self._wait_for_a_worker()
 
@@ -222,9 +225,8 @@ class Ray:
         shared = pack((ask.op, ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
         self._cluster.check_node()
         size = block_size(ask, self._size.group if ask.op in self._joint else 1)
-        return self._schedule.answers(
-            self._schedule.publish(ask, round, exchange, self._ray.put(shared), size)
-        )
+        laid = self._cluster.guarded(self._ray.put)(shared)
+        return self._schedule.answers(self._schedule.publish(ask, round, exchange, laid, size))
 
     def close(self) -> None:
         """Ends the workers, and a local Ray."""
@@ -367,7 +369,8 @@ class Ray:
         for worker in self._crew.workers if self._crew else ():
             if job.number in worker.knows:
                 worker.knows.remove(job.number)
-                worker.actor.forget.remote(job.number)
+                with contextlib.suppress(ConnectionError):  # Ray Client's, where all ends
+                    worker.actor.forget.remote(job.number)
         job.shared = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -126,18 +127,24 @@ class Cluster:
         return total
 
     def came(self, promises: Sequence[Any], timeout: float) -> Any:
-        """The first of these promises that is kept or broken within so many seconds; None where none is.
-
-        Raises `RunFailed` where the connection of Ray Client is gone.
-        """
+        """The first of these promises that is kept or broken within so many seconds; None where none is."""
         if not promises:
             time.sleep(timeout)  # Ray would come back at once
             return None
-        try:
-            came, _ = self._ray.wait(list(promises), num_returns=1, timeout=timeout)
-        except ConnectionError as error:
-            raise self._gone(one_line(error)) from error
+        came, _ = self._ray.wait(list(promises), num_returns=1, timeout=timeout)
         return came[0] if came else None
+
+    def guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, which raises `RunFailed` where Ray Client has lost its connection, at whatever it was asked for."""
+
+        @functools.wraps(call)
+        def guarding(*arguments: Any) -> Any:
+            try:
+                return call(*arguments)
+            except ConnectionError as error:
+                raise self._gone(one_line(error)) from error
+
+        return guarding
 
     def check(self, now: float) -> None:
         """Raises `RunFailed` where the cluster has not been there for some time; to be called every second or so."""
