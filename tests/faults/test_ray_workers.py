@@ -93,6 +93,25 @@ def test_a_run_that_gets_a_worker_again_in_time_goes_on(monkeypatch: pytest.Monk
         assert same(vectors(answers_to(gate, ask([{}] * 2))), expected(ask([{}] * 2)))
 
 
+def test_the_patience_begins_anew_once_a_worker_was_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with on_fake_ray(monkeypatch, "well", workers=1, connect_timeout=20.0) as (gate, _):
+        crew: Any = gate.engine._crew  # type: ignore[attr-defined]
+        for moment, there in [
+            (1000.0, False),
+            (1019.0, False),
+            (1021.0, True),
+            (1022.0, False),
+            (1041.0, False),
+        ]:
+            crew.workers[0].started = there
+            crew.watch(moment)
+        with pytest.raises(RunFailed, match=r"^all workers are lost"):
+            crew.watch(1043.0)
+    assert capsys.readouterr().err.count("no worker is left") == 2
+
+
 # -- those that cannot start --------------------------------------------------------------------------------------
 
 
@@ -105,6 +124,7 @@ def test_workers_that_die_as_they_start_do_not_end_a_run_that_has_others(
         while engine._crew._stillborn < 5:
             engine._wait(None)
         made = len(fake.actors)
+        assert (made, len(engine._crew.workers)) == (4 + 2, 1)
         assert same(vectors(answers_to(gate, ask([{}] * 3))), expected(ask([{}] * 3)))
         assert len(fake.actors) == made  # none is asked for yet
         until(gate, 4)
@@ -113,6 +133,18 @@ def test_workers_that_die_as_they_start_do_not_end_a_run_that_has_others(
     assert said[0].startswith(
         "3 workers on the local Ray died as they started (out of memory?): it died; the run"
     )
+
+
+def test_workers_that_die_now_and_then_as_they_start_are_replaced_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with on_fake_ray(monkeypatch, "well", "dies", "dies", "well", "dies", "well", workers=2) as (gate, fake):
+        until(gate, 2)
+        fake.actors[3].dead = True
+        assert len(answers_to(gate, ask([{}] * 4))) == 4
+        until(gate, 2)
+        assert len(fake.actors) == 6
+    assert capsys.readouterr().err == ""
 
 
 def test_workers_that_die_as_they_start_end_a_run_that_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

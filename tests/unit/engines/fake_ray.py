@@ -128,6 +128,7 @@ def on_fake_ray(
     from fedlens.engines import ray as engines_ray
     from fedlens.engines import ray_cluster
 
+    monkeypatch.setattr(ray_cluster, "_ours", None)
     monkeypatch.setattr(ray_cluster.Cluster, "check", lambda *_: None)
     monkeypatch.setattr(engines_ray, "_TICK", 0.02)
     engine = engines_ray.ray(**{"connect_timeout": 20.0, **settings})
