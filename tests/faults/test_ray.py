@@ -21,7 +21,7 @@ from fedlens.core.gate import Gate
 from fedlens.core.protocol import Client, Failure, Outcome, Payload
 from fedlens.core.seeding import Rng
 from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, vectors
-from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh, leftovers, made, pids
+from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh, leftovers, pids
 
 pytestmark = [NEEDS_RAY, pytest.mark.timeout(300)]  # Ray takes its time on a busy machine
 ROOT = Path(__file__).parents[2]
@@ -225,24 +225,9 @@ def test_an_address_that_does_not_answer() -> None:
         assert float(seconds) < 5
 
 
-@pytest.mark.parametrize("address", ["nonsense", "host:port", "http://head:6379", ""])
-def test_what_is_no_address(address: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Experiment.load("digits", ["engine.name=ray", f"engine.address={address}"]).run(tmp_path / "run")
-    assert caught.value.where is not None
-    assert "engine.address" in caught.value.where
-
-
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError) as caught:
         Experiment.load("digits", ["engine.name=ray"]).run(tmp_path / "run")
     assert "pip install 'fedlens[ray]'" in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(("setting", "value"), [("gpus", 1.5), ("object_store", 10)])
-def test_settings_that_ray_would_not_take(setting: str, value: float) -> None:
-    with pytest.raises(ConfigError) as caught:
-        made(**{setting: value})
-    assert caught.value.where == setting

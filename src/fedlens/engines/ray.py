@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
+import re
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
 from fedlens.data.images import Store
@@ -24,17 +23,27 @@ from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.placing import usable_cores
 from fedlens.engines.processes import Timeout, Window
-from fedlens.engines.ray_cluster import Cluster, Lasting, found, one_line, sigterm_kept
-from fedlens.engines.ray_worker import Emptied, Packed, outpost, pack, unpacked, user_sources, versions
+from fedlens.engines.ray_cluster import PLACE, Cluster, Lasting, found, sigterm_kept
+from fedlens.engines.ray_crew import Crew, Lost, Size, Task, Worker, no_room
+from fedlens.engines.ray_worker import Emptied, Packed, pack, unpacked
 from fedlens.engines.schedule import DEATHS, Job, Schedule, block_size
+
+
+def _whole_address(address: str | None) -> str | None:
+    if address in (None, "auto") or re.fullmatch(rf"(ray://)?{PLACE}", address):
+        return address
+    raise ValueError(
+        "'host:port', 'ray://host:port' or 'auto' is wanted; a head started by itself has port 6379"
+    )
+
 
 Address = Annotated[
     str | None,
     Field(
-        pattern=r"^(auto|(ray://)?[^\s/:]+:\d+|(ray://)?\[[0-9a-fA-F:]+\]:\d+)$",
         description="of the cluster: `host:port`, `auto` for the one this machine is part of, or `ray://host:port`; "
         "left out, Ray is started on this machine for the run",
     ),
+    AfterValidator(_whole_address),
 ]
 Workers = Annotated[
     int,
@@ -43,11 +52,16 @@ Workers = Annotated[
 Cpus = Annotated[float, Field(ge=0, description="CPUs of one worker; 0 takes as many as `threads`")]
 Gpus = Annotated[
     float,
-    Field(ge=0, description="GPUs of one worker; a fraction lets several share one, 0.25 four of them"),
+    Field(
+        ge=0, description="GPUs of one worker: 1, or a fraction to let several share one, 0.25 four of them"
+    ),
 ]
 Connecting = Annotated[
     float,
-    Field(gt=0, description="seconds to wait for the cluster to answer, and for a first worker to have room"),
+    Field(
+        gt=0,
+        description="seconds to wait for the cluster to answer, and for room for a worker where there is none",
+    ),
 ]
 ObjectStore = Annotated[
     int,
@@ -59,6 +73,7 @@ ObjectStore = Annotated[
 
 _SHORT = 0.2  # seconds: below it a worker gets its next block before it has finished, so that it never waits
 _GONE = f"its worker was lost {DEATHS} times (out of memory?)"
+_LEAST = 0.0001  # of a CPU or a GPU, that Ray can count
 _TICK = 1.0  # seconds after which it is looked again whether the cluster is still there
 
 
@@ -80,11 +95,34 @@ def ray(
 ) -> Ray:
     """Workers on a Ray cluster, on one machine or many; bit-identical to `inline` with the same threads."""
     found()
-    if gpus > 1 and gpus != int(gpus):
+    _check(address, cpus, gpus, object_store)
+    size = Size(threads, cpus or float(threads), gpus, group)
+    computing = Computing("cuda" if gpus else "cpu", precision, channels_last)
+    return Ray(
+        address, workers, size, window, state_memory, object_store, connect_timeout, timeout, computing
+    )
+
+
+def _check(address: str | None, cpus: float, gpus: float, object_store: int) -> None:
+    """Raises `ConfigError` about what Ray would not take, or a worker could not use."""
+    if gpus > 1:
         raise ConfigError(
-            f"a worker cannot have {gpus:g} GPUs: more than one have to be whole ones",
+            f"a worker trains on one GPU at a time, and cannot have {gpus:g}",
             where="gpus",
-            hint="a fraction below 1 lets workers share a GPU",
+            hint="take gpus=1, and more workers",
+        )
+    for name, number in (("cpus", cpus), ("gpus", gpus)):
+        if 0 < number < _LEAST:
+            raise ConfigError(
+                f"a worker cannot have as little as {number:g} {name[:-1].upper()}",
+                where=name,
+                hint=f"Ray counts in parts of {_LEAST:g}",
+            )
+    if object_store and address is not None:
+        raise ConfigError(
+            f"the object store of the cluster at {address} is as large as its nodes were started with",
+            where="object_store",
+            hint="leave it out, and start the nodes with 'ray start --object-store-memory=BYTES'",
         )
     if 0 < object_store < 100:
         raise ConfigError(
@@ -92,40 +130,6 @@ def ray(
             where="object_store",
             hint="give it 100 or more, or leave it out",
         )
-    size = _Size(threads, cpus or float(threads), gpus, group)
-    computing = Computing("cuda" if gpus else "cpu", precision, channels_last)
-    return Ray(
-        address, workers, size, window, state_memory, object_store, connect_timeout, timeout, computing
-    )
-
-
-@dataclass(frozen=True)
-class _Size:
-    """Of one worker."""
-
-    threads: int
-    cpus: float
-    gpus: float
-    group: int
-
-
-@dataclass(eq=False)
-class _Worker:
-    """One worker, as the driver sees it. `tasks` are those it has not answered, the oldest first."""
-
-    actor: Any
-    starting: Any  # the promise of what it finds as it starts; None from then on
-    tasks: list[_Task] = field(default_factory=list)
-    since: float = 0.0  # when it began with the first of its tasks (monotonic seconds)
-    knows: set[int] = field(default_factory=set)  # asks whose shared part it has
-
-
-@dataclass(eq=False)
-class _Task:
-    job: Job
-    block: int
-    sent: float
-    promise: Any
 
 
 class Ray:
@@ -142,7 +146,7 @@ class Ray:
         self,
         address: str | None,
         workers: int,
-        size: _Size,
+        size: Size,
         window: int,
         state_memory: int,
         object_store: int,
@@ -152,15 +156,18 @@ class Ray:
     ) -> None:
         self.state_memory, self.computing, self.timeout = state_memory, computing, timeout
         self._address, self._count, self._size = address, workers, size
-        self._window, self._store, self._timeout = window * 2**20, object_store * 2**20, connect_timeout
-        self._workers: list[_Worker] = []
+        self._window, self._store, self._connect_timeout = (
+            window * 2**20,
+            object_store * 2**20,
+            connect_timeout,
+        )
+        self._crew: Crew | None = None
         self._cluster: Cluster | None = None
         self._schedule: Schedule | None = None
         self._connecting: Lasting | None = None
         self._threads_before: int | None = None
         self._seconds = 1.0  # a block's time, smoothed: blocks are taken for long until shown otherwise
         self._checked = 0.0  # when the cluster was last seen to be there
-        self._stillborn = 0  # workers that died as they started, since the last one that did not
 
     # -- beginning and ending -------------------------------------------------------------------------------------
 
@@ -192,23 +199,23 @@ class Ray:
         self._ray = found()
         room = self._cluster.room(self._size.cpus, self._size.gpus)
         if room == 0 and self._cluster.local:
-            raise self._no_room()
+            raise no_room(self._ray, self._cluster, self._size)
         self._joint = {name for name, op in program.ops.items() if hasattr(op, "together")}
         program = self.computing.applied(
             program
         )  # "cuda" where there are GPUs: Ray shows a worker its own alone
         count = self._count or max(1, room)
         code = pack(program, "the algorithm's operations or its data", code=True, instead=_emptied(count))
-        self._program = self._ray.put(code)
+        laid = self._ray.put(code)
         del code
-        self._kind = self._ray.remote(outpost())
-        self._sources, self._versions = user_sources(), versions()
         keep_freed_memory()
         # What the server computes has the threads that the engine says, as with `inline`: the same bits.
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._size.threads)
-        self._schedule = Schedule(states, self._window, self._send, self._wait, self._retired)
-        self._workers = [self._new_worker() for _ in range(count)]
+        guarded = self._cluster.guarded
+        send, wait = guarded(self._send), guarded(self._wait)
+        self._schedule = Schedule(states, self._window, send, wait, self._retired)
+        self._crew = Crew(self._ray, self._cluster, self._size, count, laid, self._connect_timeout)
         self._wait_for_a_worker()
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
@@ -218,22 +225,20 @@ class Ray:
         shared = pack((ask.op, ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
         self._cluster.check_node()
         size = block_size(ask, self._size.group if ask.op in self._joint else 1)
-        return self._schedule.answers(
-            self._schedule.publish(ask, round, exchange, self._ray.put(shared), size)
-        )
+        laid = self._cluster.guarded(self._ray.put)(shared)
+        return self._schedule.answers(self._schedule.publish(ask, round, exchange, laid, size))
 
     def close(self) -> None:
         """Ends the workers, and a local Ray."""
         if self._connecting is not None:
             self._connecting.result()
             self._connecting = None
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            self._end(worker)
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.close()
         if self._schedule is not None:
             self._schedule.close()
             self._schedule = None
-        self._program = self._kind = None
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
@@ -246,7 +251,8 @@ class Ray:
             size = self._size
             count = self._count or max(1, int(usable_cores() / size.cpus))
             cpus = max(usable_cores(), math.ceil(count * size.cpus))
-            self._cluster = Cluster(self._address, cpus, self._store or None, size.threads, self._timeout)
+            memory = self._store or None
+            self._cluster = Cluster(self._address, cpus, memory, size.threads, self._connect_timeout)
 
     def _wait_for_connection(self) -> None:
         if self._connecting is not None:
@@ -258,45 +264,23 @@ class Ray:
 
     def _wait_for_a_worker(self) -> None:
         """Until one is ready; the others join when they are."""
-        until = time.monotonic() + self._timeout
-        while all(worker.starting is not None for worker in self._workers):
+        assert self._crew is not None
+        assert self._cluster is not None
+        until = time.monotonic() + self._connect_timeout
+        while not self._crew.ready:
             if time.monotonic() > until:
-                raise self._no_room()
+                raise no_room(self._ray, self._cluster, self._size, self._connect_timeout)
             self._wait(until)
 
-    def _no_room(self) -> ConfigError:
-        size, held, free = self._size, self._ray.cluster_resources(), self._ray.available_resources()
-        wanted = {"CPU": size.cpus} | ({"GPU": size.gpus} if size.gpus else {})
-        takes = " and ".join(f"{n:g} {kind}" for kind, n in wanted.items())
-        has = " and ".join(f"{free.get(kind, 0):g} of {held.get(kind, 0):g} {kind}" for kind in wanted)
-        late = "" if self._workers == [] else f" within {self._timeout:g} seconds"
-        return ConfigError(
-            f"no worker could start on {self._cluster}{late}: one takes {takes}, and {has} are free",
-            where="engine.gpus" if size.gpus else "engine.cpus",
-            hint="ask for less, wait until others are done, or set engine.connect_timeout higher where nodes are slow",
-        )
-
     # -- the workers ----------------------------------------------------------------------------------------------
-
-    @property
-    def ready(self) -> int:
-        """How many workers have started."""
-        return sum(worker.starting is None for worker in self._workers)
-
-    def _new_worker(self) -> _Worker:
-        size = self._size
-        actor = self._kind.options(num_cpus=size.cpus, num_gpus=size.gpus, max_restarts=0).remote()
-        # In a list, so that Ray hands on the promise and the worker looks at its versions before what it stands for.
-        how = (size.threads, size.group)
-        starting = actor.start.remote(self._versions, how, self._sources, [self._program])
-        return _Worker(actor, starting)
 
     def _send(self, current: Job | None) -> None:
         """Gives blocks to every worker that has room for one."""
         assert self._schedule is not None
         assert self._cluster is not None
+        assert self._crew is not None
         depth = 2 if self._seconds < _SHORT else 1
-        ready = [worker for worker in self._workers if worker.starting is None]
+        ready = self._crew.ready
         while ready:
             worker = min(ready, key=lambda w: len(w.tasks))
             job = self._schedule.next(current, len(ready)) if len(worker.tasks) < depth else None
@@ -313,31 +297,27 @@ class Ray:
             promise = worker.actor.work.remote(job.number, shared, packed, alone)
             if not worker.tasks:
                 worker.since = time.monotonic()
-            worker.tasks.append(_Task(job, block, time.monotonic(), promise))
+            worker.tasks.append(Task(job, block, time.monotonic(), promise))
 
     def _wait(self, due: float | None) -> None:
         """Takes in what comes first; comes back without anything after a while."""
-        promises = {
-            promise: worker
-            for worker in self._workers
-            for promise in (
-                [task.promise for task in worker.tasks] if worker.starting is None else [worker.starting]
-            )
-        }
         assert self._cluster is not None
+        assert self._crew is not None
         self._cluster.check_node()
         now = time.monotonic()
+        self._crew.watch(now)
+        promises = {promise: worker for worker in self._crew.workers for promise in worker.awaited()}
         patience = _TICK if due is None else min(_TICK, max(0.0, due - now))
-        came, _ = self._ray.wait(list(promises), num_returns=1, timeout=patience)
-        if came:
-            worker = promises[came[0]]
-            if worker.starting is None:
-                self._answered(worker, next(task for task in worker.tasks if task.promise == came[0]))
+        came = self._cluster.came(list(promises), patience)
+        if came is not None:
+            worker = promises[came]
+            if worker.asked is None:
+                self._answered(worker, next(task for task in worker.tasks if task.promise == came))
             else:
-                self._started(worker)
+                self._crew.heard(worker)
         now = time.monotonic()
-        for worker in [w for w in self._workers if w.tasks and now - w.since > self.timeout]:
-            if self._ray.wait([worker.tasks[0].promise], timeout=0)[0]:
+        for worker in [w for w in self._crew.workers if w.tasks and now - w.since > self.timeout]:
+            if self._cluster.came([worker.tasks[0].promise], 0.0) is not None:
                 continue  # it has answered, and was not listened to
             # What it has done of the others is kept; the one that it sits at counts as one that ended it.
             self._replace(worker, why=f"no answer came within {self.timeout:g} s, {DEATHS} times")
@@ -345,50 +325,20 @@ class Ray:
             self._checked = now
             self._cluster.check(now)
 
-    def _started(self, worker: _Worker) -> None:
+    def _answered(self, worker: Worker, task: Task) -> None:
+        assert self._crew is not None
         try:
-            versions = self._fetched(worker.starting)
-        except _Lost as lost:
-            self._stillborn += 1
-            if self._stillborn >= DEATHS:
-                raise RunFailed(
-                    f"{DEATHS} workers on {self._cluster} died as they started (out of memory?): {lost}",
-                    hint="engine.name=inline runs without them",
-                ) from lost
-            self._replace(worker)
-            return
-        if versions != self._versions:
-            raise self._other_versions(versions)
-        worker.starting = None
-        self._stillborn = 0
-
-    def _other_versions(self, theirs: dict[str, str]) -> ConfigError:
-        differ = [name for name, ours in self._versions.items() if theirs[name] != ours]
-        there = ", ".join(
-            f"{name} {theirs[name]}" if theirs[name] != "none" else f"no {name}" for name in differ
-        )
-        here = ", ".join(f"{name} {self._versions[name]}" for name in differ)
-        return ConfigError(
-            f"a worker on {self._cluster} has {there}, and this process has {here}",
-            where="engine.address",
-            hint="install the same on every node, where 'ray start' finds it, and start Ray there again",
-        )
-
-    def _answered(self, worker: _Worker, task: _Task) -> None:
-        try:
-            reply: tuple[Packed, str] = self._fetched(task.promise)
-        except _Lost:
+            reply: Packed = self._crew.fetched(task.promise)
+        except Lost:
             self._replace(worker)
         else:
+            worker.there = True
             worker.tasks.remove(task)
             worker.since = time.monotonic()
             self._take(task, reply)
 
-    def _take(self, task: _Task, reply: tuple[Packed, str]) -> None:
+    def _take(self, task: Task, packed: Packed) -> None:
         assert self._schedule is not None
-        packed, printed = reply
-        if printed:
-            sys.stderr.write(printed)
         self._seconds += 0.2 * (time.monotonic() - task.sent - self._seconds)
         answers: list[Answer] = unpacked(packed)
         for answer in answers:
@@ -397,57 +347,31 @@ class Ray:
                 answer.state = copied(answer.state)
         self._schedule.finished(task.job, task.block, answers)
 
-    def _fetched(self, promise: Any) -> Any:
-        """What a promise stands for. Raises `_Lost` where whoever made it is gone, `RunFailed` where it broke."""
-        assert self._cluster is not None
-        errors = self._ray.exceptions
-        self._cluster.check_node()
-        try:
-            return self._ray.get(promise)
-        except errors.RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, BaseException) else error
-            if isinstance(cause, RunFailed):
-                raise cause from None
-            sys.stderr.write(f"{error}\n")
-            raise RunFailed(
-                f"a worker on {self._cluster} could not go on: {type(cause).__name__}: {one_line(cause)}",
-                hint="where is above; engine.name=inline runs without workers",
-            ) from error
-        except errors.RayError as error:
-            raise _Lost(one_line(error)) from error
-
-    def _replace(self, worker: _Worker, why: str = _GONE) -> None:
+    def _replace(self, worker: Worker, why: str = _GONE) -> None:
         """A worker is gone: what it has not answered is to be done again, and a new worker takes its place."""
         assert self._schedule is not None
-        self._end(worker)
-        self._workers.remove(worker)
+        assert self._crew is not None
+        self._crew.replace(worker)
         undone = []
         for task in worker.tasks:
             try:
-                reply = self._fetched(task.promise)
-            except _Lost:
+                reply = self._crew.fetched(task.promise)
+            except Lost:
                 undone.append(task)
             else:
                 self._take(task, reply)
         for task in reversed(undone):
             # Only the first was being worked on; the others merely waited.
             self._schedule.lost(task.job, task.block, task is undone[0], why)
-        self._workers.append(self._new_worker())
-
-    def _end(self, worker: _Worker) -> None:
-        with contextlib.suppress(Exception):  # it is gone, or the whole cluster is
-            self._ray.kill(worker.actor, no_restart=True)
+        self._crew.doubt()
 
     def _retired(self, job: Job) -> None:
-        for worker in self._workers:
+        for worker in self._crew.workers if self._crew else ():
             if job.number in worker.knows:
                 worker.knows.remove(job.number)
-                worker.actor.forget.remote(job.number)
+                with contextlib.suppress(ConnectionError):  # Ray Client's, where all ends
+                    worker.actor.forget.remote(job.number)
         job.shared = None
-
-
-class _Lost(Exception):
-    """A worker, or what it answered, is gone. Says what Ray says."""
 
 
 def _emptied(workers: int) -> Any:

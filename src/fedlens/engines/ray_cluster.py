@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,12 +15,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedlens.core.errors import ConfigError, RunFailed
 
+PLACE = r"([^\s/:\[\]]+|\[[0-9a-fA-F:]+\]):\d+"  # host:port
 _PATIENCE = 20.0  # seconds: Ray ends this very process when its cluster has not been there for sixty
 _SHORT_PATH = 40  # characters: Ray lays sockets below its folder, whose whole path may have a hundred
 # What Ray says on the terminal of things that are put right here, or told in one sentence.
@@ -48,7 +51,10 @@ class _Ours:
 
     address: str | None
     folder: str | None  # of a local Ray: its logs and sockets
+    memory: int | None  # bytes of its object store, as asked for
     users: int = 0
+    thread: int = field(default_factory=threading.get_ident)  # that made it
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 _ours: _Ours | None = None
@@ -72,26 +78,39 @@ class Cluster:
         self, address: str | None, cpus: int, memory: int | None, threads: int, timeout: float
     ) -> None:
         global _ours
-        ray = found()
+        self._ray = ray = found()
         with _lock:
             if not ray.is_initialized():
                 folder = _start(cpus, memory, threads) if address is None else None
                 if address is not None:
                     _join(address, timeout)
-                _ours = _Ours(address, folder)
+                if _ours is not None:  # ended by somebody else
+                    _ours.ended.set()
+                _ours = _Ours(address, folder, memory)
             elif address not in (None, "auto", _ours.address if _ours else None, _gcs(ray)):
                 raise ConfigError(
                     f"this process is connected to the Ray at {_gcs(ray)} already, and not to {address}",
                     where="engine.address",
-                    hint="call ray.shutdown() first",
+                    hint="call ray.shutdown() first, or leave engine.address out to use that one",
+                )
+            elif memory is not None and (_ours is None or _ours.memory != memory):
+                sys.stderr.write(
+                    f"this process is on the Ray at {_gcs(ray)} already, and goes on with the object store that it "
+                    f"has: engine.object_store = {memory // 2**20} says nothing here\n"
                 )
             self._users = _ours
             if _ours is not None:
                 _ours.users += 1
             self.local = _ours is not None and _ours.folder is not None
-            remote = _is_client(ray)
-            self._address = (address or "").removeprefix("ray://") if remote else _gcs(ray)
-            self._node = None if remote else _own_node(ray)
+            self._node: _Pulse | None = None
+            if _is_client(ray):
+                # The cluster's own address need not be reachable from here; of a connection that somebody else made,
+                # no more is known than whether it is there.
+                self._place = _place(_ours.address) if _ours else None
+                self._address = self._place or _gcs(ray)
+            else:
+                self._place = self._address = _gcs(ray)
+                self._node = _own_node(ray)
             self._gone_since: float | None = None
 
     def __str__(self) -> str:
@@ -99,19 +118,42 @@ class Cluster:
 
     def room(self, cpus: float, gpus: float) -> int:
         """How many workers of this size the living nodes have room for, if nobody else is there."""
-        ray = found()
         total = 0
-        for node in ray.nodes():
+        for node in self._ray.nodes():
             if node["Alive"]:
                 has = node["Resources"]
                 fits = [has.get("CPU", 0.0) / cpus] + ([has.get("GPU", 0.0) / gpus] if gpus else [])
                 total += math.floor(min(fits) + 1e-9)
         return total
 
+    def came(self, promises: Sequence[Any], timeout: float) -> Any:
+        """The first of these promises that is kept or broken within so many seconds; None where none is."""
+        if not promises:
+            time.sleep(timeout)  # Ray would come back at once
+            return None
+        came, _ = self._ray.wait(list(promises), num_returns=1, timeout=timeout)
+        return came[0] if came else None
+
+    def guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, which raises `RunFailed` where Ray Client has lost its connection, at whatever it was asked for."""
+
+        @functools.wraps(call)
+        def guarding(*arguments: Any) -> Any:
+            try:
+                return call(*arguments)
+            except ConnectionError as error:
+                raise self._gone(one_line(error)) from error
+
+        return guarding
+
     def check(self, now: float) -> None:
         """Raises `RunFailed` where the cluster has not been there for some time; to be called every second or so."""
         self.check_node()
-        with contextlib.suppress(OSError), _connected(self._address, 2.0):
+        if self._place is None:
+            if not _is_client(self._ray):
+                raise self._gone("the connection of Ray Client has ended")
+            return
+        with contextlib.suppress(OSError), _connected(self._place, 2.0):
             self._gone_since = None
             return
         self._gone_since = now if self._gone_since is None else self._gone_since
@@ -145,7 +187,8 @@ class Cluster:
             if mine.users == 0 and mine is _ours:
                 _ours = None
                 with sigterm_kept():
-                    found().shutdown()
+                    self._ray.shutdown()
+                mine.ended.set()
                 if mine.folder is not None:
                     _remove(mine.folder)
 
@@ -160,28 +203,30 @@ def _remove(folder: str) -> None:
 
 
 class Lasting:
-    """Does something in the background, in a thread that stays as long as this process.
+    """Does something in the background, in a thread that stays as long as the Ray that it has started, if it has.
 
     A local Ray is ended by the operating system when the thread is that started it.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
-        self._work, self._done = work, threading.Event()
+        self._done = threading.Event()
         self._failed: BaseException | None = None
-        threading.Thread(target=self._run, name="fedlens-ray", daemon=True).start()
+        threading.Thread(target=self._run, args=[[work]], name="fedlens-ray", daemon=True).start()
 
     def result(self) -> BaseException | None:
         """Waits for it; what it raised."""
         self._done.wait()
         return self._failed
 
-    def _run(self) -> None:
+    def _run(self, work: list[Callable[[], None]]) -> None:
         try:
-            self._work()
+            work.pop()()  # the engine that it belongs to may go before the thread does
         except BaseException as error:
             self._failed = error
+        ours = _ours
         self._done.set()
-        threading.Event().wait()
+        if ours is not None and ours.thread == threading.get_ident():
+            ours.ended.wait()
 
 
 def _start(cpus: int, memory: int | None, threads: int) -> str:
@@ -222,9 +267,8 @@ _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITI
 def _join(address: str, timeout: float) -> None:
     """Connects to a cluster that is there. Ray itself would try for minutes, and then end this process."""
     ray = found()
-    place = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
-    place = place.removeprefix("ray://")
-    if ":" in place:
+    place = _place(address)
+    if place is not None:
         _knock(place, timeout)
     try:
         with _set({"RAY_USAGE_STATS_ENABLED": "0"}), sigterm_kept():
@@ -236,6 +280,13 @@ def _join(address: str, timeout: float) -> None:
             where="engine.address",
             hint="'ray start' makes this machine a part of it; leave engine.address out for a Ray of the run's own",
         ) from error
+
+
+def _place(address: str | None) -> str | None:
+    """The host:port of an address, where it has one; that of `auto` is the environment's to say, as it is with Ray."""
+    named = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else address
+    found = re.fullmatch(rf"(?:ray://)?({PLACE})", named or "")
+    return found[1] if found else None
 
 
 def _knock(place: str, timeout: float) -> None:

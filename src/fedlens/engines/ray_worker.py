@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import io
 import sys
+import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens.core.errors import RunFailed
+from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.registry import USER_MODULE_PREFIX
 from fedlens.data.images import Store
 from fedlens.engines.answering import Site
@@ -27,6 +29,9 @@ _ALIGN = 64  # bytes: where torch would lay a tensor itself; some sums depend on
 
 Packed = tuple[bytes, np.ndarray]  # an envelope, and uint8 [n] with what it leaves out
 Source = tuple[str, str, str]  # a module's name, its file, and what stands in that
+# What came of a call; what was written meanwhile; what broke, if it did: an error as it is to be raised, or any other
+# in one line and where it was.
+Report = tuple[Any, str, RunFailed | tuple[str, str] | None]
 
 
 class RayWorker:
@@ -49,19 +54,47 @@ class RayWorker:
         self._site = Site(found, groups=Groups(group) if group > 1 else None)
         self._asks: dict[int, tuple[Any, ...]] = {}
 
-    def work(self, ask: int, shared: Packed | None, items: Packed, alone: bool = False) -> tuple[Packed, str]:
-        """The answers to some requests of an ask, and what was printed; `shared` comes with an ask's first."""
+    def work(self, ask: int, shared: Packed | None, items: Packed, alone: bool = False) -> Packed:
+        """The answers to some requests of an ask; `shared` comes with an ask's first."""
         if shared is not None:
             self._asks[ask] = unpacked(shared)
         op, values, expect, reduce = self._asks[ask]
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            answers = self._site.block(op, values, unpacked(items), expect, reduce, alone)
-        return pack(answers, f"what the operation '{op}' answered"), printed.getvalue()
+        answers = self._site.block(op, values, unpacked(items), expect, reduce, alone)
+        return pack(answers, f"what the operation '{op}' answered")
 
     def forget(self, ask: int) -> None:
         """Lets go of what an ask shared, so that the object store may have its memory back."""
         self._asks.pop(ask, None)
+
+
+class Relay(io.TextIOBase):
+    """Takes in what Python code writes to standard output and standard error, until a report takes it along.
+
+    There is one for as long as a worker lives: a log handler holds on to the stream that it was made with.
+    """
+
+    def __init__(self) -> None:
+        self._written: deque[str] = deque()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._written.append(text)
+        return len(text)
+
+    def report(self, call: Callable[..., Any], *arguments: Any) -> Report:
+        """Makes the call, and reports on it, also where it raises."""
+        value: Any = None
+        fault: RunFailed | tuple[str, str] | None = None
+        with contextlib.redirect_stdout(self), contextlib.redirect_stderr(self):
+            try:
+                value = call(*arguments)
+            except FedlensError as error:
+                fault = RunFailed(error.what, where=error.where, hint=error.hint)
+            except Exception as error:
+                fault = (told(error), traceback.format_exc())
+        return value, "".join(self._written.popleft() for _ in range(len(self._written))), fault
 
 
 def outpost() -> type:
@@ -71,9 +104,7 @@ def outpost() -> type:
     """
 
     class Outpost:
-        def start(
-            self, expected: dict[str, str], how: Any, sources: Any, program: list[Any]
-        ) -> dict[str, str]:
+        def start(self, expected: dict[str, str], how: Any, sources: Any, program: list[Any]) -> Any:
             import importlib
             import sys
 
@@ -83,16 +114,25 @@ def outpost() -> type:
                     found[name] = importlib.import_module(name).__version__.partition("+")[0]
                 except ImportError:
                     found[name] = "none"
-            if found == expected:
-                import ray
+            if found != expected:
+                return found, "", None
 
-                from fedlens.engines.ray_worker import RayWorker
+            import ray
 
+            from fedlens.engines.ray_worker import RayWorker, Relay
+
+            def begin() -> dict[str, str]:
                 self.worker = RayWorker(how, sources, ray.get(program[0]))
-            return found
+                return found
+
+            self.relay = Relay()
+            return self.relay.report(begin)
 
         def work(self, *arguments: Any) -> Any:
-            return self.worker.work(*arguments)
+            return self.relay.report(self.worker.work, *arguments)
+
+        def there(self) -> Any:
+            return None, "", None
 
         def forget(self, ask: int) -> None:
             self.worker.forget(ask)

@@ -46,7 +46,7 @@ def fresh(ops: Any = OPS, **settings: Any) -> Iterator[Gate]:
 def all_ready(gate: Gate) -> None:
     """Waits until every worker of the engine has started."""
     engine: Any = gate.engine
-    while engine.ready < len(engine._workers):
+    while len(engine._crew.ready) < len(engine._crew.workers):
         engine._wait(None)
 
 
@@ -55,7 +55,7 @@ def pids(gate: Gate) -> list[int]:
     engine: Any = gate.engine
     import ray
 
-    return [ray.get(worker.actor.__ray_call__.remote(_pid)) for worker in engine._workers]
+    return [ray.get(worker.actor.__ray_call__.remote(_pid)) for worker in engine._crew.workers]
 
 
 def _pid(actor: Any) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,12 +50,20 @@ def seen(payload: Payload, client: Client, rng: Rng) -> Outcome:
     return Outcome({"vector": torch.zeros(1), "told": told}, {"memory": torch.ones(300_000)}, {})
 
 
+def loud(payload: Payload, client: Client, rng: Rng) -> Outcome:
+    """Says things in all ways that Python has."""
+    warnings.warn("a warning", stacklevel=1)
+    logging.getLogger("own").warning("a log line")
+    print("on standard error", file=sys.stderr)  # noqa: T201
+    return Outcome({"vector": torch.zeros(1)})
+
+
 @pytest.fixture(scope="module")
 def gate() -> Iterator[Gate]:
     """Two workers on a local Ray; it stays for the whole file, so engines of other tests here share it."""
     before = signal.signal(signal.SIGTERM, lambda *_: HEARD.append("SIGTERM"))
     try:
-        with fresh(ops={**OPS, "seen": seen}, cpus=0.2) as made:
+        with fresh(ops={**OPS, "seen": seen, "loud": loud}, cpus=0.2) as made:
             all_ready(made)
             yield made
     finally:
@@ -171,7 +182,7 @@ def test_what_is_sent_is_what_arrives_and_nothing_keeps_its_memory(gate: Gate) -
         for answer in answers_to(gate, Ask("seen", requests, shared={"big": big}), round):
             assert isinstance(answer, Reply), answer
             assert answer.payload["told"] == {"ends": 299_999.0, "small": 3.0, "aligned": 1.0}
-    workers: Any = gate.engine._workers  # type: ignore[attr-defined]
+    workers: Any = gate.engine._crew.workers  # type: ignore[attr-defined]
     assert ray.get([worker.actor.__ray_call__.remote(kept) for worker in workers]) == [0, 0]
     states = [gate.states.get(k)["memory"] for k in range(4)]
     assert all(float(state.sum()) == 300_000 for state in states)
@@ -204,6 +215,16 @@ def test_a_store_of_decoded_images_arrives_empty_and_with_a_share_of_the_room() 
 def test_a_print_comes_out_on_standard_error(gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
     answers_to(gate, ask([{"print": "from a worker"}]))
     assert capsys.readouterr() == ("", "from a worker\n")
+
+
+def test_warnings_and_log_lines_come_out_on_standard_error(
+    gate: Gate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers_to(gate, Ask("loud", [Request(0)]))
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "UserWarning: a warning" in said.err
+    assert said.err.endswith("a log line\non standard error\n")
 
 
 def test_an_operation_of_a_notebook_and_two_engines_on_one_ray(gate: Gate) -> None:

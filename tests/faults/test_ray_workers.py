@@ -1,0 +1,266 @@
+"""Workers of the engine `ray` that are lost, cannot start, break, or have something to say; on a Ray that is none."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.core.gate import Gate
+from fedlens.core.protocol import Client, Outcome, Payload
+from fedlens.core.seeding import Rng
+from fedlens.engines import ray_crew, ray_worker
+from fedlens.engines.ray_worker import Relay
+from tests.unit.engines.engine_kit import answers_to, ask, expected, same, vectors, work
+from tests.unit.engines.fake_ray import on_fake_ray
+from tests.unit.engines.ray_kit import all_ready
+
+
+def until(gate: Gate, ready: int) -> None:
+    """Waits until so many workers are ready."""
+    engine: Any = gate.engine
+    end = time.monotonic() + 10
+    while len(engine._crew.ready) != ready and time.monotonic() < end:
+        engine._wait(None)
+    assert len(engine._crew.ready) == ready
+
+
+# -- those that are lost ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("clients", "dead", "seconds"), [(1, 8, 1.0), (60, 40, 0.001)])
+def test_a_node_that_is_lost_with_all_its_workers_is_no_clients_fault(
+    monkeypatch: pytest.MonkeyPatch, clients: int, dead: int, seconds: float
+) -> None:
+    """Whatever is sent to a dead worker is lost at once: no block may be sent from one to the next of them."""
+    with on_fake_ray(monkeypatch, workers=dead + 1) as (gate, fake):
+        all_ready(gate)
+        engine: Any = gate.engine
+        engine._seconds = seconds
+        lost: Counter[int] = Counter()
+        schedule_lost = engine._schedule.lost
+
+        def counting(job: Any, block: int, *rest: Any) -> None:
+            lost[block] += 1
+            schedule_lost(job, block, *rest)
+
+        engine._schedule.lost = counting
+        for actor in fake.actors[:dead]:
+            actor.dead = True
+        wanted = ask([{}] * clients)
+        assert same(vectors(answers_to(gate, wanted)), expected(wanted))
+        assert gate.tally.failed == 0
+        assert lost
+        assert max(lost.values()) <= 2
+        until(gate, dead + 1)
+
+
+def test_a_run_that_has_lost_all_workers_says_that_it_waits_and_then_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ray_crew, "_SILENT", 0.05)
+    with on_fake_ray(monkeypatch, "well", "silent", workers=1, connect_timeout=0.4) as (gate, fake):
+        fake.actors[0].dead = True
+        with pytest.raises(RunFailed) as caught:
+            answers_to(gate, ask([{}]))
+    assert str(caught.value).startswith(
+        "all workers are lost, and no worker could start on the local Ray within 0.4 seconds: one takes 1 CPU"
+    )
+    assert caught.value.where == "engine.cpus"
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(
+        "no worker is left on the local Ray: the run waits for room for one, 0.4 seconds"
+    )
+
+
+def test_a_run_that_gets_a_worker_again_in_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_fake_ray(monkeypatch, "well", "silent", workers=1, connect_timeout=5.0) as (gate, fake):
+        fake.actors[0].dead = True
+        fates = iter(["silent", "silent"])
+
+        def watched(now: float, watch: Any = gate.engine._crew.watch) -> None:  # type: ignore[attr-defined]
+            watch(now)
+            if len(fake.actors) == 2 and next(fates, None) is None:
+                fake.fates, fake.actors[1].dead = ["well"], True
+
+        monkeypatch.setattr(gate.engine._crew, "watch", watched)  # type: ignore[attr-defined]
+        assert same(vectors(answers_to(gate, ask([{}] * 2))), expected(ask([{}] * 2)))
+
+
+def test_the_patience_begins_anew_once_a_worker_was_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with on_fake_ray(monkeypatch, "well", workers=1, connect_timeout=20.0) as (gate, _):
+        crew: Any = gate.engine._crew  # type: ignore[attr-defined]
+        for moment, there in [
+            (1000.0, False),
+            (1019.0, False),
+            (1021.0, True),
+            (1022.0, False),
+            (1041.0, False),
+        ]:
+            crew.workers[0].started = there
+            crew.watch(moment)
+        with pytest.raises(RunFailed, match=r"^all workers are lost"):
+            crew.watch(1043.0)
+    assert capsys.readouterr().err.count("no worker is left") == 2
+
+
+# -- those that cannot start --------------------------------------------------------------------------------------
+
+
+def test_workers_that_die_as_they_start_do_not_end_a_run_that_has_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ray_crew, "_PAUSE", 0.2)
+    with on_fake_ray(monkeypatch, "well", *["dies"] * 7, "well", workers=4) as (gate, fake):
+        engine: Any = gate.engine
+        while engine._crew._stillborn < 5:
+            engine._wait(None)
+        made = len(fake.actors)
+        assert (made, len(engine._crew.workers)) == (4 + 2, 1)
+        assert same(vectors(answers_to(gate, ask([{}] * 3))), expected(ask([{}] * 3)))
+        assert len(fake.actors) == made  # none is asked for yet
+        until(gate, 4)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(
+        "3 workers on the local Ray died as they started (out of memory?): it died; the run"
+    )
+
+
+def test_workers_that_die_now_and_then_as_they_start_are_replaced_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with on_fake_ray(monkeypatch, "well", "dies", "dies", "well", "dies", "well", workers=2) as (gate, fake):
+        until(gate, 2)
+        fake.actors[3].dead = True
+        assert len(answers_to(gate, ask([{}] * 4))) == 4
+        until(gate, 2)
+        assert len(fake.actors) == 6
+    assert capsys.readouterr().err == ""
+
+
+def test_workers_that_die_as_they_start_end_a_run_that_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        pytest.raises(RunFailed, match=r"^3 workers on the local Ray died as they started"),
+        on_fake_ray(monkeypatch, "dies", workers=2),
+    ):
+        pass
+
+
+def test_a_node_of_other_versions_that_joins_later_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ray_crew, "_PAUSE", 0.05)
+    with on_fake_ray(monkeypatch, "well", "odd", workers=6) as (gate, fake):
+        engine: Any = gate.engine
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            engine._wait(end)
+        assert len(engine._crew.workers) == len(engine._crew.ready) == 1
+        assert len(fake.actors) == 1 + 5 + 3  # as often as that it is tried again
+        assert [actor.dead for actor in fake.actors] == [False] + [True] * 8
+        assert same(vectors(answers_to(gate, ask([{}] * 3))), expected(ask([{}] * 3)))
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1
+        assert said[0].startswith("a worker on the local Ray has torch 0.1, and this process has torch ")
+        assert "it is left out; install the same on every node" in said[0]
+        fake.actors[0].dead = True
+        with pytest.raises(RunFailed, match=r"a worker on the local Ray has torch 0\.1") as caught:
+            answers_to(gate, ask([{}]))
+        assert caught.value.where == "engine.address"
+
+
+def test_a_first_worker_of_other_versions_ends_a_run_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"a worker on the local Ray has torch 0\.1"),
+        on_fake_ray(monkeypatch, "odd", workers=2),
+    ):
+        pass
+
+
+# -- what they say, and those that break --------------------------------------------------------------------------
+
+
+def test_what_a_call_writes_is_reported_also_where_it_breaks() -> None:
+    relay, handlers = Relay(), []
+
+    def writes(broken: BaseException | None) -> int:
+        print("printed")  # noqa: T201
+        sys.stderr.write("on standard error\n")
+        if not handlers:
+            handlers.append(logging.StreamHandler())
+        handlers[0].handle(logging.makeLogRecord({"msg": "logged"}))
+        if broken is not None:
+            raise broken
+        return 7
+
+    everything = "printed\non standard error\nlogged\n"
+    assert relay.report(writes, None) == (7, everything, None)
+    value, written, fault = relay.report(writes, ValueError("no"))
+    assert (value, written) == (None, everything)  # the handler was made in the first call
+    assert isinstance(fault, tuple)
+    assert fault[0].startswith("ValueError: no")
+    assert "in writes" in fault[1]
+    value, written, fault = relay.report(
+        writes, ConfigError("it is odd", where="engine.name", hint="take another")
+    )
+    assert written == everything
+    assert isinstance(fault, RunFailed)
+    assert (fault.what, fault.where, fault.hint) == ("it is odd", "engine.name", "take another")
+
+
+def loud(payload: Payload, client: Client, rng: Rng) -> Outcome:
+    print("printed")  # noqa: T201
+    sys.stderr.write("on standard error\n")
+    return work(payload, client, rng)
+
+
+def test_what_workers_write_comes_out_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with on_fake_ray(monkeypatch, ops={"work": loud}, workers=1) as (gate, _):
+        answers_to(gate, ask([{}]))
+    assert capsys.readouterr() == ("", "printed\non standard error\n")
+
+
+@pytest.mark.parametrize("when", ["__init__", "work"])
+def test_an_error_of_a_workers_own_keeps_its_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
+) -> None:
+    def breaks(*_: Any) -> None:
+        sys.stderr.write("said before\n")
+        raise ConfigError("this model is odd", where="engine.name", hint="take inline")
+
+    monkeypatch.setattr(ray_worker.RayWorker, when, breaks)
+    with pytest.raises(RunFailed) as caught, on_fake_ray(monkeypatch, workers=1) as (gate, _):
+        answers_to(gate, ask([{}]))
+    assert str(caught.value) == "this model is odd (engine.name); take inline."
+    assert capsys.readouterr().err == "said before\n"
+
+
+def test_any_other_error_of_a_worker_is_one_sentence_and_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(*_: Any) -> None:
+        sys.stderr.write("said before\n")
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(ray_worker.RayWorker, "work", breaks)
+    with pytest.raises(RunFailed) as caught, on_fake_ray(monkeypatch, workers=1) as (gate, _):
+        answers_to(gate, ask([{}]))
+    assert str(caught.value).startswith(
+        "a worker on the local Ray could not go on: ValueError: no such thing"
+    )
+    said = capsys.readouterr().err
+    assert said.startswith("said before\nTraceback")
+    assert "in breaks" in said

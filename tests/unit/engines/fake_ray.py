@@ -1,0 +1,138 @@
+"""A Ray whose actors live in this process, and start, die and keep silent as a test says."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedlens.core.gate import Gate
+from tests.unit.engines.engine_kit import OPS, opened
+
+
+class RayError(Exception):
+    """As in ray.exceptions."""
+
+
+class RayTaskError(RayError):
+    """As in ray.exceptions."""
+
+
+class Promise:
+    """What a call gives: a value, or an error; or nothing as long as its actor is silent."""
+
+    def __init__(self, actor: Actor | None, value: Any = None, error: str = "", silent: bool = False) -> None:
+        self._actor, self._value, self._error, self._silent = actor, value, error, silent
+
+    def kept(self) -> bool:
+        return not self._silent or (self._actor is not None and self._actor.dead)
+
+    def get(self) -> Any:
+        if self._error or self._silent:
+            raise RayError(self._error or "gone")
+        return self._value
+
+
+class Actor:
+    """One actor: what it is called for is done at once. `fate` is what its start comes to."""
+
+    def __init__(self, made: Any, fate: str) -> None:
+        self.made, self.fate, self.dead = made, fate, False
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *arguments: self._call(name, arguments))
+
+    def _call(self, name: str, arguments: Sequence[Any]) -> Promise:
+        if name == "start" and self.fate != "well":
+            self.dead = self.fate == "dies"
+            if self.fate == "odd":
+                return Promise(self, ({**arguments[0], "torch": "0.1"}, "", None))
+            return Promise(self, error="it died" if self.dead else "", silent=self.fate == "silent")
+        if self.dead:
+            return Promise(self, error="it is dead")
+        return Promise(self, getattr(self.made, name)(*arguments))
+
+
+class FakeRay:
+    """Stands for the package. The actors start as `fates` says, one after the other, and then as the last of it."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def __init__(self, *fates: str) -> None:
+        self.fates = list(fates) or ["well"]
+        self.actors: list[Actor] = []
+        self.joined: list[str] = []
+        self.connected = self.client = False
+        self.util = SimpleNamespace(
+            client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: self.client))
+        )
+
+    # -- the connection
+    def init(self, address: str, **settings: Any) -> None:
+        self.joined.append(address)
+        self.connected = True
+
+    def is_initialized(self) -> bool:
+        return self.connected
+
+    def shutdown(self) -> None:
+        self.connected = False
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(gcs_address="127.0.0.1:1", get_node_id=lambda: "none")
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "NodeID": "one", "Resources": {"CPU": 4.0}}]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 4.0}
+
+    available_resources = cluster_resources
+
+    # -- calls
+    def put(self, value: Any) -> Any:
+        return value if isinstance(value, tuple) and isinstance(value[0], bytes) else Promise(None, value)
+
+    def remote(self, kind: type) -> Any:
+        def make() -> Actor:
+            self.actors.append(Actor(kind(), self.fates.pop(0) if len(self.fates) > 1 else self.fates[0]))
+            return self.actors[-1]
+
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=make))
+
+    def get(self, promise: Any) -> Any:
+        return promise.get() if isinstance(promise, Promise) else promise
+
+    def wait(self, promises: list[Promise], num_returns: int, timeout: float) -> Any:
+        kept = [promise for promise in promises if promise.kept()][:num_returns]
+        if not kept:
+            time.sleep(min(timeout, 0.02))
+        return kept, [promise for promise in promises if promise not in kept]
+
+    def kill(self, actor: Actor, no_restart: bool) -> None:
+        actor.dead = True
+
+
+@contextmanager
+def on_fake_ray(
+    monkeypatch: pytest.MonkeyPatch, *fates: str, ops: Any = OPS, **settings: Any
+) -> Iterator[tuple[Gate, FakeRay]]:
+    """A gate over an engine whose workers start as `fates` says; one is ready."""
+    fake = FakeRay(*fates)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    from fedlens.engines import ray as engines_ray
+    from fedlens.engines import ray_cluster
+
+    monkeypatch.setattr(ray_cluster, "_ours", None)
+    monkeypatch.setattr(ray_cluster.Cluster, "check", lambda *_: None)
+    monkeypatch.setattr(engines_ray, "_TICK", 0.02)
+    engine = engines_ray.ray(**{"connect_timeout": 20.0, **settings})
+    try:
+        yield Gate(*opened(engine, ops)), fake
+    finally:
+        engine.close()
