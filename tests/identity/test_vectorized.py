@@ -264,6 +264,31 @@ def test_gathered_images_are_each_clients_own(name: str) -> None:
         torch.testing.assert_close(dict(b.after["model"]), dict(a.after["model"]), rtol=1e-4, atol=1e-5)
 
 
+def dropping(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """Dropout, and then division by a length that is 0 where everything was dropped."""
+
+    class Unit(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / torch.linalg.vector_norm(x, dim=1, keepdim=True)
+
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.1), Unit(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, classes))
+
+
+@pytest.mark.parametrize(("sizes", "batch"), [((5, 5, 5), 4), ((6, 9), 6), ((10, 4, 4), 6), ((7, 1), 3)])
+@pytest.mark.parametrize("name", ["fedavg", "mime"])
+def test_gathered_images_are_dropped_out_of_where_all_batches_are_short(
+    name: str, sizes: tuple[int, ...], batch: int
+) -> None:
+    """The batches of a step are filled up to the run's largest; what fills them up takes part in no loss."""
+    there, spec = Pictures(sizes), ModelSpec(dropping, "dropping", {}, (1, 2, 2), CLASSES, 0)
+    local = {"lr": 0.2, "epochs": 2, "batch_size": batch}
+    made = ALGORITHMS.find(name)(parts(World(there.clients), local, spec, select=Everyone()))
+    one, many = course(made, there), course(made, there, engine=vectorized())
+    for a, b in zip(one.steps, many.steps, strict=True):
+        assert (b.tally.replies, b.tally.failed) == (a.tally.replies, 0)
+        torch.testing.assert_close(dict(b.after["model"]), dict(a.after["model"]), rtol=1e-4, atol=1e-5)
+
+
 # ---- rules of a user's own
 
 

@@ -34,7 +34,7 @@ def full_gradients(
     masks = [torch.Generator().manual_seed(rng.seed("torch")) for rng in rngs] if model.random else []
     with model.ready(masks) as drawn:
         for batch in stretches(visits, anchor[0]):
-            drawn.begin(batch.counts)
+            drawn.begin(batch.counts, batch.inputs.shape[1])
             active = len(batch.counts)
             weights = [value.expand(active, *value.shape) for value in anchor]
             losses, found = gradients(train, model, weights, batch, visits[:active])

@@ -26,12 +26,11 @@ class Masks:
 
     def __init__(self, generators: Sequence[torch.Generator | None]) -> None:
         self.generators = generators
-        self.begin([])
+        self.begin([], 0)
 
-    def begin(self, counts: Sequence[int]) -> None:
-        """A new step, of clients with so many examples."""
-        self.counts, self.drawn, self.next = counts, list[Tensor](), 0
-        self.size = max(counts, default=0)
+    def begin(self, counts: Sequence[int], size: int) -> None:
+        """A new step, of clients with so many examples, in batches that are padded to `size`."""
+        self.counts, self.drawn, self.next, self.size = counts, list[Tensor](), 0, size
 
     def again(self) -> None:
         """The same masks once more."""
@@ -57,6 +56,9 @@ class Masks:
             mask[k, :count].copy_(
                 torch.empty(count, *shape, dtype=like.dtype).bernoulli_(keep, generator=self.generators[k])
             )
+            # What fills a batch up is its first example, and is to remain that: where it is dropped the model may have
+            # no slope, and NaN times a weight of 0 is NaN.
+            mask[k, count:] = mask[k, 0]
         return (mask / keep).to(like.device)
 
 

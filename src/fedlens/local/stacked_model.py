@@ -89,7 +89,7 @@ class StackedModel:
             weights, images = self._trial()
             for self.flat in (False, True):
                 with torch.no_grad(), self.ready([torch.Generator().manual_seed(k) for k in (0, 1)]) as masks:
-                    masks.begin([3, 3])
+                    masks.begin([3, 3], 3)
                     found.append(self(weights, images))
             one, other = found
             rtol, atol = (1e-3, 1e-5) if learner.half is None else (0.1, 0.02)

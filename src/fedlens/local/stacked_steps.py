@@ -65,7 +65,7 @@ class Steps:
         n = len(self.visits)
         with self.model.ready(self.masks) as masks:
             for batch in batches(self.visits, self.rngs, self.weights[0]):
-                masks.begin(batch.counts)
+                masks.begin(batch.counts, batch.inputs.shape[1])
                 losses.append(self._step(batch, masks))
                 counts.append(batch.counts)
         seen = torch.tensor([row + [0] * (n - len(row)) for row in counts], dtype=torch.float64)
