@@ -20,6 +20,7 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import contrastive
 from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
+from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Call, Client, ModelSpec
 from fedlens.core.seeding import Rng, Secrets
@@ -271,7 +272,9 @@ def dropping(input_shape: Sequence[int], classes: int) -> nn.Module:
         def forward(self, x: Tensor) -> Tensor:
             return x / torch.linalg.vector_norm(x, dim=1, keepdim=True)
 
-    return nn.Sequential(nn.Flatten(), nn.Dropout(0.1), Unit(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Dropout(0.1), Unit(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, classes)
+    )
 
 
 @pytest.mark.parametrize(("sizes", "batch"), [((5, 5, 5), 4), ((6, 9), 6), ((10, 4, 4), 6), ((7, 1), 3)])
@@ -345,6 +348,36 @@ def test_what_a_request_brings_itself_is_that_clients_alone(brought: str) -> Non
         torch.testing.assert_close(
             dict(found.payload["update"]), dict(train(*call).payload["update"]), **CLOSE
         )
+
+
+def perceptron(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """In float32."""
+    return nn.Sequential(nn.Linear(*input_shape, 5), nn.Tanh(), nn.Linear(5, classes))
+
+
+def test_in_fp16_a_client_that_diverges_leaves_the_others_their_small_gradients() -> None:
+    """A loss that is scaled up keeps gradients of 1e-7, and those of this one client allow no such scale."""
+    train = fedavg(parts(world(), {"lr": 0.2, "steps": 1}, model(factory=perceptron))).train
+    tree, g = tree_of(train.model.build()), torch.Generator().manual_seed(2)
+    tree["0.weight"] = torch.zeros_like(tree["0.weight"])  # so that an update of 1e-8 is not rounded away
+    datas = [
+        Points(size * torch.randn(4, FEATURES, generator=g), torch.arange(4) % 3)
+        for size in (1e-6, 1e-6, 6e4)
+    ]
+
+    def updates(clients: Sequence[int]) -> list[Tensor]:
+        there = [
+            Client(k, datas[k], {}, Secrets((k,)), {}, torch.device("cpu"), Arithmetic("fp16"))
+            for k in clients
+        ]
+        found = train.together(
+            [Call({"model": tree, "lr": 0.2}, client, Rng((client.id,))) for client in there]
+        )
+        return [one.payload["update"]["0.weight"] for one in found]  # type: ignore[union-attr]
+
+    for found, expected in zip(updates((2, 0, 1))[1:], updates((0, 1)), strict=True):
+        assert 0 < expected.abs().max() < 1e-6
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-12)
 
 
 # ---- failures

@@ -189,7 +189,7 @@ def gradients(
 ) -> tuple[Tensor, Tensors]:
     """The mean of the task's loss at each client, [A], and the gradients of what it descends, each [A, ...]."""
     (losses, sum), leaves = descended(train, model, weights, batch, visits, looks)
-    return losses, gradients_of(sum, leaves, model.learner.half)
+    return losses, gradients_of(sum, leaves, model.learner.half, stacked=True)
 
 
 def _clipped(gradients: Tensors, largest: float) -> Tensors:
