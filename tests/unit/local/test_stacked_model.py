@@ -10,9 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedlens.core.arithmetic import Arithmetic, Precision
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import ModelSpec
+from fedlens.local import stacked_model
 from fedlens.local.stacked_model import StackedModel
+from fedlens.models import MODELS
+
+CPU = torch.device("cpu")
 
 
 class Odd(nn.Module):
@@ -30,6 +35,12 @@ class Odd(nn.Module):
             x = functional.linear(x, self.first.weight)
         elif self.what == "the weight itself":
             x = x * self.first.weight.norm()
+        elif self.what == "a little of the weight":
+            x = x + 1e-4 * self.first.weight.norm()
+        elif self.what == "insisting on float32":
+            x = functional.relu(x).float() @ torch.eye(4)
+        elif self.what == "insisting on it, and a little of the weight":
+            x = x.float() @ torch.eye(4) + 3e-3 * self.first.weight.norm()
         elif self.what == "mixing":
             x = x - x.mean(0)
         elif self.what == "dropping by itself":
@@ -42,17 +53,71 @@ class Odd(nn.Module):
         return out
 
 
-def stacked(what: str) -> tuple[StackedModel, dict[Any, Any]]:
+def spec(what: str) -> ModelSpec:
     def factory(input_shape: Sequence[int], classes: int) -> nn.Module:
         return Odd(what)
 
-    spec, scratch = ModelSpec(factory, "odd", {}, (4,), 3, 0), dict[Any, Any]()
-    return StackedModel(module_in(spec, scratch, torch.device("cpu")), scratch), scratch
+    return ModelSpec(factory, "odd", {}, (4,), 3, 0)
 
 
-@pytest.mark.parametrize("what", ["tied", "the weight itself", "mixing", "dropping by itself"])
-def test_what_one_large_batch_would_get_wrong_stays_under_vmap(what: str) -> None:
-    assert not stacked(what)[0].flat
+def stacked(
+    what: str, precision: Precision = "fp32", loaded: float | None = None
+) -> tuple[StackedModel, dict[Any, Any]]:
+    scratch = dict[Any, Any]()
+    learner = module_in(spec(what), scratch, CPU, Arithmetic(precision))
+    if loaded is not None:
+        learner.load({name: torch.full_like(value, loaded) for name, value in learner.trainable.items()})
+    return StackedModel(learner, scratch), scratch
+
+
+WRONG = [
+    "tied", "the weight itself", "a little of the weight", "insisting on it, and a little of the weight", "mixing",
+    "dropping by itself",
+]  # fmt: skip
+RIGHT = ["nothing", "dropout", "counting", "insisting on float32"]
+
+
+@pytest.mark.parametrize("loaded", [None, 0.0, torch.nan])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_form_is_the_models_whatever_its_weights_and_its_precision(
+    precision: Precision, loaded: float | None
+) -> None:
+    assert [what for what in WRONG + RIGHT if stacked(what, precision, loaded)[0].flat] == RIGHT
+
+
+BUILT_IN: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+    "linear": ("linear", {}, (1, 28, 28)), "mlp": ("mlp", {}, (1, 28, 28)),
+    "mcmahan-cnn": ("mcmahan-cnn", {}, (1, 28, 28)), "hsu-cnn": ("hsu-cnn", {}, (3, 32, 32)),
+    "small-cnn": ("small-cnn", {"norm": "none"}, (1, 8, 8)),
+    "small-cnn, group": ("small-cnn", {"norm": "group"}, (3, 32, 32)),
+    "projection": ("projection", {"base": "small-cnn"}, (1, 28, 28)),
+}  # fmt: skip
+
+
+def built_in(name: str, seed: int) -> ModelSpec:
+    known, settings, shape = BUILT_IN[name]
+    return ModelSpec(MODELS.find(known), known, settings, shape, 10, seed)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_model_is_one_large_batch_whatever_its_seed(name: str, precision: Precision) -> None:
+    for seed in range(3):
+        scratch = dict[Any, Any]()
+        learner = module_in(built_in(name, seed), scratch, CPU, Arithmetic(precision))
+        assert StackedModel(learner, scratch).flat
+
+
+def test_running_out_of_memory_is_no_verdict(monkeypatch) -> None:
+    def scarce(*given: Any) -> Any:
+        raise torch.OutOfMemoryError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stacked_model, "vmap", scarce)
+        scratch = dict[Any, Any]()
+        with pytest.raises(torch.OutOfMemoryError):
+            StackedModel(module_in(spec("nothing"), scratch, CPU), scratch)
+    assert StackedModel(module_in(spec("nothing"), scratch, CPU), scratch).flat
 
 
 @pytest.mark.parametrize("what", ["nothing", "dropout", "counting"])
@@ -64,7 +129,7 @@ def test_the_rest_is_one_large_batch_and_is_tried_once(what: str, monkeypatch) -
     assert torch.equal(torch.get_rng_state(), before)
     assert float(model.learner.rest["seen"]) == 0
     assert "forward" not in model.learner.module.first.__dict__
-    monkeypatch.setattr(StackedModel, "_alike", lambda self: pytest.fail("tried again"))
+    monkeypatch.setattr(stacked_model, "alike", lambda *given: pytest.fail("tried again"))
     assert StackedModel(model.learner, scratch).flat
 
 
