@@ -25,7 +25,8 @@ from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal import PERSONAL, own_leaves
 from fedlens.local.rules import ClientRule, Solved, Tensors, Visit
 from fedlens.local.settings import LocalSettings
-from fedlens.local.stackable import Obstacle, footprint, obstacle
+from fedlens.local.stackable import footprint, obstacle
+from fedlens.local.stackable_trial import Obstacle
 from fedlens.local.together import train_together
 from fedlens.tasks.evaluation import Task
 

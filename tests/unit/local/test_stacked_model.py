@@ -15,7 +15,7 @@ from fedlens.core.modules import module_in
 from fedlens.core.protocol import ModelSpec
 from fedlens.local import stacked_model
 from fedlens.local.stacked_model import StackedModel
-from fedlens.models import MODELS
+from tests.unit.local.models_kit import BUILT_IN, built_in
 
 CPU = torch.device("cpu")
 
@@ -83,20 +83,6 @@ def test_the_form_is_the_models_whatever_its_weights_and_its_precision(
     precision: Precision, loaded: float | None
 ) -> None:
     assert [what for what in WRONG + RIGHT if stacked(what, precision, loaded)[0].flat] == RIGHT
-
-
-BUILT_IN: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
-    "linear": ("linear", {}, (1, 28, 28)), "mlp": ("mlp", {}, (1, 28, 28)),
-    "mcmahan-cnn": ("mcmahan-cnn", {}, (1, 28, 28)), "hsu-cnn": ("hsu-cnn", {}, (3, 32, 32)),
-    "small-cnn": ("small-cnn", {"norm": "none"}, (1, 8, 8)),
-    "small-cnn, group": ("small-cnn", {"norm": "group"}, (3, 32, 32)),
-    "projection": ("projection", {"base": "small-cnn"}, (1, 28, 28)),
-}  # fmt: skip
-
-
-def built_in(name: str, seed: int) -> ModelSpec:
-    known, settings, shape = BUILT_IN[name]
-    return ModelSpec(MODELS.find(known), known, settings, shape, 10, seed)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
