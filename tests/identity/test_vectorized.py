@@ -30,7 +30,7 @@ from fedlens.data.holders import Holding
 from fedlens.engines.vectorized import Vectorized, vectorized
 from fedlens.local.bench import Bench
 from fedlens.local.chaining import chain
-from fedlens.local.rules import ClientRule, Visit, proximal
+from fedlens.local.rules import ClientRule, proximal
 from fedlens.local.stackable import obstacle
 from tests.identity.identity_kit import (
     CLASSES,
@@ -45,9 +45,7 @@ from tests.identity.identity_kit import (
     same,
     world,
 )
-
-CLOSE = {"rtol": 1e-10, "atol": 1e-12}
-STEPS = {"lr": 0.2, "epochs": 3, "batch_size": 4}
+from tests.identity.stacked_kit import CLOSE, STEPS, agree
 
 FAMILY: dict[str, dict[str, Any]] = {
     "fedavg": {}, "fedavgm": {}, "fedprox": {"mu": 0.5}, "fedir": {}, "fedvc": {"examples": 8},
@@ -69,19 +67,6 @@ LOCAL: dict[str, dict[str, Any]] = {
     "stragglers": {"stragglers": 0.6}, "steps": {"epochs": None, "steps": 5}, "whole": {"batch_size": "all"},
     "virtual": {"examples": 4, "batch_size": 2}, "lr decay": {"lr_decay": 0.5},
 }  # fmt: skip
-
-
-def agree(made: Any, there: World, rounds: int = 4, group: int | None = None) -> None:
-    """Models, rules' states, metrics and client states' effect over the rounds are those of one by one."""
-    one = course(made, there, rounds)
-    many = course(made, there, rounds, engine=Vectorized(group=group))
-    for a, b in zip(one.steps, many.steps, strict=True):
-        torch.testing.assert_close(dict(b.after["model"]), dict(a.after["model"]), **CLOSE)
-        assert (b.cohort, b.tally.replies, b.tally.failed) == (a.cohort, a.tally.replies, a.tally.failed)
-        for row, other in zip(b.tally.per_client, a.tally.per_client, strict=True):
-            assert row.keys() == other.keys()
-            assert row == pytest.approx(other, rel=1e-10)
-    assert not same(one.final, one.steps[0].before["model"])
 
 
 def test_every_algorithm_is_tried_here_or_says_why_it_cannot() -> None:
@@ -292,41 +277,7 @@ def test_gathered_images_are_dropped_out_of_where_all_batches_are_short(
         torch.testing.assert_close(dict(b.after["model"]), dict(a.after["model"]), rtol=1e-4, atol=1e-5)
 
 
-# ---- rules of a user's own
-
-
-def scaled(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> list[Tensor]:
-    """Each leaf's gradient times what `start` left, towards the anchor, and to a tree that the server sent to all."""
-    pull = torch._foreach_sub(parameters, visit.anchor)
-    return [
-        g * visit.own["times"] + visit.own["pull"] * p + t
-        for g, p, t in zip(gradients, pull, visit.own["toward"], strict=True)
-    ]
-
-
-@pytest.mark.parametrize("kind", ["the same number", "a number of each", "a tensor of each"])
-def test_what_start_leaves_is_each_clients_own(kind: str) -> None:
-    def start(visit: Visit) -> None:
-        n = len(visit.bench.data)
-        visit.own["times"] = {"the same number": 0.7, "a number of each": n / 9}.get(
-            kind, torch.tensor(n / 9)
-        )
-        visit.own["pull"] = 0.2
-        visit.own["toward"] = [w * n / 50 for w in visit.anchor]
-
-    rule = ClientRule(name="mine", start=start, grad=scaled, stackable=True)
-    agree(fedavg(parts(world(), STEPS, select=Uniform(4), client=rule)), world())
-
-
-def test_a_rule_that_does_not_say_that_it_may_be_stacked_is_refused() -> None:
-    for rule, said in (
-        (ClientRule(name="mine", grad=scaled), "the client rule 'mine' does not say"),
-        (ClientRule(finish=lambda p, visit: ({}, None)), "a client rule without a name does not say"),
-        (chain(proximal(mu=0.1), ClientRule(name="mine", grad=scaled)), "'proximal.mine' does not say"),
-    ):
-        with pytest.raises(ConfigError, match=said) as caught:
-            course(fedavg(parts(world(), STEPS, client=rule)), world(), engine=vectorized())
-        assert "stackable=True" in caught.value.hint
+# ---- requests and number formats
 
 
 @pytest.mark.parametrize("brought", ["model", "lr"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedlens.core.errors import out_of_memory
 from fedlens.core.rows import Row, Stacked
 from fedlens.core.seeding import Rng
 from fedlens.local.rules import Tensors, Visit
@@ -61,7 +62,9 @@ class Shared:
         if self.found is None:
             try:
                 every = full_gradients(self.train, self.model, self.visits, self.rngs)
-            except Exception:  # of whatever kind: each by itself tells whose it is
+            except Exception as error:  # of whatever kind: each by itself tells whose it is
+                if out_of_memory(error):
+                    raise
                 every = []
             self.found = dict(enumerate(every))
         if at not in self.found:

@@ -7,8 +7,7 @@ that those who still have some are always the first ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from fedlens.local.stacked_batches import Batch, batches
 from fedlens.local.stacked_features import StackedLooks
 from fedlens.local.stacked_layers import Masks
 from fedlens.local.stacked_model import StackedModel
-from fedlens.local.stacked_visit import cut, stacked_visit
+from fedlens.local.stacked_visit import StackedVisit, stacked_visit
 
 if TYPE_CHECKING:
     from fedlens.local.training import Train
@@ -52,7 +51,9 @@ class Steps:
         rule, settings = train.rule, train.settings
         self.stacked = stacked_visit(visits) if rule.grad and rule.stackable else None
         self.looks = StackedLooks(rule, visits) if rule.loss is not None else None
-        self.first: tuple[int, Visit] | None = None  # the stacked visit of the clients that still have steps
+        self.first: tuple[int, StackedVisit] | None = (
+            None  # the stacked visit of the clients that still have steps
+        )
         # A plain step needs no gradient in memory of its own: see `Stack.products`.
         plain = settings.optimizer == "sgd" and not settings.momentum and not settings.weight_decay
         plain = plain and model.learner.half is not torch.float16  # whose gradients are scaled
@@ -117,9 +118,9 @@ class Steps:
         assert grad is not None
         if self.stacked is not None:
             if self.first is None or self.first[0] != len(visits):
-                self.first = len(visits), replace(self.stacked, own=cut(self.stacked.own, len(visits)))
+                self.first = len(visits), self.stacked.first(len(visits))
             self.first[1].at_anchor = at_anchor
-            return grad(found, weights, self.first[1])
+            return grad(found, weights, cast("Visit", self.first[1]))
         rows = []
         for k, visit in enumerate(visits):
             visit.batch = batch.inputs[k, : batch.counts[k]], batch.targets[k, : batch.counts[k]]

@@ -4,62 +4,132 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from fedlens.local.rules import Visit
+from fedlens.core.errors import out_of_memory
+from fedlens.core.protocol import Payload
+from fedlens.local.rules import Tensors, Visit
+from fedlens.local.settings import LocalSettings
 
 
 class _Unequal(Exception):
-    """Something that is no tensor differs between clients."""
+    """Something that cannot stand for all clients at once."""
 
 
-def stacked_visit(visits: Sequence[Visit]) -> Visit | None:
+class StackedVisit:
+    """What a rule's `grad` finds in the place of a `Visit` where it is called once for all clients.
+
+    What is not the same for all, and has no axis of clients, is not here: asking for it raises `RuntimeError`.
+
+    Attributes:
+        names, anchor, settings, lr: as of a `Visit`; they are the same for all.
+        payload: what the server sent to all; what it sent to each is not available either.
+        own: what `start` left, with an axis of clients in front of every tensor.
+        at_anchor: as of a `Visit`, with an axis of clients.
+    """
+
+    def __init__(self, one: Visit | StackedVisit, payload: Payload, own: Any) -> None:
+        self.names: list[str] = one.names
+        self.anchor: Tensors = one.anchor
+        self.settings: LocalSettings = one.settings
+        self.lr: float = one.lr
+        self.payload, self.own = payload, own
+        self.at_anchor: Tensors = []
+
+    tree, listed = Visit.tree, Visit.listed
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _not_here(f"visit.{name}")
+
+    def first(self, active: int) -> StackedVisit:
+        """That of the first so many clients."""
+        return StackedVisit(self, self.payload, cut(self.own, active))
+
+
+class _Common(dict[str, Any]):
+    """What the server sent to all; `own` are the names of what it sent to each."""
+
+    own: frozenset[str] = frozenset()
+
+    def __contains__(self, name: object) -> bool:
+        if name in self.own:
+            raise _not_here(f"visit.payload[{name!r}]")
+        return super().__contains__(name)
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise _not_here(f"visit.payload[{name!r}]") if name in self.own else KeyError(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name in self.own:
+            raise _not_here(f"visit.payload[{name!r}]")
+        return super().get(name, default)
+
+
+def _not_here(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} is not available to `grad` where clients are stacked: leave what it needs in visit.own, in `start`"
+    )
+
+
+def stacked_visit(visits: Sequence[Visit]) -> StackedVisit | None:
     """One visit that stands for all of them, what `start` left there stacked; None where that cannot be.
 
     The anchor and what the server sent are the same for all, and stand without an axis of clients.
     """
+    one = visits[0]
+    shapes = {name: value.shape for name, value in zip(one.names, one.anchor, strict=True)}
     try:
-        own = _stack([visit.own for visit in visits])
-    except Exception:  # of whatever kind: then it is done client by client, which is always right
+        own = _stack([visit.own for visit in visits], shapes)
+    except Exception as error:  # of whatever kind: then it is done client by client, which is always right
+        if out_of_memory(error):
+            raise
         return None
-    first = visits[0].payload
-    common = {
-        name: value for name, value in first.items() if all(v.payload.get(name) is value for v in visits)
-    }
-    return replace(visits[0], own=own, payload=common, state={}, labels=torch.empty(0))
+    common = {n: value for n, value in one.payload.items() if all(v.payload.get(n) is value for v in visits)}
+    payload = _Common(common)
+    payload.own = frozenset(name for visit in visits for name in visit.payload) - common.keys()
+    return StackedVisit(one, payload, own)
 
 
-def _stack(values: Sequence[Any]) -> Any:
+Shapes = Mapping[str, torch.Size]  # of the trainable leaves
+
+
+def _stack(values: Sequence[Any], shapes: Shapes) -> Any:
     one = values[0]
     if all(value is one for value in values):
-        return _Common(one)
+        return _Same(one)
     if any(type(value) is not type(one) for value in values):
         raise _Unequal
     if isinstance(one, Tensor):
-        if not one.dim():
-            raise _Unequal  # a number, which would stand against the wrong axis
-        return torch.stack(list(values))
+        raise _Unequal  # it belongs to no leaf, and with one more axis it would stand against the wrong ones
     if isinstance(one, Mapping):
         if any(value.keys() != one.keys() for value in values):
             raise _Unequal
-        return {name: _stack([value[name] for value in values]) for name in one}
+        return {name: _leaf([value[name] for value in values], shapes.get(name), shapes) for name in one}
     if type(one) in (list, tuple):
         if any(len(value) != len(one) for value in values):
             raise _Unequal
-        return [_stack(list(row)) for row in zip(*values, strict=True)]
+        each = list(shapes.values()) if len(one) == len(shapes) else [None] * len(one)
+        return [_leaf(row, shape, shapes) for row, shape in zip(zip(*values, strict=True), each, strict=True)]
     if is_dataclass(one) and not isinstance(one, type):
         return replace(
-            one, **{f.name: _stack([getattr(value, f.name) for value in values]) for f in fields(one)}
+            one, **{f.name: _stack([getattr(value, f.name) for value in values], shapes) for f in fields(one)}
         )
     if any(value != one for value in values):
         raise _Unequal
     return one
 
 
-class _Common(NamedTuple):
+def _leaf(values: Sequence[Any], shape: torch.Size | None, shapes: Shapes) -> Any:
+    """As `_stack`, in the place of a leaf of this shape: tensors of that shape have its axes."""
+    if shape is not None and all(isinstance(value, Tensor) and value.shape == shape for value in values):
+        return _Same(values[0]) if all(value is values[0] for value in values) else torch.stack(list(values))
+    return _stack(values, shapes)
+
+
+class _Same(NamedTuple):
     """What is one and the same object at all clients: it has no axis of clients to cut."""
 
     value: Any
@@ -67,7 +137,7 @@ class _Common(NamedTuple):
 
 def cut(value: Any, active: int) -> Any:
     """What was stacked, of the first so many clients."""
-    if isinstance(value, _Common):
+    if isinstance(value, _Same):
         return value.value
     if isinstance(value, Tensor):
         return value[:active]
