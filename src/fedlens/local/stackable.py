@@ -9,9 +9,12 @@ from torch import Tensor, nn
 
 from fedlens.core.modules import module_in
 from fedlens.local.stackable_trial import OTHER, Obstacle, of_model, of_rule
+from fedlens.local.stacked_batches import held
 
 if TYPE_CHECKING:
     from fedlens.local.training import Train
+
+_UNKNOWN = 32  # examples in a batch that is all that a client has, where nobody knows how many that is
 
 
 def obstacle(train: Train) -> Obstacle | None:
@@ -43,14 +46,20 @@ def obstacle(train: Train) -> Obstacle | None:
     return of_model(train) or of_rule(train)
 
 
-def footprint(train: Train, device: torch.device, largest: int = 32) -> int:
+def footprint(train: Train, device: torch.device, largest: int | None = None, data: Any = None) -> int:
     """About how many bytes a client takes in a group: its copies of the weights, a batch and its activations.
 
-    `largest` is the batch where a client's examples are all one batch.
+    Args:
+        train: the training.
+        device: where it is.
+        largest: the examples of the largest client, where that is known: no batch is larger.
+        data: some client's, where those of all are of its kind: they may hold images while they train.
     """
     learner = module_in(train.model, {}, device)
     weights = sum(value.nbytes for value in learner.trainable.values())
-    size = largest if train.settings.batch_size == "all" else train.settings.batch_size
+    settings = train.settings
+    n = settings.examples or largest or (_UNKNOWN if settings.batch_size == "all" else settings.batch_size)
+    size = settings.batch(n)
     seen = [0]
 
     def count(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -65,4 +74,5 @@ def footprint(train: Train, device: torch.device, largest: int = 32) -> int:
     for handle in handles:
         handle.remove()
     copies = 6 if train.rule.looks is None else 9  # two models to look at, and the features
-    return copies * weights + size * (images.nbytes + 3 * seen[0])
+    own = 0 if data is None else held(data, n)
+    return copies * weights + size * (images.nbytes + 3 * seen[0]) + own

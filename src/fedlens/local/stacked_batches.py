@@ -30,13 +30,22 @@ class Batch(NamedTuple):
 def batches(visits: Sequence[Visit], rngs: Sequence[Rng], like: Tensor) -> Iterator[Batch]:
     """The batches of the steps of these clients, those with the most steps first; weights are as `like` is."""
     datas = [visit.bench.data for visit in visits]
-    if hasattr(datas[0], "beside") and datas[0].beside(datas[1:]):
+    if _gatherable(datas):
         return _gathered(visits, datas, rngs, like)
     steps = [visit.steps for visit in visits]
     streams = [
         visit.bench.data.batches(visit.bench.batch, rng) for visit, rng in zip(visits, rngs, strict=True)
     ]
     return _beside(streams, steps, like)
+
+
+def held(data: Any, n: int) -> int:
+    """The bytes of images that each of the clients holds while it trains, where they have n examples and such data."""
+    return 0 if _gatherable([data]) or not hasattr(data, "held") else int(data.held(n))
+
+
+def _gatherable(datas: Sequence[Any]) -> bool:
+    return hasattr(datas[0], "beside") and bool(datas[0].beside(datas[1:]))
 
 
 def stretches(visits: Sequence[Visit], like: Tensor) -> Iterator[Batch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import moon
 from fedlens.core.protocol import ModelSpec
+from fedlens.data.federated import TensorExamples
+from fedlens.data.holders import Holding
 from fedlens.local import stackable_trial, stacked_steps
 from fedlens.local.rules import ClientRule, ServerRule, Visit
 from fedlens.local.stackable import obstacle
@@ -19,6 +22,8 @@ from fedlens.local.stackable_trial import Obstacle
 from fedlens.local.training import Train
 from tests.identity.identity_kit import model, parts, world
 from tests.unit.local.models_kit import BUILT_IN, built_in
+
+CPU = torch.device("cpu")
 
 
 def trained(spec: ModelSpec, rule: ClientRule | None = None, **local: Any) -> Train:
@@ -131,3 +136,34 @@ def test_running_out_of_memory_is_no_obstacle(monkeypatch) -> None:
     monkeypatch.setattr(stackable_trial, "train_together", scarce)
     with pytest.raises(torch.OutOfMemoryError):
         obstacle(trained(model()))
+
+
+# ---- memory
+
+
+def test_the_batch_that_is_counted_is_one_that_a_client_has() -> None:
+    def bytes_of(largest: int | None, **local: Any) -> int:
+        return trained(model(), **local).footprint(CPU, largest)
+
+    sizes = [bytes_of(100, batch_size=size) for size in (1, 2, 8, 100)]
+    each = sizes[1] - sizes[0]
+    assert each > 0
+    assert sizes[2:] == [sizes[0] + 7 * each, sizes[0] + 99 * each]
+    assert bytes_of(8, batch_size=5000) == bytes_of(8, batch_size="all") == sizes[2]
+    assert bytes_of(100, batch_size="all", examples=8) == sizes[2]
+    assert bytes_of(100, batch_size=4, examples=8) == sizes[0] + 3 * each
+    assert bytes_of(None, batch_size=8) == sizes[2]
+    assert bytes_of(None, batch_size="all") == sizes[0] + 31 * each
+
+
+def test_images_that_each_client_holds_while_it_trains_are_counted() -> None:
+    examples = TensorExamples(torch.zeros(9, 1, 2, 2, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64))
+    plain = Holding(examples, torch.arange(5), (0.5,), (0.2,))
+    train = trained(model(), batch_size=2)
+    none = train.footprint(CPU, 5)
+    assert train.footprint(CPU, 5, plain) == none  # gathered, for all clients at once
+    own = replace(plain, features={"brightness": torch.zeros(1)})
+    assert train.footprint(CPU, 5, own) == none + 2 * 5 * 4 * 4
+    assert train.footprint(CPU, 5, replace(own, augment=lambda images, g: images)) == none
+    assert train.footprint(CPU, 2**23, own) == none  # batch by batch
+    assert train.footprint(CPU, 5, world().clients[0]) == none
