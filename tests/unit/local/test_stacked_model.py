@@ -134,3 +134,31 @@ def test_both_forms_hear_what_enters_the_last_linear_layer(flat: bool) -> None:
         z = torch.tanh(images[k] @ weights[0][k].T + weights[1][k])
         torch.testing.assert_close(features[k], z)
         torch.testing.assert_close(outputs[k], z @ weights[2][k].T + weights[3][k])
+
+
+class Turning(nn.Module):
+    """What enters its last linear layer lies the other way round in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh(self.first(x)).view(-1, 3, 2).transpose(1, 2))
+        return out.flatten(1)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_features_may_lie_in_memory_as_they_like(flat: bool) -> None:
+    model = ModelSpec(lambda shape, classes: Turning(), "turning", {}, (4,), 4, 0)
+    scratch = dict[Any, Any]()
+    both = StackedModel(module_in(model, scratch, CPU), scratch)
+    assert both.flat
+    both.flat = flat
+    weights = [torch.stack([w.detach()] * 2) for w in both.learner.trainable.values()]
+    images = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    with both.ready([]):
+        _, features = both.with_features(weights, images)
+    assert features is not None
+    z = torch.tanh(both.learner.module.first(images)).view(2, 5, 3, 2).transpose(2, 3).flatten(2)
+    torch.testing.assert_close(features, z.detach())
