@@ -12,6 +12,12 @@ from tests.identity.identity_kit import World, course, same
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 STEPS = {"lr": 0.2, "epochs": 3, "batch_size": 4}
+LOCAL: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.7}, "nesterov": {"momentum": 0.7, "nesterov": True}, "decay": {"weight_decay": 0.1},
+    "adam": {"optimizer": "adam", "lr": 0.05, "weight_decay": 0.1}, "clipped": {"clip_norm": 0.8},
+    "stragglers": {"stragglers": 0.6}, "steps": {"epochs": None, "steps": 5}, "whole": {"batch_size": "all"},
+    "virtual": {"examples": 4, "batch_size": 2}, "lr decay": {"lr_decay": 0.5},
+}  # fmt: skip
 
 
 def agree(made: Any, there: World, rounds: int = 4, group: int | None = None) -> None:

@@ -20,6 +20,7 @@ from fedlens.core.tree import tree_of
 from fedlens.engines.vectorized import vectorized
 from fedlens.local.chaining import chain
 from fedlens.local.rules import ClientRule, Visit, proximal
+from fedlens.local.stacked_steps import Steps
 from tests.identity.identity_kit import (
     CLASSES,
     course,
@@ -195,10 +196,14 @@ def test_a_rule_that_does_not_say_that_it_may_be_stacked_is_refused() -> None:
 def test_the_rules_of_fedlens_bend_the_gradients_of_all_at_once(
     name: str, settings: dict[str, Any], monkeypatch
 ) -> None:
-    from fedlens.local import stacked_steps
-
-    real, seen = stacked_steps.stacked_visit, []
-    monkeypatch.setattr(stacked_steps, "stacked_visit", lambda visits: seen.append(real(visits)) or seen[-1])
+    monkeypatch.setattr(Steps, "_bent_each", lambda *given: pytest.fail("one by one"))
     course(ALGORITHMS.find(name)(parts(world(), STEPS), **settings), world(), 2, engine=vectorized())
-    assert seen
-    assert None not in seen
+
+
+def test_what_only_other_hooks_look_at_keeps_no_gradients_from_being_bent_at_once(monkeypatch) -> None:
+    """FedIR keeps its weights of classes beside what SCAFFOLD's control is."""
+    rule = ALGORITHMS.find("scaffold")(parts(world(), STEPS), option="I").train.rule
+    made = ALGORITHMS.find("fedir")(parts(world(), STEPS, client=rule))
+    agree(made, world())
+    monkeypatch.setattr(Steps, "_bent_each", lambda *given: pytest.fail("one by one"))
+    course(made, world(), 2, engine=vectorized())

@@ -22,20 +22,19 @@ from fedlens.algorithms.moon import contrastive
 from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.errors import ConfigError
+from fedlens.core.modules import module_in
 from fedlens.core.protocol import Call, Client, ModelSpec
 from fedlens.core.seeding import Rng, Secrets
 from fedlens.core.tree import tree_of
-from fedlens.data.federated import TensorExamples
-from fedlens.data.holders import Holding
 from fedlens.engines.vectorized import Vectorized, vectorized
 from fedlens.local.bench import Bench
 from fedlens.local.chaining import chain
 from fedlens.local.rules import ClientRule, proximal
 from fedlens.local.stackable import obstacle
+from fedlens.local.stacked_model import StackedModel
 from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
-    SIZES,
     Course,
     Points,
     World,
@@ -45,7 +44,7 @@ from tests.identity.identity_kit import (
     same,
     world,
 )
-from tests.identity.stacked_kit import CLOSE, STEPS, agree
+from tests.identity.stacked_kit import CLOSE, LOCAL, STEPS, agree
 
 FAMILY: dict[str, dict[str, Any]] = {
     "fedavg": {}, "fedavgm": {}, "fedprox": {"mu": 0.5}, "fedir": {}, "fedvc": {"examples": 8},
@@ -61,12 +60,6 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "admm, equal sigmas": ("admm", {"solver": "sgd", "sigma": 0.2, "sigmas": "equal"}),
     "fedir, population": ("fedir", {"target": "population", "normalize": False}),
 }
-LOCAL: dict[str, dict[str, Any]] = {
-    "momentum": {"momentum": 0.7}, "nesterov": {"momentum": 0.7, "nesterov": True}, "decay": {"weight_decay": 0.1},
-    "adam": {"optimizer": "adam", "lr": 0.05, "weight_decay": 0.1}, "clipped": {"clip_norm": 0.8},
-    "stragglers": {"stragglers": 0.6}, "steps": {"epochs": None, "steps": 5}, "whole": {"batch_size": "all"},
-    "virtual": {"examples": 4, "batch_size": 2}, "lr decay": {"lr_decay": 0.5},
-}  # fmt: skip
 
 
 def test_every_algorithm_is_tried_here_or_says_why_it_cannot() -> None:
@@ -148,6 +141,13 @@ def test_dropout_masks_frozen_layers_and_convolutions_are_each_clients_own(
     agree(ALGORITHMS.find(algorithm)(parts(world(), STEPS, spec, select=Uniform(4)), **settings), world())
 
 
+def test_which_of_these_models_are_one_large_batch() -> None:
+    """The others have the same numbers under vmap, and would hide that a fast form is lost."""
+    for factory, flat in ((convolutional, True), (unknown, False)):
+        spec, scratch = model(factory=factory), dict[Any, Any]()
+        assert StackedModel(module_in(spec, scratch, torch.device("cpu")), scratch).flat == flat
+
+
 @pytest.mark.parametrize("name", ["mime", "mimelite", "feddane", "scaffold I"])
 def test_full_gradients_are_taken_together(name: str, monkeypatch) -> None:
     """None of these takes one client's by itself, in an operation of its own or before the first step."""
@@ -210,71 +210,6 @@ def test_a_large_cohort_is_folded_in_the_same_blocks() -> None:
             rounds=2,
             group=group,
         )
-
-
-# ---- images of one set, which are gathered for all clients at once
-
-
-class Pictures(World):
-    """Clients that hold uint8 images of one set; the first image is black, and nobody's."""
-
-    def __init__(self, sizes: Sequence[int] = SIZES) -> None:
-        g = torch.Generator().manual_seed(3)
-        n = sum(sizes) + 1
-        images = torch.randint(1, 256, (n, 1, 2, 2), generator=g, dtype=torch.uint8)
-        images[0] = 0
-        examples = TensorExamples(images, torch.randint(CLASSES, (n,), generator=g))
-        places = (1 + torch.randperm(n - 1, generator=g)).split(list(sizes))
-        super().__init__(tuple(Holding(examples, at, (0.0,), (1.0,)) for at in places))  # type: ignore[arg-type]
-
-
-def pictured(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """Divides by the length of an image, which the black one does not have."""
-
-    class Unit(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x / torch.linalg.vector_norm(x, dim=1, keepdim=True)
-
-    return nn.Sequential(nn.Flatten(), Unit(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, classes))
-
-
-@pytest.mark.parametrize("name", ["plain", *LOCAL])
-def test_gathered_images_are_each_clients_own(name: str) -> None:
-    there, local = Pictures(), STEPS | LOCAL.get(name, {})
-    spec = ModelSpec(pictured, "pictured", {}, (1, 2, 2), CLASSES, 0)
-    given = parts(World(there.clients), local, spec, select=Uniform(4))
-    made = ALGORITHMS.find("scaffold" if name in ("plain", "momentum", "decay") else "fedavg")(given)
-    one, many = course(made, there), course(made, there, engine=vectorized())
-    for a, b in zip(one.steps, many.steps, strict=True):
-        assert (b.cohort, b.tally.replies, b.tally.failed) == (a.cohort, a.tally.replies, 0)
-        torch.testing.assert_close(dict(b.after["model"]), dict(a.after["model"]), rtol=1e-4, atol=1e-5)
-
-
-def dropping(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """Dropout, and then division by a length that is 0 where everything was dropped."""
-
-    class Unit(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x / torch.linalg.vector_norm(x, dim=1, keepdim=True)
-
-    return nn.Sequential(
-        nn.Flatten(), nn.Dropout(0.1), Unit(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, classes)
-    )
-
-
-@pytest.mark.parametrize(("sizes", "batch"), [((5, 5, 5), 4), ((6, 9), 6), ((10, 4, 4), 6), ((7, 1), 3)])
-@pytest.mark.parametrize("name", ["fedavg", "mime"])
-def test_gathered_images_are_dropped_out_of_where_all_batches_are_short(
-    name: str, sizes: tuple[int, ...], batch: int
-) -> None:
-    """The batches of a step are filled up to the run's largest; what fills them up takes part in no loss."""
-    there, spec = Pictures(sizes), ModelSpec(dropping, "dropping", {}, (1, 2, 2), CLASSES, 0)
-    local = {"lr": 0.2, "epochs": 2, "batch_size": batch}
-    made = ALGORITHMS.find(name)(parts(World(there.clients), local, spec, select=Everyone()))
-    one, many = course(made, there), course(made, there, engine=vectorized())
-    for a, b in zip(one.steps, many.steps, strict=True):
-        assert (b.tally.replies, b.tally.failed) == (a.tally.replies, 0)
-        torch.testing.assert_close(dict(b.after["model"]), dict(a.after["model"]), rtol=1e-4, atol=1e-5)
 
 
 # ---- requests and number formats

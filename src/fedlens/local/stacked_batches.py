@@ -50,13 +50,9 @@ def _gatherable(datas: Sequence[Any]) -> bool:
 
 def stretches(visits: Sequence[Visit], like: Tensor) -> Iterator[Batch]:
     """All examples of these clients in the order in which they hold them, those with the most batches first."""
-    streams = [_stretches(visit.bench.data, visit.bench.batch) for visit in visits]
-    return _beside(streams, [visit.bench.passes() for visit in visits], like)
-
-
-def _stretches(data: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    n = len(data)
-    return (data.stretch(start, min(start + size, n)) for start in range(0, n, size))
+    return _beside(
+        [visit.bench.stretches() for visit in visits], [visit.bench.passes() for visit in visits], like
+    )
 
 
 def _gathered(

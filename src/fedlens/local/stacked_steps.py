@@ -15,12 +15,12 @@ from torch import Tensor
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.seeding import Rng
 from fedlens.local.optimizers import OptimizerState, optimizer
-from fedlens.local.rules import Tensors, Visit
+from fedlens.local.rules import GradHook, Tensors, Visit
 from fedlens.local.stacked_batches import Batch, batches
 from fedlens.local.stacked_features import StackedLooks
 from fedlens.local.stacked_layers import Masks
 from fedlens.local.stacked_model import StackedModel
-from fedlens.local.stacked_visit import StackedVisit, stacked_visit
+from fedlens.local.stacked_visit import StackedVisit, Unequal, stacked_visit
 
 if TYPE_CHECKING:
     from fedlens.local.training import Train
@@ -120,8 +120,16 @@ class Steps:
             if self.first is None or self.first[0] != len(visits):
                 self.first = len(visits), self.stacked.first(len(visits))
             self.first[1].at_anchor = at_anchor
-            return grad(found, weights, cast("Visit", self.first[1]))
-        rows = []
+            try:
+                return grad(found, weights, cast("Visit", self.first[1]))
+            except Unequal:
+                self.stacked = None
+        return self._bent_each(grad, found, weights, at_anchor, batch)
+
+    def _bent_each(
+        self, grad: GradHook, found: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch
+    ) -> Tensors:
+        visits, rows = self.visits[: len(batch.counts)], []
         for k, visit in enumerate(visits):
             visit.batch = batch.inputs[k, : batch.counts[k]], batch.targets[k, : batch.counts[k]]
             visit.at_anchor = [value[k] for value in at_anchor]

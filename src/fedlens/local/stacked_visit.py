@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from fedlens.core.errors import out_of_memory
-from fedlens.core.protocol import Payload
 from fedlens.local.rules import Tensors, Visit
 from fedlens.local.settings import LocalSettings
 
 
-class _Unequal(Exception):
-    """Something that cannot stand for all clients at once."""
+class Unequal(Exception):
+    """Something that `start` left cannot stand for all clients at once."""
 
 
 class StackedVisit:
@@ -27,11 +27,12 @@ class StackedVisit:
     Attributes:
         names, anchor, settings, lr: as of a `Visit`; they are the same for all.
         payload: what the server sent to all; what it sent to each is not available either.
-        own: what `start` left, with an axis of clients in front of every tensor.
+        own: what `start` left, with an axis of clients in front of every tensor. What cannot be stacked raises
+            `Unequal`: then `grad` is to be called client by client, which is always right.
         at_anchor: as of a `Visit`, with an axis of clients.
     """
 
-    def __init__(self, one: Visit | StackedVisit, payload: Payload, own: Any) -> None:
+    def __init__(self, one: Visit | StackedVisit, payload: _Partial, own: _Partial) -> None:
         self.names: list[str] = one.names
         self.anchor: Tensors = one.anchor
         self.settings: LocalSettings = one.settings
@@ -46,26 +47,26 @@ class StackedVisit:
 
     def first(self, active: int) -> StackedVisit:
         """That of the first so many clients."""
-        return StackedVisit(self, self.payload, cut(self.own, active))
+        there = {name: cut(value, active) for name, value in self.own.there.items()}
+        return StackedVisit(self, self.payload, _Partial(there, self.own.lost))
 
 
-class _Common(dict[str, Any]):
-    """What the server sent to all; `own` are the names of what it sent to each."""
+class _Partial(Mapping[str, Any]):
+    """What is `there` by name; asking for what is `lost` raises the error that stands beside it."""
 
-    own: frozenset[str] = frozenset()
+    def __init__(self, there: Mapping[str, Any], lost: Mapping[str, Exception]) -> None:
+        self.there, self.lost = there, lost
 
-    def __contains__(self, name: object) -> bool:
-        if name in self.own:
-            raise _not_here(f"visit.payload[{name!r}]")
-        return super().__contains__(name)
+    def __getitem__(self, name: str) -> Any:
+        if name in self.lost:
+            raise self.lost[name]
+        return self.there[name]
 
-    def __missing__(self, name: str) -> NoReturn:
-        raise _not_here(f"visit.payload[{name!r}]") if name in self.own else KeyError(name)
+    def __iter__(self) -> Iterator[str]:
+        return chain(self.there, self.lost)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        if name in self.own:
-            raise _not_here(f"visit.payload[{name!r}]")
-        return super().get(name, default)
+    def __len__(self) -> int:
+        return len(self.there) + len(self.lost)
 
 
 def _not_here(what: str) -> RuntimeError:
@@ -74,23 +75,25 @@ def _not_here(what: str) -> RuntimeError:
     )
 
 
-def stacked_visit(visits: Sequence[Visit]) -> StackedVisit | None:
-    """One visit that stands for all of them, what `start` left there stacked; None where that cannot be.
+def stacked_visit(visits: Sequence[Visit]) -> StackedVisit:
+    """One visit that stands for all of them, what `start` left there stacked.
 
     The anchor and what the server sent are the same for all, and stand without an axis of clients.
     """
     one = visits[0]
-    shapes = {name: value.shape for name, value in zip(one.names, one.anchor, strict=True)}
-    try:
-        own = _stack([visit.own for visit in visits], shapes)
-    except Exception as error:  # of whatever kind: then it is done client by client, which is always right
-        if out_of_memory(error):
-            raise
-        return None
+    sent = {name for visit in visits for name in visit.payload}
     common = {n: value for n, value in one.payload.items() if all(v.payload.get(n) is value for v in visits)}
-    payload = _Common(common)
-    payload.own = frozenset(name for visit in visits for name in visit.payload) - common.keys()
-    return StackedVisit(one, payload, own)
+    payload = _Partial(common, {name: _not_here(f"visit.payload[{name!r}]") for name in sent - common.keys()})
+    shapes = {name: value.shape for name, value in zip(one.names, one.anchor, strict=True)}
+    own, lost = dict[str, Any](), dict[str, Exception]()
+    for name in {name: None for visit in visits for name in visit.own}:
+        try:
+            own[name] = _stack([visit.own[name] for visit in visits], shapes)
+        except Exception as error:  # of whatever kind
+            if out_of_memory(error):
+                raise
+            lost[name] = Unequal(name)
+    return StackedVisit(one, payload, _Partial(own, lost))
 
 
 Shapes = Mapping[str, torch.Size]  # of the trainable leaves
@@ -101,16 +104,16 @@ def _stack(values: Sequence[Any], shapes: Shapes) -> Any:
     if all(value is one for value in values):
         return _Same(one)
     if any(type(value) is not type(one) for value in values):
-        raise _Unequal
+        raise Unequal
     if isinstance(one, Tensor):
-        raise _Unequal  # it belongs to no leaf, and with one more axis it would stand against the wrong ones
+        raise Unequal  # it belongs to no leaf, and with one more axis it would stand against the wrong ones
     if isinstance(one, Mapping):
         if any(value.keys() != one.keys() for value in values):
-            raise _Unequal
+            raise Unequal
         return {name: _leaf([value[name] for value in values], shapes.get(name), shapes) for name in one}
     if type(one) in (list, tuple):
         if any(len(value) != len(one) for value in values):
-            raise _Unequal
+            raise Unequal
         each = list(shapes.values()) if len(one) == len(shapes) else [None] * len(one)
         return [_leaf(row, shape, shapes) for row, shape in zip(zip(*values, strict=True), each, strict=True)]
     if is_dataclass(one) and not isinstance(one, type):
@@ -118,7 +121,7 @@ def _stack(values: Sequence[Any], shapes: Shapes) -> Any:
             one, **{f.name: _stack([getattr(value, f.name) for value in values], shapes) for f in fields(one)}
         )
     if any(value != one for value in values):
-        raise _Unequal
+        raise Unequal
     return one
 
 

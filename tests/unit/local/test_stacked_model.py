@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -92,6 +93,48 @@ def test_every_built_in_model_is_one_large_batch_whatever_its_seed(name: str, pr
         scratch = dict[Any, Any]()
         learner = module_in(built_in(name, seed), scratch, CPU, Arithmetic(precision))
         assert StackedModel(learner, scratch).flat
+
+
+@pytest.mark.parametrize(
+    ("layers", "flat"),
+    [
+        (
+            [
+                nn.Unflatten(1, (1, 2, 2)),
+                nn.Conv2d(1, 4, 2, padding=1, padding_mode="circular", stride=2),
+                nn.Flatten(),
+            ],
+            True,
+        ),
+        (
+            [
+                nn.Unflatten(1, (1, 2, 2)),
+                nn.Conv2d(1, 4, 1),
+                nn.GroupNorm(2, 4),
+                nn.Dropout2d(),
+                nn.Flatten(),
+            ],
+            True,
+        ),
+        ([nn.LayerNorm(4), nn.Linear(4, 16), nn.GELU(), nn.Dropout(), nn.LayerNorm(16)], True),
+        ([nn.Unflatten(1, (2, 2)), nn.Linear(2, 8), nn.LayerNorm((2, 8)), nn.Flatten()], True),
+        ([nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 4, 1), nn.Flatten()], False),
+        ([nn.Linear(4, 16), nn.PReLU()], False),
+    ],
+)
+def test_layers_that_are_written_here_are_one_large_batch_and_others_are_not(
+    layers: list[nn.Module], flat: bool
+) -> None:
+    made = ModelSpec(
+        lambda shape, classes: nn.Sequential(*deepcopy(layers), nn.Linear(16, classes)),
+        "layers",
+        {},
+        (4,),
+        3,
+        0,
+    )
+    scratch = dict[Any, Any]()
+    assert StackedModel(module_in(made, scratch, CPU), scratch).flat == flat
 
 
 def test_running_out_of_memory_is_no_verdict(monkeypatch) -> None:
