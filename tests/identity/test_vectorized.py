@@ -20,21 +20,21 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import contrastive
 from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
+from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.errors import ConfigError
+from fedlens.core.modules import module_in
 from fedlens.core.protocol import Call, Client, ModelSpec
 from fedlens.core.seeding import Rng, Secrets
 from fedlens.core.tree import tree_of
-from fedlens.data.federated import TensorExamples
-from fedlens.data.holders import Holding
 from fedlens.engines.vectorized import Vectorized, vectorized
 from fedlens.local.bench import Bench
 from fedlens.local.chaining import chain
-from fedlens.local.rules import ClientRule, Visit, proximal
+from fedlens.local.rules import ClientRule, proximal
 from fedlens.local.stackable import obstacle
+from fedlens.local.stacked_model import StackedModel
 from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
-    SIZES,
     Course,
     Points,
     World,
@@ -44,9 +44,7 @@ from tests.identity.identity_kit import (
     same,
     world,
 )
-
-CLOSE = {"rtol": 1e-10, "atol": 1e-12}
-STEPS = {"lr": 0.2, "epochs": 3, "batch_size": 4}
+from tests.identity.stacked_kit import CLOSE, LOCAL, STEPS, agree
 
 FAMILY: dict[str, dict[str, Any]] = {
     "fedavg": {}, "fedavgm": {}, "fedprox": {"mu": 0.5}, "fedir": {}, "fedvc": {"examples": 8},
@@ -62,25 +60,6 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "admm, equal sigmas": ("admm", {"solver": "sgd", "sigma": 0.2, "sigmas": "equal"}),
     "fedir, population": ("fedir", {"target": "population", "normalize": False}),
 }
-LOCAL: dict[str, dict[str, Any]] = {
-    "momentum": {"momentum": 0.7}, "nesterov": {"momentum": 0.7, "nesterov": True}, "decay": {"weight_decay": 0.1},
-    "adam": {"optimizer": "adam", "lr": 0.05, "weight_decay": 0.1}, "clipped": {"clip_norm": 0.8},
-    "stragglers": {"stragglers": 0.6}, "steps": {"epochs": None, "steps": 5}, "whole": {"batch_size": "all"},
-    "virtual": {"examples": 4, "batch_size": 2}, "lr decay": {"lr_decay": 0.5},
-}  # fmt: skip
-
-
-def agree(made: Any, there: World, rounds: int = 4, group: int | None = None) -> None:
-    """Models, rules' states, metrics and client states' effect over the rounds are those of one by one."""
-    one = course(made, there, rounds)
-    many = course(made, there, rounds, engine=Vectorized(group=group))
-    for a, b in zip(one.steps, many.steps, strict=True):
-        torch.testing.assert_close(dict(b.after["model"]), dict(a.after["model"]), **CLOSE)
-        assert (b.cohort, b.tally.replies, b.tally.failed) == (a.cohort, a.tally.replies, a.tally.failed)
-        for row, other in zip(b.tally.per_client, a.tally.per_client, strict=True):
-            assert row.keys() == other.keys()
-            assert row == pytest.approx(other, rel=1e-10)
-    assert not same(one.final, one.steps[0].before["model"])
 
 
 def test_every_algorithm_is_tried_here_or_says_why_it_cannot() -> None:
@@ -162,6 +141,13 @@ def test_dropout_masks_frozen_layers_and_convolutions_are_each_clients_own(
     agree(ALGORITHMS.find(algorithm)(parts(world(), STEPS, spec, select=Uniform(4)), **settings), world())
 
 
+def test_which_of_these_models_are_one_large_batch() -> None:
+    """The others have the same numbers under vmap, and would hide that a fast form is lost."""
+    for factory, flat in ((convolutional, True), (unknown, False)):
+        spec, scratch = model(factory=factory), dict[Any, Any]()
+        assert StackedModel(module_in(spec, scratch, torch.device("cpu")), scratch).flat == flat
+
+
 @pytest.mark.parametrize("name", ["mime", "mimelite", "feddane", "scaffold I"])
 def test_full_gradients_are_taken_together(name: str, monkeypatch) -> None:
     """None of these takes one client's by itself, in an operation of its own or before the first step."""
@@ -226,79 +212,7 @@ def test_a_large_cohort_is_folded_in_the_same_blocks() -> None:
         )
 
 
-# ---- images of one set, which are gathered for all clients at once
-
-
-class Pictures(World):
-    """Clients that hold uint8 images of one set; the first image is black, and nobody's."""
-
-    def __init__(self, sizes: Sequence[int] = SIZES) -> None:
-        g = torch.Generator().manual_seed(3)
-        n = sum(sizes) + 1
-        images = torch.randint(1, 256, (n, 1, 2, 2), generator=g, dtype=torch.uint8)
-        images[0] = 0
-        examples = TensorExamples(images, torch.randint(CLASSES, (n,), generator=g))
-        places = (1 + torch.randperm(n - 1, generator=g)).split(list(sizes))
-        super().__init__(tuple(Holding(examples, at, (0.0,), (1.0,)) for at in places))  # type: ignore[arg-type]
-
-
-def pictured(input_shape: Sequence[int], classes: int) -> nn.Module:
-    """Divides by the length of an image, which the black one does not have."""
-
-    class Unit(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x / torch.linalg.vector_norm(x, dim=1, keepdim=True)
-
-    return nn.Sequential(nn.Flatten(), Unit(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, classes))
-
-
-@pytest.mark.parametrize("name", ["plain", *LOCAL])
-def test_gathered_images_are_each_clients_own(name: str) -> None:
-    there, local = Pictures(), STEPS | LOCAL.get(name, {})
-    spec = ModelSpec(pictured, "pictured", {}, (1, 2, 2), CLASSES, 0)
-    given = parts(World(there.clients), local, spec, select=Uniform(4))
-    made = ALGORITHMS.find("scaffold" if name in ("plain", "momentum", "decay") else "fedavg")(given)
-    one, many = course(made, there), course(made, there, engine=vectorized())
-    for a, b in zip(one.steps, many.steps, strict=True):
-        assert (b.cohort, b.tally.replies, b.tally.failed) == (a.cohort, a.tally.replies, 0)
-        torch.testing.assert_close(dict(b.after["model"]), dict(a.after["model"]), rtol=1e-4, atol=1e-5)
-
-
-# ---- rules of a user's own
-
-
-def scaled(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> list[Tensor]:
-    """Each leaf's gradient times what `start` left, towards the anchor, and to a tree that the server sent to all."""
-    pull = torch._foreach_sub(parameters, visit.anchor)
-    return [
-        g * visit.own["times"] + visit.own["pull"] * p + t
-        for g, p, t in zip(gradients, pull, visit.own["toward"], strict=True)
-    ]
-
-
-@pytest.mark.parametrize("kind", ["the same number", "a number of each", "a tensor of each"])
-def test_what_start_leaves_is_each_clients_own(kind: str) -> None:
-    def start(visit: Visit) -> None:
-        n = len(visit.bench.data)
-        visit.own["times"] = {"the same number": 0.7, "a number of each": n / 9}.get(
-            kind, torch.tensor(n / 9)
-        )
-        visit.own["pull"] = 0.2
-        visit.own["toward"] = [w * n / 50 for w in visit.anchor]
-
-    rule = ClientRule(name="mine", start=start, grad=scaled, stackable=True)
-    agree(fedavg(parts(world(), STEPS, select=Uniform(4), client=rule)), world())
-
-
-def test_a_rule_that_does_not_say_that_it_may_be_stacked_is_refused() -> None:
-    for rule, said in (
-        (ClientRule(name="mine", grad=scaled), "the client rule 'mine' does not say"),
-        (ClientRule(finish=lambda p, visit: ({}, None)), "a client rule without a name does not say"),
-        (chain(proximal(mu=0.1), ClientRule(name="mine", grad=scaled)), "'proximal.mine' does not say"),
-    ):
-        with pytest.raises(ConfigError, match=said) as caught:
-            course(fedavg(parts(world(), STEPS, client=rule)), world(), engine=vectorized())
-        assert "stackable=True" in caught.value.hint
+# ---- requests and number formats
 
 
 @pytest.mark.parametrize("brought", ["model", "lr"])
@@ -320,6 +234,36 @@ def test_what_a_request_brings_itself_is_that_clients_alone(brought: str) -> Non
         torch.testing.assert_close(
             dict(found.payload["update"]), dict(train(*call).payload["update"]), **CLOSE
         )
+
+
+def perceptron(input_shape: Sequence[int], classes: int) -> nn.Module:
+    """In float32."""
+    return nn.Sequential(nn.Linear(*input_shape, 5), nn.Tanh(), nn.Linear(5, classes))
+
+
+def test_in_fp16_a_client_that_diverges_leaves_the_others_their_small_gradients() -> None:
+    """A loss that is scaled up keeps gradients of 1e-7, and those of this one client allow no such scale."""
+    train = fedavg(parts(world(), {"lr": 0.2, "steps": 1}, model(factory=perceptron))).train
+    tree, g = tree_of(train.model.build()), torch.Generator().manual_seed(2)
+    tree["0.weight"] = torch.zeros_like(tree["0.weight"])  # so that an update of 1e-8 is not rounded away
+    datas = [
+        Points(size * torch.randn(4, FEATURES, generator=g), torch.arange(4) % 3)
+        for size in (1e-6, 1e-6, 6e4)
+    ]
+
+    def updates(clients: Sequence[int]) -> list[Tensor]:
+        there = [
+            Client(k, datas[k], {}, Secrets((k,)), {}, torch.device("cpu"), Arithmetic("fp16"))
+            for k in clients
+        ]
+        found = train.together(
+            [Call({"model": tree, "lr": 0.2}, client, Rng((client.id,))) for client in there]
+        )
+        return [one.payload["update"]["0.weight"] for one in found]  # type: ignore[union-attr]
+
+    for found, expected in zip(updates((2, 0, 1))[1:], updates((0, 1)), strict=True):
+        assert 0 < expected.abs().max() < 1e-6
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-12)
 
 
 # ---- failures

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,9 +53,9 @@ class Gradient:
         """Takes the gradients of several clients at once."""
         return gradients_together(self.train, calls, self._reply)
 
-    def footprint(self, device: torch.device, largest: int = 32) -> int:
+    def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
         """About how many bytes each client takes in `together`."""
-        return self.train.footprint(device, largest)
+        return self.train.footprint(device, largest, data)
 
     def _reply(self, visit: Visit, gradient: Tree) -> Outcome:
         weight = float(len(visit.bench.data)) if self.train.weighting == "examples" else 1.0

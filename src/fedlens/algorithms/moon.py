@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
@@ -99,10 +99,6 @@ def contrastive(*, mu: Mu = 5.0, temperature: Temperature = 0.5) -> ClientRule:
     return ClientRule(name="contrastive", looks=_looks, loss=loss, finish=_finish, fits=_fits, stackable=True)
 
 
-def _fits(federation: FederationInfo, model: ModelSpec) -> None:
-    features_of(model.build())
-
-
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:
     """l_con of Eq. 3, the mean over rows [n, features], written as log(1 + exp((sim_prev - sim_glob) / T))."""
     nearer = torch.nn.functional.cosine_similarity(z, z_prev) - torch.nn.functional.cosine_similarity(
@@ -111,11 +107,9 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> T
     return torch.nn.functional.softplus(nearer / temperature).mean()
 
 
-def features_of(module: nn.Module) -> nn.Linear:
-    """The layer whose input the features are: the last linear one.
-
-    Raises `ConfigError` where there is none, or where no weight before it is trained.
-    """
+def _fits(federation: FederationInfo, model: ModelSpec) -> None:
+    """Refuses a model without a last linear layer, whose input the features are, or with nothing trained before it."""
+    module = model.build()
     found = last_linear(module)
     if found is None:
         raise ConfigError(
@@ -132,7 +126,6 @@ def features_of(module: nn.Module) -> nn.Linear:
             where="model.name",
             hint="take a model with layers before it, or model.name = 'projection', which puts two there",
         )
-    return layer
 
 
 def _looks(visit: Visit) -> Mapping[str, Tree]:

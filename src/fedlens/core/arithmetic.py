@@ -84,12 +84,15 @@ def _restored(value: Any, half: torch.dtype) -> Any:
     return value
 
 
-def gradients_of(loss: Tensor, parameters: Sequence[Tensor], half: torch.dtype | None = None) -> list[Tensor]:
+def gradients_of(
+    loss: Tensor, parameters: Sequence[Tensor], half: torch.dtype | None = None, stacked: bool = False
+) -> list[Tensor]:
     """The gradient of each parameter; zero for one that the loss does not depend on.
 
     With `half` = float16, whose smallest number is 6e-8, the loss is scaled up before it is differentiated, and the
     gradients down afterwards; where they leave its range (65,504) they are taken again at a smaller scale. So no
-    step is passed over, and a client's work is what it was asked for.
+    step is passed over, and a client's work is what it was asked for. Of `stacked` parameters, [A, ...] of A clients
+    each, every client has the scale that it would have by itself: one whose weights run away costs no other anything.
 
     >>> w = torch.ones(2, requires_grad=True)
     >>> gradients_of((3 * w[0]).sum(), [w])
@@ -97,12 +100,31 @@ def gradients_of(loss: Tensor, parameters: Sequence[Tensor], half: torch.dtype |
     """
     if half is not torch.float16:
         return _differentiated(loss, parameters)
+    kept: list[Tensor] = []
+    settled: Tensor | None = None
     for scale in _SCALES:
         last = scale == _SCALES[-1]
         found = _differentiated(loss * scale, parameters, keep=not last)
-        if last or all(bool(g.isfinite().all()) for g in found):
+        taken = [g / scale for g in found]
+        kept = (
+            taken if settled is None else [_chosen(settled, *pair) for pair in zip(kept, taken, strict=True)]
+        )
+        finite = _finite(found, stacked)
+        settled = finite if settled is None else settled | finite
+        if bool(settled.all()):
             break
-    return [g / scale for g in found]
+    return kept
+
+
+def _finite(gradients: Sequence[Tensor], stacked: bool) -> Tensor:
+    """Whether all of them are finite, [] or of each client, [A]."""
+    each = [g.isfinite().reshape(len(g), -1).all(1) if stacked else g.isfinite().all() for g in gradients]
+    return torch.stack(each).all(0)
+
+
+def _chosen(settled: Tensor, before: Tensor, now: Tensor) -> Tensor:
+    """What was there before where it is settled, by client or for all."""
+    return torch.where(settled.view(*settled.shape, *[1] * (now.dim() - settled.dim())), before, now)
 
 
 def _differentiated(loss: Tensor, parameters: Sequence[Tensor], keep: bool = False) -> list[Tensor]:

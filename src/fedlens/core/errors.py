@@ -77,6 +77,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean '{close[0]}'" if close else f"known: {', '.join(names)}"
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether this is what running out of memory looks like, on a GPU or not.
+
+    >>> out_of_memory(MemoryError()), out_of_memory(RuntimeError("can't allocate memory")), out_of_memory(KeyError())
+    (True, True, False)
+    """
+    import torch  # the command line reads this module without it
+
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
 def told(error: BaseException) -> str:
     """An exception in one line, with the place in a user's code that was nearest to it, if there is one."""
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]

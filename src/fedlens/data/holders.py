@@ -76,7 +76,7 @@ class Holding:
         """
         n = len(self)
         generator = rng.torch("batches")
-        if self.augment is None and n * self.examples.values * 4 <= _WHOLE:
+        if self.held(n):
             yield from self._from_memory(size, generator)
         augmenting = rng.torch("augment")
         while True:
@@ -86,6 +86,14 @@ class Holding:
                 if self.augment is not None:
                     images = self.augment(images, augmenting)
                 yield normalize(images, self.mean, self.std), labels
+
+    def held(self, n: int) -> int:
+        """The bytes of floats that `batches` holds of n examples: in their own order and in that of an epoch.
+
+        0 where it normalizes them batch by batch: where they are augmented, or too many.
+        """
+        whole = n * self.examples.values * 4
+        return 2 * whole if self.augment is None and whole <= _WHOLE else 0
 
     def beside(self, others: Sequence[Holding]) -> bool:
         """Whether `gather` may read examples of this holder and of these together.

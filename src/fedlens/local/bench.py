@@ -107,10 +107,8 @@ class Bench:
         learner.module.train()
         if over is not None:
             return self._mean(learner, [over], len(over[1]))
-        n = len(self.data)
-        stretches = (self.data.stretch(i, min(i + self.batch, n)) for i in range(0, n, self.batch))
         with random_state_kept(self.client.device):
-            return self._mean(learner, stretches, n)
+            return self._mean(learner, self.stretches(), len(self.data))
 
     def _mean(self, learner: Loadable, batches: Iterable[Batch], n: int) -> Objective:
         parameters = list(learner.trainable.values())
@@ -135,6 +133,11 @@ class Bench:
         assert self.rng is not None
         found: Iterator[Batch] = self.data.batches(self.batch, self.rng)
         return found
+
+    def stretches(self) -> Iterator[Batch]:
+        """All examples, a batch at a time in the order in which the client holds them, never augmented."""
+        n = len(self.data)
+        return (self.data.stretch(start, min(start + self.batch, n)) for start in range(0, n, self.batch))
 
     def passes(self) -> int:
         """How many batches one full gradient is."""

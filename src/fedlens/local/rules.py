@@ -142,11 +142,14 @@ class ClientRule:
         servers: the server's half, by the rule's name.
         ops: operations besides training that the server's half asks for, made from the training operation.
         stackable: whether clients with this rule may train together, their weights stacked (the engine `vectorized`).
-            Then `grad` does the same to every number of a leaf, changes nothing, and looks at nothing but the
-            gradients, the parameters, `visit.anchor`, `visit.own`, `visit.at_anchor` and what the server sent to all:
-            it is called once for all, with an axis of clients in front of every tensor. The other hooks draw no
-            random numbers, and use nothing of `visit.bench` but `data`, `client`, `tree` and `gradient`, the latter
-            in `start` alone; `risk` and `loss` are called client by client, on rows of the common outputs.
+            Then `grad` does the same to every number of a leaf and changes nothing: it is called once for all, with an
+            axis of clients in front of the gradients, the parameters, `visit.at_anchor` and the trees in `visit.own`,
+            and finds besides them what is the same for all: `visit.names`, `anchor`, `settings`, `lr`, and what the
+            server sent to all. Asking for anything else of `visit` is an error. The other hooks are called client by
+            client, `risk` and `loss` on rows of the common outputs. They draw no random numbers, `start` sets nothing
+            of `visit` but `own`, `lr`, `steps` and `proximal`, and of `visit.bench` they use `data`, `client`, `tree`,
+            `model` and `task`, `gradient` in `start` alone, and the `spec` and `rest` of `learner` in `finish`: its
+            weights are not the client's.
         anchored: whether `grad` needs the gradients of the same batch at the anchor, `visit.at_anchor`.
         proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended; FedNova has to know of it.
         replaces: whether `finish` sends an update of its own, which is no sum of the gradients that were descended.

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedlens.core.errors import told
 from fedlens.core.modules import module_in
-from fedlens.core.protocol import Call, Client, Outcome, Payload
-from fedlens.core.seeding import Rng, Secrets
-from fedlens.core.tree import tree_of
-from fedlens.local.rules import ClientRule
-from fedlens.local.together import train_together
+from fedlens.local.stackable_trial import OTHER, Obstacle, of_model, of_rule
+from fedlens.local.stacked_batches import held
 
 if TYPE_CHECKING:
     from fedlens.local.training import Train
 
-OTHER = "take engine.name = 'inline' or 'processes'"
-
-
-class Obstacle(NamedTuple):
-    """Why clients cannot be trained together: what, the setting, and what to do."""
-
-    what: str
-    where: str
-    hint: str
+_UNKNOWN = 32  # examples in a batch that is all that a client has, where nobody knows how many that is
 
 
 def obstacle(train: Train) -> Obstacle | None:
@@ -57,99 +43,23 @@ def obstacle(train: Train) -> Obstacle | None:
                 "model",
                 f"take group normalization (model.norm = 'group' where there is one), or {OTHER}",
             )
-    return _tried(train)
+    return of_model(train) or of_rule(train)
 
 
-def _tried(train: Train) -> Obstacle | None:
-    """Two small clients, one with more steps, stacked and one after the other: what cannot be stacked shows here."""
-    settings = train.settings.model_copy(
-        update={
-            "optimizer": "sgd", "lr": 0.1, "epochs": 2, "steps": None, "examples": None, "batch_size": 4,
-            "stragglers": 0.0, "clip_norm": None, "momentum": 0.0, "nesterov": False,
-        }
-    )  # fmt: skip
-    plain = replace(train, settings=settings, rule=ClientRule(), normalized=False)
-    tree = tree_of(train.model.build())
-    dtype = next((value.dtype for value in tree.values() if value.is_floating_point()), torch.float32)
-    g = torch.Generator().manual_seed(0)
-    datas = [
-        _Rows(
-            torch.randn(n, *train.model.input_shape, generator=g).to(dtype),
-            torch.randint(train.model.classes, (n,), generator=g),
-        )
-        for n in (7, 3)
-    ]
-
-    def calls() -> list[Call]:
-        scratch: dict[Any, Any] = {}
-        there = [Client(k, d, {}, Secrets((k,)), scratch, torch.device("cpu")) for k, d in enumerate(datas)]
-        return [Call({"model": tree, "lr": 0.1}, client, Rng((client.id, "trial"))) for client in there]
-
-    random_state = torch.get_rng_state()
-    try:
-        alone = [_alone(plain, call) for call in calls()]
-    except Exception:
-        return None  # what is wrong with the model shows in the run itself
-    finally:
-        torch.set_rng_state(random_state)
-    try:
-        for found, expected in zip(train_together(plain, calls()), alone, strict=True):
-            if isinstance(found, Exception):
-                raise found
-            torch.testing.assert_close(_sent(found), expected, rtol=1e-3, atol=1e-6, equal_nan=True)
-    except AssertionError:
-        return Obstacle(
-            "the model does to stacked clients something else than to each by itself: it may mix the examples of a "
-            "batch, or count them, or drop out values that are not laid out as the batch is",
-            "model",
-            OTHER,
-        )
-    except Exception as error:
-        return Obstacle(f"the model cannot be stacked ({told(error)})", "model", OTHER)
-    finally:
-        torch.set_rng_state(random_state)
-    return None
-
-
-def _alone(train: Train, call: Call) -> dict[str, Tensor]:
-    torch.default_generator.manual_seed(call.rng.seed("torch"))
-    return {name: value.clone() for name, value in _sent(train(*call)).items()}
-
-
-def _sent(outcome: Outcome) -> dict[str, Tensor]:
-    payload: Payload = outcome.payload
-    return {
-        f"{part}.{name}": value
-        for part in ("update", "buffers", "counters")
-        for name, value in payload[part].items()
-    }
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """A small client's data, in the given order again and again."""
-
-    inputs: Tensor
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def batches(self, size: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches without end."""
-        while True:
-            for start in range(0, len(self), size):
-                yield self.inputs[start : start + size], self.targets[start : start + size]
-
-
-def footprint(train: Train, device: torch.device, largest: int = 32) -> int:
+def footprint(train: Train, device: torch.device, largest: int | None = None, data: Any = None) -> int:
     """About how many bytes a client takes in a group: its copies of the weights, a batch and its activations.
 
-    `largest` is the batch where a client's examples are all one batch.
+    Args:
+        train: the training.
+        device: where it is.
+        largest: the examples of the largest client, where that is known: no batch is larger.
+        data: some client's, where those of all are of its kind: they may hold images while they train.
     """
     learner = module_in(train.model, {}, device)
     weights = sum(value.nbytes for value in learner.trainable.values())
-    size = largest if train.settings.batch_size == "all" else train.settings.batch_size
+    settings = train.settings
+    n = settings.examples or largest or (_UNKNOWN if settings.batch_size == "all" else settings.batch_size)
+    size = settings.batch(n)
     seen = [0]
 
     def count(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -164,4 +74,5 @@ def footprint(train: Train, device: torch.device, largest: int = 32) -> int:
     for handle in handles:
         handle.remove()
     copies = 6 if train.rule.looks is None else 9  # two models to look at, and the features
-    return copies * weights + size * (images.nbytes + 3 * seen[0])
+    own = 0 if data is None else held(data, n)
+    return copies * weights + size * (images.nbytes + 3 * seen[0]) + own

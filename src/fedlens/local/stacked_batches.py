@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 def batches(visits: Sequence[Visit], rngs: Sequence[Rng], like: Tensor) -> Iterator[Batch]:
     """The batches of the steps of these clients, those with the most steps first; weights are as `like` is."""
     datas = [visit.bench.data for visit in visits]
-    if hasattr(datas[0], "beside") and datas[0].beside(datas[1:]):
+    if _gatherable(datas):
         return _gathered(visits, datas, rngs, like)
     steps = [visit.steps for visit in visits]
     streams = [
@@ -39,15 +39,20 @@ def batches(visits: Sequence[Visit], rngs: Sequence[Rng], like: Tensor) -> Itera
     return _beside(streams, steps, like)
 
 
+def held(data: Any, n: int) -> int:
+    """The bytes of images that each of the clients holds while it trains, where they have n examples and such data."""
+    return 0 if _gatherable([data]) or not hasattr(data, "held") else int(data.held(n))
+
+
+def _gatherable(datas: Sequence[Any]) -> bool:
+    return hasattr(datas[0], "beside") and bool(datas[0].beside(datas[1:]))
+
+
 def stretches(visits: Sequence[Visit], like: Tensor) -> Iterator[Batch]:
     """All examples of these clients in the order in which they hold them, those with the most batches first."""
-    streams = [_stretches(visit.bench.data, visit.bench.batch) for visit in visits]
-    return _beside(streams, [visit.bench.passes() for visit in visits], like)
-
-
-def _stretches(data: Any, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    n = len(data)
-    return (data.stretch(start, min(start + size, n)) for start in range(0, n, size))
+    return _beside(
+        [visit.bench.stretches() for visit in visits], [visit.bench.passes() for visit in visits], like
+    )
 
 
 def _gathered(

@@ -161,15 +161,18 @@ class _Unfolded(torch.autograd.Function):
         rows = patches.permute(0, 2, 5, 6, 1, 3, 4).reshape(clients, weight[0, 0].numel(), -1)
         ctx.save_for_backward(rows, weight)
         ctx.how = images.shape, {"kernel_size": tuple(kernel), "stride": stride, "dilation": dilation}
-        out = torch.bmm(weight.flatten(2), rows).view(clients, -1, batch, high, wide)
-        return out.transpose(1, 2).flatten(0, 1)
+        product = torch.bmm(weight.flatten(2), rows).view(clients, -1, batch, high, wide)
+        # Memory of its own, never a view: layers that work in place may come next, and autograd refuses them those.
+        out = product.new_empty(clients * batch, product.shape[1], high, wide)
+        out.view(clients, batch, *out.shape[1:]).copy_(product.transpose(1, 2))
+        return out
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Any, ...]:
         rows, weight = ctx.saved_tensors
         shape, how = ctx.how
         clients, batch = len(weight), shape[0] // len(weight)
-        slope = slopes[0].view(clients, batch, weight.shape[1], -1).transpose(1, 2).flatten(2)
+        slope = slopes[0].reshape(clients, batch, weight.shape[1], -1).transpose(1, 2).flatten(2)
         of_images = of_weight = None
         if ctx.needs_input_grad[0]:
             back = torch.bmm(weight.flatten(2).transpose(1, 2), slope).view(clients, rows.shape[1], batch, -1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedlens.core.errors import out_of_memory
 from fedlens.core.rows import Row, Stacked
 from fedlens.core.seeding import Rng
 from fedlens.local.rules import Tensors, Visit
@@ -34,7 +35,7 @@ def full_gradients(
     masks = [torch.Generator().manual_seed(rng.seed("torch")) for rng in rngs] if model.random else []
     with model.ready(masks) as drawn:
         for batch in stretches(visits, anchor[0]):
-            drawn.begin(batch.counts)
+            drawn.begin(batch.counts, batch.inputs.shape[1])
             active = len(batch.counts)
             weights = [value.expand(active, *value.shape) for value in anchor]
             losses, found = gradients(train, model, weights, batch, visits[:active])
@@ -61,7 +62,9 @@ class Shared:
         if self.found is None:
             try:
                 every = full_gradients(self.train, self.model, self.visits, self.rngs)
-            except Exception:  # of whatever kind: each by itself tells whose it is
+            except Exception as error:  # of whatever kind: each by itself tells whose it is
+                if out_of_memory(error):
+                    raise
                 every = []
             self.found = dict(enumerate(every))
         if at not in self.found:

@@ -7,7 +7,7 @@ example by itself; `fedlens.local.stacked_model` tries whether it does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,12 +26,11 @@ class Masks:
 
     def __init__(self, generators: Sequence[torch.Generator | None]) -> None:
         self.generators = generators
-        self.begin([])
+        self.begin([], 0)
 
-    def begin(self, counts: Sequence[int]) -> None:
-        """A new step, of clients with so many examples."""
-        self.counts, self.drawn, self.next = counts, list[Tensor](), 0
-        self.size = max(counts, default=0)
+    def begin(self, counts: Sequence[int], size: int) -> None:
+        """A new step, of clients with so many examples, in batches that are padded to `size`."""
+        self.counts, self.drawn, self.next, self.size = counts, list[Tensor](), 0, size
 
     def again(self) -> None:
         """The same masks once more."""
@@ -57,6 +56,9 @@ class Masks:
             mask[k, :count].copy_(
                 torch.empty(count, *shape, dtype=like.dtype).bernoulli_(keep, generator=self.generators[k])
             )
+            # What fills a batch up is its first example, and is to remain that: where it is dropped the model may have
+            # no slope, and NaN times a weight of 0 is NaN.
+            mask[k, count:] = mask[k, 0]
         return (mask / keep).to(like.device)
 
 
@@ -85,19 +87,39 @@ def known(module: nn.Module) -> bool:
 
 
 @contextmanager
-def adapted(module: nn.Module, stack: Stack) -> Iterator[None]:
-    """Gives the layers of the module the form for stacked clients; and back."""
+def reformed(
+    module: nn.Module, form: Callable[[nn.Module], Callable[[Tensor], Tensor] | None]
+) -> Iterator[None]:
+    """Gives each layer of the module the forward pass that `form` has for it, where it has one; and back at the end.
+
+    Layers whose forward pass somebody else has changed stay as they are.
+    """
     changed: list[nn.Module] = []
     try:
         for layer in module.modules():
-            form = _dropped if isinstance(layer, DROPOUTS) and layer.p > 0 else FORMS.get(type(layer))
-            if form is not None and "forward" not in layer.__dict__:
-                layer.__dict__["forward"] = partial(form, stack, layer)
+            forward = None if "forward" in layer.__dict__ else form(layer)
+            if forward is not None:
+                layer.__dict__["forward"] = forward
                 changed.append(layer)
         yield
     finally:
         for layer in changed:
             del layer.forward
+
+
+def adapted(module: nn.Module, stack: Stack) -> AbstractContextManager[None]:
+    """Gives the layers of the module the form for stacked clients; and back."""
+
+    def form(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
+        own = _dropped if drops(layer) else FORMS.get(type(layer))
+        return None if own is None else partial(own, stack, layer)
+
+    return reformed(module, form)
+
+
+def drops(layer: nn.Module) -> bool:
+    """Whether it is a dropout layer that drops anything."""
+    return isinstance(layer, DROPOUTS) and layer.p > 0
 
 
 def _dropped(stack: Stack, layer: nn.Module, input: Tensor) -> Tensor:

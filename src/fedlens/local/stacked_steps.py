@@ -7,8 +7,7 @@ that those who still have some are always the first ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -16,12 +15,12 @@ from torch import Tensor
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.seeding import Rng
 from fedlens.local.optimizers import OptimizerState, optimizer
-from fedlens.local.rules import Tensors, Visit
+from fedlens.local.rules import GradHook, Tensors, Visit
 from fedlens.local.stacked_batches import Batch, batches
 from fedlens.local.stacked_features import StackedLooks
 from fedlens.local.stacked_layers import Masks
 from fedlens.local.stacked_model import StackedModel
-from fedlens.local.stacked_visit import cut, stacked_visit
+from fedlens.local.stacked_visit import StackedVisit, Unequal, stacked_visit
 
 if TYPE_CHECKING:
     from fedlens.local.training import Train
@@ -52,7 +51,9 @@ class Steps:
         rule, settings = train.rule, train.settings
         self.stacked = stacked_visit(visits) if rule.grad and rule.stackable else None
         self.looks = StackedLooks(rule, visits) if rule.loss is not None else None
-        self.first: tuple[int, Visit] | None = None  # the stacked visit of the clients that still have steps
+        self.first: tuple[int, StackedVisit] | None = (
+            None  # the stacked visit of the clients that still have steps
+        )
         # A plain step needs no gradient in memory of its own: see `Stack.products`.
         plain = settings.optimizer == "sgd" and not settings.momentum and not settings.weight_decay
         plain = plain and model.learner.half is not torch.float16  # whose gradients are scaled
@@ -65,7 +66,7 @@ class Steps:
         n = len(self.visits)
         with self.model.ready(self.masks) as masks:
             for batch in batches(self.visits, self.rngs, self.weights[0]):
-                masks.begin(batch.counts)
+                masks.begin(batch.counts, batch.inputs.shape[1])
                 losses.append(self._step(batch, masks))
                 counts.append(batch.counts)
         seen = torch.tensor([row + [0] * (n - len(row)) for row in counts], dtype=torch.float64)
@@ -117,10 +118,18 @@ class Steps:
         assert grad is not None
         if self.stacked is not None:
             if self.first is None or self.first[0] != len(visits):
-                self.first = len(visits), replace(self.stacked, own=cut(self.stacked.own, len(visits)))
+                self.first = len(visits), self.stacked.first(len(visits))
             self.first[1].at_anchor = at_anchor
-            return grad(found, weights, self.first[1])
-        rows = []
+            try:
+                return grad(found, weights, cast("Visit", self.first[1]))
+            except Unequal:
+                self.stacked = None
+        return self._bent_each(grad, found, weights, at_anchor, batch)
+
+    def _bent_each(
+        self, grad: GradHook, found: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch
+    ) -> Tensors:
+        visits, rows = self.visits[: len(batch.counts)], []
         for k, visit in enumerate(visits):
             visit.batch = batch.inputs[k, : batch.counts[k]], batch.targets[k, : batch.counts[k]]
             visit.at_anchor = [value[k] for value in at_anchor]
@@ -189,7 +198,7 @@ def gradients(
 ) -> tuple[Tensor, Tensors]:
     """The mean of the task's loss at each client, [A], and the gradients of what it descends, each [A, ...]."""
     (losses, sum), leaves = descended(train, model, weights, batch, visits, looks)
-    return losses, gradients_of(sum, leaves, model.learner.half)
+    return losses, gradients_of(sum, leaves, model.learner.half, stacked=True)
 
 
 def _clipped(gradients: Tensors, largest: float) -> Tensors:

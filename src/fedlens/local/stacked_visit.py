@@ -2,64 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from fedlens.local.rules import Visit
+from fedlens.core.errors import out_of_memory
+from fedlens.local.rules import Tensors, Visit
+from fedlens.local.settings import LocalSettings
 
 
-class _Unequal(Exception):
-    """Something that is no tensor differs between clients."""
+class Unequal(Exception):
+    """Something that `start` left cannot stand for all clients at once."""
 
 
-def stacked_visit(visits: Sequence[Visit]) -> Visit | None:
-    """One visit that stands for all of them, what `start` left there stacked; None where that cannot be.
+class StackedVisit:
+    """What a rule's `grad` finds in the place of a `Visit` where it is called once for all clients.
+
+    What is not the same for all, and has no axis of clients, is not here: asking for it raises `RuntimeError`.
+
+    Attributes:
+        names, anchor, settings, lr: as of a `Visit`; they are the same for all.
+        payload: what the server sent to all; what it sent to each is not available either.
+        own: what `start` left, with an axis of clients in front of every tensor. What cannot be stacked raises
+            `Unequal`: then `grad` is to be called client by client, which is always right.
+        at_anchor: as of a `Visit`, with an axis of clients.
+    """
+
+    def __init__(self, one: Visit | StackedVisit, payload: _Partial, own: _Partial) -> None:
+        self.names: list[str] = one.names
+        self.anchor: Tensors = one.anchor
+        self.settings: LocalSettings = one.settings
+        self.lr: float = one.lr
+        self.payload, self.own = payload, own
+        self.at_anchor: Tensors = []
+
+    tree, listed = Visit.tree, Visit.listed
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _not_here(f"visit.{name}")
+
+    def first(self, active: int) -> StackedVisit:
+        """That of the first so many clients."""
+        there = {name: cut(value, active) for name, value in self.own.there.items()}
+        return StackedVisit(self, self.payload, _Partial(there, self.own.lost))
+
+
+class _Partial(Mapping[str, Any]):
+    """What is `there` by name; asking for what is `lost` raises the error that stands beside it."""
+
+    def __init__(self, there: Mapping[str, Any], lost: Mapping[str, Exception]) -> None:
+        self.there, self.lost = there, lost
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.lost:
+            raise self.lost[name]
+        return self.there[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self.there, self.lost)
+
+    def __len__(self) -> int:
+        return len(self.there) + len(self.lost)
+
+
+def _not_here(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} is not available to `grad` where clients are stacked: leave what it needs in visit.own, in `start`"
+    )
+
+
+def stacked_visit(visits: Sequence[Visit]) -> StackedVisit:
+    """One visit that stands for all of them, what `start` left there stacked.
 
     The anchor and what the server sent are the same for all, and stand without an axis of clients.
     """
-    try:
-        own = _stack([visit.own for visit in visits])
-    except Exception:  # of whatever kind: then it is done client by client, which is always right
-        return None
-    first = visits[0].payload
-    common = {
-        name: value for name, value in first.items() if all(v.payload.get(name) is value for v in visits)
-    }
-    return replace(visits[0], own=own, payload=common, state={}, labels=torch.empty(0))
+    one = visits[0]
+    sent = {name for visit in visits for name in visit.payload}
+    common = {n: value for n, value in one.payload.items() if all(v.payload.get(n) is value for v in visits)}
+    payload = _Partial(common, {name: _not_here(f"visit.payload[{name!r}]") for name in sent - common.keys()})
+    shapes = {name: value.shape for name, value in zip(one.names, one.anchor, strict=True)}
+    own, lost = dict[str, Any](), dict[str, Exception]()
+    for name in {name: None for visit in visits for name in visit.own}:
+        try:
+            own[name] = _stack([visit.own[name] for visit in visits], shapes)
+        except Exception as error:  # of whatever kind
+            if out_of_memory(error):
+                raise
+            lost[name] = Unequal(name)
+    return StackedVisit(one, payload, _Partial(own, lost))
 
 
-def _stack(values: Sequence[Any]) -> Any:
+Shapes = Mapping[str, torch.Size]  # of the trainable leaves
+
+
+def _stack(values: Sequence[Any], shapes: Shapes) -> Any:
     one = values[0]
     if all(value is one for value in values):
-        return _Common(one)
+        return _Same(one)
     if any(type(value) is not type(one) for value in values):
-        raise _Unequal
+        raise Unequal
     if isinstance(one, Tensor):
-        if not one.dim():
-            raise _Unequal  # a number, which would stand against the wrong axis
-        return torch.stack(list(values))
+        raise Unequal  # it belongs to no leaf, and with one more axis it would stand against the wrong ones
     if isinstance(one, Mapping):
         if any(value.keys() != one.keys() for value in values):
-            raise _Unequal
-        return {name: _stack([value[name] for value in values]) for name in one}
+            raise Unequal
+        return {name: _leaf([value[name] for value in values], shapes.get(name), shapes) for name in one}
     if type(one) in (list, tuple):
         if any(len(value) != len(one) for value in values):
-            raise _Unequal
-        return [_stack(list(row)) for row in zip(*values, strict=True)]
+            raise Unequal
+        each = list(shapes.values()) if len(one) == len(shapes) else [None] * len(one)
+        return [_leaf(row, shape, shapes) for row, shape in zip(zip(*values, strict=True), each, strict=True)]
     if is_dataclass(one) and not isinstance(one, type):
         return replace(
-            one, **{f.name: _stack([getattr(value, f.name) for value in values]) for f in fields(one)}
+            one, **{f.name: _stack([getattr(value, f.name) for value in values], shapes) for f in fields(one)}
         )
     if any(value != one for value in values):
-        raise _Unequal
+        raise Unequal
     return one
 
 
-class _Common(NamedTuple):
+def _leaf(values: Sequence[Any], shape: torch.Size | None, shapes: Shapes) -> Any:
+    """As `_stack`, in the place of a leaf of this shape: tensors of that shape have its axes."""
+    if shape is not None and all(isinstance(value, Tensor) and value.shape == shape for value in values):
+        return _Same(values[0]) if all(value is values[0] for value in values) else torch.stack(list(values))
+    return _stack(values, shapes)
+
+
+class _Same(NamedTuple):
     """What is one and the same object at all clients: it has no axis of clients to cut."""
 
     value: Any
@@ -67,7 +140,7 @@ class _Common(NamedTuple):
 
 def cut(value: Any, active: int) -> Any:
     """What was stacked, of the first so many clients."""
-    if isinstance(value, _Common):
+    if isinstance(value, _Same):
         return value.value
     if isinstance(value, Tensor):
         return value[:active]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedlens.core.errors import told
+from fedlens.core.errors import ConfigError, out_of_memory, told
 from fedlens.core.modules import loadable
 from fedlens.core.protocol import Call, Outcome
 from fedlens.core.rows import Stacked
@@ -97,25 +97,40 @@ def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Resul
     failed = _started(train, model, members) if train.rule.start is not None or model.random else {}
     ready = [member for member in members if member.at not in failed]
     ready.sort(key=lambda member: -member.visit.steps)
-    return failed | (_train(train, model, ready) if ready else {})
+    rates: dict[float, list[_Member]] = {}  # `start` may have changed some
+    for member in ready:
+        rates.setdefault(float(member.visit.lr), []).append(member)
+    results = failed
+    for members in rates.values():
+        results |= _train(train, model, members)
+    return results
 
 
 def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> Results:
     """Calls the rule's `start` at each client, and leaves its generator as it would stand then; gives who failed."""
     failed: Results = {}
+    changed = False
     shared = Shared(train, model, [m.visit for m in members], [m.call.rng for m in members])
     for k, member in enumerate(members):
         torch.default_generator.manual_seed(member.call.rng.seed("torch"))
         try:
             if train.rule.start is not None:
                 member.visit.bench.shared = partial(shared.of, k)
+                anchor = list(member.visit.anchor)
                 train.rule.start(member.visit)
                 member.visit.bench.shared = None
+                changed = changed or [id(v) for v in member.visit.anchor] != [id(v) for v in anchor]
         except (Exception, SystemExit) as error:
             failed[member.at] = _failure(error)
         if model.random:
             member.masks = torch.Generator()
             member.masks.set_state(torch.get_rng_state())
+    if changed:
+        raise ConfigError(
+            "`start` sets visit.anchor, which clients that are stacked have in common",
+            where="client",
+            hint="leave what the rule needs in visit.own",
+        )
     return failed
 
 
@@ -138,4 +153,7 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
 
 
 def _failure(error: BaseException) -> Exception:
+    """What stands in a client's place; memory that runs out is no client's, but the group's."""
+    if out_of_memory(error):
+        raise error
     return error if isinstance(error, Exception) else RuntimeError(told(error))

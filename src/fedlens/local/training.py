@@ -25,7 +25,8 @@ from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal import PERSONAL, own_leaves
 from fedlens.local.rules import ClientRule, Solved, Tensors, Visit
 from fedlens.local.settings import LocalSettings
-from fedlens.local.stackable import Obstacle, footprint, obstacle
+from fedlens.local.stackable import footprint, obstacle
+from fedlens.local.stackable_trial import Obstacle
 from fedlens.local.together import train_together
 from fedlens.tasks.evaluation import Task
 
@@ -95,9 +96,9 @@ class Train:
         # So small a rate that no weights run away, whatever they are.
         return plain, {"model": tree_of(self.model.build()), "lr": 1e-9}
 
-    def footprint(self, device: torch.device, largest: int = 32) -> int:
-        """About how many bytes each client takes in `together`."""
-        return footprint(self, device, largest)
+    def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
+        """About how many bytes each client takes in `together`; see `fedlens.local.stackable.footprint`."""
+        return footprint(self, device, largest, data)
 
     def outcome(
         self,

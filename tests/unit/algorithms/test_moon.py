@@ -6,7 +6,7 @@ from torch import nn
 
 from fedlens.algorithms import RULES
 from fedlens.algorithms.fedavg import fedavg
-from fedlens.algorithms.moon import PREVIOUS, THERE, contrastive, features_of, moon
+from fedlens.algorithms.moon import PREVIOUS, THERE, contrastive, moon
 from fedlens.algorithms.selecting import Fixed
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
@@ -71,11 +71,6 @@ def test_a_last_layer_that_takes_no_part_is_told() -> None:
     assert run.steps[0].tally.failures == {}
     ((told, _),) = run.steps[1].tally.failures[1].items()
     assert "takes no part in its forward pass" in told
-
-
-def test_the_features_are_what_enters_the_last_linear_layer() -> None:
-    module = model().build()
-    assert features_of(module) is module[-1]
 
 
 def hooks(scratch: dict) -> int:

@@ -74,6 +74,23 @@ def test_a_gradient_that_no_scale_makes_finite_is_given_as_it_is() -> None:
     assert found[0].isinf().all()
 
 
+def test_each_of_stacked_clients_has_the_scale_that_it_would_have_alone() -> None:
+    """One that diverges, and one whose gradients are large, leave another its small ones."""
+    slopes = [1e-9, 3e-8, 60000.0, torch.inf, 1.0]
+    w, b = torch.ones(5, 3, requires_grad=True), torch.ones(5, requires_grad=True)
+
+    def losses(w: torch.Tensor, b: torch.Tensor, slopes: list[float]) -> torch.Tensor:
+        there = (w.half() * 1).float().sum(1) + (b.half() * 1).float()
+        return (there * torch.tensor(slopes)).sum()
+
+    found = gradients_of(losses(w, b, slopes), [w, b], torch.float16, stacked=True)
+    for k, slope in enumerate(slopes):
+        own = [v[k : k + 1].detach().requires_grad_() for v in (w, b)]
+        alone = gradients_of(losses(*own, [slope]), own, torch.float16)
+        assert all(torch.equal(f[k], a[0]) for f, a in zip(found, alone, strict=True))
+    torch.testing.assert_close(found[1][:2], torch.tensor(slopes[:2]), rtol=1e-2, atol=1e-12)
+
+
 def test_the_gradient_is_taken_again_only_where_it_overflowed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
     real = arithmetic._differentiated

@@ -33,7 +33,7 @@ RULES = ["fedavg", "fedprox", "feddyn", "scaffold", "fednova"]
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def zeros(loss: Any, parameters: Any, half: Any = None) -> list[torch.Tensor]:
+    def zeros(loss: Any, parameters: Any, half: Any = None, stacked: bool = False) -> list[torch.Tensor]:
         LOSSES.append(loss)
         return [torch.zeros_like(p) for p in parameters]
 
@@ -75,7 +75,7 @@ def test_all_that_a_client_computes_is_on_its_device(
     payload = moved(ask.shared, GPU)
     calls = [Call(payload, there(k), Rng((k,))) for k in (1, 2)]
     monkeypatch.setattr(stacked_model, "known", lambda module: True)
-    monkeypatch.setattr(stacked_model.StackedModel, "_alike", lambda self: True)
+    monkeypatch.setattr(stacked_model, "alike", lambda *given: True)
     train = made.ops["train"]
     # So far as the losses, which are numbers, and fakes have none.
     with pytest.raises(DataDependentOutputException):

@@ -16,7 +16,13 @@ CLIENTS, BATCH = 3, 2
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
 
-def compare(layer: nn.Module, shape: tuple[int, ...], frozen: tuple[str, ...] = ()) -> None:
+def compare(
+    layer: nn.Module,
+    shape: tuple[int, ...],
+    frozen: tuple[str, ...] = (),
+    clients: int = CLIENTS,
+    batch: int = BATCH,
+) -> None:
     """Outputs, and the gradients of images and weights, are those of each client by itself."""
     g = torch.Generator().manual_seed(1)
     layer = layer.double()
@@ -24,10 +30,10 @@ def compare(layer: nn.Module, shape: tuple[int, ...], frozen: tuple[str, ...] = 
         parameter.requires_grad_(name not in frozen)
     own = {n: p for n, p in layer.named_parameters() if n not in frozen}
     stacked = {
-        n: torch.randn(CLIENTS, *p.shape, generator=g, dtype=p.dtype).requires_grad_() for n, p in own.items()
+        n: torch.randn(clients, *p.shape, generator=g, dtype=p.dtype).requires_grad_() for n, p in own.items()
     }
-    images = torch.randn(CLIENTS * BATCH, *shape, generator=g, dtype=torch.float64, requires_grad=True)
-    stack = Stack(Masks([]), CLIENTS)
+    images = torch.randn(clients * batch, *shape, generator=g, dtype=torch.float64, requires_grad=True)
+    stack = Stack(Masks([]), clients)
     with adapted(layer, stack):
         out = torch.func.functional_call(layer, stacked, (images,))
     assert "forward" not in layer.__dict__
@@ -35,7 +41,7 @@ def compare(layer: nn.Module, shape: tuple[int, ...], frozen: tuple[str, ...] = 
     found = torch.autograd.grad((out * slope).sum(), [images, *stacked.values()])
     rows: list[list[Tensor]] = []
     outs = []
-    for k, (x, s) in enumerate(zip(images.split(BATCH), slope.split(BATCH), strict=True)):
+    for k, (x, s) in enumerate(zip(images.split(batch), slope.split(batch), strict=True)):
         x = x.detach().requires_grad_()
         alone = {n: w[k].detach().requires_grad_() for n, w in stacked.items()}
         outs.append(torch.func.functional_call(layer, alone, (x,)))
@@ -62,6 +68,24 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
 def test_every_form_of_a_convolution_is_that_of_each_client(name: str, form: str, monkeypatch) -> None:
     monkeypatch.setattr(stacked_convolution, "chosen", lambda *given: form)
     compare(nn.Conv2d(4, 6, **{"kernel_size": (3, 2)} | CONVOLUTIONS[name]), (4, 8, 7))
+
+
+@pytest.mark.parametrize("form", ["grouped", "each", "unfolded"])
+@pytest.mark.parametrize(("clients", "batch", "channels"), [(1, 2, 6), (3, 1, 6), (3, 2, 1), (3, 2, 6)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_comes_after_may_work_in_place_and_turn_axes(
+    form: str, clients: int, batch: int, channels: int, bias: bool, monkeypatch
+) -> None:
+    """A ReLU in place, and gradients whose rows and columns lie the other way round."""
+
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.transpose(2, 3).contiguous()
+
+    monkeypatch.setattr(stacked_convolution, "chosen", lambda *given: form)
+    layer = nn.Conv2d(4, channels, (3, 2), bias=bias)
+    compare(nn.Sequential(layer, nn.ReLU(inplace=True), Turned()), (4, 8, 7), (), clients, batch)
+    compare(nn.Sequential(layer, Turned()), (4, 8, 7), (), clients, batch)
 
 
 @pytest.mark.parametrize("form", ["grouped", "each"])
