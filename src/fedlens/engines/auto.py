@@ -116,7 +116,7 @@ class Auto:
             many = max(2 * workers, count)
             attempt(f"processes {workers} x 1", "processes", {"workers": workers}, many)
             there = max((len(data.holder(client)) for client in clients[:_CLIENTS]), default=1)
-            each = max(1, op.footprint(torch.device("cpu"), there))
+            each = max(1, op.footprint(torch.device("cpu"), there, data.holder(clients[0])))
             group = min(_CLIENTS, cohort // workers, GROUP_MEMORY // each)
             if stacked and group > 1:
                 table = {"workers": workers, "group": group}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError, told
+from fedlens.core.errors import ConfigError, out_of_memory, told
 from fedlens.core.protocol import Answer, ClientId, Failure, Op, Payload, Program
 from fedlens.core.schema import Schema
 from fedlens.engines.computing import Computing
@@ -82,7 +82,8 @@ class Groups:
         largest = getattr(program.data, "largest", None) or max(
             (len(program.data.holder(client)) for client in clients), default=1
         )
-        each: int = max(1, known.footprint(device, largest))
+        data = program.data.holder(clients[0]) if clients else None
+        each: int = max(1, known.footprint(device, largest, data))
         if device.type != "cuda":
             return min(max(1, GROUP_MEMORY // each), _LARGEST)
         whole: int = torch.cuda.get_device_properties(device).total_memory
@@ -137,8 +138,3 @@ class Groups:
                 file=sys.stderr,
             )
             self._told = True
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether this is what running out of memory looks like, on a GPU or not."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
