@@ -6,8 +6,9 @@ Anything else, or the end of the input, ends it. By hand:
     yes round | head -5 | FEDLENS_LIMIT=.../fedlens/benchmark/limit.py python drive_flower.py linear
 
 The workload is a name that the limit knows, or a JSON object of `Workload`'s fields. Nothing of fedlens is imported
-but the file of the limit, which needs PyTorch alone: models, data and start are the limit's own, and for Flower the
-order of the examples too; the others shuffle anew for every client and epoch, with a generator of their own.
+but the file of the limit, which needs PyTorch alone: models, data and start are the limit's own, and for Flower and
+NVFlare the order of the examples too; the others shuffle anew for every client and epoch, with a generator of their
+own.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Turns:
 
     def ready(self, **about: Any) -> None:
         """Says that rounds may be asked for."""
-        names = ("torch", "numpy", "flwr", "ray", "pfl", "fedlab", "fedml")
+        names = ("torch", "numpy", "flwr", "ray", "pfl", "fedlab", "fedml", "nvflare")
         found = {}
         for name in names:
             with contextlib.suppress(PackageNotFoundError):
