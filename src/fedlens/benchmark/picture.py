@@ -86,14 +86,17 @@ def _panel(axis: Any, workload: str, rows: Sequence[Row]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(axis="x", labelsize=8)
     axis.xaxis.set_major_formatter("{x:,.0f}")
-    axis.set_xlim(0, max([*speeds, 1.0]) * 1.3)  # room for the words behind the longest bar
+    axis.set_xlim(0, max([*speeds, 1.0]) * 1.4)  # room for the words behind the longest bar
     for place, row, speed in zip(places, rows, speeds, strict=True):
-        axis.annotate(
+        words = axis.annotate(
             _beside(row), (speed, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
         )
+        words.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # over the limit's line
     for row in rows:
         if row.kind == "limit" and row.images_per_s:
-            axis.axvline(row.images_per_s, color=_COLOURS["limit"], linewidth=0.8, linestyle=(0, (4, 3)))
+            axis.axvline(
+                row.images_per_s, color=_COLOURS["limit"], linewidth=0.8, linestyle=(0, (4, 3)), zorder=0.5
+            )
 
 
 def named(row: Row) -> str:

@@ -57,6 +57,8 @@ SEAMS = (
     Seam("fedlens.local.stacked_gradient", "stretches", "data.padding", timed_steps),
     Seam("fedlens.local.stacked_model", "vmap", "forward", timed_maker),
     Seam("fedlens.local.training", "gradients_of", "backward"),
+    Seam("fedlens.local.leafwise:Leafwise", "__call__", "backward"),
+    Seam("fedlens.local.leafwise:Leafwise", "_step", "optimizer"),
     Seam("fedlens.local.stacked_steps", "gradients_of", "backward"),
     Seam("fedlens.local.stacked_steps", "differentiated", "backward"),
     Seam("fedlens.local.bench", "gradients_of", "backward"),

@@ -34,7 +34,9 @@ def speed(
             "Workers and threads that are not set are those that a short trial finds the fastest.",
         ),
     ] = "inline,vectorized,processes",
-    pairs: Annotated[int, typer.Option(min=1, help="Rounds of each, taken in turn.")] = 12,
+    pairs: Annotated[
+        int, typer.Option(min=1, help="Turns of each: a round, or as many as take half a second.")
+    ] = 12,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -72,7 +74,7 @@ def speed(
 ) -> None:
     """Train the same rounds with bare PyTorch and with fedlens in turn, and say how they compare.
 
-    The ratio is the median over pairs of rounds, with a 95 % interval. Close what else runs on the machine.
+    The ratio is the median over pairs of turns, with a 95 % interval. Close what else runs on the machine.
     """
     with reported(debug):
         from fedlens.benchmark import peer

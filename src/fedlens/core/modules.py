@@ -26,6 +26,11 @@ class Loadable:
     half: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
 
     @cached_property
+    def weight_bytes(self) -> int:
+        """The bytes of the trainable weights."""
+        return sum(weight.nbytes for weight in self.trainable.values())
+
+    @cached_property
     def buffers(self) -> list[str]:
         """The names of the running statistics."""
         return list(part(self.spec, "buffer"))

@@ -144,7 +144,8 @@ class Site:
         joint = not alone and self.groups is not None and hasattr(self.program.ops.get(op), "together")
         if joint:
             assert self.groups is not None
-            many = iter(self.groups.answers(self, op, shared, items, expect))
+            block = reduce.block if reduce else 1
+            many = iter(self.groups.answers(self, op, shared, items, expect, block))
         else:
             # One after the other, each when it is called for: the next may work on in the memory of the last.
             many = (self.answer(op, shared, item, expect) for item in items)
@@ -155,9 +156,9 @@ class Site:
         size = len(items) if joint else reduce.block
         for start in range(0, len(items), size):
             folding = Fold(reduce)
-            block = [folding.take(answer) for answer in islice(many, len(items[start : start + size]))]
-            block[-1].folded = folding.result()
-            answers += map(self._home, block)
+            taken = [folding.take(answer) for answer in islice(many, len(items[start : start + size]))]
+            taken[-1].folded = folding.result()
+            answers += map(self._home, taken)
         return answers
 
     def _home(self, answer: Answer) -> Answer:

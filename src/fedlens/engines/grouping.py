@@ -43,6 +43,15 @@ def check_stackable(ops: Mapping[str, Op], engine: str) -> None:
             )
 
 
+def whole_blocks(group: int, block: int) -> int:
+    """As many clients as come nearest to a group in whole blocks of those that are folded; fewer than one stay so.
+
+    >>> whole_blocks(50, 3), whole_blocks(2, 3)
+    (51, 2)
+    """
+    return group if group < block else round(group / block) * block
+
+
 def check_groups(ops: Mapping[str, Op], group: int, computing: Computing, engine: str) -> None:
     """Raises `ConfigError` where workers cannot compute clients in groups of this size."""
     if group > 1 and computing.channels_last:
@@ -90,10 +99,10 @@ class Groups:
         return max(1, whole // _SHARE // each)
 
     def answers(
-        self, site: Site, op: str, shared: Payload, items: Sequence[Item], expect: Schema
+        self, site: Site, op: str, shared: Payload, items: Sequence[Item], expect: Schema, block: int = 1
     ) -> list[Answer]:
-        """Answers these requests in groups."""
-        size = self.size(site.program, op, [item.client for item in items])
+        """Answers these requests in groups; `block` of them are folded at a time."""
+        size = whole_blocks(self.size(site.program, op, [item.client for item in items]), block)
         if op in self._singly:
             return [site.alone(op, shared, item, expect) for item in items]
         found: list[Answer] = []

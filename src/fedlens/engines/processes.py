@@ -232,6 +232,8 @@ class Processes:
 
     def _pump(self, due: float | None) -> None:
         """Waits until at least one worker has something to say, and takes what it says."""
+        for worker in self._workers:
+            worker.tell_freed()
         hung = min(
             (worker.since + self.timeout for worker in self._workers if worker.tasks), default=math.inf
         )

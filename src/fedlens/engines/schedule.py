@@ -16,6 +16,7 @@ from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Reply
 from fedlens.core.schema import nbytes
 from fedlens.core.states import Version
 from fedlens.engines.answering import Item
+from fedlens.engines.grouping import whole_blocks
 
 DEATHS = 3  # a block that has ended this many workers fails instead of being tried again
 LOSSES = 20  # likewise one that so many workers were gone with, also where it cannot have been its doing
@@ -29,7 +30,7 @@ def block_size(ask: Ask, group: int) -> int:
     """
     block = ask.reduce.block if ask.reduce else 1
     alone = ask.deadline is not None or ask.order == "arrival"
-    return block if alone else max(block, group // block * block)
+    return block if alone else max(block, whole_blocks(group, block))
 
 
 def primed(answers: Generator[Any, None, None]) -> Generator[Answer, None, None]:

@@ -25,6 +25,7 @@ _ALIGN = 64
 _LONG = 16384  # an envelope from this size on travels in the region too
 _LARGE = 4096  # bytes objects from this size on travel in the region, not in the envelope
 _STRETCH = 1 << 18  # bytes that are looked at, and copied or left out, at once
+LARGE = 1 << 22  # bytes of a reply from which on a region more costs more than a message
 _numbers = itertools.count(1)
 
 

@@ -12,7 +12,7 @@ from fedlens.core.seeding import random_state_kept
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.answering import own
 from fedlens.engines.computing import ON_CPU, Computing, Device, PrecisionSetting
-from fedlens.engines.grouping import Groups, check_stackable
+from fedlens.engines.grouping import Groups, check_stackable, whole_blocks
 from fedlens.engines.inline import Inline, StateMemory, Threads, item_of
 
 Group = Annotated[
@@ -70,7 +70,7 @@ class Vectorized(Inline):
             return
         block = ask.reduce.block if ask.reduce else 1
         group = self._groups.size(self._site.program, ask.op, [request.client for request in ask.requests])
-        size = max(block, group // block * block)
+        size = max(block, whole_blocks(group, block))
         with random_state_kept(self._site.device):
             for first in range(0, len(ids), size):
                 items = [

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import traceback
+from collections import deque
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -23,7 +24,7 @@ from fedlens.engines.answering import Site
 from fedlens.engines.computing import Computing
 from fedlens.engines.grouping import Groups
 from fedlens.engines.memory import keep_freed_memory
-from fedlens.engines.shared import Packer, Region, roomy, unpack
+from fedlens.engines.shared import LARGE, Packer, Region, roomy, unpack
 
 
 def main(driver: Connection, settings: dict[str, Any]) -> None:
@@ -58,25 +59,37 @@ class _Worker:
         self.own: dict[int, Region] = {}  # for replies, by ours
         self.free: list[Region] = []
         self.asks: dict[int, tuple[Any, ...]] = {}
+        self.inbox: deque[Any] = deque()  # what has come and is not done yet
         for file in settings["files"]:
             load_file(Path(file))
 
     def serve(self) -> None:
         while True:
-            kind, *rest = pickle.loads(self.driver.recv_bytes())
+            while not self.inbox:
+                self.take_in()
+            kind, *rest = self.inbox.popleft()
             if kind == "task":
                 self.task(*rest)
             elif kind == "ask":
                 self.ask(*rest)
-            elif kind == "region":
-                number, size = rest
-                self.regions[number] = Region(size, recv_handle(self.driver), number)
-                self.regions[number].close()  # the mapping keeps the memory
             elif kind == "program":
                 number, envelope = rest
                 self.begin(unpack(envelope, self.regions[number].view()))
             else:
                 return
+
+    def take_in(self) -> None:
+        """Takes in the next message: what is only to be known at once, what is to be done when its turn comes."""
+        message = pickle.loads(self.driver.recv_bytes())
+        kind, *rest = message
+        if kind == "region":
+            number, size = rest
+            self.regions[number] = Region(size, recv_handle(self.driver), number)
+            self.regions[number].close()  # the mapping keeps the memory
+        elif kind == "freed":
+            self.free.extend(self.own[own] for own in rest[0])
+        else:
+            self.inbox.append(message)
 
     def begin(self, program: Program) -> None:
         arithmetic = program.arithmetic
@@ -111,6 +124,9 @@ class _Worker:
 
     def send(self, number: int, answers: Any) -> None:
         packer = Packer(answers)
+        if packer.size >= LARGE:  # the region of the last reply may be free again
+            while self.driver.poll():
+                self.take_in()
         region, new = self.reply_region(packer.size)
         if region is not None:
             packer.write(region.view())

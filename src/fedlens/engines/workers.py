@@ -19,7 +19,7 @@ from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Answer, Failure
 from fedlens.core.registry import user_files
 from fedlens.engines.answering import copied
-from fedlens.engines.shared import Region, unpack
+from fedlens.engines.shared import LARGE, Region, unpack
 
 _REGIONS = 64  # of one worker's replies, alive at once
 
@@ -134,6 +134,16 @@ class Worker:
             self.since = time.monotonic()
         self.tasks.append(number)
         self.send("task", number, ask, envelope, shown, freed, forget, alone)
+
+    def tell_freed(self) -> None:
+        """Says at once which large regions are done with: else the worker would lay its next reply into a new one.
+
+        Not from where a region becomes free, which may be in the middle of another message.
+        """
+        if any(self._replies[region].size >= LARGE for region in self._freed):
+            freed, self._freed = self._freed, []
+            with contextlib.suppress(OSError):  # it is gone, which shows where its answer is looked for
+                self.send("freed", freed)
 
     def receive(self) -> tuple[int, Any]:
         """The number of a finished task and its answers; raises EOFError where the worker is gone."""

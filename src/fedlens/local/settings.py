@@ -78,6 +78,13 @@ class LocalSettings(BaseModel):
         """The batch size at a client of this many examples."""
         return examples if self.batch_size == "all" else min(self.batch_size, examples)
 
+    @property
+    def plain_steps(self) -> bool:
+        """Whether a step is w <- w - lr g and nothing else."""
+        return (
+            self.optimizer == "sgd" and not self.momentum and not self.weight_decay and self.clip_norm is None
+        )
+
     def steps_at(self, examples: int, work: int | None = None) -> int:
         """The number of steps at a client of this many examples that does `work` epochs or steps."""
         work = self.work if work is None else work

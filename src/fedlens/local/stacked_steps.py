@@ -55,9 +55,8 @@ class Steps:
             None  # the stacked visit of the clients that still have steps
         )
         # A plain step needs no gradient in memory of its own: see `Stack.products`.
-        plain = settings.optimizer == "sgd" and not settings.momentum and not settings.weight_decay
-        plain = plain and model.learner.half is not torch.float16  # whose gradients are scaled
-        self.direct = plain and settings.clip_norm is None and rule.grad is None
+        scaled = model.learner.half is torch.float16
+        self.direct = settings.plain_steps and rule.grad is None and not scaled
 
     def run(self) -> tuple[Tensors, list[tuple[float, int]]]:
         """The trained weights [A, ...], and each client's mean loss and number of examples looked at."""

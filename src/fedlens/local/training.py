@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -20,6 +20,7 @@ from fedlens.core.seeding import Rng, random_state_kept
 from fedlens.core.tree import Tree, TreeSpec, part, tree_of
 from fedlens.local.bench import Bench
 from fedlens.local.features import Looking
+from fedlens.local.leafwise import Leafwise, Tangled, forgo, heavy, leafwise
 from fedlens.local.normalizing import effective_steps
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal import PERSONAL, own_leaves
@@ -61,6 +62,14 @@ class Train:
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Trains at one client."""
+        learner = loadable(self.model, client)
+        if leafwise(self, learner, client.scratch):
+            with suppress(Tangled), random_state_kept(client.device):
+                return self._train(payload, client, rng, leaf_by_leaf=True)
+            forgo(learner, client.scratch)
+        return self._train(payload, client, rng)
+
+    def _train(self, payload: Payload, client: Client, rng: Rng, leaf_by_leaf: bool = False) -> Outcome:
         with ExitStack() as closing:
             visit = self.visit(payload, client, rng, closing)
             bench = visit.bench
@@ -71,13 +80,17 @@ class Train:
             if self.rule.solve is not None:
                 solved = self._solve(parameters, visit)
             else:
-                solved = self._steps(parameters, visit, rng, kept)
-            with torch.no_grad():
-                update = torch._foreach_sub(visit.anchor, parameters)
+                solved = self._steps(parameters, visit, rng, kept, leaf_by_leaf)
             trained = [p.detach() for p in parameters]
+            made = set[int]()
+            if self.rule.finish is None and not self.personal and heavy(bench.learner):
+                # Nobody looks at the weights any more: what they moved by may lie in their memory.
+                update = [torch.sub(w, p, out=p) for w, p in zip(visit.anchor, trained, strict=True)]
+            else:
+                update = list(torch._foreach_sub(visit.anchor, trained))
+                made = {id(tensor) for tensor in update}
             found = self.outcome(client, visit, trained, visit.tree(update), solved, kept)
             # What a rule sends in its place may be memory that the rule works on in.
-            made = {id(tensor) for tensor in update}
             fresh = all(id(tensor) in made for tensor in found.payload["update"].values())
             return found._replace(fresh=frozenset({"update"} if fresh else ()))
 
@@ -168,10 +181,18 @@ class Train:
                 parameter.copy_(value)
         return solved
 
-    def _steps(self, parameters: list[Tensor], visit: Visit, rng: Rng, kept: OptimizerState) -> Solved:
+    def _steps(
+        self,
+        parameters: list[Tensor],
+        visit: Visit,
+        rng: Rng,
+        kept: OptimizerState,
+        leaf_by_leaf: bool = False,
+    ) -> Solved:
         """The loop itself."""
         settings, rule, bench = self.settings, self.rule, visit.bench
         step = optimizer(settings, visit.lr, kept)
+        descend = Leafwise(parameters, visit.lr, bench.closing) if leaf_by_leaf else None
         # The same memory without history: changing it in place needs no leave from autograd.
         weights = [p.detach() for p in parameters]
         module = bench.learner.module
@@ -192,15 +213,19 @@ class Train:
                 visit.features = looking.take(inputs)
             if rule.loss is not None:
                 bent = rule.loss(bent, outputs, targets, visit)
-            gradients = gradients_of(bent, parameters, bench.learner.half)
-            if rule.grad is not None:
-                gradients = rule.grad(gradients, weights, visit)
-            if settings.clip_norm is not None:
-                gradients = clip(gradients, settings.clip_norm)
-            step(weights, gradients)
             losses.append(loss.detach())
-            del gradients, outputs, loss, bent  # or they would lie beside those of the next step
             counts.append(len(targets))
+            if descend is not None:
+                descend(bent)
+            else:
+                gradients = gradients_of(bent, parameters, bench.learner.half)
+                if rule.grad is not None:
+                    gradients = rule.grad(gradients, weights, visit)
+                if settings.clip_norm is not None:
+                    gradients = clip(gradients, settings.clip_norm)
+                step(weights, gradients)
+                del gradients
+            del outputs, loss, bent  # or they would lie beside those of the next step
         seen = sum(counts)
         each = torch.stack(losses).cpu().double()  # not every device has float64
         mean = float(each @ torch.tensor(counts, dtype=torch.float64)) / seen

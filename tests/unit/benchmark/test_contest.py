@@ -94,3 +94,11 @@ def test_the_fastest_has_the_shortest_round_and_a_failing_one_is_not_taken() -> 
     assert fastest(["absent"], start) == "absent"
     assert fastest(["absent", "absent"], start) == "absent"
     assert {"steady ends", "noisy ends"} <= set(log)
+
+
+def test_a_turn_of_short_rounds_has_as_many_as_take_half_a_second() -> None:
+    log: list[str] = []
+    quick, slow = lane("q", lambda: itertools.repeat(0.2), log), lane("s", lambda: itertools.repeat(9.0), log)
+    take_turns([quick, slow], 2)
+    assert quick.seconds == pytest.approx([0.2, 0.2])
+    assert (log.count("q"), log.count("s")) == (1 + 2 * 3, 1 + 2 * 1)

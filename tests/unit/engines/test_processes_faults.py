@@ -470,3 +470,18 @@ def test_what_cannot_go_on_beside_the_next_round_is_told() -> None:
         with fresh() as gate, pytest.raises(RunFailed, match=what) as caught:
             gate.begin(steps(), 1).finish()
         assert caught.value.hint == "set evaluation.beside=false"
+
+
+def test_a_worker_lays_its_large_replies_into_one_region_again_and_again() -> None:
+    """Of a heavy model each region is a copy of it."""
+    with fresh(workers=1) as gate:
+        slow_again(gate)
+        wanted = ask([{"seconds": 0.1}] * 6, shared={"size": 2**20})  # 4 MiB each
+        answers = gate.exchange(wanted, 1, 0)
+        for right in expected(wanted):
+            answer = next(answers)
+            assert isinstance(answer, Reply)
+            assert torch.equal(answer.payload["vector"], right)
+            del answer  # as who folds replies does
+        (worker,) = gate.engine._workers
+        assert len(worker._replies) == 1

@@ -1,0 +1,78 @@
+"""Plain SGD of a heavy model: each weight takes its step when its gradient is there, and the gradient goes at once.
+
+All gradients together are one more copy of the model; leaf by leaf there is hardly more than the largest at a time. The
+steps are the same to the bit, since plain SGD looks at one leaf alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedlens.core.modules import Loadable
+
+if TYPE_CHECKING:
+    from fedlens.local.training import Train
+
+HEAVY = (
+    2**26
+)  # bytes of weights, from which on a copy of them costs more than a call of Python for every leaf
+
+
+class Tangled(Exception):
+    """A weight was needed for another gradient after it had taken its step."""
+
+
+class Leafwise:
+    """Takes the step w <- w - lr g of every parameter when its gradient is there.
+
+    >>> w = torch.ones(2, requires_grad=True)
+    >>> with ExitStack() as closing:
+    ...     Leafwise([w], 0.5, closing)((3 * w).sum())
+    >>> w.detach(), w.grad is None
+    (tensor([-0.5000, -0.5000]), True)
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], lr: float, closing: ExitStack) -> None:
+        self.parameters, self.lr = list(parameters), lr
+        for parameter in parameters:
+            hooked: Any = parameter.register_post_accumulate_grad_hook  # untyped
+            closing.callback(hooked(self._step).remove)
+
+    def __call__(self, loss: Tensor) -> None:
+        """Goes down the loss. Raises `Tangled` where the model does not allow it; the weights are spoilt then."""
+        try:
+            torch.autograd.backward(loss, inputs=self.parameters)
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):
+                raise Tangled from error
+            raise
+
+    def _step(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.detach().add_(parameter.grad, alpha=-self.lr)
+        parameter.grad = None
+
+
+def heavy(learner: Loadable) -> bool:
+    """Whether a copy of the weights is worth sparing."""
+    return learner.weight_bytes >= HEAVY
+
+
+def leafwise(train: Train, learner: Loadable, scratch: dict[Any, Any]) -> bool:
+    """Whether training takes its steps so."""
+    plain = train.rule.grad is None and train.settings.plain_steps and learner.half is not torch.float16
+    return plain and heavy(learner) and scratch.get(_key(learner), True)
+
+
+def forgo(learner: Loadable, scratch: dict[Any, Any]) -> None:
+    """Remembers that this model's weights are needed after their steps."""
+    scratch[_key(learner)] = False
+
+
+def _key(learner: Loadable) -> tuple[str, int]:
+    return "leafwise", id(learner.module)
