@@ -96,8 +96,3 @@ def in_one(cores: int) -> list[Arrangement]:
     """
     threads = {1, cores, *(2**n for n in range(1, cores.bit_length()) if 2**n <= cores)}
     return [Arrangement(1, n) for n in sorted(threads)]
-
-
-def arrangement_of(table: Mapping[str, Any]) -> Arrangement:
-    """What an engine's table comes to."""
-    return Arrangement(int(table.get("workers", 1)), int(table.get("threads", 1)))

@@ -14,6 +14,7 @@ from fedlens.cli.output import print_columns, reported
 from fedlens.cli.training import terminated_like_interrupted
 
 if TYPE_CHECKING:
+    from fedlens.benchmark.limit import Workload
     from fedlens.benchmark.pairs import Ratio
     from fedlens.benchmark.rows import Row
     from fedlens.benchmark.speed import Asked
@@ -81,8 +82,7 @@ def speed(
         from fedlens.benchmark.arrangements import engine_table
         from fedlens.benchmark.picture import draw
         from fedlens.benchmark.record import writable
-        from fedlens.benchmark.speed import Asked, measure, workload
-        from fedlens.core.errors import FedlensError
+        from fedlens.benchmark.speed import Asked, workload
 
         loads = [workload(name) for name in dict.fromkeys(workloads or ("cifar-cnn", "mnist-cnn", "linear"))]
         tables = [engine_table(text.strip()) for text in engines.split(",") if text.strip()]
@@ -97,15 +97,7 @@ def speed(
         file, drawing = json_file or out / f"{_NAME}.json", picture or out / f"{_NAME}.png"
         writable(file)
         drawn = _drawable(drawing, picture is not None)
-        rows: list[Row] = []
-        for load in loads:
-            with terminated_like_interrupted():
-                rows += measure(load, asked, _say)
-            try:
-                _write(rows, loads, file)  # what there is, should a later one be stopped
-            except FedlensError:
-                _show(rows, asked)  # else it would have been for nothing
-                raise
+        rows = _measured(loads, asked, file)
         _show(rows, asked)
         print(f"figures: {file}")
         if drawn:
@@ -115,16 +107,33 @@ def speed(
             raise typer.Exit(1)
 
 
+def _measured(loads: Sequence[Workload], asked: Asked, file: Path) -> list[Row]:
+    """The rows of all workloads; after each, the file has what there is, should a later one be stopped."""
+    from fedlens.benchmark.speed import measure
+    from fedlens.core.errors import FedlensError
+
+    rows: list[Row] = []
+    for load in loads:
+        with terminated_like_interrupted():
+            rows += measure(load, asked, _say)
+        try:
+            _write(rows, loads, file)
+        except FedlensError:
+            _show(rows, asked)  # else it would have been for nothing
+            raise
+    return rows
+
+
 def _say(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def _write(rows: Sequence[Row], loads: Sequence[object], file: Path) -> None:
+def _write(rows: Sequence[Row], loads: Sequence[Workload], file: Path) -> None:
     from fedlens.benchmark.record import as_record, write
 
     names = {row.workload for row in rows}
-    done = [load for load in loads if load.name in names]  # type: ignore[attr-defined]
-    write(as_record(rows, done, ["fedlens", *sys.argv[1:]]), file)  # type: ignore[arg-type]
+    done = [load for load in loads if load.name in names]
+    write(as_record(rows, done, ["fedlens", *sys.argv[1:]]), file)
 
 
 def _refuse(tables: Sequence[object], peers_dir: Path | None, peers: bool) -> None:

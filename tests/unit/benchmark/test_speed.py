@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedlens.benchmark import arrangements, speed
-from fedlens.benchmark.arrangements import Arrangement, arrangement_of, best_of_engine, engine_table, trial
+from fedlens.benchmark.arrangements import best_of_engine, engine_table, trial
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workload
 from fedlens.benchmark.rows import Row
@@ -90,11 +90,7 @@ def test_what_is_not_set_is_tried_and_what_is_set_stays(monkeypatch: pytest.Monk
     assert best_of_engine(TINY, {"name": "inline"}, 4) == {"name": "inline", "threads": 4}
     assert tried == [{"name": "inline", "threads": n} for n in (1, 2, 4)]
     best_of_engine(TINY, {"name": "processes"}, 2)
-    assert [arrangement_of(table) for table in tried] == [
-        Arrangement(1, 1),
-        Arrangement(1, 2),
-        Arrangement(2, 1),
-    ]
+    assert [(table["workers"], table["threads"]) for table in tried] == [(1, 1), (1, 2), (2, 1)]
     best_of_engine(TINY, {"name": "processes", "workers": 2}, 2)
     assert tried == [{"name": "processes", "workers": 2, "threads": n} for n in (1, 2)]
     assert best_of_engine(TINY, {"name": "auto"}, 2) == {"name": "auto"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+from multiprocessing import Pipe
 from typing import Any
 
 import pytest
 import torch
 
-from fedlens.core.errors import ConfigError
+from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.gate import Gate
 from fedlens.core.protocol import Arithmetic, Client, Outcome, Payload, Program
 from fedlens.core.seeding import Rng
@@ -17,6 +19,7 @@ from fedlens.engines.inline import inline
 from fedlens.engines.placing import default_workers, devices_of, placed
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import vectorized
+from fedlens.engines.workers import Worker
 from tests.unit.engines.engine_kit import NoData, answers_to, ask, opened
 
 MADE = {"inline": inline, "vectorized": vectorized, "processes": lambda **how: processes(workers=1, **how)}
@@ -63,6 +66,32 @@ def test_what_names_no_gpu_gets_the_engines(device: str, taken: int, monkeypatch
     assert current[-1] == taken
     undo()
     assert current[-1] == 0
+
+
+def test_what_was_set_is_given_back_where_an_engine_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    undone: list[int] = []
+    monkeypatch.setattr(Computing, "begin", lambda self: lambda: undone.append(1))
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room for the images")
+
+    monkeypatch.setattr("fedlens.engines.inline.Site", full)
+    engine = MADE["inline"]()
+    with pytest.raises(torch.OutOfMemoryError):
+        opened(engine, {"work": tell})
+    engine.close()
+    engine.close()
+    assert undone == [1]
+
+
+def test_what_a_worker_says_is_wrong_keeps_its_parts() -> None:
+    ours, theirs = Pipe()
+    worker = Worker(ours, 0, "cpu")
+    theirs.send_bytes(pickle.dumps(("broken", "the model cannot be stacked", "engine.name", "take inline")))
+    with pytest.raises(RunFailed) as caught:
+        worker.receive()
+    assert (caught.value.what, caught.value.where) == ("the model cannot be stacked", "engine.name")
+    assert caught.value.hint == "take inline"
 
 
 def tell(payload: Payload, client: Client, rng: Rng) -> Outcome:
