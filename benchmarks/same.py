@@ -19,7 +19,7 @@ import torch
 
 from fedlens.benchmark.limit import Learner, Workload, fresh_weights, mnist_cnn
 from fedlens.benchmark.peer import Driven, installed, known_peers, usual_directory
-from fedlens.engines.placing import usable_cores
+from fedlens.engines.devices import usable_cores
 
 ROUNDS = 3
 OFF = 1e-5  # of a norm, at most; another batch size, or an epoch more or less, moves it by more than 1e-4

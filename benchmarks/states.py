@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import FederationInfo, RoundContext
-from fedlens.local.rules import ClientRule, Visit
+from fedlens.local.rules import ClientRule, LocalContext
 
 FEDLENS = [
     sys.executable,
@@ -71,7 +71,7 @@ class InTurn:
         return False
 
 
-def lean(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> list[Tensor]:
+def lean(gradients: list[Tensor], parameters: list[Tensor], visit: LocalContext) -> list[Tensor]:
     """Gradients that lean on what the client remembers, so that a wrong state shows in the model."""
     past = visit.state.get("memory")
     if past is None:
@@ -82,7 +82,7 @@ def lean(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> lis
 def remembering(size: int) -> ClientRule:
     """A rule whose clients remember `size` numbers, all of which change whenever they take part."""
 
-    def finish(parameters: list[Tensor], visit: Visit) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def finish(parameters: list[Tensor], visit: LocalContext) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         past = visit.state.get("memory")
         moved = torch.cat([(a - p).flatten() for a, p in zip(visit.anchor, parameters, strict=True)])
         moved = moved.repeat(-(-size // moved.numel()))[:size]

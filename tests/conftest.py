@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fedlens.engines.workers import Nursery
+from fedlens.engines.worker_pool import WorkerPool
 
 # A runner that was started in the background may ignore Ctrl-C, and so would every process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -53,7 +53,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(1)
 
 
-class _Lasting(Nursery):
+class _Lasting(WorkerPool):
     """Makes the workers of one engine after the other: that it imports torch is paid once, not at each start."""
 
     def close(self) -> None:
@@ -80,4 +80,4 @@ def quick_workers(lasting: dict[int, _Lasting], monkeypatch: pytest.MonkeyPatch)
     def nursery(threads: int) -> _Lasting:
         return lasting.setdefault(threads, _Lasting(threads))
 
-    monkeypatch.setattr("fedlens.engines.processes.Nursery", nursery)
+    monkeypatch.setattr("fedlens.engines.processes.WorkerPool", nursery)

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.local.rules import ClientRule, Tensors, Visit
+from fedlens.local.rules import ClientRule, LocalContext, Tensors
 
 
 def clipped_fedavg(
@@ -19,10 +19,10 @@ def clipped_fedavg(
 
 
 def clip(
-    parameters: Tensors, visit: Visit, *, norm: float
+    parameters: Tensors, context: LocalContext, *, norm: float
 ) -> tuple[dict[str, dict[str, torch.Tensor]], None]:
     """What a client sends back after its training, and its new state: none."""
-    update = torch._foreach_sub(visit.anchor, parameters)
+    update = torch._foreach_sub(context.anchor, parameters)
     length = torch.linalg.vector_norm(torch.cat([leaf.flatten() for leaf in update]))
     scale = torch.clamp(norm / length, max=1.0)
-    return {"update": {name: leaf * scale for name, leaf in zip(visit.names, update, strict=True)}}, None
+    return {"update": {name: leaf * scale for name, leaf in zip(context.names, update, strict=True)}}, None

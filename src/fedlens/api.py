@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.core.errors import FedlensError, RunDirectoryError
 from fedlens.experiment.config import Config, plain, read_config
+from fedlens.experiment.config_source import Source, key_lines, override, read_source
 from fedlens.experiment.progress import Progress, Silent
-from fedlens.experiment.sources import Source, key_lines, override, read_source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedlens.core.protocol import ModelSpec
     from fedlens.experiment.build import Built
     from fedlens.experiment.rundir import RunDir
-    from fedlens.experiment.runner import Standing
+    from fedlens.experiment.runner import RunState
 
 
 class Experiment:
@@ -106,7 +106,7 @@ def resume(
     from fedlens.experiment import checkpoint
     from fedlens.experiment.build import build, data_directory, plan
     from fedlens.experiment.rundir import RunDir
-    from fedlens.experiment.runner import Standing
+    from fedlens.experiment.runner import RunState
 
     run = RunDir.open(Path(directory))
     listener = progress or Silent()
@@ -131,17 +131,17 @@ def resume(
             loaded = checkpoint.load_latest(run.checkpoint_path)
             for sentence in loaded.skipped if loaded else []:
                 listener.note(sentence)
-            standing = Standing.of(loaded.payload) if loaded else None
+            run_state = RunState.of(loaded.payload) if loaded else None
             del loaded  # the states of clients are in it too, and would be there twice
-            run.truncate_metrics(standing.round - 1 if standing else -1)
-            run.truncate_clients(standing.round - 1 if standing else -1)
-            if standing is not None:
-                run.append_metrics(standing.line)
-                if standing.rows:
-                    run.append_clients(standing.rows)
-                listener.note(f"going on after round {standing.round} of {config.rounds}")
+            run.truncate_metrics(run_state.round - 1 if run_state else -1)
+            run.truncate_clients(run_state.round - 1 if run_state else -1)
+            if run_state is not None:
+                run.append_metrics(run_state.line)
+                if run_state.rows:
+                    run.append_clients(run_state.rows)
+                listener.note(f"going on after round {run_state.round} of {config.rounds}")
             run.summary_path.unlink(missing_ok=True)  # it tells of an end that is none any more
-            return _carry_out(built, run, listener, standing, None if described else root)
+            return _carry_out(built, run, listener, run_state, None if described else root)
         finally:
             engine.close()
 
@@ -184,7 +184,7 @@ def _describe(directory: RunDir, built: Built, root: Path) -> None:
 
 
 def _carry_out(
-    built: Built, directory: RunDir, progress: Progress, standing: Standing | None, root: Path | None
+    built: Built, directory: RunDir, progress: Progress, run_state: RunState | None, root: Path | None
 ) -> Result:
     """Runs, and writes the end down whatever it is: summary, model, report.
 
@@ -198,13 +198,13 @@ def _carry_out(
         progress.note(sentence)
     if len(built.notes) > _NOTES:
         progress.note(f"and {len(built.notes) - _NOTES} more such notes, in summary.json")
-    runner = Runner(built, directory, progress, standing)
+    runner = Runner(built, directory, progress, run_state)
     status, error = "failed", None
     try:
         if root is not None:
             _describe(directory, built, root)
         runner.run()
-        for sentence in write_final(built, directory, runner.standing):
+        for sentence in write_final(built, directory, runner.run_state):
             progress.note(sentence)
         status = "finished"
     except KeyboardInterrupt:
@@ -226,8 +226,8 @@ def _carry_out(
             progress.note(str(failure))  # what went wrong first says more
         _report(directory.path, progress)
         progress.finished(summary)
-    assert runner.standing is not None
-    model, _ = built.algorithm.model(runner.standing.state)
+    assert runner.run_state is not None
+    model, _ = built.algorithm.model(runner.run_state.state)
     return Result(directory.path, model)
 
 

@@ -223,8 +223,8 @@ SCRIPT = """
 
 
     def mine(parts, *, pull: float = 0.1):
-        def grad(gradients, parameters, visit):
-            return [g + pull * ANCHOR * (p - a) for g, p, a in zip(gradients, parameters, visit.anchor)]
+        def grad(gradients, parameters, context):
+            return [g + pull * ANCHOR * (p - a) for g, p, a in zip(gradients, parameters, context.anchor)]
 
         return averaging(parts, client=ClientRule(grad=grad), server=Shrinking(0.9))
 

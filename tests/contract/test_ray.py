@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.gate import Gate
+from fedlens.core.driver import Driver
 from tests.contract.contract_kit import experiment, outcome
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 
@@ -20,7 +20,7 @@ KINDS = [
 
 
 @pytest.fixture(scope="module")
-def _ray() -> Iterator[Gate]:
+def _ray() -> Iterator[Driver]:
     """A local Ray for the whole file, which the runs' own engines join."""
     with fresh(cpus=0.2) as made:
         all_ready(made)

@@ -8,10 +8,10 @@ import torch
 
 from fedlens.algorithms import ALGORITHMS as REGISTERED
 from fedlens.api import Experiment, resume
-from fedlens.core.gate import Gate
+from fedlens.core.driver import Driver
 from fedlens.core.protocol import ClientStates, Program, RoundContext
+from fedlens.core.random import Rng
 from fedlens.core.schema import tensors_in
-from fedlens.core.seeding import Rng
 from fedlens.core.tree import digest
 from fedlens.data.partition import PARTITIONS as REGISTERED_PARTITIONS
 from fedlens.data.partition.iid import iid
@@ -162,7 +162,7 @@ def test_it_leaves_its_inputs_untouched(algorithm: str, tmp_path) -> None:
     before, states = fingerprint(), ClientStates()
     built.engine.open(Program(built.algorithm.ops, built.holders, 0), states)
     try:
-        gate = Gate(built.engine, states)
+        gate = Driver(built.engine, states)
         state = built.algorithm.init(built.model, built.federation)
         kept = []
         for round in (1, 2, 3):

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import Client, Outcome, Payload
+from fedlens.core.random import Rng
 from fedlens.core.schema import tensors_in
-from fedlens.core.seeding import Rng
 from fedlens.data.dataset import Dataset
 from fedlens.data.datasets.synthetic import synthetic
 from fedlens.data.partition.partition import Partition
-from fedlens.local.rules import ClientRule, Tensors, Visit
+from fedlens.local.rules import ClientRule, LocalContext, Tensors
 from fedlens.local.training import Train
 
 
@@ -64,13 +64,13 @@ def remembering(parts: Parts, *, pull: float = 0.1) -> Averaging:
     return averaging(parts, client=ClientRule(grad=partial(pulled, pull=pull), finish=remember))
 
 
-def pulled(gradients: Tensors, parameters: Tensors, visit: Visit, *, pull: float) -> Tensors:
-    last = visit.state.get("last", visit.anchor)
+def pulled(gradients: Tensors, parameters: Tensors, context: LocalContext, *, pull: float) -> Tensors:
+    last = context.state.get("last", context.anchor)
     return [g + pull * (p - w) for g, p, w in zip(gradients, parameters, last, strict=True)]
 
 
-def remember(parameters: Tensors, visit: Visit) -> tuple[Mapping[str, Any], Payload]:
-    times = visit.state.get("times", 0) + 1
+def remember(parameters: Tensors, context: LocalContext) -> tuple[Mapping[str, Any], Payload]:
+    times = context.state.get("times", 0) + 1
     return {}, {"last": [p.clone() for p in parameters], "times": times}
 
 

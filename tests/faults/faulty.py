@@ -17,7 +17,7 @@ import torch
 from fedlens.aggregate.server import Plain, momentum
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import Client, Op, Outcome, Payload
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 
 NAME = "1.weight"  # of the linear model

@@ -29,7 +29,8 @@ from typing import Any
 import fedlens.report.page
 from fedlens import api
 from fedlens.cli.main import app
-from fedlens.experiment import build, checkpoint, environment, files, results, runner, tensorfile
+from fedlens.experiment import atomic_files as files
+from fedlens.experiment import build, checkpoint, environment, results, runner, tensorfile
 
 PRELOADED = (api, build, checkpoint, environment, files, results, runner, fedlens.report.page)
 

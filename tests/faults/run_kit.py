@@ -27,14 +27,14 @@ from fedlens.algorithms.averaging import Parts, averaging
 from fedlens.local.rules import ClientRule
 
 
-def lean(gradients, parameters, visit):
-    past = visit.state.get("past")
+def lean(gradients, parameters, context):
+    past = context.state.get("past")
     return gradients if past is None else list(torch._foreach_add(gradients, past, alpha=0.05))
 
 
-def remember(parameters, visit):
-    past = torch._foreach_sub(visit.anchor, parameters)
-    return {}, {"past": list(past), "visits": visit.state.get("visits", 0) + 1}
+def remember(parameters, context):
+    past = torch._foreach_sub(context.anchor, parameters)
+    return {}, {"past": list(past), "visits": context.state.get("visits", 0) + 1}
 
 
 def stateful(parts: Parts):

@@ -27,8 +27,8 @@ from fedlens.cli.data_check import check
 from fedlens.cli.main import app
 from fedlens.core.registry import read_settings
 from fedlens.data.dataset import Dataset
-from fedlens.data.own.formats import FORMATS
-from tests.unit.data.own.boxed import OBJECTS, SPLITS, instances, picture, write_coco, write_voc, write_yolo
+from fedlens.data.formats.formats import FORMATS
+from tests.unit.data.formats.boxed import OBJECTS, SPLITS, instances, picture, write_coco, write_voc, write_yolo
 from tests.unit.data.pictures import pixels, write
 
 data = typer.Typer()

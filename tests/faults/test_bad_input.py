@@ -411,7 +411,7 @@ def test_json_has_standard_output_to_itself(folder: Path, tmp_path: Path) -> Non
 
     (tmp_path / "loud.py").write_text(
         "import os\nfrom fedlens.algorithms.averaging import averaging\nfrom fedlens.local.rules import ClientRule\n"
-        "def finish(parameters, visit):\n    print('printed')\n    os.write(1, b'written\\n')\n    return {}, None\n"
+        "def finish(parameters, context):\n    print('printed')\n    os.write(1, b'written\\n')\n    return {}, None\n"
         "def loud(parts):\n    print('built')\n    return averaging(parts, client=ClientRule(finish=finish))\n"
     )
     (tmp_path / "base.toml").write_text(BASE)

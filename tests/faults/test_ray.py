@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from fedlens.api import Experiment
+from fedlens.core.driver import Driver
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.gate import Gate
 from fedlens.core.protocol import Client, Failure, Outcome, Payload
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, vectors
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh, leftovers, pids
 
@@ -58,7 +58,7 @@ def _arise(graves: Path, times: int) -> Deadly:
 
 
 @pytest.fixture(scope="module")
-def gate() -> Iterator[Gate]:
+def gate() -> Iterator[Driver]:
     """Two small workers; the other engines of this file run on the same Ray."""
     before = leftovers()
     with fresh(cpus=0.2) as open_gate:
@@ -77,7 +77,7 @@ def gate() -> Iterator[Gate]:
     ("when", "times", "seconds"), [("at the start", 2, 0.001), ("in the middle", 1, 1.0)]
 )
 def test_a_killed_worker_is_replaced_and_its_work_done_again(
-    gate: Gate, tmp_path: Path, capfd: pytest.CaptureFixture[str], when: str, times: int, seconds: float
+    gate: Driver, tmp_path: Path, capfd: pytest.CaptureFixture[str], when: str, times: int, seconds: float
 ) -> None:
     gate.engine._seconds = seconds  # type: ignore[attr-defined]
     wanted = ask(
@@ -91,7 +91,7 @@ def test_a_killed_worker_is_replaced_and_its_work_done_again(
 
 
 def test_a_block_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
-    gate: Gate, tmp_path: Path
+    gate: Driver, tmp_path: Path
 ) -> None:
     wanted = ask(
         [{"die": "in the middle"} if k == 2 else {} for k in range(5)],
@@ -105,7 +105,7 @@ def test_a_block_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
     assert same(vectors([found[k] for k in rest]), [expected(wanted)[k] for k in rest])
 
 
-def test_a_worker_that_hangs_is_replaced_and_its_work_done_again(gate: Gate, tmp_path: Path) -> None:
+def test_a_worker_that_hangs_is_replaced_and_its_work_done_again(gate: Driver, tmp_path: Path) -> None:
     engine: Any = gate.engine
     wanted = ask([{"hang": True} if k == 2 else {} for k in range(6)], shared={"graves": str(tmp_path)})
     before, engine.timeout = set(pids(gate)), 2.0
@@ -118,7 +118,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_work_done_again(gate: Gate, tmp
     assert before - set(pids(gate))
 
 
-def test_all_workers_killed_at_once(gate: Gate) -> None:
+def test_all_workers_killed_at_once(gate: Driver) -> None:
     gate.engine._seconds = 1.0  # type: ignore[attr-defined]
     all_ready(gate)
     victims = pids(gate)
@@ -129,13 +129,13 @@ def test_all_workers_killed_at_once(gate: Gate) -> None:
     timer.join()
 
 
-def test_a_worker_killed_as_it_starts_is_replaced(gate: Gate, tmp_path: Path) -> None:
+def test_a_worker_killed_as_it_starts_is_replaced(gate: Driver, tmp_path: Path) -> None:
     with fresh(ops={"work": Deadly(tmp_path, 1)}, workers=1, cpus=0.2) as there:
         assert same(vectors(answers_to(there, ask([{}] * 2))), expected(ask([{}] * 2)))
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_workers_that_never_start_are_one_sentence(gate: Gate, tmp_path: Path) -> None:
+def test_workers_that_never_start_are_one_sentence(gate: Driver, tmp_path: Path) -> None:
     with (
         pytest.raises(RunFailed, match=r"^3 workers on the local Ray died as they started"),
         fresh(ops={"work": Deadly(tmp_path, 9)}, workers=1, cpus=0.2),
@@ -144,7 +144,7 @@ def test_workers_that_never_start_are_one_sentence(gate: Gate, tmp_path: Path) -
 
 
 def test_a_worker_that_cannot_read_the_program_says_why(
-    gate: Gate, capfd: pytest.CaptureFixture[str]
+    gate: Driver, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RunFailed) as caught, fresh(ops={"work": Stubborn()}, workers=1, cpus=0.2):
         pass
@@ -153,7 +153,7 @@ def test_a_worker_that_cannot_read_the_program_says_why(
     assert "_Unpickler" in capfd.readouterr().err  # where it was
 
 
-def test_other_versions_at_the_workers(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_at_the_workers(gate: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """This side says that it is another version than what the worker finds."""
     import fedlens
 
@@ -167,7 +167,7 @@ def test_other_versions_at_the_workers(gate: Gate, monkeypatch: pytest.MonkeyPat
     assert "torch" not in str(caught.value)
 
 
-def test_no_room_for_a_worker(gate: Gate) -> None:
+def test_no_room_for_a_worker(gate: Driver) -> None:
     with (
         pytest.raises(ConfigError, match=r"one takes 0.5 CPU and 0.5 GPU, and .* of 0 GPU are free"),
         fresh(workers=1, cpus=0.5, gpus=0.5, connect_timeout=0.5),
@@ -175,7 +175,7 @@ def test_no_room_for_a_worker(gate: Gate) -> None:
         pass
 
 
-def test_another_cluster_than_the_one_that_this_process_is_on(gate: Gate) -> None:
+def test_another_cluster_than_the_one_that_this_process_is_on(gate: Driver) -> None:
     with (
         pytest.raises(ConfigError, match=r"connected to the Ray at .* already, and not to 127.0.0.1:1 "),
         fresh(address="127.0.0.1:1"),

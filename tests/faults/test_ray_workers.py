@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
+from fedlens.core.driver import Driver
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.gate import Gate
 from fedlens.core.protocol import Client, Outcome, Payload
-from fedlens.core.seeding import Rng
-from fedlens.engines import ray_crew, ray_worker
+from fedlens.core.random import Rng
+from fedlens.engines import ray_pool as ray_crew
+from fedlens.engines import ray_worker
 from fedlens.engines.ray_worker import Relay
 from tests.unit.engines.engine_kit import answers_to, ask, expected, same, vectors, work
 from tests.unit.engines.fake_ray import on_fake_ray
 from tests.unit.engines.ray_kit import all_ready
 
 
-def until(gate: Gate, ready: int) -> None:
+def until(gate: Driver, ready: int) -> None:
     """Waits until so many workers are ready."""
     engine: Any = gate.engine
     end = time.monotonic() + 10

@@ -18,8 +18,8 @@ from fedlens.core.errors import RunDirectoryError, RunFailed
 from fedlens.experiment import checkpoint
 from fedlens.experiment.payload import encode
 from fedlens.experiment.progress import Silent
-from fedlens.experiment.runner import Standing
-from fedlens.experiment.statefiles import StateFiles, fault_of
+from fedlens.experiment.runner import RunState
+from fedlens.experiment.state_files import StateFiles, fault_of
 from tests.faults.run_kit import lives, outcome, summary
 
 # 40 clients of a megabyte each, of which four stay in memory; eight take part in a round.
@@ -30,16 +30,16 @@ from fedlens.algorithms.averaging import Parts, averaging
 from fedlens.local.rules import ClientRule
 
 
-def lean(gradients, parameters, visit):
-    past = visit.state.get("memory")
+def lean(gradients, parameters, context):
+    past = context.state.get("memory")
     return gradients if past is None else [g + 0.1 * past[: g.numel()].view_as(g) for g in gradients]
 
 
-def remember(parameters, visit):
-    memory = visit.state.get("memory", torch.zeros(2**18))
-    moved = torch.cat([(a - p).flatten() for a, p in zip(visit.anchor, parameters)])
+def remember(parameters, context):
+    memory = context.state.get("memory", torch.zeros(2**18))
+    moved = torch.cat([(a - p).flatten() for a, p in zip(context.anchor, parameters)])
     memory = 0.9 * memory.roll(1) + moved.repeat(-(-memory.numel() // moved.numel()))[: memory.numel()]
-    return {}, {"memory": memory, "visits": visit.state.get("visits", 0) + 1}
+    return {}, {"memory": memory, "visits": context.state.get("visits", 0) + 1}
 
 
 def heavy(parts: Parts):
@@ -117,15 +117,15 @@ def auto(**how: Any) -> dict[str, Any]:
     return {"args": "auto", "out": "broken", **how}
 
 
-def standing(path: Path) -> Standing:
+def run_state(path: Path) -> RunState:
     loaded = checkpoint.load_latest(path / "checkpoint")
     assert loaded is not None
-    return Standing.of(loaded.payload)
+    return RunState.of(loaded.payload)
 
 
 def states(path: Path) -> dict[Any, Mapping[str, Any]]:
     """The state of every client in the last checkpoint, from wherever it lies."""
-    files, saved = StateFiles(path / "states"), standing(path).clients.saved()
+    files, saved = StateFiles(path / "states"), run_state(path).clients.saved()
     return {**saved.states, **{client: files.get(key) for client, key in saved.keys.items()}}
 
 
@@ -143,7 +143,7 @@ def check_files(path: Path) -> None:
     wanted = checkpoint.states_of_all(path / "checkpoint")
     assert {file.stem for file in (path / "states").iterdir()} == wanted
     assert [fault for key in wanted if (fault := fault_of(path / "states", key))] == []
-    last = standing(path).clients.saved()
+    last = run_state(path).clients.saved()
     assert len(last.keys) >= 30
     assert not last.states
 
@@ -268,7 +268,7 @@ def test_a_checkpoint_is_saved_when_the_disk_has_its_states(
 def test_a_damaged_state_falls_back_to_the_checkpoint_before(whole: dict[str, Any], tmp_path: Path) -> None:
     path = stopped("broken", 5, "engine.state_memory=4", "checkpoint.seconds=0")
     last, before = (
-        set(Standing.of(checkpoint.load(path / "checkpoint" / name).payload).clients.saved().keys.values())
+        set(RunState.of(checkpoint.load(path / "checkpoint" / name).payload).clients.saved().keys.values())
         for name in ("round-000005", "round-000004")
     )
     assert len(last - before) == 8  # the cohort of that round
@@ -294,7 +294,7 @@ def test_the_best_round_that_is_saved_late_has_its_states(whole: dict[str, Any])
     path = stopped("broken", 7, every, "engine.state_memory=4")
     assert [p.name for p in sorted((path / "checkpoint").iterdir())] == ["round-000006", "round-000007"]
     best, last = (
-        Standing.of(checkpoint.load(path / "checkpoint" / name).payload).clients.saved().keys
+        RunState.of(checkpoint.load(path / "checkpoint" / name).payload).clients.saved().keys
         for name in ("round-000006", "round-000007")
     )
     assert len(set(best.values()) - set(last.values())) > 2  # were replaced in round 7
@@ -322,7 +322,7 @@ def test_a_state_that_is_lost_while_the_run_goes_on_ends_it_with_a_sentence(whol
     with pytest.raises(RunFailed, match="the file of a client's state cannot be read: No such file"):
         resume(path, progress=Losing())
     shutil.copytree(kept, path / "states", dirs_exist_ok=True)
-    assert standing(path).round == 4
+    assert run_state(path).round == 4
     resume(path)
     assert ended(path) == whole
     check_files(path)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedlens.core.gate import Gate, Tally
+from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from tests.identity.identity_kit import Points, World, course, model
 
@@ -51,7 +51,7 @@ def watched(algorithm, there: World, rounds: int = 5, faults=None, held=None) ->
         states.commit(k, kept)
     train = Faulty(algorithm.ops["train"], faults or {})
     engine.open(Program({**algorithm.ops, "train": train}, there, 0), states)
-    state, gate = algorithm.init(algorithm.parts.model, there.info), Gate(engine, states)
+    state, gate = algorithm.init(algorithm.parts.model, there.info), Driver(engine, states)
     for round in range(1, rounds + 1):
         gate.tally, train.round = Tally(), round
         context = RoundContext(round, rounds, there.info, Rng((0, "round", round)))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.algorithms.averaging import Averaging
-from fedlens.algorithms.gradients import OP
+from fedlens.algorithms.full_gradients import OP
 from fedlens.core.protocol import Client, ModelSpec, Op, Outcome, Payload
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from tests.identity.identity_kit import Points, Step, Tree, model
 
 EQUAL = (4, 4, 4, 4, 4, 4)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.algorithms.averaging import Parts
-from fedlens.core.gate import Gate, Tally
+from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import ClientStates, FederationInfo, ModelSpec, Program, RoundContext
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.classification import Classification
@@ -30,7 +30,7 @@ Tree = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Points:
-    """The interface of `fedlens.data.holders.Holding`, in float64."""
+    """The interface of `fedlens.data.client_datasets.Holding`, in float64."""
 
     inputs: Tensor
     targets: Tensor
@@ -143,7 +143,7 @@ class Course:
         engine.open(Program(self.algorithm.ops, self.there, self.seed), states)
         state = self.algorithm.init(self.algorithm.parts.model, self.there.info)
         try:
-            gate = Gate(engine, states)
+            gate = Driver(engine, states)
             for round in range(1, rounds + 1):
                 gate.tally = Tally()
                 context = RoundContext(round, rounds, self.there.info, Rng((self.seed, "round", round)))

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain
 from fedlens.algorithms.admm import admm, ceadmm, dual, iceadmm, liadmm
+from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
-from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
-from fedlens.core.gate import Gate, Tally
+from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from tests.identity.identity_kit import (
     EXACT,
@@ -503,7 +503,7 @@ def test_admm_by_sgd_descends_the_augmented_lagrangian_with_sampled_clients(abse
 
 
 def test_the_hook_is_the_gradient_of_its_terms_by_finite_differences_and_changes_no_input() -> None:
-    from fedlens.local.rules import Visit
+    from fedlens.local.rules import LocalContext
 
     g = torch.Generator().manual_seed(0)
     shapes = {"a": (2, 3), "b": (4,), "c": ()}
@@ -511,12 +511,12 @@ def test_the_hook_is_the_gradient_of_its_terms_by_finite_differences_and_changes
         [torch.randn(s, generator=g, dtype=torch.float64) for s in shapes.values()] for _ in range(4)
     )
     kept = [[t.clone() for t in tensors] for tensors in (anchor, at, task, u)]
-    visit = Visit(
+    context = LocalContext(
         list(shapes), anchor, {}, {"dual": dict(zip(shapes, u, strict=True))}, torch.empty(0), 0.1, 1
     )
     rule, rho, h = dual(sigma=0.7), 0.7, 1e-5
-    rule.start(visit)
-    added = [a - b for a, b in zip(rule.grad(task, at, visit), task, strict=True)]
+    rule.start(context)
+    added = [a - b for a, b in zip(rule.grad(task, at, context), task, strict=True)]
 
     def terms(point: list[Tensor]) -> float:
         away = [p - y for p, y in zip(point, anchor, strict=True)]
@@ -530,7 +530,7 @@ def test_the_hook_is_the_gradient_of_its_terms_by_finite_differences_and_changes
             slope = (terms(up) - terms(down)) / (2 * h)
             assert added[i].reshape(-1)[place].item() == pytest.approx(slope, abs=1e-8)
     assert all(a.abs().min() > 0 for a in added)
-    rule.finish(at, visit)
+    rule.finish(at, context)
     for now, then in zip((anchor, at, task, u), kept, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(now, then, strict=True))
 
@@ -584,7 +584,7 @@ def rounds_of(
     engine.open(Program(ops, there, 0), states)
     state = algorithm.init(algorithm.parts.model, there.info)
     try:
-        gate = Gate(engine, states)
+        gate = Driver(engine, states)
         for round in range(1, rounds + 1):
             gate.tally = Tally()
             context = RoundContext(round, rounds, there.info, Rng((0, "round", round)))

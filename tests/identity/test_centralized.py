@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from fedlens.algorithms.centralized import centralized
-from fedlens.algorithms.selecting import Uniform
+from fedlens.algorithms.client_sampling import Uniform
 from fedlens.core.errors import ConfigError
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
+from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate
-from fedlens.data.holders import Holders
 from fedlens.data.partition.shards import shards
 from tests.identity.identity_kit import Course, close, course, epoch, model, parts, world
 
@@ -74,7 +74,7 @@ def test_it_pools_exactly_what_the_clients_hold() -> None:
         "numbers", examples, examples, tuple("0123456789"), (0.0,), (1 / 255,), "none needed", "counting"
     )
     data, _ = federate(whole, lambda kept: shards(kept, 3, clients=7), validation=0.1, seed=1)
-    holders = Holders(data)
+    holders = ClientDatasets(data)
     pooled, _ = holders.holder("@train").stretch(0, len(holders.holder("@train")))
     theirs = [holders.holder(k).stretch(0, len(holders.holder(k)))[0] for k in range(data.clients)]
     pooled, held = pooled.flatten().round().long(), torch.cat(theirs).flatten().round().long()

@@ -5,8 +5,8 @@ import torch
 
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain
+from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
-from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
 from tests.identity.identity_kit import (
     SIZES,
     Course,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedlens.aggregate.server import Momentum
+from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
-from fedlens.algorithms.selecting import Uniform
 from tests.identity.identity_kit import SIZES, close, course, mean, model, parts, same, weights_of, world
 from tests.identity.test_fedavg import SGD, trained
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
+from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.feddane import NAME, feddane, tilt, tilted
 from fedlens.algorithms.fedir import reweighted
 from fedlens.algorithms.fedprox import fedprox
-from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
-from fedlens.core.seeding import Rng
-from fedlens.local.rules import Visit, proximal
+from fedlens.core.random import Rng
+from fedlens.local.rules import LocalContext, proximal
 from tests.identity.gradient_kit import EQUAL, faulty, full_gradient, loaded, rng_at, slots, weighted
 from tests.identity.identity_kit import (
     SIZES,
@@ -129,9 +129,9 @@ def test_the_corrections_of_a_cohort_that_is_asked_twice_sum_to_zero() -> None:
     made = feddane(parts(there, LOCAL, select=Uniform(4)), gradients_from="same")
     rule = made.train.rule
 
-    def start(visit: Visit) -> None:
-        tilt(visit)
-        found.append(visit.own[NAME])
+    def start(context: LocalContext) -> None:
+        tilt(context)
+        found.append(context.own[NAME])
 
     object.__setattr__(rule, "start", start)  # a spy, in this process alone
     course(made, there, rounds=2)
@@ -147,9 +147,9 @@ def test_the_gradient_is_that_of_the_formula_by_finite_differences() -> None:
     anchor, w, task, linear = (
         [torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes] for _ in range(4)
     )
-    visit = Visit(["a", "b", "c"], anchor, {}, {}, torch.empty(0), 0.1, 1)
-    visit.own[NAME] = linear
-    terms = [after - before for after, before in zip(tilted(task, w, visit, mu=mu), task, strict=True)]
+    context = LocalContext(["a", "b", "c"], anchor, {}, {}, torch.empty(0), 0.1, 1)
+    context.own[NAME] = linear
+    terms = [after - before for after, before in zip(tilted(task, w, context, mu=mu), task, strict=True)]
 
     def added(at: list[Tensor]) -> float:
         pairs = list(zip(at, anchor, linear, strict=True))

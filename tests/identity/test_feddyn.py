@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Momentum, Plain
 from fedlens.algorithms.averaging import Parts
+from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.feddyn import dynamic, feddyn
 from fedlens.algorithms.fedprox import fedprox
-from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
-from fedlens.local.rules import ClientRule, Visit, proximal
+from fedlens.local.rules import ClientRule, LocalContext, proximal
 from fedlens.local.settings import LocalSettings
 from tests.identity.drift_kit import (
     COUNTS,
@@ -159,12 +159,12 @@ def test_the_gradient_is_that_of_the_penalty_by_finite_differences_and_not_zero(
     rule = dynamic(alpha=alpha, weighting="uniform" if size is None else "examples")
     state = {"linear": dict(zip(names, linear, strict=True))}
     payload = {} if size is None else {"mean_examples": 6.0}
-    visit = Visit(names, anchor, payload, state, torch.empty(0), 0.1, 1, LocalSettings(lr=0.1))
-    visit.bench = type("Bench", (), {"client": type("Client", (), {"data": range(size or 1)})})
-    rule.start(visit)
+    context = LocalContext(names, anchor, payload, state, torch.empty(0), 0.1, 1, LocalSettings(lr=0.1))
+    context.problem = type("Bench", (), {"client": type("Client", (), {"data": range(size or 1)})})
+    rule.start(context)
     share = 1.0 if size is None else size / 6
     scale, own = min(1.0, share), alpha / share
-    bent = rule.grad(task, w, visit)
+    bent = rule.grad(task, w, context)
     added = [a - scale * b for a, b in zip(bent, task, strict=True)]
 
     def penalty(at: list[Tensor]) -> float:
@@ -183,11 +183,11 @@ def test_the_gradient_is_that_of_the_penalty_by_finite_differences_and_not_zero(
 
 def test_the_hooks_change_none_of_their_inputs() -> None:
     gradients, w, anchor, linear = ([torch.full((3,), value)] for value in (1.0, 2.0, 3.0, 4.0))
-    visit = Visit(["w"], anchor, {}, {"linear": {"w": linear[0]}}, torch.empty(0), 0.1, 1)
+    context = LocalContext(["w"], anchor, {}, {"linear": {"w": linear[0]}}, torch.empty(0), 0.1, 1)
     rule = dynamic(alpha=0.5)
-    rule.start(visit)
-    rule.grad(gradients, w, visit)
-    rule.finish(w, visit)
+    rule.start(context)
+    rule.grad(gradients, w, context)
+    rule.finish(w, context)
     assert [t[0][0] for t in (gradients, w, anchor, linear)] == [1.0, 2.0, 3.0, 4.0]
 
 
@@ -219,7 +219,7 @@ def test_h_is_that_mean_however_clients_solve_their_problem(change, weighting: s
     "given",
     [
         {"aggregate": Mean("examples")},
-        {"client": ClientRule(name="noting", finish=lambda parameters, visit: ({}, {"seen": 1}))},
+        {"client": ClientRule(name="noting", finish=lambda parameters, context: ({}, {"seen": 1}))},
         {"client": proximal(mu=1.0)},
         {"server": Momentum(0.5, 0.5)},
         {"aggregate": Mean("examples"), "select": Uniform(70)},

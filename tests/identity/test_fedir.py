@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedir import fedir, importance, risk
-from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
-from fedlens.local.rules import Visit
+from fedlens.local.rules import LocalContext
 from fedlens.tasks.classification import Classification
 from tests.identity.identity_kit import (
     CLASSES,
@@ -160,12 +160,12 @@ def tiny() -> Points:
     return Points(inputs, torch.tensor([0, 0, 1, 0, 2, 1, 0]))
 
 
-def visit_of(points: Points) -> Visit:
-    visit = Visit([], [], {}, {}, points.targets, 0.1, 1)
-    visit.bench = SimpleNamespace(  # type: ignore[assignment]
+def visit_of(points: Points) -> LocalContext:
+    context = LocalContext([], [], {}, {}, points.targets, 0.1, 1)
+    context.problem = SimpleNamespace(  # type: ignore[assignment]
         task=Classification(), client=SimpleNamespace(data=points), model=SimpleNamespace(classes=CLASSES)
     )
-    return visit
+    return context
 
 
 def estimate(points: Points, at: tuple[int, ...], normalize: bool, target=SKEWED) -> Tensor:
@@ -225,13 +225,13 @@ def test_eq_4_by_hand() -> None:
     # q = 1/2, 1/2 and p = 0.8, 0.2: weights 1.6 and 0.4. Logits (0, 0) cost log 2 whatever the class; (0, log 3)
     # cost log 4 for class 0.
     points = Points(torch.zeros(2, 1), torch.tensor([0, 1]))
-    visit = visit_of(points)
+    context = visit_of(points)
     outputs = torch.tensor([[0.0, 3.0], [0.0, 1.0]]).log1p().double()  # log 1, log 4; log 1, log 2
     first, second = torch.tensor([5.0, 1.5]).double().log()  # -log 1/5, -log 2/3
-    both = risk(outputs, points.targets, visit, target=[0.8, 0.2], normalize=True)
+    both = risk(outputs, points.targets, context, target=[0.8, 0.2], normalize=True)
     torch.testing.assert_close(both, (1.6 * first + 0.4 * second) / 2)
-    visit = visit_of(points)
-    unequal = risk(outputs[[0, 0, 1]], points.targets[[0, 0, 1]], visit, target=[0.8, 0.2], normalize=False)
+    context = visit_of(points)
+    unequal = risk(outputs[[0, 0, 1]], points.targets[[0, 0, 1]], context, target=[0.8, 0.2], normalize=False)
     torch.testing.assert_close(unequal, (1.6 * 2 * first + 0.4 * second) / 3)
 
 

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedir import COUNT, fedir, importance, reweighted
 from fedlens.algorithms.fedprox import fedprox
-from fedlens.algorithms.selecting import Fixed, Uniform
-from fedlens.local.chaining import chain
-from fedlens.local.rules import ClientRule, Visit, proximal
+from fedlens.local.chain import chain
+from fedlens.local.rules import ClientRule, LocalContext, proximal
 from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
@@ -168,8 +168,8 @@ def test_with_the_proximal_term_both_are_in_what_is_descended() -> None:
 def test_a_gradient_of_all_examples_that_another_rule_asks_for_is_the_weighted_one() -> None:
     there, seen = world(), []
 
-    def start(visit: Visit) -> None:
-        seen.append((visit.bench.client.id, visit.bench.gradient()[0], list(visit.anchor)))
+    def start(context: LocalContext) -> None:
+        seen.append((context.problem.client.id, context.problem.gradient()[0], list(context.anchor)))
 
     rule = replace(chain(proximal(mu=1.0), reweighted(target=SKEWED)), start=start)
     course(fedavg(parts(there, FULL, select=Fixed((1, 4)), client=rule)), there, rounds=1)

@@ -10,10 +10,10 @@ from torch import nn
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.normalized import Normalized
 from fedlens.aggregate.server import Momentum
+from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.fedprox import fedprox
-from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
 from fedlens.local.rules import proximal
 from tests.identity.identity_kit import (
     SIZES,

@@ -7,9 +7,9 @@ import torch
 
 from fedlens.aggregate.adaptive import Adaptive, adagrad, adam, yogi
 from fedlens.aggregate.server import SERVERS, momentum
+from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi
-from fedlens.algorithms.selecting import Uniform
 from tests.identity.identity_kit import SIZES, close, course, mean, model, parts, same, world
 from tests.identity.test_fedavg import SGD, trained
 from tests.identity.test_fedavgm import Listening

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from fedlens.aggregate.mean import Mean
+from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.moon import contrastive
-from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.errors import ConfigError
-from fedlens.local.chaining import chain
-from fedlens.local.rules import ClientRule, Visit, plain, proximal, proximal_grad
+from fedlens.local.chain import chain
+from fedlens.local.rules import ClientRule, LocalContext, plain, proximal, proximal_grad
 from tests.identity.identity_kit import (
     SIZES,
     Points,
@@ -32,8 +32,8 @@ from tests.identity.identity_kit import (
 from tests.identity.test_fedavg import SGD, bare_sgd
 
 
-def visit_at(anchor: list[torch.Tensor]) -> Visit:
-    return Visit([str(i) for i in range(len(anchor))], anchor, {}, {}, torch.empty(0), 0.1, 1)
+def visit_at(anchor: list[torch.Tensor]) -> LocalContext:
+    return LocalContext([str(i) for i in range(len(anchor))], anchor, {}, {}, torch.empty(0), 0.1, 1)
 
 
 def test_mu_of_zero_is_fedavg_bit_for_bit() -> None:

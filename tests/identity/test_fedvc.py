@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
 from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.client_sampling import BySize, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedvc import fedvc
-from fedlens.algorithms.selecting import BySize, Fixed, Uniform
 from fedlens.core.protocol import FederationInfo, RoundContext
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.local.rules import proximal
 from fedlens.local.training import virtual
 from tests.identity.identity_kit import (

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.client_sampling import Everyone, Uniform
 from fedlens.algorithms.fedavg import fedavg
-from fedlens.algorithms.selecting import Everyone, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import Vectorized
-from fedlens.local.rules import ClientRule, Visit
+from fedlens.local.rules import ClientRule, LocalContext
 from tests.identity.identity_kit import course, model, parts, same, world
 
 STEPS = {"lr": 0.2, "epochs": 2, "batch_size": 4, "momentum": 0.3}
@@ -52,8 +52,8 @@ class Deadly:
 
     grave: Path
 
-    def __call__(self, visit: Visit) -> None:
-        if len(visit.bench.data) and visit.bench.client.id == 3 and not self.grave.exists():
+    def __call__(self, context: LocalContext) -> None:
+        if len(context.problem.data) and context.problem.client.id == 3 and not self.grave.exists():
             self.grave.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 

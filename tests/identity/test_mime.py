@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
+from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedir import reweighted
 from fedlens.algorithms.mime import mime, mimelite
-from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
 from fedlens.local.rules import proximal
 from tests.identity.gradient_kit import faulty, full_gradient, gradient, loaded, rng_at, slots, weighted
 from tests.identity.identity_kit import (

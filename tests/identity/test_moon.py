@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.normalized import Normalized
+from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import contrast, contrastive, moon
-from fedlens.algorithms.selecting import Fixed, Uniform
-from fedlens.core.gate import Gate, Tally
+from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.local.rules import proximal
 from tests.identity.identity_kit import (
@@ -142,7 +142,7 @@ def test_local_training_is_that_of_the_paper_and_the_previous_model_is_the_clien
     local = {**SGD, "batch_size": size}
     run = course(moon(parts(there, local, spec, select=Uniform(3)), mu=MU, temperature=T), there, rounds=6)
     last: dict[int, Tree] = {}
-    visits = []
+    contexts = []
     for step in run.steps:
         ends = []
         for slot, k in enumerate(step.cohort):
@@ -156,13 +156,13 @@ def test_local_training_is_that_of_the_paper_and_the_previous_model_is_the_clien
                 size=size,
             )
             ends.append(end)
-            visits.append(k in last)
+            contexts.append(k in last)
         last |= dict(zip(step.cohort, ends, strict=True))
         expected = mean(ends, [sizes[k] for k in step.cohort])
         got = {n: step.after["model"][n] for n in expected}
         close(got, expected, rtol=1e-10, atol=1e-11)
-    assert True in visits
-    assert False in visits
+    assert True in contexts
+    assert False in contexts
     # some client came back after a round that it was not in: what it compares with is older than the global model
     rounds = [[step.round for step in run.steps if k in step.cohort] for k in range(6)]
     assert any(b - a > 1 for there_in in rounds for a, b in pairwise(there_in))
@@ -272,7 +272,7 @@ class Spoiling:
 
     inner: World
     client: int
-    visit: int
+    context: int
     seen: list[int] = field(default_factory=list)
 
     @property
@@ -284,19 +284,19 @@ class Spoiling:
         if client != self.client:
             return points
         self.seen.append(1)
-        broken = len(self.seen) == self.visit
+        broken = len(self.seen) == self.context
         return Points(points.inputs * float("nan"), points.targets) if broken else points
 
 
 def test_a_refused_or_absent_client_keeps_its_older_model_and_an_accepted_one_the_newer() -> None:
     spec = model(norm=True, frozen=True)
-    there = Spoiling(world([4, 8, 5, 2, 12, 7]), client=4, visit=2)
+    there = Spoiling(world([4, 8, 5, 2, 12, 7]), client=4, context=2)
     local = {**SGD, "batch_size": 20}
     turns = Turns(((4, 1), (0, 1), (4, 0), (4, 1)))
     algorithm = moon(parts(there, local, spec, select=turns), mu=MU, temperature=T)
     engine, states = inline(), ClientStates()
     engine.open(Program(algorithm.ops, there, 0), states)
-    gate, state = Gate(engine, states), algorithm.init(spec, there.info)
+    gate, state = Driver(engine, states), algorithm.init(spec, there.info)
     kept: list[dict[int, Tree]] = []
     refused = []
     for round in range(1, 5):

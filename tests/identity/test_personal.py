@@ -13,18 +13,18 @@ from fedlens.aggregate.normalized import Normalized
 from fedlens.algorithms.admm import dual
 from fedlens.algorithms.averaging import Averaging
 from fedlens.algorithms.centralized import centralized
+from fedlens.algorithms.client_evaluation import MEASURED, spread
+from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedbn import fedbn
 from fedlens.algorithms.fedir import reweighted
 from fedlens.algorithms.fedprox import fedprox
-from fedlens.algorithms.measuring import MEASURED, spread
 from fedlens.algorithms.moon import contrastive
 from fedlens.algorithms.personal import finetune, local_only
-from fedlens.algorithms.selecting import Fixed, Uniform
+from fedlens.core.driver import Driver, Tally
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.gate import Gate, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.local.rules import ClientRule, proximal
 from tests.identity.identity_kit import (
@@ -88,7 +88,7 @@ class Driven:
     def run(self, rounds: int) -> Driven:
         engine, self.states = inline(), ClientStates()
         engine.open(Program(self.algorithm.ops, self.there, 0), self.states)
-        self.gate = Gate(engine, self.states)
+        self.gate = Driver(engine, self.states)
         self.state = self.algorithm.init(self.algorithm.parts.model, self.algorithm.parts.federation)
         self.cohorts: list[tuple[int, ...]] = []
         self.before: list[Any] = []

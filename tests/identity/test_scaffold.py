@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Momentum
+from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.scaffold import control_variate, scaffold, travel
-from fedlens.algorithms.selecting import Everyone, Fixed, Uniform
 from fedlens.local.rules import ServerRule, proximal
 from fedlens.local.settings import LocalSettings
 from tests.identity.drift_kit import (
@@ -317,8 +317,8 @@ def test_the_control_term_has_the_sign_that_pulls_back() -> None:
     there = quadratics()
     best, rule = optimum(there, UNIFORM), control_variate()
 
-    def turned(gradients, parameters, visit):
-        corrected = rule.grad(gradients, parameters, visit)
+    def turned(gradients, parameters, context):
+        corrected = rule.grad(gradients, parameters, context)
         return [2 * g - c for g, c in zip(gradients, corrected, strict=True)]  # g - (c - c_i)
 
     wrong = replace(rule, grad=turned)

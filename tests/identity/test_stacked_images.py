@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.algorithms import ALGORITHMS
-from fedlens.algorithms.selecting import Everyone, Uniform
+from fedlens.algorithms.client_sampling import Everyone, Uniform
 from fedlens.core.protocol import ModelSpec
+from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.federated import TensorExamples
-from fedlens.data.holders import Holding
 from fedlens.engines.vectorized import vectorized
 from tests.identity.identity_kit import (
     CLASSES,
@@ -34,7 +34,7 @@ class Pictures(World):
         images[0] = 0
         examples = TensorExamples(images, torch.randint(CLASSES, (n,), generator=g))
         places = (1 + torch.randperm(n - 1, generator=g)).split(list(sizes))
-        super().__init__(tuple(Holding(examples, at, (0.0,), (1.0,)) for at in places))  # type: ignore[arg-type]
+        super().__init__(tuple(ClientDataset(examples, at, (0.0,), (1.0,)) for at in places))  # type: ignore[arg-type]
 
 
 def pictured(input_shape: Sequence[int], classes: int) -> nn.Module:

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.fedavg import fedavg
-from fedlens.algorithms.selecting import Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Call, Client
-from fedlens.core.seeding import Rng, Secrets
+from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import tree_of
 from fedlens.engines.vectorized import vectorized
-from fedlens.local.chaining import chain
-from fedlens.local.rules import ClientRule, Visit, proximal
-from fedlens.local.stacked_steps import Steps
+from fedlens.local.chain import chain
+from fedlens.local.rules import ClientRule, LocalContext, proximal
+from fedlens.local.vectorized.steps import Steps
 from tests.identity.identity_kit import (
     CLASSES,
     course,
@@ -31,24 +31,24 @@ from tests.identity.identity_kit import (
 from tests.identity.stacked_kit import STEPS, agree
 
 
-def scaled(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> list[Tensor]:
+def scaled(gradients: list[Tensor], parameters: list[Tensor], context: LocalContext) -> list[Tensor]:
     """Each leaf's gradient times what `start` left, towards the anchor, and to a tree that the server sent to all."""
-    pull = torch._foreach_sub(parameters, visit.anchor)
+    pull = torch._foreach_sub(parameters, context.anchor)
     return [
-        g * visit.own["times"] + visit.own["pull"] * p + t
-        for g, p, t in zip(gradients, pull, visit.own["toward"], strict=True)
+        g * context.own["times"] + context.own["pull"] * p + t
+        for g, p, t in zip(gradients, pull, context.own["toward"], strict=True)
     ]
 
 
 @pytest.mark.parametrize("kind", ["the same number", "a number of each", "a tensor of each"])
 def test_what_start_leaves_is_each_clients_own(kind: str) -> None:
-    def start(visit: Visit) -> None:
-        n = len(visit.bench.data)
-        visit.own["times"] = {"the same number": 0.7, "a number of each": n / 9}.get(
+    def start(context: LocalContext) -> None:
+        n = len(context.problem.data)
+        context.own["times"] = {"the same number": 0.7, "a number of each": n / 9}.get(
             kind, torch.tensor(n / 9)
         )
-        visit.own["pull"] = 0.2
-        visit.own["toward"] = [w * n / 50 for w in visit.anchor]
+        context.own["pull"] = 0.2
+        context.own["toward"] = [w * n / 50 for w in context.anchor]
 
     rule = ClientRule(name="mine", start=start, grad=scaled, stackable=True)
     agree(fedavg(parts(world(), STEPS, select=Uniform(4), client=rule)), world())
@@ -61,12 +61,14 @@ OF_NO_LEAF = {"a number": (1,), "a number of each hidden unit": (5,), "a number 
 def test_a_tensor_that_belongs_to_no_leaf_stands_against_the_axes_that_it_would_alone(kind: str) -> None:
     """As many clients as classes: with one more axis it would stand against the wrong one, and nobody would know."""
 
-    def start(visit: Visit) -> None:
-        visit.own["times"] = torch.full(OF_NO_LEAF[kind], len(visit.bench.data) / 9, dtype=torch.float64)
+    def start(context: LocalContext) -> None:
+        context.own["times"] = torch.full(
+            OF_NO_LEAF[kind], len(context.problem.data) / 9, dtype=torch.float64
+        )
 
-    def grad(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> list[Tensor]:
+    def grad(gradients: list[Tensor], parameters: list[Tensor], context: LocalContext) -> list[Tensor]:
         found = list(gradients)
-        found[-2] = found[-2] * visit.own["times"]  # the last layer's weight, [classes, hidden units]
+        found[-2] = found[-2] * context.own["times"]  # the last layer's weight, [classes, hidden units]
         return found
 
     rule = ClientRule(name="mine", start=start, grad=grad, stackable=True)
@@ -77,22 +79,24 @@ def test_a_tensor_that_belongs_to_no_leaf_stands_against_the_axes_that_it_would_
 def test_the_rate_that_start_sets_is_each_clients_own(share: float) -> None:
     """Of some clients or of all; two of them have the same one."""
 
-    def start(visit: Visit) -> None:
-        if visit.bench.client.id != 0 or share:
-            visit.lr *= 0.25 + len(visit.bench.data) // 6 / 4
+    def start(context: LocalContext) -> None:
+        if context.problem.client.id != 0 or share:
+            context.lr *= 0.25 + len(context.problem.data) // 6 / 4
 
     rule = ClientRule(name="slower", start=start, grad=scaled_back, stackable=True)
     agree(fedavg(parts(world(), STEPS | {"momentum": 0.3}, client=rule)), world())
     agree(fedavg(parts(world(), STEPS, model(dropout=0.3), client=replace(rule, grad=None))), world())
 
 
-def scaled_back(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> list[Tensor]:
-    return [g * (0.1 / visit.lr) + visit.settings.lr * p for g, p in zip(gradients, parameters, strict=True)]
+def scaled_back(gradients: list[Tensor], parameters: list[Tensor], context: LocalContext) -> list[Tensor]:
+    return [
+        g * (0.1 / context.lr) + context.settings.lr * p for g, p in zip(gradients, parameters, strict=True)
+    ]
 
 
 def test_an_anchor_that_start_sets_is_refused() -> None:
-    def start(visit: Visit) -> None:
-        visit.anchor = [0.5 * value for value in visit.anchor]
+    def start(context: LocalContext) -> None:
+        context.anchor = [0.5 * value for value in context.anchor]
 
     made = fedavg(parts(world(), STEPS, client=ClientRule(name="mine", start=start, stackable=True)))
     with pytest.raises(ConfigError, match=r"`start` sets visit\.anchor") as caught:
@@ -101,10 +105,10 @@ def test_an_anchor_that_start_sets_is_refused() -> None:
 
 
 NOT_THERE: dict[str, Any] = {
-    "state": lambda visit: visit.state.get("x", 0.0), "labels": lambda visit: len(visit.labels),
-    "steps": lambda visit: visit.steps, "bench": lambda visit: len(visit.bench.data),
-    "batch": lambda visit: visit.batch, "features": lambda visit: len(visit.features),
-    "proximal": lambda visit: visit.proximal,
+    "state": lambda context: context.state.get("x", 0.0), "labels": lambda context: len(context.labels),
+    "steps": lambda context: context.steps, "bench": lambda context: len(context.problem.data),
+    "batch": lambda context: context.batch, "features": lambda context: len(context.features),
+    "proximal": lambda context: context.proximal,
 }  # fmt: skip
 
 
@@ -112,8 +116,8 @@ NOT_THERE: dict[str, Any] = {
 def test_what_a_stacked_visit_does_not_stand_for_is_not_there(name: str) -> None:
     """Known before anything runs, since the rule needs nothing of the server."""
 
-    def grad(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> list[Tensor]:
-        NOT_THERE[name](visit)
+    def grad(gradients: list[Tensor], parameters: list[Tensor], context: LocalContext) -> list[Tensor]:
+        NOT_THERE[name](context)
         return gradients
 
     made = fedavg(parts(world(), STEPS, client=ClientRule(name="mine", grad=grad, stackable=True)))
@@ -125,10 +129,10 @@ def test_what_a_stacked_visit_does_not_stand_for_is_not_there(name: str) -> None
 
 @pytest.mark.parametrize("how", [lambda p: p["pull"], lambda p: p.get("pull", 0.0), lambda p: "pull" in p])
 def test_what_the_server_sends_to_each_is_not_there_for_all(how: Any) -> None:
-    def grad(gradients: list[Tensor], parameters: list[Tensor], visit: Visit) -> list[Tensor]:
-        how(visit.payload)
-        assert visit.payload.get("absent", 3) == 3
-        assert "lr" in visit.payload
+    def grad(gradients: list[Tensor], parameters: list[Tensor], context: LocalContext) -> list[Tensor]:
+        how(context.payload)
+        assert context.payload.get("absent", 3) == 3
+        assert "lr" in context.payload
         return gradients
 
     train = fedavg(parts(world(), STEPS, client=ClientRule(name="mine", grad=grad, stackable=True))).train
@@ -150,7 +154,9 @@ def test_what_the_server_sends_to_each_is_not_there_for_all(how: Any) -> None:
 
 
 def test_memory_that_runs_out_in_a_full_gradient_is_no_clients_fault(monkeypatch) -> None:
-    from fedlens.local import stacked_gradient, stacked_visit, together
+    from fedlens.local.vectorized import context as stacked_visit
+    from fedlens.local.vectorized import full_gradient as stacked_gradient
+    from fedlens.local.vectorized import train_group as together
 
     def scarce(*given: Any) -> Any:
         raise torch.OutOfMemoryError("no more")
@@ -177,7 +183,7 @@ def test_memory_that_runs_out_in_a_full_gradient_is_no_clients_fault(monkeypatch
 def test_a_rule_that_does_not_say_that_it_may_be_stacked_is_refused() -> None:
     for rule, said in (
         (ClientRule(name="mine", grad=scaled), "the client rule 'mine' does not say"),
-        (ClientRule(finish=lambda p, visit: ({}, None)), "a client rule without a name does not say"),
+        (ClientRule(finish=lambda p, context: ({}, None)), "a client rule without a name does not say"),
         (chain(proximal(mu=0.1), ClientRule(name="mine", grad=scaled)), "'proximal.mine' does not say"),
     ):
         with pytest.raises(ConfigError, match=said) as caught:

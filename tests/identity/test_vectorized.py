@@ -17,21 +17,21 @@ from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
 from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import contrastive
-from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.errors import ConfigError
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import Call, Client, ModelSpec
-from fedlens.core.seeding import Rng, Secrets
+from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import tree_of
 from fedlens.engines.vectorized import Vectorized, vectorized
-from fedlens.local.bench import Bench
-from fedlens.local.chaining import chain
+from fedlens.local.chain import chain
+from fedlens.local.problem import LocalProblem
 from fedlens.local.rules import ClientRule, proximal
-from fedlens.local.stackable import obstacle
-from fedlens.local.stacked_model import StackedModel
+from fedlens.local.vectorized.model import StackedModel
+from fedlens.local.vectorized.support import obstacle
 from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
@@ -154,7 +154,7 @@ def test_full_gradients_are_taken_together(name: str, monkeypatch) -> None:
     algorithm, settings = MORE.get(name, (name, FAMILY.get(name, {})))
     made = ALGORITHMS.find(algorithm)(parts(world(), STEPS, select=Uniform(4)), **settings)
     expected = course(made, world())
-    monkeypatch.setattr(Bench, "objective", lambda *given, **more: pytest.fail("one by one"))
+    monkeypatch.setattr(LocalProblem, "objective", lambda *given, **more: pytest.fail("one by one"))
     found = course(made, world(), engine=Vectorized())
     torch.testing.assert_close(dict(found.final), dict(expected.final), **CLOSE)
     assert found.steps[-1].tally.sums["batches"] == expected.steps[-1].tally.sums["batches"]
@@ -316,7 +316,7 @@ def test_a_passing_fault_of_nobody_costs_nothing_and_one_that_stays_is_told(monk
     def faulty(train: Any, calls: Any) -> Any:
         raise OSError("for a moment")
 
-    rule = ClientRule(name="mine", stackable=True, finish=lambda p, visit: ({}, {"last": list(p)}))
+    rule = ClientRule(name="mine", stackable=True, finish=lambda p, context: ({}, {"last": list(p)}))
     made = fedavg(parts(world(), STEPS, client=rule))
     engine = vectorized()
     engine.check(made.ops)
@@ -446,7 +446,7 @@ def test_batch_normalization_is_refused_with_the_fix() -> None:
 
 def test_training_that_is_one_client_after_the_other_is_refused_with_the_reason() -> None:
     made = fedavg(parts(world(), STEPS))
-    solver = ClientRule(name="s", solve=lambda visit: None)  # type: ignore[arg-type,return-value]
+    solver = ClientRule(name="s", solve=lambda context: None)  # type: ignore[arg-type,return-value]
     for change, said in (
         ({"rule": solver}, "'s' solves each client's problem"),
         ({"personal": frozenset({"0.weight"})}, "the clients' own"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedlens.core.protocol import Failure, Id, Reply
 from fedlens.core.schema import NumberField, Schema, TreeField
 from fedlens.core.tree import Leaf
-from fedlens.engines.shared import Packer, Pool, Region, unpack
+from fedlens.engines.shared_memory import Packer, Pool, Region, unpack
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,

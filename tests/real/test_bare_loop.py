@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedlens.api import Experiment
-from fedlens.core.seeding import Rng
-from fedlens.core.seeds import derive
+from fedlens.core.random import Rng, derive
 from fedlens.data.partition.partition import Partition
 
 pytestmark = pytest.mark.real

@@ -16,11 +16,11 @@ from PIL import Image
 from fedlens.core.errors import DataError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset
-from fedlens.data.findings import Finding
-from fedlens.data.own.check import check_folder
-from fedlens.data.own.coco_json import coco_json
-from fedlens.data.own.voc_xml import voc_xml
-from fedlens.data.own.yolo_txt import yolo_txt
+from fedlens.data.diagnostics import Finding
+from fedlens.data.formats.check import check_folder
+from fedlens.data.formats.coco_json import coco_json
+from fedlens.data.formats.voc_xml import voc_xml
+from fedlens.data.formats.yolo_txt import yolo_txt
 
 pytestmark = pytest.mark.real
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedlens.core.gate import Gate
+from fedlens.core.driver import Driver
 from fedlens.core.protocol import ClientStates, Op, Program
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
@@ -34,11 +34,11 @@ class Points:
 
 
 @contextmanager
-def gate(engine: str, ops: Mapping[str, Op], data: Any = None, seed: int = 0) -> Iterator[Gate]:
+def gate(engine: str, ops: Mapping[str, Op], data: Any = None, seed: int = 0) -> Iterator[Driver]:
     """A gate over an open engine."""
     made, states = ENGINES[engine](), ClientStates()
     made.open(Program(ops, data or Points(), seed), states)
     try:
-        yield Gate(made, states)
+        yield Driver(made, states)
     finally:
         made.close()

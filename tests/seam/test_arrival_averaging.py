@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Reply, Request
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from tests.seam.seam_kit import ENGINES, Points, gate
 
 

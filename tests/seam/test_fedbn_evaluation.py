@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.core.tree import load_into, part, select, spec_of, tree_of
 from tests.seam.seam_kit import ENGINES, gate
 

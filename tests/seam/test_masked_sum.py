@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from tests.seam.seam_kit import ENGINES, gate
 
 PRIME = int(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Reply, Request
+from fedlens.core.random import Rng
 from fedlens.core.schema import Schema, TensorField
-from fedlens.core.seeding import Rng
 from tests.seam.seam_kit import ENGINES, gate
 
 N, LR, STEPS = 4, 0.002, 3

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
+from fedlens.core.random import Rng
 from fedlens.core.schema import Schema, TensorField
-from fedlens.core.seeding import Rng
 from tests.seam.seam_kit import ENGINES, Points, gate
 
 LR = 0.05

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.core.gate import Gate
+from fedlens.core.driver import Driver
 from fedlens.core.protocol import Ask, Client, ClientStates, Outcome, Payload, Program, Reduce, Reply, Request
-from fedlens.core.seeding import Rng
-from fedlens.experiment.statefiles import StateFiles
+from fedlens.core.random import Rng
+from fedlens.experiment.state_files import StateFiles
 from tests.seam.seam_kit import ENGINES, Points, gate
 
 
@@ -59,10 +59,10 @@ def drift(payload: Payload, client: Client, rng: Rng) -> Outcome:
     """What a client remembers grows out of what it remembered: a lost or mistaken state shows for ever after."""
     before = client.state.get("memory", torch.full((1000,), float(client.id)))
     memory = before * 1.5 + torch.randn(1000, generator=rng.torch("drift"))
-    visits = client.state.get("visits", 0) + 1
+    contexts = client.state.get("visits", 0) + 1
     # Every other client leaves its second visit out of account.
-    left_out = isinstance(client.id, int) and client.id % 2 == 0 and visits == 2
-    return Outcome({"x": memory.sum()}, None if left_out else {"memory": memory, "visits": visits})
+    left_out = isinstance(client.id, int) and client.id % 2 == 0 and contexts == 2
+    return Outcome({"x": memory.sum()}, None if left_out else {"memory": memory, "visits": contexts})
 
 
 ROUNDS = [[0, 1, 2, 3], [2, 5, 2], [7, 6, 5, 4], [0, 5, 0, 5, 1], [3, 2, 1]]
@@ -83,7 +83,7 @@ def remembered(engine: str, order: Any, states: ClientStates) -> list[Any]:
     made = ENGINES[engine]()
     made.open(Program({"drift": drift}, Points(), 0), states)
     try:
-        drive = Gate(made, states).drive
+        drive = Driver(made, states).drive
         # In arrival order it is a matter of chance who comes last: each client once, and none broken off.
         takes = [9, 2, 9, 9, 9] if order == "request" else [9] * 5
         rounds = ROUNDS if order == "request" else [list(dict.fromkeys(cohort)) for cohort in ROUNDS]
@@ -123,7 +123,9 @@ def test_an_engine_that_is_closed_early_holds_nothing(engine: str, tmp_path: Pat
     made = ENGINES[engine]()
     made.open(Program({"drift": drift}, Points(), 0), states)
     for order in ("arrival", "request"):
-        answers = Gate(made, states).exchange(Ask("drift", [Request(k) for k in range(8)], order=order), 1, 0)
+        answers = Driver(made, states).exchange(
+            Ask("drift", [Request(k) for k in range(8)], order=order), 1, 0
+        )
         next(answers)
     made.close()
     states.restore({})

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
-from fedlens.core.folding import REPLIES, How, Update, fold
 from fedlens.core.protocol import Answer, Reduce, Reply
+from fedlens.core.reduction import REPLIES, How, Update, fold
 from fedlens.core.registry import Entry, Registry
 
 Weighting = Literal["examples", "uniform"]

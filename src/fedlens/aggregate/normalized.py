@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedlens.aggregate.mean import Mean, Weighting
-from fedlens.core.folding import How, Update
 from fedlens.core.protocol import Answer, Reduce
+from fedlens.core.reduction import How, Update
 from fedlens.core.tree import scale
 
 TauEff = Annotated[

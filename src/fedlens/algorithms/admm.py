@@ -24,10 +24,10 @@ from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
-from fedlens.core.folding import Update
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
+from fedlens.core.reduction import Update
 from fedlens.core.tree import Tree, map_tree, select
-from fedlens.local.duals import Variables, exact, linear, stepping
+from fedlens.local.dual import Variables, exact, linear, stepping
 from fedlens.local.rules import ClientRule, ServerRule
 
 Absent = Annotated[
@@ -84,7 +84,7 @@ def admm(
 
     Source: ghaemi2022 section 4.3, its second "Algorithm 2", Eq. 2.16; Zhou and Li 2021 (arXiv 2110.15318), section 2.
         With `absent = "last"` and a solver that stops early (`solver = "sgd"`, or a coarse `tolerance`) it is FedADMM
-        of Zhou and Li 2022 (arXiv 2204.10607), but for its tolerance, which shrinks from visit to visit.
+        of Zhou and Li 2022 (arXiv 2204.10607), but for its tolerance, which shrinks from visit to context.
 
     Weighting: By examples, `w_i = n_i / n`; with `aggregate.weighting = "uniform"` all `w_i` are the same. With
         `absent = "drop"` they are relative to the clients that replied.
@@ -111,7 +111,7 @@ def admm(
         tolerance: 1e-3 unless set. 1e-6 and below for float64 studies.
         max_iterations: 50 unless set. How often it was too few is `unsolved` in metrics.jsonl.
         absent: "last" is the one with theory, and is slow while many clients have not been drawn yet. With "drop" a
-            client's dual is as old as its last visit.
+            client's dual is as old as its last context.
         local.epochs: 1 to 10 with `solver = "sgd"`.
 
     Try: algorithm.solver=sgd algorithm.sigma=0.1
@@ -122,13 +122,13 @@ def admm(
     Tests: tests/identity/test_admm.py
 
     Example:
-        >>> from fedlens.local.rules import Visit
-        >>> visit = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> from fedlens.local.rules import LocalContext
+        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
         >>> rule = dual(sigma=2.0)
-        >>> rule.start(visit)  # u = 0 at first
-        >>> rule.grad([torch.tensor([0.5])], [torch.tensor([1.5])], visit)  # 0.5 + 0 + 2 (1.5 - 1)
+        >>> rule.start(context)  # u = 0 at first
+        >>> rule.grad([torch.tensor([0.5])], [torch.tensor([1.5])], context)  # 0.5 + 0 + 2 (1.5 - 1)
         [tensor([1.5000])]
-        >>> sent, kept = rule.finish([torch.tensor([1.5])], visit)  # u = 0 + 2 (1.5 - 1), z = 1.5 + 1 / 2
+        >>> sent, kept = rule.finish([torch.tensor([1.5])], context)  # u = 0 + 2 (1.5 - 1), z = 1.5 + 1 / 2
         >>> kept["dual"]["w"], sent["update"]["w"]  # y - z
         (tensor([1.]), tensor([-1.]))
     """

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server import Plain, ServerStep
-from fedlens.algorithms.measuring import (
+from fedlens.algorithms.client_evaluation import (
     MEASURED,
     EvaluateOwn,
     Who,
@@ -27,10 +27,9 @@ from fedlens.algorithms.measuring import (
     refuse_too_many,
     refuse_unmeasured,
 )
-from fedlens.algorithms.measuring import OP as EVALUATE_OWN
-from fedlens.algorithms.selecting import BySize, Select, Uniform
+from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
+from fedlens.algorithms.client_sampling import BySize, Select, Uniform
 from fedlens.core.errors import ConfigError
-from fedlens.core.folding import How, Update
 from fedlens.core.protocol import (
     Ask,
     Evaluation,
@@ -42,8 +41,9 @@ from fedlens.core.protocol import (
     RoundContext,
     State,
 )
+from fedlens.core.reduction import How, Update
 from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
-from fedlens.local.chaining import chain
+from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train

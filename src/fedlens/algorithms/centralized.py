@@ -103,7 +103,7 @@ def centralized(parts: Parts) -> Centralized:
 
     Example:
         >>> import numpy as np
-        >>> from fedlens.core.seeding import Rng
+        >>> from fedlens.core.random import Rng
         >>> from fedlens.local.settings import LocalSettings
         >>> from fedlens.models.simple import linear
         >>> from fedlens.tasks.classification import Classification

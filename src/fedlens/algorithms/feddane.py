@@ -13,7 +13,8 @@ from pydantic import Field
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.algorithms.gradients import (
+from fedlens.algorithms.client_sampling import Select, Uniform
+from fedlens.algorithms.full_gradients import (
     FULL_GRADIENT,
     OP,
     Gradient,
@@ -21,11 +22,10 @@ from fedlens.algorithms.gradients import (
     mean_gradient,
     refuse_corrected,
 )
-from fedlens.algorithms.selecting import Select, Uniform
-from fedlens.core.folding import Update
 from fedlens.core.protocol import Answers, Ask, ClientId, Payload, RoundContext
+from fedlens.core.reduction import Update
 from fedlens.core.schema import Schema
-from fedlens.local.rules import ClientRule, ServerRule, Tensors, Visit, proximal_grad
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, proximal_grad
 
 NAME = "feddane"
 
@@ -98,9 +98,9 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
     Tests: tests/identity/test_feddane.py
 
     Example:
-        >>> visit = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
-        >>> visit.own["feddane"] = [torch.tensor([-0.5])]  # g - grad F_k
-        >>> tilted([torch.tensor([2.0])], [torch.tensor([1.5])], visit, mu=2.0)  # 2 - 0.5 + 2 (1.5 - 1)
+        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> context.own["feddane"] = [torch.tensor([-0.5])]  # g - grad F_k
+        >>> tilted([torch.tensor([2.0])], [torch.tensor([1.5])], context, mu=2.0)  # 2 - 0.5 + 2 (1.5 - 1)
         [tensor([2.5000])]
     """
     refuse_corrected(parts, "FedDANE")
@@ -127,16 +127,16 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
 # -- at the client -------------------------------------------------------------------------------------------
 
 
-def tilt(visit: Visit) -> None:
+def tilt(context: LocalContext) -> None:
     """g^t - grad F_k(w^t), by one more pass over the client's data: it need not have been asked before."""
-    own, _ = visit.bench.gradient()
-    visit.own[NAME] = list(torch._foreach_sub(visit.listed(visit.payload[NAME]), own))
+    own, _ = context.problem.gradient()
+    context.own[NAME] = list(torch._foreach_sub(context.listed(context.payload[NAME]), own))
 
 
-def tilted(gradients: Tensors, parameters: Tensors, visit: Visit, *, mu: float) -> Tensors:
+def tilted(gradients: Tensors, parameters: Tensors, context: LocalContext, *, mu: float) -> Tensors:
     """grad F_k(w; batch) + (g^t - grad F_k(w^t)) + mu (w - w^t): the gradient of line 7."""
-    turned = list(torch._foreach_add(gradients, visit.own[NAME]))
-    return proximal_grad(turned, parameters, visit, mu=mu) if mu else turned
+    turned = list(torch._foreach_add(gradients, context.own[NAME]))
+    return proximal_grad(turned, parameters, context, mu=mu) if mu else turned
 
 
 # -- at the server -------------------------------------------------------------------------------------------

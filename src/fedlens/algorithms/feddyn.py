@@ -13,12 +13,12 @@ from pydantic import Field
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.folding import Update
 from fedlens.core.protocol import FederationInfo, Payload, RoundContext
+from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import TreeField
 from fedlens.core.tree import Tree, TreeSpec, add, part, scale, zeros_like
-from fedlens.local.rules import ClientRule, ServerRule, Tensors, Visit
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors
 
 Alpha = Annotated[
     float,
@@ -98,12 +98,12 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
 
     Example:
         >>> own = {"linear": {"w": torch.tensor([3.0])}}
-        >>> visit = Visit(["w"], [torch.tensor([5.0])], {}, own, torch.tensor([]), lr=0.5, steps=1)
+        >>> context = LocalContext(["w"], [torch.tensor([5.0])], {}, own, torch.tensor([]), lr=0.5, steps=1)
         >>> rule = dynamic(alpha=2.0)
-        >>> rule.start(visit)
-        >>> rule.grad([torch.tensor([4.0])], [torch.tensor([5.5])], visit)  # 4 - 3 + 2 (5.5 - 5)
+        >>> rule.start(context)
+        >>> rule.grad([torch.tensor([4.0])], [torch.tensor([5.5])], context)  # 4 - 3 + 2 (5.5 - 5)
         [tensor([2.])]
-        >>> rule.finish([torch.tensor([4.5])], visit)[1]["linear"]["w"]  # 3 - 2 (4.5 - 5)
+        >>> rule.finish([torch.tensor([4.5])], context)[1]["linear"]["w"]  # 3 - 2 (4.5 - 5)
         tensor([4.])
     """
     mean = parts.aggregate in (None, Mean("uniform"))
@@ -160,38 +160,40 @@ class _Terms:
     centre: Tensors
 
 
-def _start(visit: Visit, alpha: float) -> None:
+def _start(context: LocalContext, alpha: float) -> None:
     share = 1.0
-    if "mean_examples" in visit.payload:
-        share = len(visit.bench.client.data) / visit.payload["mean_examples"]
-    own, centre = visit.state.get("linear"), visit.anchor
+    if "mean_examples" in context.payload:
+        share = len(context.problem.client.data) / context.payload["mean_examples"]
+    own, centre = context.state.get("linear"), context.anchor
     if own is not None:
-        centre = list(torch._foreach_add(centre, visit.listed(own), alpha=share / alpha))
-    terms = visit.own["dynamic"] = _Terms(alpha / share, min(1.0, share), centre)
-    visit.proximal += terms.scale * terms.alpha - alpha
+        centre = list(torch._foreach_add(centre, context.listed(own), alpha=share / alpha))
+    terms = context.own["dynamic"] = _Terms(alpha / share, min(1.0, share), centre)
+    context.proximal += terms.scale * terms.alpha - alpha
 
 
-def dynamic_grad(gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
+def dynamic_grad(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
     """s_k (g - l_k + alpha_k (w - w^t)), the gradient of what client k minimizes, scaled."""
-    terms: _Terms = visit.own["dynamic"]
+    terms: _Terms = context.own["dynamic"]
     if terms.scale != 1:
         gradients = list(torch._foreach_mul(gradients, terms.scale))
-        if visit.settings.weight_decay:  # the optimizer adds the whole of it, and it is part of f_k
-            decay = (terms.scale - 1) * visit.settings.weight_decay
+        if context.settings.weight_decay:  # the optimizer adds the whole of it, and it is part of f_k
+            decay = (terms.scale - 1) * context.settings.weight_decay
             torch._foreach_add_(gradients, parameters, alpha=decay)
     away = torch._foreach_sub(parameters, terms.centre)
     return list(torch._foreach_add(gradients, away, alpha=terms.scale * terms.alpha))
 
 
-def _finish(parameters: Tensors, visit: Visit, alpha: float, send: bool) -> tuple[Mapping[str, Any], Payload]:
-    terms: _Terms = visit.own["dynamic"]
-    update = torch._foreach_sub(visit.anchor, parameters)
+def _finish(
+    parameters: Tensors, context: LocalContext, alpha: float, send: bool
+) -> tuple[Mapping[str, Any], Payload]:
+    terms: _Terms = context.own["dynamic"]
+    update = torch._foreach_sub(context.anchor, parameters)
     change = torch._foreach_mul(update, terms.alpha)  # - alpha_k (w_k - w^t)
-    own = visit.state.get("linear")
-    linear = change if own is None else torch._foreach_add(visit.listed(own), change)
+    own = context.state.get("linear")
+    linear = change if own is None else torch._foreach_add(context.listed(own), change)
     # p_k times the change of l_k is alpha Delta_k at every client.
-    sent = {"linear": visit.tree(torch._foreach_mul(update, alpha))} if send else {}
-    return sent, {"linear": visit.tree(linear)}
+    sent = {"linear": context.tree(torch._foreach_mul(update, alpha))} if send else {}
+    return sent, {"linear": context.tree(linear)}
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:

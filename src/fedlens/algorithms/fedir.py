@@ -15,7 +15,6 @@ from torch import Tensor
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
-from fedlens.core.folding import fold
 from fedlens.core.protocol import (
     Answers,
     Ask,
@@ -30,10 +29,11 @@ from fedlens.core.protocol import (
     Request,
     RoundContext,
 )
+from fedlens.core.random import Rng
+from fedlens.core.reduction import fold
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import NumberField, Schema, TensorField
-from fedlens.core.seeding import Rng
-from fedlens.local.rules import ClientRule, ServerRule, Visit
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule
 from fedlens.local.training import Train
 
 NAME = "reweighted"
@@ -164,27 +164,29 @@ def importance(labels: Tensor, target: Tensor) -> Tensor:
 
 
 def risk(
-    outputs: Tensor, targets: Tensor, visit: Visit, *, target: str | list[float], normalize: bool
+    outputs: Tensor, targets: Tensor, context: LocalContext, *, target: str | list[float], normalize: bool
 ) -> Tensor:
     """The weighted loss of a batch: hsu2020 Eq. 4, or Eq. 1 in the mean. 0 where all weights of the batch are 0."""
-    losses = visit.bench.task.losses(outputs, targets)
+    losses = context.problem.task.losses(outputs, targets)
     # Made when it is first asked for: another rule may want a gradient before `start` and without local training.
-    if NAME not in visit.own:
-        visit.own[NAME] = importance(visit.bench.client.data.labels(), _target(visit, target)).to(losses)
-    weights: Tensor = visit.own[NAME][targets]
+    if NAME not in context.own:
+        context.own[NAME] = importance(context.problem.client.data.labels(), _target(context, target)).to(
+            losses
+        )
+    weights: Tensor = context.own[NAME][targets]
     if not normalize:
         return (weights * losses).mean()
     # The floor is for a batch of classes of probability 0 alone; no other sum is as small.
     return (weights * losses).sum() / weights.sum().clamp(min=torch.finfo(losses.dtype).tiny)
 
 
-def _target(visit: Visit, target: str | list[float]) -> Tensor:
+def _target(context: LocalContext, target: str | list[float]) -> Tensor:
     if not isinstance(target, str):
         return torch.tensor(target, dtype=torch.float64)
     if target == "population":
-        gathered: Tensor = visit.payload[TARGET]
+        gathered: Tensor = context.payload[TARGET]
         return gathered
-    classes = visit.bench.model.classes
+    classes = context.problem.model.classes
     return torch.full((classes,), 1 / classes, dtype=torch.float64)
 
 

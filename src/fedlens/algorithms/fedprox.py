@@ -9,7 +9,7 @@ from pydantic import Field
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.algorithms.selecting import BySize
+from fedlens.algorithms.client_sampling import BySize
 from fedlens.core.errors import ConfigError
 from fedlens.local.rules import Mu, proximal
 
@@ -68,9 +68,9 @@ def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fe
 
     Example:
         >>> import torch
-        >>> from fedlens.local.rules import Visit, proximal
-        >>> visit = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
-        >>> proximal(mu=2.0).grad([torch.tensor([0.5])], [torch.tensor([1.5])], visit)  # 0.5 + 2 (1.5 - 1)
+        >>> from fedlens.local.rules import LocalContext, proximal
+        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> proximal(mu=2.0).grad([torch.tensor([0.5])], [torch.tensor([1.5])], context)  # 0.5 + 2 (1.5 - 1)
         [tensor([1.5000])]
     """
     rule, server = proximal(mu=mu), Plain(lr)

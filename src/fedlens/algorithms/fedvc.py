@@ -10,7 +10,7 @@ from pydantic import Field
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.algorithms.selecting import BySize, Everyone, Uniform
+from fedlens.algorithms.client_sampling import BySize, Everyone, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.local.settings import LocalSettings
 

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field as SettingField
+from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.algorithms.base_optimizers import (
-    Base,
-    BaseOptimizer,
-    Beta,
-    Beta2,
-    Eps,
-    FirstV,
-    along,
-    base_optimizer,
-    direction,
-    first_statistics,
-    tracked,
-)
-from fedlens.algorithms.gradients import (
+from fedlens.algorithms.full_gradients import (
     FULL_GRADIENT,
     OP,
     Gradient,
@@ -33,17 +23,53 @@ from fedlens.algorithms.gradients import (
     refuse_corrected,
 )
 from fedlens.core.errors import ConfigError
-from fedlens.core.folding import Update
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
+from fedlens.core.reduction import Update
 from fedlens.core.schema import Field, Schema, TreeField
-from fedlens.core.tree import Tree, TreeSpec, part
-from fedlens.local.rules import ClientRule, ServerRule, Tensors, Visit
+from fedlens.core.tree import Tree, TreeSpec, map_tree, part
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors
 from fedlens.local.settings import LocalSettings
 
 MIME, LITE = "mime", "mimelite"
 STATISTICS = "statistics"  # s, in the payload and in the server's state
 CONTROL = "control"  # c, likewise
 FULL = "full_gradient"  # the field of MimeLite's replies
+
+BaseOptimizer = Annotated[
+    Literal["sgd", "momentum", "adam", "adagrad"],
+    SettingField(description="the optimizer whose statistics the server keeps"),
+]
+Beta = Annotated[
+    float | None, SettingField(ge=0, lt=1, description="memory of the momentum; unset: 0.9 (momentum, adam)")
+]
+Beta2 = Annotated[
+    float | None, SettingField(ge=0, lt=1, description="memory of the squared gradients; unset: 0.99 (adam)")
+]
+Eps = Annotated[
+    float | None,
+    SettingField(gt=0, allow_inf_nan=False, description="added to sqrt(v); unset: 0.001 (adam, adagrad)"),
+]
+FirstV = Annotated[
+    float | None,
+    SettingField(ge=0, allow_inf_nan=False, description="v in the first round; unset: eps^2 (adam, adagrad)"),
+]
+
+# What each has, with its usual value; v0's depends on eps.
+SETTINGS: Mapping[str, Mapping[str, float]] = {
+    "sgd": {},
+    "momentum": {"beta": 0.9},
+    "adam": {"beta": 0.9, "beta2": 0.99, "eps": 1e-3, "v0": 0.0},
+    "adagrad": {"eps": 1e-3, "v0": 0.0},
+}
+STATISTICS_OF: Mapping[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("m",),
+    "adam": ("m", "v"),
+    "adagrad": ("v",),
+}
+
+Statistics = Mapping[str, Tree]
+Scale = float | Tensors
 
 
 def mime(
@@ -118,12 +144,12 @@ def mime(
     Tests: tests/identity/test_mime.py
 
     Example:
-        >>> visit = Visit(["w"], [torch.tensor([0.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
-        >>> visit.payload = {"statistics": {"m": {"w": torch.tensor([4.0])}}, "control": {"w": torch.tensor([1.0])}}
+        >>> context = LocalContext(["w"], [torch.tensor([0.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> context.payload = {"statistics": {"m": {"w": torch.tensor([4.0])}}, "control": {"w": torch.tensor([1.0])}}
         >>> base = base_optimizer("momentum", beta=0.5)
-        >>> start_mime(visit, base=base)
-        >>> visit.at_anchor = [torch.tensor([2.0])]
-        >>> mime_step([torch.tensor([3.0])], [], visit)  # g = 3 - 2 + 1; 0.5 g + 0.5 m
+        >>> start_mime(context, base=base)
+        >>> context.at_anchor = [torch.tensor([2.0])]
+        >>> mime_step([torch.tensor([3.0])], [], context)  # g = 3 - 2 + 1; 0.5 g + 0.5 m
         [tensor([3.])]
     """
     base = base_optimizer(optimizer, beta=beta, beta2=beta2, eps=eps, v0=v0)
@@ -266,35 +292,35 @@ def refuse_local_statistics(local: LocalSettings, title: str) -> None:
 # -- at the client -------------------------------------------------------------------------------------------
 
 
-def _sent(visit: Visit) -> dict[str, Tensors]:
-    return {name: visit.listed(tree) for name, tree in visit.payload[STATISTICS].items()}
+def _sent(context: LocalContext) -> dict[str, Tensors]:
+    return {name: context.listed(tree) for name, tree in context.payload[STATISTICS].items()}
 
 
-def start_mime(visit: Visit, *, base: Base) -> None:
+def start_mime(context: LocalContext, *, base: Base) -> None:
     """U is linear in g: U(g - g_x + c; s) = scale (g - g_x) + U(c; s), and U(c; s) is the same in every step."""
-    scale, shift = direction(base, _sent(visit))
-    visit.own[MIME] = scale, along(visit.listed(visit.payload[CONTROL]), scale, shift)
+    scale, shift = direction(base, _sent(context))
+    context.own[MIME] = scale, along(context.listed(context.payload[CONTROL]), scale, shift)
 
 
-def mime_step(gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
+def mime_step(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
     """U(grad f_i(y; batch) - grad f_i(x; batch) + c; s)."""
-    scale, shift = visit.own[MIME]
-    return along(list(torch._foreach_sub(gradients, visit.at_anchor)), scale, shift)
+    scale, shift = context.own[MIME]
+    return along(list(torch._foreach_sub(gradients, context.at_anchor)), scale, shift)
 
 
-def start_lite(visit: Visit, *, base: Base) -> None:
+def start_lite(context: LocalContext, *, base: Base) -> None:
     """The statistics, and grad f_i(x) over all the client's data."""
-    visit.own[LITE] = direction(base, _sent(visit))
-    visit.own[FULL], _ = visit.bench.gradient()
+    context.own[LITE] = direction(base, _sent(context))
+    context.own[FULL], _ = context.problem.gradient()
 
 
-def lite_step(gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
+def lite_step(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
     """U(grad f_i(y; batch); s)."""
-    return along(gradients, *visit.own[LITE])
+    return along(gradients, *context.own[LITE])
 
 
-def _finish(parameters: Tensors, visit: Visit) -> tuple[Mapping[str, Any], Payload | None]:
-    return {FULL: visit.tree(visit.own[FULL])}, None
+def _finish(parameters: Tensors, context: LocalContext) -> tuple[Mapping[str, Any], Payload | None]:
+    return {FULL: context.tree(context.own[FULL])}, None
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, Field]:
@@ -327,3 +353,105 @@ def _mime_after(state: Payload, update: Update, ctx: RoundContext, *, base: Base
 
 def _lite_after(state: Payload, update: Update, ctx: RoundContext, *, base: Base) -> tuple[Payload, Update]:
     return {STATISTICS: tracked(base, update.more[FULL], state[STATISTICS])}, update
+
+
+# -- base optimizers, in two halves: a step U(g; s) and the tracking of statistics V(g, s) --
+
+
+@dataclass(frozen=True)
+class Base:
+    """An optimizer and those of its settings that it has; the others are 0."""
+
+    optimizer: str
+    beta: float = 0.0
+    beta2: float = 0.0
+    eps: float = 0.0
+    v0: float = 0.0
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of its statistics: `m`, the mean of past gradients, and `v`, of their squares."""
+        return STATISTICS_OF[self.optimizer]
+
+
+def base_optimizer(
+    optimizer: BaseOptimizer,
+    *,
+    beta: float | None = None,
+    beta2: float | None = None,
+    eps: float | None = None,
+    v0: float | None = None,
+) -> Base:
+    """The optimizer of these settings; None is the usual value.
+
+    Raises `ConfigError` where a setting is given that the optimizer does not have.
+
+    >>> base_optimizer("adam", eps=0.01)
+    Base(optimizer='adam', beta=0.9, beta2=0.99, eps=0.01, v0=0.0001)
+    """
+    has = SETTINGS[optimizer]
+    every = {"beta": beta, "beta2": beta2, "eps": eps, "v0": v0}
+    given = {name: value for name, value in every.items() if value is not None}
+    stray = next((name for name in given if name not in has), None)
+    if stray is not None:
+        takers = [f"'{other}'" for other, settings in SETTINGS.items() if stray in settings]
+        raise ConfigError(
+            f"'{optimizer}' has no {stray}",
+            where=stray,
+            hint=f"leave it out, or take optimizer = {' or '.join(takers)}",
+        )
+    settings = {**has, **given}
+    if "v0" in has and v0 is None:
+        settings["v0"] = settings["eps"] ** 2
+    return Base(optimizer, **settings)
+
+
+def first_statistics(base: Base, weights: Tree) -> dict[str, dict[str, Tensor]]:
+    """m = 0 and v = v0, in the shapes of the weights."""
+    first = {"m": 0.0, "v": base.v0}
+    return {
+        name: map_tree(lambda w, value=first[name]: torch.full_like(w, value), weights)
+        for name in base.statistics
+    }
+
+
+def direction(base: Base, statistics: Mapping[str, Tensors]) -> tuple[Scale, Tensors | None]:
+    """U(g; s) = scale g + shift: the scale, and the shift (None is 0), which depend on s alone.
+
+    >>> direction(base_optimizer("momentum", beta=0.75), {"m": [torch.tensor([4.0])]})
+    (0.25, [tensor([3.])])
+    """
+    shift = list(torch._foreach_mul(statistics["m"], base.beta)) if "m" in statistics else None
+    if "v" not in statistics:
+        return 1 - base.beta, shift
+    length = torch._foreach_sqrt(statistics["v"])
+    torch._foreach_add_(length, base.eps)
+    if shift is not None:
+        torch._foreach_div_(shift, length)
+    scale = torch._foreach_reciprocal(length)
+    torch._foreach_mul_(scale, 1 - base.beta)
+    return list(scale), shift
+
+
+def along(gradients: Tensors, scale: Scale, shift: Tensors | None) -> Tensors:
+    """scale g + shift, as new tensors."""
+    scaled = torch._foreach_mul(gradients, scale)
+    if shift is not None:
+        torch._foreach_add_(scaled, shift)
+    return list(scaled)
+
+
+def tracked(base: Base, gradient: Tree, statistics: Statistics) -> dict[str, dict[str, Tensor]]:
+    """V(g, s): the statistics after one more gradient.
+
+    >>> after = tracked(base_optimizer("momentum", beta=0.75), {"w": torch.ones(1)}, {"m": {"w": torch.zeros(1)}})
+    >>> after["m"]["w"]
+    tensor([0.2500])
+    """
+    new: dict[str, dict[str, Tensor]] = {}
+    if "m" in statistics:
+        new["m"] = map_tree(lambda g, m: (1 - base.beta) * g + base.beta * m, gradient, statistics["m"])
+    if "v" in statistics:
+        keep, add = (1.0, 1.0) if base.optimizer == "adagrad" else (base.beta2, 1 - base.beta2)
+        new["v"] = map_tree(lambda g, v: add * g.square() + keep * v, gradient, statistics["v"])
+    return new

@@ -16,7 +16,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, ModelSpec, Payload
 from fedlens.core.tree import Tree, part
 from fedlens.local.features import OWN
-from fedlens.local.rules import ClientRule, Tensors, Visit
+from fedlens.local.rules import ClientRule, LocalContext, Tensors
 from fedlens.models.projection import last_linear
 
 Mu = Annotated[
@@ -128,19 +128,19 @@ def _fits(federation: FederationInfo, model: ModelSpec) -> None:
         )
 
 
-def _looks(visit: Visit) -> Mapping[str, Tree]:
-    """The global model and the client's last one; none at its first visit."""
-    tree = visit.bench.tree
-    return {THERE: tree, PREVIOUS: {**tree, **visit.state[PREVIOUS]}} if PREVIOUS in visit.state else {}
+def _looks(context: LocalContext) -> Mapping[str, Tree]:
+    """The global model and the client's last one; none at its first context."""
+    tree = context.problem.tree
+    return {THERE: tree, PREVIOUS: {**tree, **context.state[PREVIOUS]}} if PREVIOUS in context.state else {}
 
 
 def _loss(
-    loss: Tensor, outputs: Tensor, targets: Tensor, visit: Visit, *, mu: float, temperature: float
+    loss: Tensor, outputs: Tensor, targets: Tensor, context: LocalContext, *, mu: float, temperature: float
 ) -> Tensor:
-    """l_sup + mu l_con (Eq. 4); l_sup alone at the client's first visit."""
-    if PREVIOUS not in visit.state:
+    """l_sup + mu l_con (Eq. 4); l_sup alone at the client's first context."""
+    if PREVIOUS not in context.state:
         return loss
-    seen = visit.features
+    seen = context.features
     if OWN not in seen:
         raise ConfigError(
             "the model's last linear layer, in order of definition, takes no part in its forward pass",
@@ -150,9 +150,9 @@ def _loss(
     return loss + mu * contrast(seen[OWN], seen[THERE], seen[PREVIOUS], temperature)
 
 
-def _finish(parameters: Tensors, visit: Visit) -> tuple[Mapping[str, Any], Payload]:
+def _finish(parameters: Tensors, context: LocalContext) -> tuple[Mapping[str, Any], Payload]:
     """The trained model becomes the client's last one: its weights and its own running statistics."""
-    learner = visit.bench.learner
+    learner = context.problem.learner
     statistics = {name: learner.rest[name] for name in part(learner.spec, "buffer", "counter")}
-    trained = {**visit.tree(parameters), **statistics}
+    trained = {**context.tree(parameters), **statistics}
     return {}, {PREVIOUS: {name: value.clone() for name, value in trained.items()}}

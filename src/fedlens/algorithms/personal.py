@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.algorithms.measuring import refuse_unmeasured, tuning
+from fedlens.algorithms.client_evaluation import refuse_unmeasured, tuning
 from fedlens.core.errors import ConfigError
 
 

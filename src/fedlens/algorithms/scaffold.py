@@ -13,12 +13,12 @@ from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Plain, Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
-from fedlens.core.folding import Update
 from fedlens.core.protocol import FederationInfo, Payload, RoundContext
+from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import TreeField
 from fedlens.core.tree import Tree, TreeSpec, add, part, zeros_like
-from fedlens.local.rules import ClientRule, ServerRule, Tensors, Visit
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors
 from fedlens.local.settings import LocalSettings
 
 Option = Annotated[
@@ -97,12 +97,12 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
         >>> from fedlens.local.settings import LocalSettings
         >>> sent = {"variate": {"w": torch.tensor([1.0])}}  # c = 1, and c_i = 3
         >>> own = {"variate": {"w": torch.tensor([3.0])}}
-        >>> visit = Visit(["w"], [torch.tensor([5.0])], sent, own, torch.tensor([]), lr=0.5, steps=2)
+        >>> context = LocalContext(["w"], [torch.tensor([5.0])], sent, own, torch.tensor([]), lr=0.5, steps=2)
         >>> rule = control_variate()
-        >>> rule.start(visit)
-        >>> rule.grad([torch.tensor([4.0])], [], visit)  # 4 - 3 + 1
+        >>> rule.start(context)
+        >>> rule.grad([torch.tensor([4.0])], [], context)  # 4 - 3 + 1
         [tensor([2.])]
-        >>> fields, state = rule.finish([torch.tensor([3.5])], visit)  # after a second gradient of 3
+        >>> fields, state = rule.finish([torch.tensor([3.5])], context)  # after a second gradient of 3
         >>> state["variate"]["w"], fields["variate"]["w"]  # c_i+ = (4 + 3) / 2, and how it changed
         (tensor([3.5000]), tensor([0.5000]))
     """
@@ -155,32 +155,34 @@ def travel(settings: LocalSettings, lr: float, steps: int, proximal: float = 0.0
 # -- the client ------------------------------------------------------------------------------------------------
 
 
-def _start(visit: Visit, option: str) -> None:
-    control, own = visit.listed(visit.payload["variate"]), visit.state.get("variate")
+def _start(context: LocalContext, option: str) -> None:
+    control, own = context.listed(context.payload["variate"]), context.state.get("variate")
     if own is not None:
-        control = list(torch._foreach_sub(control, visit.listed(own)))
-    visit.own["control"] = control  # c - c_i
+        control = list(torch._foreach_sub(control, context.listed(own)))
+    context.own["control"] = control  # c - c_i
     if option == "I":  # Eq. (4): the gradient of the client's objective at x, its weight decay with it
-        gradient, _ = visit.bench.gradient()
-        decay = visit.settings.weight_decay
-        visit.own["variate"] = list(torch._foreach_add(gradient, visit.anchor, alpha=decay))
+        gradient, _ = context.problem.gradient()
+        decay = context.settings.weight_decay
+        context.own["variate"] = list(torch._foreach_add(gradient, context.anchor, alpha=decay))
 
 
-def _corrected(gradients: Tensors, parameters: Tensors, visit: Visit) -> Tensors:
+def _corrected(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
     """Eq. (3): g_i(y) - c_i + c."""
-    return list(torch._foreach_add(gradients, visit.own["control"]))
+    return list(torch._foreach_add(gradients, context.own["control"]))
 
 
-def _finish(parameters: Tensors, visit: Visit, option: str) -> tuple[Mapping[str, Any], Payload]:
+def _finish(parameters: Tensors, context: LocalContext, option: str) -> tuple[Mapping[str, Any], Payload]:
     if option == "I":
-        new: Tensors = visit.own["variate"]
+        new: Tensors = context.own["variate"]
     else:  # Eq. (4): c_i - c + (x - y) / (eta A)
-        new = list(torch._foreach_sub(visit.anchor, parameters))
-        torch._foreach_div_(new, visit.lr * travel(visit.settings, visit.lr, visit.steps, visit.proximal))
-        torch._foreach_sub_(new, visit.own["control"])
-    own = visit.state.get("variate")
-    change = new if own is None else torch._foreach_sub(new, visit.listed(own))
-    return {"variate": visit.tree(change)}, {"variate": visit.tree(new)}
+        new = list(torch._foreach_sub(context.anchor, parameters))
+        torch._foreach_div_(
+            new, context.lr * travel(context.settings, context.lr, context.steps, context.proximal)
+        )
+        torch._foreach_sub_(new, context.own["control"])
+    own = context.state.get("variate")
+    change = new if own is None else torch._foreach_sub(new, context.listed(own))
+    return {"variate": context.tree(change)}, {"variate": context.tree(new)}
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:

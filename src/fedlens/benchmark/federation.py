@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from fedlens.benchmark.limit import Workload, cifar_cnn, linear, mnist_cnn
-from fedlens.core.gate import Gate, Tally
+from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.experiment.build import build, plan
 from fedlens.experiment.config import read_config
-from fedlens.experiment.sources import Source
+from fedlens.experiment.config_source import Source
 
 MODELS = {cifar_cnn: "hsu-cnn", mnist_cnn: "mcmahan-cnn", linear: "linear"}
 _MANY = 1_000_000  # rounds: a benchmark takes as many as it likes
@@ -67,7 +67,7 @@ class Federation:
         self.threads = (
             torch.get_num_threads()
         )  # as the engine wants them in this process; others open after it
-        self.gate = Gate(self.built.engine, states)
+        self.gate = Driver(self.built.engine, states)
         self.state = self.built.algorithm.init(self.built.model, self.built.federation)
 
     def round(self, clock: Callable[[], float] = time.perf_counter) -> float:

@@ -13,14 +13,13 @@ from fedlens.benchmark.profile_model import ModelCost, cost_of
 from fedlens.benchmark.profile_peak import Peak, peak_of
 from fedlens.benchmark.profile_rounds import Rounds, evaluations, measure
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.engines.computing import computing_of
-from fedlens.engines.placing import usable_cores
+from fedlens.engines.devices import computing_of, usable_cores
 from fedlens.experiment.build import Built, build, data_directory, plan
-from fedlens.experiment.choosing import choose
 from fedlens.experiment.config import read_config
+from fedlens.experiment.config_source import Source, read_source
 from fedlens.experiment.environment import describe_environment
+from fedlens.experiment.resolve import resolve
 from fedlens.experiment.results import subject
-from fedlens.experiment.sources import Source, read_source
 from fedlens.models import MODELS
 
 
@@ -180,7 +179,7 @@ def profile_model(
     values: dict[str, Any] = {"model": {"name": name}}
     source = Source(values)
     if overrides:
-        from fedlens.experiment.sources import override
+        from fedlens.experiment.config_source import override
 
         source = override(source, overrides)
         stray = next((key for key in source.values if key != "model"), None)
@@ -190,7 +189,7 @@ def profile_model(
                 where=f"--set {stray}",
                 hint=nearest(stray, ["model"]),
             )
-    found = choose(MODELS, source.values["model"], "model", source)
+    found = resolve(MODELS, source.values["model"], "model", source)
     found.made(lambda: found.factory(tuple(shape), classes, **found.settings))
     return cost_of(lambda: found.factory(tuple(shape), classes, **found.settings), shape, batch)
 

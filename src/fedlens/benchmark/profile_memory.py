@@ -19,8 +19,8 @@ import torch
 from fedlens.benchmark.profile_clock import on_gpu
 from fedlens.core.protocol import Ask, ClientId, Failure, Id, Payload, Program, Request
 from fedlens.core.registry import load_file, user_files
-from fedlens.engines.answering import Item, Site
-from fedlens.engines.computing import Computing, computing_of
+from fedlens.engines.devices import Computing, computing_of
+from fedlens.engines.executor import Executor, Item
 from fedlens.engines.memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def main() -> None:
     examples = len(program.data.holder(request.client))
     item = Item(Id(1, 0, 0), request.client, request.payload, state)
     before = _begin()
-    answer = Site(program).answer(ask.op, ask.shared, item, ask.expect)
+    answer = Executor(program).answer(ask.op, ask.shared, item, ask.expect)
     training = max(0, _most() - before)
     if isinstance(answer, Failure):
         sys.exit(f"the client failed: {answer.reason}")

@@ -15,14 +15,14 @@ from typing import Any
 from fedlens.benchmark.profile_clock import Clock
 from fedlens.benchmark.profile_seams import Watch
 from fedlens.benchmark.profile_watching import Watched, timed_exchange, timed_ops
-from fedlens.core.gate import Gate, Tally
+from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import Ask, Program, RoundContext, State
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.core.states import STATE_MEMORY, ClientStates
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
-from fedlens.experiment.runner import Standing, hopeless
-from fedlens.experiment.statefiles import StateFiles
+from fedlens.experiment.runner import RunState, hopeless
+from fedlens.experiment.state_files import StateFiles
 
 PARTS = (
     "data", "forward", "backward", "optimizer", "rule", "client", "aggregation", "evaluation", "waiting", "other",
@@ -104,7 +104,7 @@ class _Profiled:
         memory = getattr(built.engine, "state_memory", STATE_MEMORY)
         self.states = ClientStates(StateFiles(scratch / "states"), memory * 2**20)
         self.engine = Watched(built.engine)
-        self.gate = Gate(self.engine, self.states)
+        self.gate = Driver(self.engine, self.states)
         self.training, self.evaluation = Spans(), Spans()
         self.tallies: list[Tally] = []
         self.number = 0
@@ -212,8 +212,8 @@ class _Profiled:
         _, tree = self.built.algorithm.model(self.state)
         path = self.scratch / "model.safetensors"
         checkpoint.write_model(path, tree, {})
-        standing = Standing(1, self.state, self.states.mark(), {})
-        saved = checkpoint.save(self.scratch / "checkpoint", 1, standing.payload())
+        run_state = RunState(1, self.state, self.states.mark(), {})
+        saved = checkpoint.save(self.scratch / "checkpoint", 1, run_state.payload())
         return path.stat().st_size, sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
 
 

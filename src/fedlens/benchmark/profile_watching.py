@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from fedlens.algorithms.measuring import OP as EVALUATE_OWN
+from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.benchmark.profile_clock import Clock
 from fedlens.benchmark.profile_seams import Watch
 from fedlens.core.protocol import Answer, Answers, Ask, Call, Client, Engine, Failure, Op, Outcome, Payload
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.engines.inline import Inline
 
 TIMED = "timed "  # before the name of an operation that tells what it took

@@ -16,7 +16,7 @@ from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workloa
 from fedlens.benchmark.peer import Driven, Peer, installed, torch_version
 from fedlens.benchmark.rows import Row, rows_of
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.engines.placing import usable_cores
+from fedlens.engines.devices import usable_cores
 
 
 def workload(name: str) -> Workload:

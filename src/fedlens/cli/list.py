@@ -42,7 +42,7 @@ def list_names(
     """List the names that settings may use, with one line on each."""
     with reported(debug):
         if kind is Kind.RECIPES:
-            from fedlens.experiment.sources import recipes
+            from fedlens.experiment.config_source import recipes
 
             print_columns([(name, _first_comment(path)) for name, path in recipes().items()])
             return

@@ -46,8 +46,8 @@ def make(
     """Scatter the training examples of a dataset over clients, and save who has what."""
     with reported(debug):
         from fedlens.experiment.datadir import data_directory
-        from fedlens.experiment.population import check_free, make_partition
-        from fedlens.report.measures import describe, readable
+        from fedlens.experiment.make_partition import check_free, make_partition
+        from fedlens.report.partition_statistics import describe, readable
 
         check_free(out, force)
         made = make_partition(

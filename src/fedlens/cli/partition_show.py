@@ -22,7 +22,7 @@ def show(
 ) -> None:
     """Print clients, examples, sizes, classes a client, EMD, imbalance and digest of a partition."""
     with reported(debug):
-        from fedlens.report.measures import describe, readable
+        from fedlens.report.partition_statistics import describe, readable
         from fedlens.report.read import read_partition
 
         partition = read_partition(file)

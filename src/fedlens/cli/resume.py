@@ -10,7 +10,7 @@ from fedlens.cli.training import train
 
 if TYPE_CHECKING:
     from fedlens.api import Result
-    from fedlens.cli.progress import Watch
+    from fedlens.cli.progress_display import Watch
 
 
 def resume(

@@ -17,6 +17,6 @@ def show(
 ) -> None:
     """Print a recipe as it is: `fedlens show digits > my.toml` makes one's own."""
     with reported(debug):
-        from fedlens.experiment.sources import recipe_path
+        from fedlens.experiment.config_source import recipe_path
 
         sys.stdout.write(recipe_path(recipe).read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.cli.output import Interrupted, print_json, stdout_kept_clean
-from fedlens.cli.progress import Watch, watch
+from fedlens.cli.progress_display import Watch, watch
 
 if TYPE_CHECKING:
     from fedlens.api import Result

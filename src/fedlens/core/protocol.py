@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from fedlens.core.arithmetic import PLAIN, Arithmetic
+from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
-from fedlens.core.seeding import Rng, Secrets
 from fedlens.core.states import ClientStates
 from fedlens.core.tree import Tree, TreeSpec
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core.rows import Row
+from fedlens.core.stacked import Row
 from fedlens.core.tree import TreeSpec, all_finite
 
 _MAPPINGS = (dict, Mapping)  # the one that nearly all are first: to ask an abstract class takes much longer

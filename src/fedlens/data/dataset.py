@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.boxes import Boxes
-from fedlens.data.findings import OnError
+from fedlens.data.diagnostics import OnError
 from fedlens.data.images import ImageFiles
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table

@@ -16,11 +16,11 @@ from torch import Tensor
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples, refuse_features
+from fedlens.data.decode_cache import fingerprint
 from fedlens.data.images import ImageFiles
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
-from fedlens.data.verdicts import fingerprint
 
 Partitioner = Callable[[Table], Partition]
 Scope = Literal["global", "client"]

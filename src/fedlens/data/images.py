@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from fedlens.core.errors import DataError
 from fedlens.data.decoding import MASK_MODES, Fit, decode, fitted, placement
 
-_SHARED = 4096  # bytes: arrays from this size on are shared by workers, not copied (fedlens.engines.shared)
+_SHARED = (
+    4096  # bytes: arrays from this size on are shared by workers, not copied (fedlens.engines.shared_memory)
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,9 @@ import numpy as np
 
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.listed_images import check_present
-from fedlens.data.findings import Findings
+from fedlens.data.decode_cache import Say, judge
+from fedlens.data.diagnostics import Findings
 from fedlens.data.images import ImageFiles, decode_all, decode_threads
-from fedlens.data.verdicts import Say, judge
 
 
 def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> Dataset:
@@ -20,7 +20,7 @@ def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> D
 
     An image that cannot be decoded ends it with a `DataError` that names every such file, or is left out and
     noted, with its mask or boxes, as `dataset.on_error` says. A set that does not fit is decoded in full for that,
-    once until a file changes (`fedlens.data.verdicts`); then its files are decoded when they are wanted.
+    once until a file changes (`fedlens.data.decode_cache`); then its files are decoded when they are wanted.
     """
     files = [part for split in (dataset.train, dataset.test) for part in _files(split)]
     if not files:

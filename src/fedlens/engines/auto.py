@@ -25,10 +25,9 @@ from fedlens.core.protocol import (
     Request,
 )
 from fedlens.core.states import STATE_MEMORY
-from fedlens.engines.computing import ON_CPU, Computing, Device, PrecisionSetting
-from fedlens.engines.grouping import GROUP_MEMORY
+from fedlens.engines.client_groups import GROUP_MEMORY
+from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting, default_workers, usable_cores
 from fedlens.engines.inline import StateMemory, inline
-from fedlens.engines.placing import default_workers, usable_cores
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import vectorized
 

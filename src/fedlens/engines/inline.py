@@ -11,10 +11,10 @@ import torch
 from pydantic import Field
 
 from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program
-from fedlens.core.seeding import random_state_kept
+from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY, Version
-from fedlens.engines.answering import Item, Site, own
-from fedlens.engines.computing import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
+from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
+from fedlens.engines.executor import Executor, Item, own
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.schedule import LATE
 
@@ -67,7 +67,7 @@ class Inline:
         self.check(program.ops)
         self._before = torch.get_num_threads()  # from here on there is something to give back
         self._undo = self.computing.begin()
-        self._site, self._states = Site(self.computing.applied(program)), states
+        self._site, self._states = Executor(self.computing.applied(program)), states
         keep_freed_memory()
         torch.set_num_threads(self.threads)
 

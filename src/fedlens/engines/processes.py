@@ -20,15 +20,22 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
-from fedlens.engines.answering import copied
-from fedlens.engines.computing import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
-from fedlens.engines.grouping import Group, check_groups
+from fedlens.engines.client_groups import Group, check_groups
+from fedlens.engines.devices import (
+    ON_CPU,
+    ChannelsLast,
+    Computing,
+    Device,
+    PrecisionSetting,
+    default_workers,
+    devices_of,
+)
+from fedlens.engines.executor import copied
 from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
-from fedlens.engines.placing import default_workers, devices_of
 from fedlens.engines.schedule import DEATHS, Job, Schedule, block_size
-from fedlens.engines.shared import Packer, Pool, Region
-from fedlens.engines.workers import Nursery, Worker
+from fedlens.engines.shared_memory import Packer, Pool, Region
+from fedlens.engines.worker_pool import Worker, WorkerPool
 
 Workers = Annotated[
     int, Field(ge=0, le=1024, description="local worker processes; 0 takes one a core, or two a GPU")
@@ -110,7 +117,7 @@ class Processes:
         self.count = workers or default_workers(computing, threads)
         self.state_memory, self.group, self.computing, self.timeout = state_memory, group, computing, timeout
         self._window = window * 2**20
-        self._nursery = Nursery(threads)
+        self._nursery = WorkerPool(threads)
         self._workers: list[Worker] = []
         self._schedule: Schedule | None = None
         self._tasks: dict[int, _Task] = {}

@@ -16,15 +16,14 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
 from fedlens.data.images import Store
-from fedlens.engines.answering import copied
-from fedlens.engines.computing import ChannelsLast, Computing, PrecisionSetting
-from fedlens.engines.grouping import Group, check_groups
+from fedlens.engines.client_groups import Group, check_groups
+from fedlens.engines.devices import ChannelsLast, Computing, PrecisionSetting, usable_cores
+from fedlens.engines.executor import copied
 from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
-from fedlens.engines.placing import usable_cores
 from fedlens.engines.processes import Timeout, Window
 from fedlens.engines.ray_cluster import PLACE, Cluster, Lasting, found, sigterm_kept
-from fedlens.engines.ray_crew import Crew, Lost, Size, Task, Worker, no_room
+from fedlens.engines.ray_pool import Crew, Lost, Size, Task, Worker, no_room
 from fedlens.engines.ray_worker import Emptied, Packed, pack, unpacked
 from fedlens.engines.schedule import DEATHS, Job, Schedule, block_size
 

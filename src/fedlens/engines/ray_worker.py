@@ -19,11 +19,11 @@ import torch
 from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.registry import USER_MODULE_PREFIX
 from fedlens.data.images import Store
-from fedlens.engines.answering import Site
-from fedlens.engines.computing import Computing
-from fedlens.engines.grouping import Groups
+from fedlens.engines.client_groups import Groups
+from fedlens.engines.devices import Computing
+from fedlens.engines.executor import Executor
 from fedlens.engines.memory import keep_freed_memory
-from fedlens.engines.shared import Packer, unpack
+from fedlens.engines.shared_memory import Packer, unpack
 
 _ALIGN = 64  # bytes: where torch would lay a tensor itself; some sums depend on it in the last bit
 
@@ -51,7 +51,7 @@ class RayWorker:
             load_source(*source)
         found = unpacked(program)
         Computing(found.device, found.arithmetic.precision).begin()
-        self._site = Site(found, groups=Groups(group) if group > 1 else None)
+        self._site = Executor(found, groups=Groups(group) if group > 1 else None)
         self._asks: dict[int, tuple[Any, ...]] = {}
 
     def work(self, ask: int, shared: Packed | None, items: Packed, alone: bool = False) -> Packed:

@@ -15,8 +15,8 @@ from typing import Any
 from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Reply
 from fedlens.core.schema import nbytes
 from fedlens.core.states import Version
-from fedlens.engines.answering import Item
-from fedlens.engines.grouping import whole_blocks
+from fedlens.engines.client_groups import whole_blocks
+from fedlens.engines.executor import Item
 
 DEATHS = 3  # a block that has ended this many workers fails instead of being tried again
 LOSSES = 20  # likewise one that so many workers were gone with, also where it cannot have been its doing

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedlens.core.protocol import Answer, Ask, ClientStates, Id, Op, Program
-from fedlens.core.seeding import random_state_kept
+from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY
-from fedlens.engines.answering import own
-from fedlens.engines.computing import ON_CPU, Computing, Device, PrecisionSetting
-from fedlens.engines.grouping import Groups, check_stackable, whole_blocks
+from fedlens.engines.client_groups import Groups, check_stackable, whole_blocks
+from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting
+from fedlens.engines.executor import own
 from fedlens.engines.inline import Inline, StateMemory, Threads, item_of
 
 Group = Annotated[

@@ -14,24 +14,24 @@ from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server import SERVERS
 from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.algorithms.averaging import Parts
-from fedlens.algorithms.selecting import SELECTS
+from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.protocol import Algorithm, Engine, FederationInfo, ModelSpec
 from fedlens.core.registry import Registry, settings_model
 from fedlens.core.tree import count
 from fedlens.data.augment import AUGMENTS, Chain
+from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.datasets import DATASETS
 from fedlens.data.federated import federate
-from fedlens.data.holders import Holders
 from fedlens.data.loading import loaded
 from fedlens.data.partition import PARTITIONS
 from fedlens.data.partition.partition import Partition
 from fedlens.engines import ENGINES
-from fedlens.experiment.choosing import Chosen, choose, located
 from fedlens.experiment.config import SLOTS, Config
+from fedlens.experiment.config_source import Source
 from fedlens.experiment.datadir import data_directory
-from fedlens.experiment.sources import Source
-from fedlens.local.chaining import chain
+from fedlens.experiment.resolve import Resolved, located, resolve
+from fedlens.local.chain import chain
 from fedlens.models import MODELS
 from fedlens.tasks.classification import Classification
 
@@ -43,9 +43,9 @@ class Plan:
     """An experiment whose settings are checked, and nothing loaded yet. `config` has every setting filled in."""
 
     config: Config
-    chosen: Mapping[str, Chosen]
-    augments: Sequence[Chosen]
-    rules: Sequence[Chosen]
+    chosen: Mapping[str, Resolved]
+    augments: Sequence[Resolved]
+    rules: Sequence[Resolved]
     locate: Callable[[str], str]
     overridden: frozenset[str] = frozenset()  # what was set on the command line
 
@@ -55,7 +55,7 @@ class Built:
     """An experiment that is ready to run."""
 
     config: Config
-    holders: Holders
+    holders: ClientDatasets
     partition: Partition
     algorithm: Algorithm
     engine: Engine
@@ -90,11 +90,11 @@ def plan(config: Config, source: Source) -> Plan:
         table = getattr(config, slot)
         if table is not None:
             tables[slot] = (registry, table)
-    chosen = {key: choose(registry, table, key, source) for key, (registry, table) in tables.items()}
+    chosen = {key: resolve(registry, table, key, source) for key, (registry, table) in tables.items()}
     one = config.client
     given = one if isinstance(one, list) else [one] if one is not None else []
-    rules = [choose(RULES, table, "client", source) for table in given]
-    augments = [choose(AUGMENTS, table, "data.augment", source) for table in config.data.augment]
+    rules = [resolve(RULES, table, "client", source) for table in given]
+    augments = [resolve(AUGMENTS, table, "data.augment", source) for table in config.data.augment]
     data = config.data.model_copy(
         update={
             "dataset": chosen["data.dataset"].table(),
@@ -199,7 +199,7 @@ def _build(
 
 def _scattered(
     planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None]
-) -> tuple[Holders, Partition, tuple[str, ...]]:
+) -> tuple[ClientDatasets, Partition, tuple[str, ...]]:
     """The data at their holders, how they are scattered, and what there is to say about them."""
     config, chosen = planned.config, planned.chosen
     if config.data.validation_from == "client" and not config.data.validation:
@@ -232,14 +232,14 @@ def _scattered(
         channels = len(data.mean)
         data = replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
     steps = tuple(choice(data.input_shape) for choice in planned.augments)
-    return Holders(data, Chain(steps) if steps else None), partition, dataset.notes
+    return ClientDatasets(data, Chain(steps) if steps else None), partition, dataset.notes
 
 
 def _fitting(
     engine: Any,
     config: Config,
     algorithm: Algorithm,
-    holders: Holders,
+    holders: ClientDatasets,
     federation: FederationInfo,
     cohort: int | None,
     say: Callable[[str], None],
@@ -264,7 +264,7 @@ def _fitting(
 
 
 def refuse_replaced(
-    algorithm: Chosen, parts: Parts, slot: str, overridden: frozenset[str] = frozenset()
+    algorithm: Resolved, parts: Parts, slot: str, overridden: frozenset[str] = frozenset()
 ) -> None:
     """Raises `ConfigError` where a setting of the algorithm is for a part of its own that the user's table replaces.
 
@@ -341,4 +341,4 @@ def measure(config: Config, federation: FederationInfo) -> Sequence[str]:
     return tuple(wanted)
 
 
-__all__ = ["Built", "Chosen", "Plan", "build", "data_digest", "data_directory", "measure", "plan"]
+__all__ = ["Built", "Plan", "build", "data_digest", "data_directory", "measure", "plan"]

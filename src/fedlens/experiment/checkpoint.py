@@ -4,7 +4,7 @@ A checkpoint is a directory `round-000012` with `tensors.safetensors` and `manif
 everything that is not a tensor, and the SHA-256 of the tensor file and of itself. Both are written under
 another name, fsynced and renamed, so `round-000012` is there whole or not at all.
 
-The states of clients that were spilled lie in files of their own (`statefiles.py`), which several checkpoints share:
+The states of clients that were spilled lie in files of their own (`state_files.py`), which several checkpoints share:
 the manifest has their hashes.
 """
 
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedlens import __version__
 from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
-from fedlens.experiment import statefiles, tensorfile
-from fedlens.experiment.files import fsync_directory, refused, replacing, write_durably
+from fedlens.experiment import state_files, tensorfile
+from fedlens.experiment.atomic_files import fsync_directory, refused, replacing, write_durably
 from fedlens.experiment.payload import Payload, decode, encode
 
 FORMAT = 1
@@ -341,7 +341,7 @@ def _read(path: Path, number: int, with_states: bool = False) -> dict[str, Any]:
     if contents.written != said:
         raise _Damaged(f"{_TENSORS} does not have the checksum it should")
     for key in content.get("states", ()) if with_states else ():
-        fault = statefiles.fault_of(states_beside(path.parent), key)
+        fault = state_files.fault_of(states_beside(path.parent), key)
         if fault is not None:
             raise _Damaged(f"the state of a client, {key[:16]}...: {fault}")
     payload: dict[str, Any] = decode(content["payload"], contents.tensors)

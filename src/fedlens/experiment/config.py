@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedlens.algorithms import usual
-from fedlens.core.seeds import derive
-from fedlens.experiment.faults import explained, refuse_loose
+from fedlens.core.random import derive
+from fedlens.experiment.config_errors import explained, refuse_loose
 from fedlens.local.settings import LocalSettings
 
 

@@ -32,7 +32,7 @@ def describe_environment(command: Sequence[str], seed: int) -> dict[str, Any]:
     """
     import torch
 
-    from fedlens.engines.placing import usable_cores  # which imports torch too
+    from fedlens.engines.devices import usable_cores  # which imports torch too
 
     return {
         "fedlens": __version__,

@@ -14,7 +14,7 @@ from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.runner import Runner, Standing
+from fedlens.experiment.runner import Runner, RunState
 from fedlens.models import MODELS
 
 
@@ -47,7 +47,7 @@ def summarize(
     built: Built, directory: RunDir, runner: Runner, status: str, error: str | None
 ) -> dict[str, Any]:
     """summary.json."""
-    config, metrics, standing = built.config, directory.read_metrics(), runner.standing
+    config, metrics, run_state = built.config, directory.read_metrics(), runner.run_state
     evaluated = [line for line in metrics if any(name.startswith(("test_", "validation_")) for name in line)]
     totals = {
         name: sum(line.get(name) or 0 for line in metrics)
@@ -61,7 +61,7 @@ def summarize(
         "rounds": config.rounds,
         "rounds_done": metrics[-1]["round"] if metrics else 0,
         "final": evaluated[-1] if evaluated else None,
-        "best": standing.best if standing else None,
+        "best": run_state.best if run_state else None,
         "totals": {"seconds": metrics[-1]["elapsed"] if metrics else 0.0, **totals},
         "failures": {client: dict(reasons) for client, reasons in runner.failures.items()},
         "partition": {
@@ -87,20 +87,20 @@ def emd(built: Built) -> float:
     return float("nan") if census is None else census.emd()
 
 
-def write_final(built: Built, directory: RunDir, standing: Standing | None) -> list[str]:
+def write_final(built: Built, directory: RunDir, run_state: RunState | None) -> list[str]:
     """model.safetensors and best.safetensors: the last model and that of the best round, ready to be used.
 
     Gives back what there is to say: a best checkpoint that is damaged costs its model, and not the run.
     """
-    assert standing is not None
-    _write_model(built, directory.model_path, standing.state)
-    if standing.best is None:
+    assert run_state is not None
+    _write_model(built, directory.model_path, run_state.state)
+    if run_state.best is None:
         return []
-    path = checkpoint.path_of(directory.checkpoint_path, standing.best["round"])
+    path = checkpoint.path_of(directory.checkpoint_path, run_state.best["round"])
     try:
         state = (
-            standing.state
-            if standing.best["round"] == standing.round
+            run_state.state
+            if run_state.best["round"] == run_state.round
             else checkpoint.load(path).payload["state"]
         )
     except RunDirectoryError as error:

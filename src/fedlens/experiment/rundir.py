@@ -17,8 +17,8 @@ from typing import Any
 
 from fedlens import __version__
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment import lines
-from fedlens.experiment.files import write_atomically
+from fedlens.experiment import jsonl as lines
+from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.lock import locked
 
 FORMAT = 1

@@ -10,23 +10,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedlens.core.driver import Driven, Driver, Tally
 from fedlens.core.errors import FedlensError, RunFailed
-from fedlens.core.gate import Driven, Gate, Tally
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
+from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
-from fedlens.core.seeding import Rng
 from fedlens.core.states import STATE_MEMORY, ClientStates, Mark, Saved
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.progress import Progress
 from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.statefiles import StateFiles
+from fedlens.experiment.state_files import StateFiles
 
 _HEAVY = 2**28  # bytes of a server's state from which the best one waits on disk, not in memory
 
 
 @dataclass
-class Standing:
+class RunState:
     """How far a run has come: all that a checkpoint holds. The trees in it are never changed, only replaced."""
 
     round: int
@@ -52,7 +52,7 @@ class Standing:
         }
 
     @classmethod
-    def of(cls, payload: Mapping[str, Any]) -> Standing:
+    def of(cls, payload: Mapping[str, Any]) -> RunState:
         """From a checkpoint."""
         fields = dict(payload)
         states, keys = _by_client(fields.pop("clients")), _by_client(fields.pop("client_files", {}))
@@ -81,17 +81,17 @@ class Runner:
     """Runs one experiment into one run directory, from the start or from where it stood."""
 
     def __init__(
-        self, built: Built, directory: RunDir, progress: Progress, standing: Standing | None = None
+        self, built: Built, directory: RunDir, progress: Progress, run_state: RunState | None = None
     ) -> None:
         self.built, self.directory, self.progress = built, directory, progress
-        self.standing = standing
+        self.run_state = run_state
         # By client and reason; unlike the standing's, with those of a round that came to nothing.
-        self.failures = {} if standing is None else standing.failures
-        self._elapsed = 0.0 if standing is None else self._elapsed_before()
+        self.failures = {} if run_state is None else run_state.failures
+        self._elapsed = 0.0 if run_state is None else self._elapsed_before()
         self._ahead: _Trained | None = None  # the last round, until it is written down
-        self._best: Standing | None = None  # as it stood at the best round, until it is saved
+        self._best: RunState | None = None  # as it stood at the best round, until it is saved
         self._saved_at = time.monotonic()
-        self._saved_round = -1 if standing is None else standing.round
+        self._saved_round = -1 if run_state is None else run_state.round
         self._files = StateFiles(directory.states_path)
         memory = getattr(built.engine, "state_memory", STATE_MEMORY)
         self._states = ClientStates(self._files, memory * 2**20)
@@ -102,35 +102,35 @@ class Runner:
         self._began = time.monotonic()
         try:
             engine.open(Program(self.built.algorithm.ops, self.built.holders, config.seeds.training), states)
-            gate = Gate(engine, states)
+            gate = Driver(engine, states)
             self._sweep()
-            if self.standing is None:
+            if self.run_state is None:
                 # In no variable of this function, where it would lie for the whole run.
                 self._measured(
                     0, self.built.algorithm.init(self.built.model, self.built.federation), gate, Tally(), 0.0
                 )
             else:
-                states.restore(self.standing.clients.saved())
+                states.restore(self.run_state.clients.saved())
             for round in range(self._reached.round + 1, config.rounds + 1):
                 self._round(round, gate)
         finally:
             try:
-                if self.standing is not None:
+                if self.run_state is not None:
                     self._save()
             finally:
                 engine.close()
 
     @property
-    def _reached(self) -> Standing:
-        assert self.standing is not None
-        return self.standing
+    def _reached(self) -> RunState:
+        assert self.run_state is not None
+        return self.run_state
 
     @property
     def _state(self) -> State:
         """What the next round begins with."""
         return self._ahead.state if self._ahead else self._reached.state
 
-    def _round(self, round: int, gate: Gate) -> None:
+    def _round(self, round: int, gate: Driver) -> None:
         gate.tally = tally = Tally()
         began = time.perf_counter()
         try:
@@ -148,7 +148,7 @@ class Runner:
         if time.monotonic() - self._saved_at >= self.built.config.checkpoint.seconds:
             self._save()
 
-    def _measured(self, round: int, state: State, gate: Gate, tally: Tally, seconds: float) -> None:
+    def _measured(self, round: int, state: State, gate: Driver, tally: Tally, seconds: float) -> None:
         """Evaluates if it is time to, writes the round down, and makes it the last whole round.
 
         Where the evaluation may go on beside the next round it is only begun, and all of that is done after that round.
@@ -167,7 +167,7 @@ class Runner:
                 return
         self._written_down(gate)
 
-    def _written_down(self, gate: Gate) -> None:
+    def _written_down(self, gate: Driver) -> None:
         """Writes down the round that was trained last, where that is still to do."""
         if self._ahead is None:
             return
@@ -187,9 +187,9 @@ class Runner:
         best, self.failures = self._better(line), self._with(tally)
         # From here on the round counts: a run that is stopped below writes the lines when it is resumed.
         clients = trained.clients or self._states.mark()
-        self.standing = Standing(round, trained.state, clients, line, rows, best, self.failures)
+        self.run_state = RunState(round, trained.state, clients, line, rows, best, self.failures)
         if best and best["round"] == round:
-            self._best = self.standing
+            self._best = self.run_state
         elif self._best is not None and nbytes(self._best.state) >= _HEAVY:
             self._save_best(self._best)
             checkpoint.prune(self.directory.checkpoint_path, keep=2, best=self._best.round)
@@ -244,7 +244,7 @@ class Runner:
 
     def _with(self, tally: Tally) -> dict[str, Counter[str]]:
         """The failures so far, by client and reason, with this round's."""
-        before = self.standing.failures if self.standing else {}
+        before = self.run_state.failures if self.run_state else {}
         failures = {client: Counter(reasons) for client, reasons in before.items()}
         for client, reasons in tally.failures.items():
             failures.setdefault(self._name(client), Counter()).update(reasons)
@@ -252,7 +252,7 @@ class Runner:
 
     def _better(self, line: Mapping[str, Any]) -> dict[str, Any] | None:
         """The best round so far: chosen on validation where there is one, else on test."""
-        best = self.standing.best if self.standing else None
+        best = self.run_state.best if self.run_state else None
         on = "validation" if "@validation" in self.built.federation.held else "test"
         metric = f"{on}_{self.built.task.score}"
         if metric not in line or (best is not None and line[metric] <= best["value"]):
@@ -263,36 +263,36 @@ class Runner:
 
     def _save(self) -> None:
         """Saves the best round, where it is not saved yet, and the last."""
-        path, standing = self.directory.checkpoint_path, self._reached
-        if standing.round != self._saved_round:
+        path, run_state = self.directory.checkpoint_path, self._reached
+        if run_state.round != self._saved_round:
             self.directory.sync()
             best = self._best
-            if best is not None and best.round < standing.round:
+            if best is not None and best.round < run_state.round:
                 self._save_best(best)
-            self._save_one(standing)
-        elif standing.round < self.built.config.rounds:
+            self._save_one(run_state)
+        elif run_state.round < self.built.config.rounds:
             return  # nothing new, and what lies there may be the only one that is whole
-        checkpoint.prune(path, keep=2, best=standing.best["round"] if standing.best else None)
-        self._saved_round, self._saved_at, self._best = standing.round, time.monotonic(), None
+        checkpoint.prune(path, keep=2, best=run_state.best["round"] if run_state.best else None)
+        self._saved_round, self._saved_at, self._best = run_state.round, time.monotonic(), None
         self._keep_marks()
         self._sweep()
 
-    def _save_best(self, best: Standing) -> None:
+    def _save_best(self, best: RunState) -> None:
         """Saves a round that is not the last, where it is not saved yet."""
         if self._saved_round < best.round:
             self.directory.sync()
             self._save_one(best)
 
-    def _save_one(self, standing: Standing) -> None:
-        payload = standing.payload()
+    def _save_one(self, run_state: RunState) -> None:
+        payload = run_state.payload()
         keys = set(payload["client_files"].values())
         self._files.sync(keys)
         self._files.saving(keys)
-        checkpoint.save(self.directory.checkpoint_path, standing.round, payload, keys)
+        checkpoint.save(self.directory.checkpoint_path, run_state.round, payload, keys)
 
     def _keep_marks(self) -> None:
         """Lets go of the states of standings that nobody will go back to."""
-        standings = (self.standing, self._best, self._ahead)
+        standings = (self.run_state, self._best, self._ahead)
         self._states.keep(*(s.clients for s in standings if s is not None and isinstance(s.clients, Mark)))
 
     def _sweep(self) -> None:

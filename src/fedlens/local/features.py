@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.core.tree import Tree
-from fedlens.local.rules import Visit
+from fedlens.local.rules import LocalContext
 from fedlens.models.projection import last_linear
 
 OWN = "own"  # the features of the model that is trained
@@ -50,13 +50,13 @@ class Looking:
     Those are in evaluation mode: they say what they would of the image, whatever else is in the batch.
     """
 
-    def __init__(self, visit: Visit, trees: Mapping[str, Tree]) -> None:
-        bench = visit.bench
-        self.own = bench.closing.enter_context(listening(bench.learner.module))
+    def __init__(self, context: LocalContext, trees: Mapping[str, Tree]) -> None:
+        problem = context.problem
+        self.own = problem.closing.enter_context(listening(problem.learner.module))
         self.others = {}
         for name, tree in trees.items():
-            module = bench.twin(f"features-{name}", tree).module.eval()
-            self.others[name] = module, bench.closing.enter_context(listening(module))
+            module = problem.twin(f"features-{name}", tree).module.eval()
+            self.others[name] = module, problem.closing.enter_context(listening(module))
 
     def take(self, inputs: Tensor) -> dict[str, Tensor]:
         """Features [n, features] by name, of the batch that the model which is trained has just seen."""

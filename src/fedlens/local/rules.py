@@ -2,7 +2,7 @@
 
 A hook is a plain function of tensors. It changes no input and does not branch on a tensor's value, so that an
 engine may run it over several clients at once. Lists of tensors are in the order of the trainable leaves,
-`visit.names`.
+`context.names`.
 
 A rule has up to two halves. The hooks are the client's; `servers` holds the server's, where there is one: what it
 keeps from round to round, what it sends along with the model, and what it does with the fields that come back.
@@ -20,21 +20,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.core.folding import How, Update
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, ModelSpec, Op, Payload, RoundContext
+from fedlens.core.reduction import How, Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.tree import Tree, TreeSpec
 from fedlens.local.settings import LocalSettings
 
 if TYPE_CHECKING:
-    from fedlens.local.bench import Bench
+    from fedlens.local.problem import LocalProblem
     from fedlens.local.training import Train
 
 Tensors = list[Tensor]
 
 
 @dataclass
-class Visit:
+class LocalContext:
     """One client's local training, as a hook sees it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Visit:
             trained, and those of the models that the rule `looks` at; see `fedlens.local.features`.
         at_anchor: gradients of the step's batch at the anchor, where the rule is `anchored`.
         proximal: mu of all terms mu/2 ||w - w^t||^2 in what this client descends; `start` may correct it.
-        own: what `start` left here for the other hooks; gone after the visit.
+        own: what `start` left here for the other hooks; gone after the context.
     """
 
     names: list[str]
@@ -64,7 +64,7 @@ class Visit:
     lr: float
     steps: int
     settings: LocalSettings = field(default_factory=lambda: LocalSettings(lr=1.0))
-    bench: Bench = None  # type: ignore[assignment]  # hand-made visits of tests have none
+    problem: LocalProblem = None  # type: ignore[assignment]  # hand-made visits of tests have none
     batch: tuple[Tensor, Tensor] = None  # type: ignore[assignment]
     features: Mapping[str, Tensor] = field(default_factory=dict)
     at_anchor: Tensors = field(default_factory=list)
@@ -91,10 +91,10 @@ class Solved(NamedTuple):
     sums: Mapping[str, float] = MappingProxyType({})
 
 
-RiskHook = Callable[[Tensor, Tensor, Visit], Tensor]
-LossHook = Callable[[Tensor, Tensor, Tensor, Visit], Tensor]
-GradHook = Callable[[Tensors, Tensors, Visit], Tensors]
-FinishHook = Callable[[Tensors, Visit], tuple[Mapping[str, Any], Payload | None]]
+RiskHook = Callable[[Tensor, Tensor, LocalContext], Tensor]
+LossHook = Callable[[Tensor, Tensor, Tensor, LocalContext], Tensor]
+GradHook = Callable[[Tensors, Tensors, LocalContext], Tensors]
+FinishHook = Callable[[Tensors, LocalContext], tuple[Mapping[str, Any], Payload | None]]
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,14 @@ class ClientRule:
 
     Attributes:
         name: what it is called where it stands beside others.
-        start: visit -> nothing; before the first step. Leaves what the other hooks need in `visit.own`.
-        risk: (outputs, targets, visit) -> the loss of a batch in place of the task's mean (FedIR's weights).
-        loss: (loss, outputs, targets, visit) -> the loss to descend.
-        looks: visit -> models, as trees by name, whose `visit.features` of every batch `loss` compares; none are
+        start: visit -> nothing; before the first step. Leaves what the other hooks need in `context.own`.
+        risk: (outputs, targets, context) -> the loss of a batch in place of the task's mean (FedIR's weights).
+        loss: (loss, outputs, targets, context) -> the loss to descend.
+        looks: visit -> models, as trees by name, whose `context.features` of every batch `loss` compares; none are
             taken where there is no such model.
-        grad: (gradients, parameters, visit) -> the gradients to step along.
+        grad: (gradients, parameters, context) -> the gradients to step along.
         solve: visit -> `Solved`; takes the place of the local optimizer's steps as a whole.
-        finish: (parameters after training, visit) -> (more fields for the reply, what changes in the client's
+        finish: (parameters after training, context) -> (more fields for the reply, what changes in the client's
             state). A field called `update` takes the place of the usual one.
         expect: spec of the model -> what those fields have to be.
         fields: how those fields are folded: "mean", weighted like the update; "sum", the plain sum.
@@ -143,14 +143,14 @@ class ClientRule:
         ops: operations besides training that the server's half asks for, made from the training operation.
         stackable: whether clients with this rule may train together, their weights stacked (the engine `vectorized`).
             Then `grad` does the same to every number of a leaf and changes nothing: it is called once for all, with an
-            axis of clients in front of the gradients, the parameters, `visit.at_anchor` and the trees in `visit.own`,
-            and finds besides them what is the same for all: `visit.names`, `anchor`, `settings`, `lr`, and what the
-            server sent to all. Asking for anything else of `visit` is an error. The other hooks are called client by
-            client, `risk` and `loss` on rows of the common outputs. They draw no random numbers, `start` sets nothing
-            of `visit` but `own`, `lr`, `steps` and `proximal`, and of `visit.bench` they use `data`, `client`, `tree`,
-            `model` and `task`, `gradient` in `start` alone, and the `spec` and `rest` of `learner` in `finish`: its
-            weights are not the client's.
-        anchored: whether `grad` needs the gradients of the same batch at the anchor, `visit.at_anchor`.
+            axis of clients in front of the gradients, the parameters, `context.at_anchor` and the trees in
+            `context.own`, and finds besides them what is the same for all: `context.names`, `anchor`, `settings`,
+            `lr`, and what the server sent to all. Asking for anything else of `context` is an error. The other hooks
+            are called client by client, `risk` and `loss` on rows of the common outputs. They draw no random numbers,
+            `start` sets nothing of `context` but `own`, `lr`, `steps` and `proximal`, and of `context.problem` they
+            use `data`, `client`, `tree`, `model` and `task`, `gradient` in `start` alone, and the `spec` and `rest` of
+            `learner` in `finish`: its weights are not the client's.
+        anchored: whether `grad` needs the gradients of the same batch at the anchor, `context.at_anchor`.
         proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended; FedNova has to know of it.
         replaces: whether `finish` sends an update of its own, which is no sum of the gradients that were descended.
         corrects: whether it bends the steps by what it remembers of the client's drift. Two such memories would each
@@ -168,10 +168,10 @@ class ClientRule:
     finish: FinishHook | None = None
     expect: Callable[[TreeSpec], Mapping[str, SchemaField]] | None = None
     name: str = ""
-    looks: Callable[[Visit], Mapping[str, Tree]] | None = None
-    start: Callable[[Visit], None] | None = None
+    looks: Callable[[LocalContext], Mapping[str, Tree]] | None = None
+    start: Callable[[LocalContext], None] | None = None
     risk: RiskHook | None = None
-    solve: Callable[[Visit], Solved] | None = None
+    solve: Callable[[LocalContext], Solved] | None = None
     fields: Mapping[str, How] = field(default_factory=dict)
     servers: Mapping[str, ServerRule] = field(default_factory=dict)
     ops: Mapping[str, Callable[[Train], Op]] = field(default_factory=dict)
@@ -212,8 +212,8 @@ Mu = Annotated[
 def proximal(*, mu: Mu = 0.01) -> ClientRule:
     """FedProx: F_k(w) + mu/2 ||w - w^t||^2 (ghaemi2022 Algorithm 2), whose gradient adds mu (w - w^t).
 
-    >>> visit = Visit(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)
-    >>> proximal(mu=2.0).grad([torch.tensor([0.0])], [torch.tensor([1.5])], visit)
+    >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)
+    >>> proximal(mu=2.0).grad([torch.tensor([0.0])], [torch.tensor([1.5])], context)
     [tensor([1.])]
     """
     if not mu:
@@ -221,6 +221,6 @@ def proximal(*, mu: Mu = 0.01) -> ClientRule:
     return ClientRule(name="proximal", grad=partial(proximal_grad, mu=mu), stackable=True, proximal=mu)
 
 
-def proximal_grad(gradients: Tensors, parameters: Tensors, visit: Visit, *, mu: float) -> Tensors:
+def proximal_grad(gradients: Tensors, parameters: Tensors, context: LocalContext, *, mu: float) -> Tensors:
     """g + mu (w - w^t)."""
-    return list(torch._foreach_add(gradients, torch._foreach_sub(parameters, visit.anchor), alpha=mu))
+    return list(torch._foreach_add(gradients, torch._foreach_sub(parameters, context.anchor), alpha=mu))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedlens.local.bench import Bench, Objective
+from fedlens.local.problem import LocalProblem, Objective
 from fedlens.local.rules import Tensors
 
 # torch.optim.LBFGS counts evaluations too; here the iterations alone are bounded.
@@ -33,7 +33,7 @@ class Subproblem:
         examples, loss: how many examples were looked at, each as often as it was, and the sum of the task's losses.
     """
 
-    bench: Bench
+    problem: LocalProblem
     centre: Tensors
     dual: Tensors
     rho: float
@@ -61,8 +61,8 @@ class Subproblem:
     def _seen(
         self, at: Tensors, statistics: bool = False, over: tuple[Tensor, Tensor] | None = None
     ) -> Objective:
-        found = self.bench.objective(at, statistics, over)
-        n = len(self.bench.data) if over is None else len(over[1])
+        found = self.problem.objective(at, statistics, over)
+        n = len(self.problem.data) if over is None else len(over[1])
         self.examples += n
         self.loss += found.loss * n
         return found

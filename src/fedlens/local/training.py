@@ -15,20 +15,20 @@ from torch import Tensor
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Call, Client, ModelSpec, Outcome, Payload
+from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
-from fedlens.core.seeding import Rng, random_state_kept
 from fedlens.core.tree import Tree, TreeSpec, part, tree_of
-from fedlens.local.bench import Bench
+from fedlens.local.effective_steps import effective_steps
 from fedlens.local.features import Looking
 from fedlens.local.leafwise import Leafwise, Tangled, forgo, heavy, leafwise
-from fedlens.local.normalizing import effective_steps
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
-from fedlens.local.personal import PERSONAL, own_leaves
-from fedlens.local.rules import ClientRule, Solved, Tensors, Visit
+from fedlens.local.personal_leaves import PERSONAL, own_leaves
+from fedlens.local.problem import LocalProblem
+from fedlens.local.rules import ClientRule, LocalContext, Solved, Tensors
 from fedlens.local.settings import LocalSettings
-from fedlens.local.stackable import footprint, obstacle
-from fedlens.local.stackable_trial import Obstacle
-from fedlens.local.together import train_together
+from fedlens.local.vectorized.support import footprint, obstacle
+from fedlens.local.vectorized.train_group import train_together
+from fedlens.local.vectorized.trial import Obstacle
 from fedlens.tasks.evaluation import Task
 
 Weighting = Literal["examples", "uniform"]
@@ -71,31 +71,31 @@ class Train:
 
     def _train(self, payload: Payload, client: Client, rng: Rng, leaf_by_leaf: bool = False) -> Outcome:
         with ExitStack() as closing:
-            visit = self.visit(payload, client, rng, closing)
-            bench = visit.bench
-            parameters = list(bench.learner.trainable.values())
+            context = self.context(payload, client, rng, closing)
+            problem = context.problem
+            parameters = list(problem.learner.trainable.values())
             if self.rule.start is not None:
-                self.rule.start(visit)
+                self.rule.start(context)
             kept = _optimizer_state(client.state) if self.keep_optimizer else {}
             if self.rule.solve is not None:
-                solved = self._solve(parameters, visit)
+                solved = self._solve(parameters, context)
             else:
-                solved = self._steps(parameters, visit, rng, kept, leaf_by_leaf)
+                solved = self._steps(parameters, context, rng, kept, leaf_by_leaf)
             trained = [p.detach() for p in parameters]
             made = set[int]()
-            if self.rule.finish is None and not self.personal and heavy(bench.learner):
+            if self.rule.finish is None and not self.personal and heavy(problem.learner):
                 # Nobody looks at the weights any more: what they moved by may lie in their memory.
-                update = [torch.sub(w, p, out=p) for w, p in zip(visit.anchor, trained, strict=True)]
+                update = [torch.sub(w, p, out=p) for w, p in zip(context.anchor, trained, strict=True)]
             else:
-                update = list(torch._foreach_sub(visit.anchor, trained))
+                update = list(torch._foreach_sub(context.anchor, trained))
                 made = {id(tensor) for tensor in update}
-            found = self.outcome(client, visit, trained, visit.tree(update), solved, kept)
+            found = self.outcome(client, context, trained, context.tree(update), solved, kept)
             # What a rule sends in its place may be memory that the rule works on in.
             fresh = all(id(tensor) in made for tensor in found.payload["update"].values())
             return found._replace(fresh=frozenset({"update"} if fresh else ()))
 
     def together(self, calls: Sequence[Call]) -> list[Outcome | Exception]:
-        """Trains at several clients at once; see `fedlens.local.together`."""
+        """Trains at several clients at once; see `fedlens.local.vectorized.train_group`."""
         return train_together(self, calls)
 
     def obstacle(self) -> Obstacle | None:
@@ -110,13 +110,13 @@ class Train:
         return plain, {"model": tree_of(self.model.build()), "lr": 1e-9}
 
     def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
-        """About how many bytes each client takes in `together`; see `fedlens.local.stackable.footprint`."""
+        """About how many bytes each client takes in `together`; see `fedlens.local.vectorized.support.footprint`."""
         return footprint(self, device, largest, data)
 
     def outcome(
         self,
         client: Client,
-        visit: Visit,
+        context: LocalContext,
         parameters: Tensors,
         update: Tree,
         solved: Solved,
@@ -132,20 +132,20 @@ class Train:
             solved: what its steps or its solver looked at.
             kept: the optimizer's state.
         """
-        bench, more, changes = visit.bench, dict[str, Any](), None
+        problem, more, changes = context.problem, dict[str, Any](), None
         if self.rule.finish is not None:
-            found, changes = self.rule.finish(parameters, visit)
+            found, changes = self.rule.finish(parameters, context)
             more.update(found)
-        reply = self._reply(bench.learner, update, more, visit, len(bench.data))
-        state = self._state(client.state, changes, bench.learner, kept or {})
+        reply = self._reply(problem.learner, update, more, context, len(problem.data))
+        state = self._state(client.state, changes, problem.learner, kept or {})
         # A solver says how many batches it looked at, all in all.
-        batches = solved.batches + (bench.seen if self.rule.solve is None else 0)
+        batches = solved.batches + (problem.seen if self.rule.solve is None else 0)
         sums = {"loss": solved.loss * solved.examples, "examples": solved.examples, "batches": batches}
         return Outcome(reply, state, {**solved.sums, **sums})
 
-    def visit(
+    def context(
         self, payload: Payload, client: Client, rng: Rng, closing: ExitStack, load: bool = True
-    ) -> Visit:
+    ) -> LocalContext:
         """What the rule's hooks see at this client; the model is loaded, unless it is there already."""
         if len(client.data) == 0:
             raise ValueError("the client holds no example")
@@ -155,7 +155,7 @@ class Train:
         if load:
             learner.load(tree)
         labels = torch.empty(0) if self.rule.plain else data.labels()
-        visit = Visit(
+        context = LocalContext(
             list(learner.trainable),
             [tree[name] for name in learner.trainable],
             payload,
@@ -167,15 +167,15 @@ class Train:
             proximal=self.rule.proximal,
         )
         batch = self.settings.batch(len(data))
-        risk = partial(_risk, self.rule, visit) if self.rule.risk else self.task.loss
-        visit.bench = Bench(
+        risk = partial(_risk, self.rule, context) if self.rule.risk else self.task.loss
+        context.problem = LocalProblem(
             self.model, client, learner, tree, data, risk, self.task.loss, batch, closing, self.task, rng=rng
         )
-        return visit
+        return context
 
-    def _solve(self, parameters: list[Tensor], visit: Visit) -> Solved:
+    def _solve(self, parameters: list[Tensor], context: LocalContext) -> Solved:
         assert self.rule.solve is not None
-        solved = self.rule.solve(visit)
+        solved = self.rule.solve(context)
         with torch.no_grad():
             for parameter, value in zip(parameters, solved.parameters, strict=True):
                 parameter.copy_(value)
@@ -184,43 +184,43 @@ class Train:
     def _steps(
         self,
         parameters: list[Tensor],
-        visit: Visit,
+        context: LocalContext,
         rng: Rng,
         kept: OptimizerState,
         leaf_by_leaf: bool = False,
     ) -> Solved:
         """The loop itself."""
-        settings, rule, bench = self.settings, self.rule, visit.bench
-        step = optimizer(settings, visit.lr, kept)
-        descend = Leafwise(parameters, visit.lr, bench.closing) if leaf_by_leaf else None
+        settings, rule, problem = self.settings, self.rule, context.problem
+        step = optimizer(settings, context.lr, kept)
+        descend = Leafwise(parameters, context.lr, problem.closing) if leaf_by_leaf else None
         # The same memory without history: changing it in place needs no leave from autograd.
         weights = [p.detach() for p in parameters]
-        module = bench.learner.module
+        module = problem.learner.module
         module.train()
         losses: list[Tensor] = []
         counts: list[int] = []
-        twin = bench.twin("anchor") if rule.anchored else None
-        trees = rule.looks(visit) if rule.looks is not None else {}
-        looking = Looking(visit, trees) if trees else None
-        for inputs, targets in self._batches(visit, rng):
-            visit.batch = inputs, targets
+        twin = problem.twin("anchor") if rule.anchored else None
+        trees = rule.looks(context) if rule.looks is not None else {}
+        looking = Looking(context, trees) if trees else None
+        for inputs, targets in self._batches(context, rng):
+            context.batch = inputs, targets
             if twin is not None:
-                visit.at_anchor = _replayed(twin, bench, visit.batch)
+                context.at_anchor = _replayed(twin, problem, context.batch)
             outputs = module(inputs)
             loss = self.task.loss(outputs, targets)
-            bent = loss if rule.risk is None else rule.risk(outputs, targets, visit)
+            bent = loss if rule.risk is None else rule.risk(outputs, targets, context)
             if looking is not None:
-                visit.features = looking.take(inputs)
+                context.features = looking.take(inputs)
             if rule.loss is not None:
-                bent = rule.loss(bent, outputs, targets, visit)
+                bent = rule.loss(bent, outputs, targets, context)
             losses.append(loss.detach())
             counts.append(len(targets))
             if descend is not None:
                 descend(bent)
             else:
-                gradients = gradients_of(bent, parameters, bench.learner.half)
+                gradients = gradients_of(bent, parameters, problem.learner.half)
                 if rule.grad is not None:
-                    gradients = rule.grad(gradients, weights, visit)
+                    gradients = rule.grad(gradients, weights, context)
                 if settings.clip_norm is not None:
                     gradients = clip(gradients, settings.clip_norm)
                 step(weights, gradients)
@@ -229,17 +229,17 @@ class Train:
         seen = sum(counts)
         each = torch.stack(losses).cpu().double()  # not every device has float64
         mean = float(each @ torch.tensor(counts, dtype=torch.float64)) / seen
-        return Solved(weights, mean, seen, visit.steps)
+        return Solved(weights, mean, seen, context.steps)
 
-    def _batches(self, visit: Visit, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
-        return islice(visit.bench.data.batches(visit.bench.batch, rng), visit.steps)
+    def _batches(self, context: LocalContext, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
+        return islice(context.problem.data.batches(context.problem.batch, rng), context.steps)
 
     def _reply(
         self,
         learner: Loadable,
         update: Mapping[str, Tensor],
         more: Mapping[str, Any],
-        visit: Visit,
+        context: LocalContext,
         examples: int,
     ) -> dict[str, Any]:
         sent = more.get("update", update)
@@ -252,7 +252,7 @@ class Train:
             **more,
         }
         if self.normalized:
-            tau = effective_steps(self.settings, visit.lr, visit.steps, visit.proximal)
+            tau = effective_steps(self.settings, context.lr, context.steps, context.proximal)
             sent = {name: value / tau for name, value in sent.items()}
             reply["tau"] = tau
         return {"update": sent, **{k: v for k, v in reply.items() if k != "update"}}
@@ -302,18 +302,18 @@ def virtual(data: Any, examples: int | None, rng: Rng) -> Any:
     return data.take(at.sort().values)
 
 
-def _risk(rule: ClientRule, visit: Visit, outputs: Tensor, targets: Tensor) -> Tensor:
+def _risk(rule: ClientRule, context: LocalContext, outputs: Tensor, targets: Tensor) -> Tensor:
     assert rule.risk is not None
-    return rule.risk(outputs, targets, visit)
+    return rule.risk(outputs, targets, context)
 
 
-def _replayed(twin: Loadable, bench: Bench, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
+def _replayed(twin: Loadable, problem: LocalProblem, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
     """The batch's gradients at the anchor, under the dropout masks that the step is about to draw."""
-    bench.seen += 1
+    problem.seen += 1
     twin.module.train()
     inputs, targets = batch
-    with random_state_kept(bench.client.device):
-        risk = bench.risk(twin.module(inputs), targets)
+    with random_state_kept(problem.client.device):
+        risk = problem.risk(twin.module(inputs), targets)
         return gradients_of(risk, list(twin.trainable.values()), twin.half)
 
 

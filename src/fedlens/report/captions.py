@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from fedlens.data.partition.partition import Partition
-from fedlens.experiment.files import write_atomically
-from fedlens.report.excerpt import Excerpt, unit
+from fedlens.experiment.atomic_files import write_atomically
+from fedlens.report.downsample import Excerpt, unit
 from fedlens.report.format import count, many
-from fedlens.report.measures import recipe_name, said
 from fedlens.report.partition import bars_of, cells_of
+from fedlens.report.partition_statistics import recipe_name, said
 
 
 def write_captions(partition: Partition, path: Path) -> Path:

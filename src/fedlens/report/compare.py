@@ -10,8 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedlens.experiment.files import write_atomically
-from fedlens.report import parts
+from fedlens.experiment.atomic_files import write_atomically
+from fedlens.report import templates as parts
 from fedlens.report.format import (
     MISSING,
     count,

@@ -9,9 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedlens.experiment.files import write_atomically
+from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.rundir import RunDir
-from fedlens.report import figures, parts
+from fedlens.report import figures
+from fedlens.report import templates as parts
 from fedlens.report.format import MISSING, count, duration, finite, metric_value, size, split_of
 from fedlens.report.partition import partition_section
 from fedlens.report.read import Run, read_run, subtable

@@ -9,8 +9,8 @@ import numpy as np
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
 from fedlens.report import partition_figures as figures
-from fedlens.report import parts
-from fedlens.report.excerpt import Excerpt, excerpt, unit
+from fedlens.report import templates as parts
+from fedlens.report.downsample import Excerpt, excerpt, unit
 from fedlens.report.format import count, number
 
 CELLS = (300, 250)  # at most so many clients, and classes or groups of them, in a matrix

@@ -11,7 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fedlens.report.excerpt import Excerpt, ranked, short
+from fedlens.report.downsample import Excerpt, ranked, short
 from fedlens.report.figures import layout
 from fedlens.report.palette import class_colors
 

@@ -6,11 +6,11 @@ from html import escape
 from pathlib import Path
 
 from fedlens.data.partition.partition import Partition
-from fedlens.experiment.files import write_atomically
-from fedlens.report import parts
+from fedlens.experiment.atomic_files import write_atomically
+from fedlens.report import templates as parts
 from fedlens.report.format import many
-from fedlens.report.measures import numbers, recipe_name, said
 from fedlens.report.partition import partition_section
+from fedlens.report.partition_statistics import numbers, recipe_name, said
 
 
 def write_page(partition: Partition, path: Path) -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
-from fedlens.report.excerpt import Excerpt, ranked, short
+from fedlens.report.downsample import Excerpt, ranked, short
 from fedlens.report.format import many
 from fedlens.report.palette import TEN, class_colors
 from fedlens.report.partition import UNITS, bars_of, cells_of

@@ -17,7 +17,7 @@ from fedlens.data.partition.partition import Partition
 from fedlens.experiment.rundir import RunDir
 from fedlens.report.format import finite, is_share, split_of
 
-# What `fedlens.algorithms.measuring` calls the metrics of clients on what they hold out of their own.
+# What `fedlens.algorithms.client_evaluation` calls the metrics of clients on what they hold out of their own.
 _SPREAD = re.compile(r"clients_(\w+?)_(mean_before|mean|std|worst_decile)")
 
 Row = dict[str, Any]

@@ -24,7 +24,7 @@ from fedlens.core.protocol import (
     Payload,
     Request,
 )
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.core.tree import Tree
 
 

@@ -5,7 +5,7 @@ import torch
 
 from fedlens.aggregate.mean import AGGREGATES, Mean
 from fedlens.core.protocol import Failure, Id, Reply
-from fedlens.engines.answering import Fold
+from fedlens.engines.executor import Fold
 
 
 def reply(slot: int, weight: float) -> Reply:

@@ -7,8 +7,8 @@ import torch
 
 from fedlens.aggregate.mean import Mean
 from fedlens.algorithms.admm import admm, ceadmm, dual, iceadmm, liadmm
+from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
-from fedlens.algorithms.selecting import Fixed, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.tree import part
 from fedlens.local.rules import proximal
@@ -202,7 +202,7 @@ def kept_by(algorithm: Any) -> dict[str, Any]:
 
 
 def rng() -> Any:
-    from fedlens.core.seeding import Rng
+    from fedlens.core.random import Rng
 
     return Rng((0,))
 

@@ -8,13 +8,13 @@ from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Momentum, Plain
 from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.averaging import averaging
+from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.algorithms.feddane import feddane
 from fedlens.algorithms.feddyn import dynamic, feddyn
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.scaffold import scaffold
-from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 from fedlens.local.rules import ClientRule, proximal

@@ -5,14 +5,14 @@ import torch
 
 from fedlens.aggregate.mean import Mean
 from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.client_sampling import Everyone, Uniform
 from fedlens.algorithms.feddane import NAME, feddane, tilted
 from fedlens.algorithms.feddyn import dynamic
-from fedlens.algorithms.gradients import OP, expected, mean_gradient
+from fedlens.algorithms.full_gradients import OP, expected, mean_gradient
 from fedlens.algorithms.scaffold import control_variate
-from fedlens.algorithms.selecting import Everyone, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
-from fedlens.local.rules import ClientRule, Visit
+from fedlens.local.rules import ClientRule, LocalContext
 from tests.identity.identity_kit import course, model, parts, world
 
 LOCAL = {"lr": 0.1, "momentum": 0.5}
@@ -44,14 +44,14 @@ def test_a_second_correction_of_the_drift_is_refused(rule: ClientRule) -> None:
 
 def test_a_solver_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="'feddane' bends the steps"):
-        feddane(parts(world(), LOCAL, client=ClientRule(name="exact", solve=lambda visit: None)))  # type: ignore[arg-type, return-value]
+        feddane(parts(world(), LOCAL, client=ClientRule(name="exact", solve=lambda context: None)))  # type: ignore[arg-type, return-value]
 
 
 def test_the_hook_changes_none_of_its_inputs() -> None:
     anchor, gradients, w, linear = ([torch.full((2,), value)] for value in (1.0, 2.0, 3.0, 4.0))
-    visit = Visit(["w"], anchor, {}, {}, torch.empty(0), 0.1, 1)
-    visit.own[NAME] = linear
-    assert tilted(gradients, w, visit, mu=0.5)[0][0].item() == 2.0 + 4.0 + 0.5 * (3.0 - 1.0)
+    context = LocalContext(["w"], anchor, {}, {}, torch.empty(0), 0.1, 1)
+    context.own[NAME] = linear
+    assert tilted(gradients, w, context, mu=0.5)[0][0].item() == 2.0 + 4.0 + 0.5 * (3.0 - 1.0)
     assert [t[0][0].item() for t in (anchor, gradients, w, linear)] == [1.0, 2.0, 3.0, 4.0]
 
 

@@ -9,14 +9,14 @@ import torch
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Momentum, Plain
 from fedlens.algorithms import ALGORITHMS, RULES
+from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.feddyn import dynamic, feddyn
 from fedlens.algorithms.scaffold import control_variate, scaffold
-from fedlens.algorithms.selecting import Fixed, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Client
+from fedlens.core.random import Rng, Secrets
 from fedlens.core.registry import read_settings
-from fedlens.core.seeding import Rng, Secrets
 from fedlens.core.tree import tree_of
 from tests.identity.identity_kit import SIZES, model, parts, world
 

@@ -8,11 +8,11 @@ import pytest
 from fedlens import Experiment
 from fedlens.algorithms import ALGORITHMS, RULES
 from fedlens.algorithms.fedir import DISCLOSURE, fedir, reweighted
-from fedlens.cli.progress import opening_lines
+from fedlens.cli.progress_display import opening_lines
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 from fedlens.experiment.progress import Silent
-from fedlens.local.chaining import chain
+from fedlens.local.chain import chain
 from tests.identity.identity_kit import parts, world
 
 LOCAL = {"lr": 0.1}

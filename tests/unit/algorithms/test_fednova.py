@@ -33,6 +33,6 @@ def test_updates_that_are_no_sum_of_gradients_are_refused() -> None:
     with pytest.raises(ConfigError, match="Adam takes none") as caught:
         fednova(parts(world(), LOCAL | {"optimizer": "adam"}))
     assert caught.value.where == "local.optimizer"
-    solver = ClientRule(name="exact", solve=lambda visit: Solved([], 0.0, 0, 0))
+    solver = ClientRule(name="exact", solve=lambda context: Solved([], 0.0, 0, 0))
     with pytest.raises(ConfigError, match="a local solver takes none"):
         fednova(parts(world(), LOCAL, client=solver))

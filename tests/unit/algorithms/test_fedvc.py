@@ -4,12 +4,12 @@ import pytest
 
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Momentum, Plain
+from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedvc import fedvc
-from fedlens.algorithms.selecting import BySize, Everyone, Fixed, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.experiment.build import plan
 from fedlens.experiment.config import read_config
-from fedlens.experiment.sources import Source, override, read_source
+from fedlens.experiment.config_source import Source, override, read_source
 from tests.identity.identity_kit import parts, world
 
 LOCAL = {"lr": 0.1, "batch_size": 4}

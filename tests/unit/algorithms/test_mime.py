@@ -5,22 +5,23 @@ import torch
 
 from fedlens.aggregate.mean import Mean
 from fedlens.algorithms import ALGORITHMS
-from fedlens.algorithms.base_optimizers import (
+from fedlens.algorithms.client_sampling import Uniform
+from fedlens.algorithms.feddyn import dynamic
+from fedlens.algorithms.mime import (
     SETTINGS,
     Base,
     along,
     base_optimizer,
     direction,
     first_statistics,
+    mime,
+    mimelite,
     tracked,
 )
-from fedlens.algorithms.feddyn import dynamic
-from fedlens.algorithms.mime import mime, mimelite
 from fedlens.algorithms.scaffold import control_variate
-from fedlens.algorithms.selecting import Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
-from fedlens.local.chaining import chain
+from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule, plain, proximal
 from tests.identity.identity_kit import course, parts, world
 

@@ -5,14 +5,14 @@ import torch
 from torch import nn
 
 from fedlens.algorithms import RULES
+from fedlens.algorithms.client_sampling import Fixed
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import PREVIOUS, THERE, contrastive, moon
-from fedlens.algorithms.selecting import Fixed
 from fedlens.core.errors import ConfigError
+from fedlens.core.random import Rng
 from fedlens.core.registry import read_settings
-from fedlens.core.seeding import Rng
 from fedlens.core.tree import tree_of
-from fedlens.local.chaining import chain
+from fedlens.local.chain import chain
 from fedlens.local.features import OWN
 from fedlens.local.rules import ClientRule, Solved, plain
 from tests.identity.identity_kit import course, model, parts, world
@@ -84,9 +84,9 @@ def test_nothing_listens_to_the_models_after_a_visit_however_it_ended() -> None:
         "previous": {n: t + 0.1 if t.is_floating_point() else t for n, t in tree_of(SPEC.build()).items()}
     }
 
-    def listen(loss, outputs, targets, visit):
+    def listen(loss, outputs, targets, context):
         heard.append(hooks(scratch))
-        assert {name: seen.requires_grad for name, seen in visit.features.items()} == {
+        assert {name: seen.requires_grad for name, seen in context.features.items()} == {
             OWN: True, THERE: False, PREVIOUS: False,
         }  # fmt: skip
         if len(heard) > 1:
@@ -145,6 +145,6 @@ def test_the_table_and_what_it_refuses() -> None:
         moon(parts(world(), LOCAL, client=contrastive(mu=1.0)))
     with pytest.raises(ConfigError, match="'plain' does nothing"):
         moon(parts(world(), LOCAL, client=plain()))
-    solver = ClientRule(name="exact", solve=lambda visit: Solved([], 0.0, 0, 0))
+    solver = ClientRule(name="exact", solve=lambda context: Solved([], 0.0, 0, 0))
     with pytest.raises(ConfigError, match="'contrastive' bends the steps"):
         moon(parts(world(), LOCAL, client=solver))

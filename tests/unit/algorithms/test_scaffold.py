@@ -5,9 +5,9 @@ import pytest
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server import Momentum, Plain
 from fedlens.algorithms import ALGORITHMS, RULES
+from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.scaffold import control_variate, scaffold
-from fedlens.algorithms.selecting import Fixed, Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 from tests.identity.identity_kit import parts, world

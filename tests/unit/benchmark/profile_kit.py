@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedlens.experiment.build import Built, build, plan
 from fedlens.experiment.config import read_config
-from fedlens.experiment.sources import read_source
+from fedlens.experiment.config_source import read_source
 
 SMALL = ["select.clients_per_round=3", "local.epochs=1", "rounds=3"]
 

@@ -11,13 +11,13 @@ from fedlens.core.modules import Loadable
 from fedlens.core.protocol import Id, Program, Reply
 from fedlens.core.schema import Schema
 from fedlens.core.tree import digest, tree_of
-from fedlens.engines.answering import Item, Site
+from fedlens.engines.executor import Executor, Item
 from fedlens.experiment.build import Built
 from fedlens.tasks.classification import Classification
 from tests.unit.benchmark.profile_kit import built
 
 
-def standing(experiment: Built) -> dict[str, Any]:
+def run_state(experiment: Built) -> dict[str, Any]:
     """Every function that a watch replaces, as it is now."""
     found = {f"{seam.owner}.{seam.name}": vars(owner_of(seam))[seam.name] for seam in SEAMS}
     rule = experiment.algorithm.ops["train"].rule  # type: ignore[attr-defined]
@@ -26,7 +26,7 @@ def standing(experiment: Built) -> dict[str, Any]:
     return {**found, "load": Loadable.load}
 
 
-def trained(site: Site, model: Any) -> Reply:
+def trained(site: Executor, model: Any) -> Reply:
     item = Item(Id(1, 0, 0), 3, {}, {})
     answer = site.answer("train", {"model": model, "lr": 0.1}, item, Schema())
     assert isinstance(answer, Reply), answer
@@ -40,16 +40,16 @@ def test_every_seam_is_there(seam: Any) -> None:
 
 def test_a_watched_client_gives_the_same_bits_and_leaves_everything_as_it_was() -> None:
     experiment = built("algorithm.name=fedprox", "algorithm.mu=0.1")
-    before, ops = standing(experiment), experiment.algorithm.ops
-    site, model = Site(Program(ops, experiment.holders, 0)), tree_of(experiment.model.build())
+    before, ops = run_state(experiment), experiment.algorithm.ops
+    site, model = Executor(Program(ops, experiment.holders, 0)), tree_of(experiment.model.build())
     plain = digest(trained(site, model).payload["update"])
     clock = Clock()
     with Watch(clock, ops.values()):
         assert all(
-            value is not before[name] for name, value in standing(experiment).items() if name in CHANGED
+            value is not before[name] for name, value in run_state(experiment).items() if name in CHANGED
         )
         watched = digest(trained(site, model).payload["update"])
-    after = standing(experiment)
+    after = run_state(experiment)
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
     assert plain == watched == digest(trained(site, model).payload["update"])
@@ -64,22 +64,23 @@ def test_a_watched_client_gives_the_same_bits_and_leaves_everything_as_it_was() 
 
 
 CHANGED = (
-    "load", "loss", "losses", "rule.grad", "fedlens.local.training.gradients_of", "fedlens.data.holders.normalize",
-    "fedlens.data.holders:Holding.batches", "fedlens.local.training:Train.__call__",
+    "load", "loss", "losses", "rule.grad", "fedlens.local.training.gradients_of",
+    "fedlens.data.client_datasets.normalize",
+    "fedlens.data.client_datasets:ClientDataset.batches", "fedlens.local.training:Train.__call__",
 )  # fmt: skip
 
 
 def test_everything_is_put_back_after_an_exception() -> None:
     experiment = built("algorithm.name=fedprox", "algorithm.mu=0.1")
-    before, watch = standing(experiment), Watch(Clock(), experiment.algorithm.ops.values())
+    before, watch = run_state(experiment), Watch(Clock(), experiment.algorithm.ops.values())
     with pytest.raises(KeyboardInterrupt), watch:
         raise KeyboardInterrupt
-    assert all(value is before[name] for name, value in standing(experiment).items())
+    assert all(value is before[name] for name, value in run_state(experiment).items())
 
 
 def test_a_client_that_fails_in_its_forward_pass_leaves_no_part_open() -> None:
     experiment = built()
-    site = Site(Program(experiment.algorithm.ops, experiment.holders, 0))
+    site = Executor(Program(experiment.algorithm.ops, experiment.holders, 0))
     wrong = tree_of(experiment.model.build())
     trained(site, wrong)
     (learner,) = [value for value in site.scratch.values() if isinstance(value, Loadable)]

@@ -17,7 +17,7 @@ from typing import Any
 
 import fedlens
 from fedlens.core.errors import RunFailed
-from fedlens.experiment.sources import read_source
+from fedlens.experiment.config_source import read_source
 from fedlens.report.page import write_report
 from tests.unit.report.fake_run import line, make_run
 

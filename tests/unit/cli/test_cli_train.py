@@ -141,7 +141,7 @@ def test_on_a_terminal_one_line_lives(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from rich.console import Console
 
-    from fedlens.cli.progress import Live, Watch
+    from fedlens.cli.progress_display import Live, Watch
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120, highlight=False, markup=False)

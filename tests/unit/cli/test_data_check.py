@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedlens.cli.data_check import check
-from tests.unit.data.own.boxed import write_voc
+from tests.unit.data.formats.boxed import write_voc
 from tests.unit.data.pictures import write
 
 app = typer.Typer()

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedlens.core.modules import loadable, module_in
 from fedlens.core.protocol import Ask, Client, FederationInfo, ModelSpec
-from fedlens.core.seeding import Secrets
+from fedlens.core.random import Secrets
 from fedlens.core.tree import tree_of
 
 

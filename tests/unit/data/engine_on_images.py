@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlens.core.gate import Gate
+from fedlens.core.driver import Driver
 from fedlens.core.protocol import Ask, Client, ClientStates, Outcome, Payload, Program, Reply, Request
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.data.images import ImageFiles
 from fedlens.engines.processes import processes
 
@@ -52,7 +52,7 @@ def seen_by_two_workers(images: ImageFiles, row: int) -> tuple[int, int]:
         def steps() -> object:
             return list((yield Ask("look", [Request(client, payload) for client in (0, 1)])))
 
-        answers = Gate(engine, states).drive(steps(), 1)
+        answers = Driver(engine, states).drive(steps(), 1)
     finally:
         engine.close()
     assert all(isinstance(answer, Reply) for answer in answers), answers

@@ -22,7 +22,7 @@ CONTENT = bytes(range(256)) * 4000  # 1,024,000 bytes: several reads
 
 
 @dataclass
-class Site:
+class Executor:
     """What the server serves, how it misbehaves, and what it was asked."""
 
     files: dict[str, bytes]
@@ -35,10 +35,10 @@ class Site:
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "127.0.0.1")
-    state = Site({"/file.bin": CONTENT})
+    state = Executor({"/file.bin": CONTENT})
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -76,7 +76,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     thread.join()
 
 
-def resource(site: Site, *paths: str, content: bytes = CONTENT) -> Resource:
+def resource(site: Executor, *paths: str, content: bytes = CONTENT) -> Resource:
     urls = tuple(site.url + path for path in paths or ("/file.bin",))
     return Resource("file.bin", urls, hashlib.md5(content).hexdigest())
 
@@ -89,7 +89,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_fetched_once(site: Site, tmp_path: Path) -> None:
+def test_a_file_is_fetched_once(site: Executor, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
     path = fetch(resource(site), tmp_path / "new", lambda *report: seen.append(report))
     assert path.read_bytes() == CONTENT
@@ -100,33 +100,33 @@ def test_a_file_is_fetched_once(site: Site, tmp_path: Path) -> None:
     assert site.asked == [("/file.bin", None)]
 
 
-def test_an_earlier_part_is_taken_up(site: Site, tmp_path: Path) -> None:
+def test_an_earlier_part_is_taken_up(site: Executor, tmp_path: Path) -> None:
     (tmp_path / "file.bin.part").write_bytes(CONTENT[:1000])
     assert fetch(resource(site), tmp_path, quiet).read_bytes() == CONTENT
     assert site.asked == [("/file.bin", "bytes=1000-")]
     assert files(tmp_path) == ["file.bin"]
 
 
-def test_a_part_that_was_whole_needs_no_more_bytes(site: Site, tmp_path: Path) -> None:
+def test_a_part_that_was_whole_needs_no_more_bytes(site: Executor, tmp_path: Path) -> None:
     (tmp_path / "file.bin.part").write_bytes(CONTENT)
     assert fetch(resource(site), tmp_path, quiet).read_bytes() == CONTENT
     assert files(tmp_path) == ["file.bin"]
 
 
-def test_a_server_without_ranges_starts_again(site: Site, tmp_path: Path) -> None:
+def test_a_server_without_ranges_starts_again(site: Executor, tmp_path: Path) -> None:
     site.ranges = False
     (tmp_path / "file.bin.part").write_bytes(b"x" * (len(CONTENT) + 5))
     assert fetch(resource(site), tmp_path, quiet).read_bytes() == CONTENT
 
 
-def test_a_part_of_something_else_is_thrown_away(site: Site, tmp_path: Path) -> None:
+def test_a_part_of_something_else_is_thrown_away(site: Executor, tmp_path: Path) -> None:
     (tmp_path / "file.bin.part").write_bytes(b"y" * 1000)
     assert fetch(resource(site), tmp_path, quiet).read_bytes() == CONTENT
     assert site.asked == [("/file.bin", "bytes=1000-"), ("/file.bin", None)]
 
 
 @pytest.mark.parametrize("length", [True, False])
-def test_dropped_connections_are_taken_up(site: Site, tmp_path: Path, length: bool) -> None:
+def test_dropped_connections_are_taken_up(site: Executor, tmp_path: Path, length: bool) -> None:
     site.cuts = [300_000, 400_000]
     site.length = length
     if length:
@@ -138,7 +138,7 @@ def test_dropped_connections_are_taken_up(site: Site, tmp_path: Path, length: bo
         assert files(tmp_path) == []
 
 
-def test_a_connection_that_keeps_dropping_leaves_a_part_and_says_so(site: Site, tmp_path: Path) -> None:
+def test_a_connection_that_keeps_dropping_leaves_a_part_and_says_so(site: Executor, tmp_path: Path) -> None:
     site.cuts = [10_000] * 10
     with pytest.raises(
         DataError, match=r"broke off after 40000 of 1024000 bytes.*run again to go on"
@@ -151,36 +151,36 @@ def test_a_connection_that_keeps_dropping_leaves_a_part_and_says_so(site: Site, 
     assert site.asked[-1] == ("/file.bin", "bytes=40000-")
 
 
-def test_no_headway_ends_the_attempts(site: Site, tmp_path: Path) -> None:
+def test_no_headway_ends_the_attempts(site: Executor, tmp_path: Path) -> None:
     site.cuts = [0] * 10
     with pytest.raises(DataError, match="broke off after 0"):
         fetch(resource(site), tmp_path, quiet)
     assert len(site.asked) == 1
 
 
-def test_a_wrong_checksum_leaves_nothing(site: Site, tmp_path: Path) -> None:
+def test_a_wrong_checksum_leaves_nothing(site: Executor, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"MD5 [0-9a-f]{32} was expected, found [0-9a-f]{32}"):
         fetch(resource(site, content=b"another"), tmp_path, quiet)
     assert files(tmp_path) == []
     assert len(site.asked) == 1
 
 
-def test_a_file_on_disk_with_a_wrong_checksum_is_fetched_again(site: Site, tmp_path: Path) -> None:
+def test_a_file_on_disk_with_a_wrong_checksum_is_fetched_again(site: Executor, tmp_path: Path) -> None:
     (tmp_path / "file.bin").write_bytes(b"old")
     assert fetch(resource(site), tmp_path, quiet).read_bytes() == CONTENT
 
 
-def test_the_next_mirror_is_tried(site: Site, tmp_path: Path) -> None:
+def test_the_next_mirror_is_tried(site: Executor, tmp_path: Path) -> None:
     site.files["/wrong"] = b"wrong"
     assert fetch(resource(site, "/none", "/wrong", "/file.bin"), tmp_path, quiet).read_bytes() == CONTENT
 
 
-def test_an_unknown_file_is_an_error_that_names_the_answer(site: Site, tmp_path: Path) -> None:
+def test_an_unknown_file_is_an_error_that_names_the_answer(site: Executor, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="/none: the server answered 404 Not Found"):
         fetch(resource(site, "/none"), tmp_path, quiet)
 
 
-def test_bytes_that_were_not_asked_for_are_refused(site: Site, tmp_path: Path) -> None:
+def test_bytes_that_were_not_asked_for_are_refused(site: Executor, tmp_path: Path) -> None:
     site.shift = 7
     (tmp_path / "file.bin.part").write_bytes(CONTENT[:1000])
     with pytest.raises(DataError, match="bytes from 1000 on were asked for"):
@@ -197,7 +197,7 @@ def test_without_a_network_there_is_one_clear_error(tmp_path: Path, monkeypatch:
 
 
 def test_a_full_disk_is_not_taken_for_the_network(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -208,7 +208,7 @@ def test_a_full_disk_is_not_taken_for_the_network(
     assert "file.bin" not in files(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(site: Site, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(site: Executor, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(DataError, match="the folder cannot be made"):
         fetch(resource(site), tmp_path / "taken" / "below", quiet)
@@ -289,7 +289,7 @@ def test_an_archive_without_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_fashion_mnist_is_fetched_when_asked_and_only_what_is_missing(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = replace(idx.FASHION_MNIST, counts=(30, 20), mirrors=(f"{site.url}/gone/", f"{site.url}/"))
     write_mnist(tmp_path / "published", small, ".gz")
@@ -309,7 +309,7 @@ def test_fashion_mnist_is_fetched_when_asked_and_only_what_is_missing(
 
 
 def test_cifar_is_fetched_and_unpacked_when_asked(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = replace(cifar.CIFAR10, counts=(20, 6))
     write_cifar_python(tmp_path / "published", small)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.synthetic import synthetic
 from fedlens.data.federated import TensorExamples, federate, hold_out, hold_out_each
-from fedlens.data.holders import Holders
 from fedlens.data.partition.iid import iid
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.shards import shards
@@ -144,7 +144,7 @@ def test_the_server_sees_held_out_examples_as_their_clients_do(dataset: Dataset)
     drawn = Partition.of_owners(np.arange(200) % 4, 4)
     seen = replace(drawn, features={"brightness": np.array([1.0, 0.5, 0.0, 1.5])})
     data, _ = federate(dataset, lambda table: seen, validation=0.2, seed=0, scope="client")
-    holders = Holders(data)
+    holders = ClientDatasets(data)
     own = [holders.holder(client) for client in range(4)]
     assert [len(one.validation or ()) for one in own] == np.diff(data.held_offsets).tolist()  # type: ignore[arg-type]
     for name, parts in (("@validation", [one.validation for one in own]), ("@train", own)):
@@ -163,10 +163,10 @@ def test_the_server_sees_held_out_examples_as_their_clients_do(dataset: Dataset)
 def test_a_pooled_validation_set_is_drawn_before_the_partition(dataset: Dataset) -> None:
     data, _ = federate(dataset, lambda table: iid(table, 0, clients=4), validation=0.1, seed=3)
     assert data.client_held(0) is None
-    assert Holders(data).holder(0).validation is None
-    assert len(Holders(data).holder("@validation")) == 20
+    assert ClientDatasets(data).holder(0).validation is None
+    assert len(ClientDatasets(data).holder("@validation")) == 20
     with pytest.raises(KeyError):
-        Holders(data).holder("@nobody")
+        ClientDatasets(data).holder("@nobody")
 
 
 def test_texts_have_no_brightness() -> None:

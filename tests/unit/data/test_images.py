@@ -10,7 +10,7 @@ import torch
 from fedlens.core.errors import DataError
 from fedlens.data import images as module
 from fedlens.data.images import ImageFiles, Paths, Store, decode_all, sample_moments
-from fedlens.engines.shared import Packer, Region, unpack
+from fedlens.engines.shared_memory import Packer, Region, unpack
 from tests.unit.data.engine_on_images import seen_by_two_workers
 from tests.unit.data.pictures import pixels, write
 

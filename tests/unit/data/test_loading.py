@@ -7,9 +7,9 @@ import pytest
 from fedlens.core.errors import DataError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.decode_cache import fingerprint
 from fedlens.data.images import ImageFiles, Paths
 from fedlens.data.loading import loaded
-from fedlens.data.verdicts import fingerprint
 from tests.unit.data.pictures import pixels, write
 
 IMAGE = 3 * 8 * 8

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.data.augment import Chain, make_pad_crop_flip
+from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.federated import TensorExamples
-from fedlens.data.holders import Holding
 
 GPU = torch.device("cuda")
 
@@ -25,11 +25,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def holding(resident: bool, **more: object) -> Holding:
+def holding(resident: bool, **more: object) -> ClientDataset:
     images = torch.zeros(20, 1, 4, 4, dtype=torch.uint8)
     examples = TensorExamples(images, torch.zeros(20, dtype=torch.int64)).on(GPU, 10_000 if resident else 0)
     assert examples.inputs.device.type == ("cuda" if resident else "cpu")
-    return replace(Holding(examples, torch.arange(3, 13), (0.5,), (0.2,)), **more)
+    return replace(ClientDataset(examples, torch.arange(3, 13), (0.5,), (0.2,)), **more)
 
 
 @pytest.mark.parametrize("resident", [True, False])
@@ -38,7 +38,7 @@ def test_batches_are_on_the_device_wherever_the_images_lie(
     fake: None, monkeypatch: pytest.MonkeyPatch, resident: bool, whole: bool
 ) -> None:
     if not whole:
-        monkeypatch.setattr("fedlens.data.holders._WHOLE", 0)
+        monkeypatch.setattr("fedlens.data.client_datasets._WHOLE", 0)
     there = holding(resident)
     batches = there.batches(4, Rng((0,)))
     for size in (4, 4, 2, 4):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fedlens.core.errors import DataError
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.data import shifts
+from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.datasets.digits import digits
 from fedlens.data.federated import federate
-from fedlens.data.holders import Holders
 from fedlens.data.partition.feature import NEUTRAL, feature
 from fedlens.data.shifts import _normal, shifted
 from fedlens.data.transforms import normalize
@@ -260,7 +260,7 @@ def test_each_client_sees_its_images_in_its_own_way_everywhere() -> None:
     data, partition = federate(
         whole, lambda table: feature(table, 0, clients=5, blur=1.0), validation=0.2, scope="client"
     )
-    holders = Holders(data)
+    holders = ClientDatasets(data)
     seen, held = [], []
     for client in range(5):
         own = {name: torch.tensor(values[client]).float() for name, values in partition.features.items()}

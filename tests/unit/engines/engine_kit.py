@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from fedlens.core.gate import Gate
+from fedlens.core.driver import Driver
 from fedlens.core.protocol import Answer, Ask, Client, ClientStates, Outcome, Payload, Program, Reply, Request
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
 
@@ -63,11 +63,11 @@ def opened(engine: Any, ops: Any = OPS) -> tuple[Any, ClientStates]:
 
 
 @contextmanager
-def fresh(name: str = "processes", ops: Any = OPS, **settings: Any) -> Iterator[Gate]:
+def fresh(name: str = "processes", ops: Any = OPS, **settings: Any) -> Iterator[Driver]:
     """A gate over an engine of its own."""
     made = inline() if name == "inline" else processes(**{"workers": 2, **settings})
     try:
-        yield Gate(*opened(made, ops))
+        yield Driver(*opened(made, ops))
     finally:
         made.close()
 
@@ -77,7 +77,7 @@ def ask(requests: Sequence[Payload], **more: Any) -> Ask:
     return Ask("work", [Request(k, payload) for k, payload in enumerate(requests)], **more)
 
 
-def answers_to(gate: Gate, wanted: Ask, round: int = 1) -> list[Answer]:
+def answers_to(gate: Driver, wanted: Ask, round: int = 1) -> list[Answer]:
     """Every answer, kept."""
 
     def steps() -> Any:

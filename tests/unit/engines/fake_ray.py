@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.gate import Gate
+from fedlens.core.driver import Driver
 from tests.unit.engines.engine_kit import OPS, opened
 
 
@@ -121,7 +121,7 @@ class FakeRay:
 @contextmanager
 def on_fake_ray(
     monkeypatch: pytest.MonkeyPatch, *fates: str, ops: Any = OPS, **settings: Any
-) -> Iterator[tuple[Gate, FakeRay]]:
+) -> Iterator[tuple[Driver, FakeRay]]:
     """A gate over an engine whose workers start as `fates` says; one is ready."""
     fake = FakeRay(*fates)
     monkeypatch.setitem(sys.modules, "ray", fake)
@@ -133,6 +133,6 @@ def on_fake_ray(
     monkeypatch.setattr(engines_ray, "_TICK", 0.02)
     engine = engines_ray.ray(**{"connect_timeout": 20.0, **settings})
     try:
-        yield Gate(*opened(engine, ops)), fake
+        yield Driver(*opened(engine, ops)), fake
     finally:
         engine.close()

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedlens.core.gate import Gate
+from fedlens.core.driver import Driver
 from tests.unit.engines.engine_kit import OPS, opened
 
 NEEDS_RAY = pytest.mark.skipif(
@@ -33,24 +33,24 @@ def made(**settings: Any) -> Any:
 
 
 @contextmanager
-def fresh(ops: Any = OPS, **settings: Any) -> Iterator[Gate]:
+def fresh(ops: Any = OPS, **settings: Any) -> Iterator[Driver]:
     """A gate over an engine of its own."""
     engine = made(**settings)
     try:
         engine.warm()
-        yield Gate(*opened(engine, ops))
+        yield Driver(*opened(engine, ops))
     finally:
         engine.close()
 
 
-def all_ready(gate: Gate) -> None:
+def all_ready(gate: Driver) -> None:
     """Waits until every worker of the engine has started."""
     engine: Any = gate.engine
     while len(engine._crew.ready) < len(engine._crew.workers):
         engine._wait(None)
 
 
-def pids(gate: Gate) -> list[int]:
+def pids(gate: Driver) -> list[int]:
     """The process ids of the workers that have started."""
     engine: Any = gate.engine
     import ray

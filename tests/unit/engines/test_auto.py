@@ -15,7 +15,7 @@ from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError
 from fedlens.engines import ENGINES as REGISTRY
 from fedlens.engines import auto as module
-from fedlens.engines import placing
+from fedlens.engines import devices as placing
 from fedlens.engines.auto import Auto, auto
 from fedlens.engines.inline import Inline
 from fedlens.engines.vectorized import Vectorized

@@ -16,7 +16,7 @@ import pytest
 
 from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Ask, Client, ClientStates, Outcome, Payload, Program, Request
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.engines.processes import processes
 from tests.unit.engines.engine_kit import (
     NoData,

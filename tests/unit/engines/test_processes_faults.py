@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedlens.core.driver import Driver
 from fedlens.core.errors import RunFailed
-from fedlens.core.gate import Gate
 from fedlens.core.protocol import Ask, Failure, Reply, Request
 from fedlens.engines.processes import Processes, processes
 from tests.unit.engines.engine_kit import (
@@ -43,18 +43,18 @@ def engine() -> Iterator[tuple[Processes, Any]]:
 
 
 @pytest.fixture
-def gate(engine: tuple[Processes, Any]) -> Gate:
+def gate(engine: tuple[Processes, Any]) -> Driver:
     made, states = engine
     states.restore({})
-    return Gate(made, states)
+    return Driver(made, states)
 
 
-def slow_again(gate: Gate) -> None:
+def slow_again(gate: Driver) -> None:
     """Makes the engine take tasks for long, so that a worker gets one at a time."""
     gate.engine._seconds = 1.0  # type: ignore[attr-defined]
 
 
-def quick_again(gate: Gate) -> None:
+def quick_again(gate: Driver) -> None:
     """Makes the engine take tasks for short, so that a worker gets the next before it has finished."""
     gate.engine._seconds = 0.001  # type: ignore[attr-defined]
 
@@ -63,7 +63,7 @@ def quick_again(gate: Gate) -> None:
 @pytest.mark.parametrize("when", ["at the start", "in the middle"])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_killed_worker_is_replaced_and_its_work_done_again(
-    gate: Gate, tmp_path: Path, when: str, times: int, depth: Any
+    gate: Driver, tmp_path: Path, when: str, times: int, depth: Any
 ) -> None:
     depth(gate)
     wanted = ask(
@@ -78,7 +78,7 @@ def test_a_killed_worker_is_replaced_and_its_work_done_again(
 
 @pytest.mark.parametrize("depth", [slow_again, quick_again])
 def test_a_task_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
-    gate: Gate, tmp_path: Path, depth: Any
+    gate: Driver, tmp_path: Path, depth: Any
 ) -> None:
     depth(gate)
     wanted = ask(
@@ -97,7 +97,7 @@ def test_a_task_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
     }
 
 
-def test_all_workers_killed_at_once_in_mid_round(gate: Gate) -> None:
+def test_all_workers_killed_at_once_in_mid_round(gate: Driver) -> None:
     slow_again(gate)
     wanted = ask([{"seconds": 0.1}] * 8)
 
@@ -115,7 +115,7 @@ def test_all_workers_killed_at_once_in_mid_round(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("depth", [slow_again, quick_again])
-def test_workers_killed_while_they_are_idle(gate: Gate, depth: Any) -> None:
+def test_workers_killed_while_they_are_idle(gate: Driver, depth: Any) -> None:
     """The driver hears of it when it sends them their next task; with short tasks it sends two."""
     for _ in range(2):
         depth(gate)
@@ -140,7 +140,7 @@ def test_more_workers_killed_while_they_are_idle_than_a_block_may_end() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
-def test_workers_killed_again_and_again_from_outside(gate: Gate, seconds: float) -> None:
+def test_workers_killed_again_and_again_from_outside(gate: Driver, seconds: float) -> None:
     slow_again(gate)
     wanted = ask([{"seconds": seconds}] * 12)
     right = expected(wanted)
@@ -176,7 +176,7 @@ def test_the_process_that_starts_workers_is_killed() -> None:
     assert gone_within(5, pids)
 
 
-def test_a_slow_client_does_not_idle_the_other_worker(gate: Gate) -> None:
+def test_a_slow_client_does_not_idle_the_other_worker(gate: Driver) -> None:
     slow_again(gate)
     began = time.monotonic()
     found = answers_to(gate, ask([{"seconds": 1.0}, *[{"seconds": 0.05}] * 14]))
@@ -218,7 +218,7 @@ def test_replies_that_wait_for_their_turn_stay_within_the_window() -> None:
     assert most < (room + 1) * (4 * size + 2**16), most / (4 * size)
 
 
-def test_replies_that_grow_beyond_the_window_do_not_stop_the_round(gate: Gate, tmp_path: Path) -> None:
+def test_replies_that_grow_beyond_the_window_do_not_stop_the_round(gate: Driver, tmp_path: Path) -> None:
     """The slot that all wait for has to be done again when the window is full already."""
     slow_again(gate)
     schedule = gate.engine._schedule  # type: ignore[attr-defined]
@@ -236,7 +236,7 @@ def test_replies_that_grow_beyond_the_window_do_not_stop_the_round(gate: Gate, t
         schedule._window, schedule._block_bytes = before, 0
 
 
-def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate: Gate) -> None:
+def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate: Driver) -> None:
     slow_again(gate)
     wanted = ask([{}, {"seconds": 0.9}, {"seconds": 0.9}, {}, {}], deadline=0.4)
     began = time.monotonic()
@@ -256,7 +256,7 @@ def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate
     assert gate.tally.failed == 4
 
 
-def test_nothing_new_is_begun_after_the_deadline(gate: Gate, tmp_path: Path) -> None:
+def test_nothing_new_is_begun_after_the_deadline(gate: Driver, tmp_path: Path) -> None:
     """Not even what was waiting for room in the window, of which there is plenty when all the rest is given up."""
     slow_again(gate)
     schedule = gate.engine._schedule  # type: ignore[attr-defined]
@@ -270,7 +270,7 @@ def test_nothing_new_is_begun_after_the_deadline(gate: Gate, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_algorithm_that_stops_looking_drops_the_rest(gate: Gate) -> None:
+def test_an_algorithm_that_stops_looking_drops_the_rest(gate: Driver) -> None:
     slow_again(gate)
     wanted = ask([{"seconds": 0.05}] * 10)
 
@@ -288,7 +288,7 @@ def test_an_algorithm_that_stops_looking_drops_the_rest(gate: Gate) -> None:
     assert gate.states.snapshot() == {0: {"visits": 2}, 1: {"visits": 2}, 2: {"visits": 2}, 3: {"visits": 1}}
 
 
-def test_replies_that_are_kept_stay_as_they_were(gate: Gate) -> None:
+def test_replies_that_are_kept_stay_as_they_were(gate: Driver) -> None:
     """A reply's memory is used again only when nobody looks at it any more, whatever part of it is kept."""
     kept, copies = [], []
     for round in range(1, 13):
@@ -301,7 +301,7 @@ def test_replies_that_are_kept_stay_as_they_were(gate: Gate) -> None:
     assert all(torch.equal(torch.as_tensor(a), b) for a, b in zip(kept, copies, strict=True))
 
 
-def test_memory_does_not_grow_from_round_to_round(gate: Gate) -> None:
+def test_memory_does_not_grow_from_round_to_round(gate: Driver) -> None:
     def rounds(first: int, last: int) -> int:
         for round in range(first, last):
             answers_to(gate, ask([{"size": 50_000}] * 6), round)
@@ -312,7 +312,7 @@ def test_memory_does_not_grow_from_round_to_round(gate: Gate) -> None:
     assert rounds(4, 34) < settled + 40 * 200_000  # of the 180 replies
 
 
-def test_several_asks_in_arrival_order(gate: Gate) -> None:
+def test_several_asks_in_arrival_order(gate: Driver) -> None:
     """Each answer comes once, those of an earlier ask beside those of a later one, each with its own numbers."""
     slow_again(gate)
     seen: list[Reply] = []
@@ -339,7 +339,7 @@ def test_several_asks_in_arrival_order(gate: Gate) -> None:
     gate.drive(steps(4, [], 0), 4)  # and nothing is out any more: no waiting for ever
 
 
-def test_a_deadline_in_arrival_order(gate: Gate, tmp_path: Path) -> None:
+def test_a_deadline_in_arrival_order(gate: Driver, tmp_path: Path) -> None:
     slow_again(gate)
     late = [{"seconds": 0.6}, {"seconds": 0.6}, {"die": "at the start"}]
     wanted = ask(late, order="arrival", deadline=0.3, shared={"graves": str(tmp_path)})
@@ -352,7 +352,7 @@ def test_a_deadline_in_arrival_order(gate: Gate, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_long_messages_both_ways_do_not_wait_for_each_other(gate: Gate) -> None:
+def test_long_messages_both_ways_do_not_wait_for_each_other(gate: Driver) -> None:
     """A socket holds some 200 kB: two that both want to write more, and read after that, would wait for ever."""
     long = [float(k) for k in range(60_000)]
     for _ in range(3):

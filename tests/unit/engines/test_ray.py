@@ -18,12 +18,12 @@ import torch
 
 from fedlens.algorithms import ALGORITHMS
 from fedlens.api import Experiment, resume
+from fedlens.core.driver import Driver
 from fedlens.core.errors import ConfigError
-from fedlens.core.gate import Gate
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Reduce, Reply, Request
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.data.images import Store
-from fedlens.engines.computing import Computing
+from fedlens.engines.devices import Computing
 from fedlens.engines.ray import _emptied
 from fedlens.engines.ray_worker import pack, unpacked
 from fedlens.engines.vectorized import Vectorized
@@ -59,7 +59,7 @@ def loud(payload: Payload, client: Client, rng: Rng) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def gate() -> Iterator[Gate]:
+def gate() -> Iterator[Driver]:
     """Two workers on a local Ray; it stays for the whole file, so engines of other tests here share it."""
     before = signal.signal(signal.SIGTERM, lambda *_: HEARD.append("SIGTERM"))
     try:
@@ -71,16 +71,16 @@ def gate() -> Iterator[Gate]:
 
 
 @pytest.fixture(autouse=True)
-def _no_states(gate: Gate) -> None:
+def _no_states(gate: Driver) -> None:
     gate.states.restore({})
 
 
-def slow_again(gate: Gate) -> None:
+def slow_again(gate: Driver) -> None:
     gate.engine._seconds = 1.0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("seconds", [1.0, 0.001])
-def test_answers_come_in_request_order_with_the_bits_of_inline(gate: Gate, seconds: float) -> None:
+def test_answers_come_in_request_order_with_the_bits_of_inline(gate: Driver, seconds: float) -> None:
     gate.engine._seconds = seconds  # type: ignore[attr-defined]
     wanted = ask([{"seconds": 0.2}, *[{}] * 8, {"size": 200_000}], shared={"scale": torch.rand(1)})
     found = answers_to(gate, wanted)
@@ -90,14 +90,14 @@ def test_answers_come_in_request_order_with_the_bits_of_inline(gate: Gate, secon
     assert all(gate.states.get(client) == {"visits": 1} for client in range(10))
 
 
-def test_a_slow_client_does_not_idle_the_others(gate: Gate) -> None:
+def test_a_slow_client_does_not_idle_the_others(gate: Driver) -> None:
     slow_again(gate)
     found = answers_to(gate, ask([{"seconds": 0.8}, *[{"seconds": 0.05}] * 6]))
     ended = [answer.metrics["ended"] for answer in found if isinstance(answer, Reply)]
     assert max(ended[1:]) < ended[0]
 
 
-def test_arrival_order_and_what_is_still_out(gate: Gate) -> None:
+def test_arrival_order_and_what_is_still_out(gate: Driver) -> None:
     slow_again(gate)
     taken: list[Any] = []
 
@@ -115,7 +115,7 @@ def test_arrival_order_and_what_is_still_out(gate: Gate) -> None:
     assert sorted(taken) == [0, 1, 2, 3]
 
 
-def test_a_deadline(gate: Gate) -> None:
+def test_a_deadline(gate: Driver) -> None:
     slow_again(gate)
     began = time.monotonic()
     found = answers_to(gate, ask([{"seconds": 1.0}, {"seconds": 1.0}, {}], deadline=0.3))
@@ -124,7 +124,7 @@ def test_a_deadline(gate: Gate) -> None:
     assert same(vectors(answers_to(gate, ask([{}] * 3), 2)), expected(ask([{}] * 3), 2))
 
 
-def test_replies_are_folded_at_the_workers(gate: Gate) -> None:
+def test_replies_are_folded_at_the_workers(gate: Driver) -> None:
     requests = [{"more": {"weight": float(k)}} for k in range(7)]
     wanted = ask(requests, reduce=Reduce({"vector": "sum"}, block=3))
     found = answers_to(gate, wanted)
@@ -140,7 +140,7 @@ def test_replies_are_folded_at_the_workers(gate: Gate) -> None:
             assert one.folded["replies"] == other.folded["replies"]
 
 
-def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle(gate: Gate) -> None:
+def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle(gate: Driver) -> None:
     slow_again(gate)
 
     def steps(wanted: Ask) -> Any:
@@ -154,7 +154,7 @@ def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle(gate: Gate) -> 
     assert all(answer.metrics["ended"] < late[0].metrics["ended"] for answer in found)
 
 
-def test_groups_and_16_bits_are_those_of_vectorized(gate: Gate) -> None:
+def test_groups_and_16_bits_are_those_of_vectorized(gate: Driver) -> None:
     """With the bits of `vectorized` in groups of the same size."""
     scaffold = ALGORITHMS.find("scaffold")(parts(world(), {"lr": 0.2, "epochs": 2, "batch_size": 4}))
     one = course(scaffold, world(), 2, engine=Vectorized(group=2, computing=Computing(precision="bf16")))
@@ -172,7 +172,7 @@ def kept(actor: Any) -> int:
     return len(actor.worker._asks)
 
 
-def test_what_is_sent_is_what_arrives_and_nothing_keeps_its_memory(gate: Gate) -> None:
+def test_what_is_sent_is_what_arrives_and_nothing_keeps_its_memory(gate: Driver) -> None:
     """Large and small, shared and not; after a round the object store may have all of it back."""
     import ray
 
@@ -212,13 +212,13 @@ def test_a_store_of_decoded_images_arrives_empty_and_with_a_share_of_the_room() 
     assert not found["train"].memory.any()
 
 
-def test_a_print_comes_out_on_standard_error(gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_print_comes_out_on_standard_error(gate: Driver, capsys: pytest.CaptureFixture[str]) -> None:
     answers_to(gate, ask([{"print": "from a worker"}]))
     assert capsys.readouterr() == ("", "from a worker\n")
 
 
 def test_warnings_and_log_lines_come_out_on_standard_error(
-    gate: Gate, capsys: pytest.CaptureFixture[str]
+    gate: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers_to(gate, Ask("loud", [Request(0)]))
     said = capsys.readouterr()
@@ -227,7 +227,7 @@ def test_warnings_and_log_lines_come_out_on_standard_error(
     assert said.err.endswith("a log line\non standard error\n")
 
 
-def test_an_operation_of_a_notebook_and_two_engines_on_one_ray(gate: Gate) -> None:
+def test_an_operation_of_a_notebook_and_two_engines_on_one_ray(gate: Driver) -> None:
     """A function that no module has, on another engine; the first goes on when that one is closed."""
     scale = 2.0
 
@@ -242,7 +242,7 @@ def test_an_operation_of_a_notebook_and_two_engines_on_one_ray(gate: Gate) -> No
     assert same(vectors(answers_to(gate, wanted)), plain)
 
 
-def test_an_ask_with_code_in_it_is_one_sentence(gate: Gate) -> None:
+def test_an_ask_with_code_in_it_is_one_sentence(gate: Driver) -> None:
     from fedlens.core.errors import RunFailed
 
     with pytest.raises(RunFailed, match="what the ask 'work' shares cannot be sent to Ray's workers"):
@@ -279,7 +279,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_has_the_bits_of_inline_also_when_it_is_resumed(gate: Gate, case: str, tmp_path: Path) -> None:
+def test_a_run_has_the_bits_of_inline_also_when_it_is_resumed(
+    gate: Driver, case: str, tmp_path: Path
+) -> None:
     """A second engine on the first one's Ray; what each leaves free, the other may use."""
     changes = CASES[case]
     whole = outcome(digits(**changes).run(tmp_path / "inline"))
@@ -292,11 +294,11 @@ def test_a_run_has_the_bits_of_inline_also_when_it_is_resumed(gate: Gate, case: 
     assert outcome(resume(tmp_path / "ray")) == whole
 
 
-def test_the_environment_of_this_process_is_as_it_was(gate: Gate) -> None:
+def test_the_environment_of_this_process_is_as_it_was(gate: Driver) -> None:
     assert not [name for name in os.environ if name.startswith("RAY_USAGE") or name.startswith("RAY_worker")]
 
 
-def test_sigterm_is_still_whose_it_was(gate: Gate, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sigterm_is_still_whose_it_was(gate: Driver, capfd: pytest.CaptureFixture[str]) -> None:
     """Ray would have it print a stack."""
     HEARD.clear()
     os.kill(os.getpid(), signal.SIGTERM)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.data.augment import Chain, ColourJitter, Crop, Flip
 from fedlens.experiment.build import Built, build, plan
 from fedlens.experiment.config import plain, read_config
-from fedlens.experiment.sources import Source
+from fedlens.experiment.config_source import Source
 
 LEAST = {
     "rounds": 1,

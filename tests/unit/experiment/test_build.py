@@ -16,7 +16,7 @@ from fedlens.core.tree import digest
 from fedlens.engines.inline import Inline
 from fedlens.experiment.build import Built, build, data_digest, data_directory, located, plan
 from fedlens.experiment.config import read_config
-from fedlens.experiment.sources import Source, override, read_source
+from fedlens.experiment.config_source import Source, override, read_source
 
 LEAST: dict[str, Any] = {
     "rounds": 3,

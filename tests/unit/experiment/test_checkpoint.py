@@ -448,7 +448,8 @@ import sys
 from pathlib import Path
 import torch
 from fedlens.core.errors import RunFailed
-from fedlens.experiment import checkpoint, lines
+from fedlens.experiment import checkpoint
+from fedlens.experiment import jsonl as lines
 directory = Path(sys.argv[1]) / "checkpoint"
 {limit}
 failed = None

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedlens.core.errors import ConfigError
 from fedlens.experiment.config import Config, Seeds, plain, read_config
-from fedlens.experiment.faults import explained, refuse_loose
+from fedlens.experiment.config_errors import explained, refuse_loose
 
 LEAST: dict[str, Any] = {
     "rounds": 3,
@@ -160,7 +160,7 @@ def test_true_is_no_number_and_infinity_only_where_it_is_allowed() -> None:
 
 def test_nothing_here_imports_torch_or_numpy() -> None:
     code = (
-        "import sys, fedlens.experiment.config, fedlens.experiment.sources as s; s.recipes(); "
+        "import sys, fedlens.experiment.config, fedlens.experiment.config_source as s; s.recipes(); "
         "print([m for m in ('torch', 'numpy', 'pandas', 'plotly', 'sklearn') if m in sys.modules])"
     )
     done = subprocess.run(

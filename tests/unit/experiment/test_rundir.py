@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from fedlens.core.errors import FedlensError, RunDirectoryError, RunFailed
-from fedlens.experiment import files, rundir
+from fedlens.experiment import atomic_files as files
+from fedlens.experiment import rundir
 from fedlens.experiment.rundir import RunDir
 
 

@@ -12,14 +12,14 @@ import torch
 
 from fedlens import Experiment, resume
 from fedlens.algorithms.averaging import Parts, averaging
+from fedlens.core.driver import Tally
 from fedlens.core.errors import RunFailed
-from fedlens.core.gate import Tally
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
-from fedlens.core.seeding import Rng
+from fedlens.core.random import Rng
 from fedlens.core.states import Saved
 from fedlens.experiment import checkpoint, runner
 from fedlens.experiment.progress import Silent
-from fedlens.experiment.runner import Standing, diverged, hopeless
+from fedlens.experiment.runner import RunState, diverged, hopeless
 
 LEAST: dict[str, Any] = {
     "rounds": 4,
@@ -197,7 +197,7 @@ def test_checkpoints_are_as_far_apart_as_asked_and_the_last_is_always_saved(
 
 
 def test_a_standing_survives_a_checkpoint(tmp_path: Path) -> None:
-    before = Standing(
+    before = RunState(
         7,
         {"model": {"w": torch.ones(2)}, "server": {}},
         Saved({3: {"c": torch.zeros(1)}, "@train": {"optimizer": {"m": [torch.ones(1)]}}}, {4: "ab12"}),
@@ -209,7 +209,7 @@ def test_a_standing_survives_a_checkpoint(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 7, before.payload())
     loaded = checkpoint.load_latest(tmp_path)
     assert loaded is not None
-    after = Standing.of(loaded.payload)
+    after = RunState.of(loaded.payload)
     assert (after.round, after.line, after.rows, after.best) == (
         before.round,
         before.line,

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server import SERVERS
 from fedlens.algorithms import ALGORITHMS, RULES
-from fedlens.algorithms.selecting import SELECTS
+from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.core.registry import Registry, settings_model
 from fedlens.data.augment import AUGMENTS
 from fedlens.data.datasets import DATASETS

@@ -15,7 +15,7 @@ from fedlens import Experiment
 from fedlens.algorithms import ALGORITHMS
 from fedlens.core.registry import Entry, settings_model
 from fedlens.experiment.build import build, plan
-from fedlens.experiment.sources import read_source
+from fedlens.experiment.config_source import read_source
 from tests.unit.house import algorithm_pages
 from tests.unit.house.algorithm_pages import (
     COMMAND,

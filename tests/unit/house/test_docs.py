@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedlens import Experiment
 from fedlens.cli.main import app
 from fedlens.core.registry import load_file
-from fedlens.local.rules import Visit
+from fedlens.local.rules import LocalContext
 from tests.unit.house.settings_tables import PAGE, rendered
 
 ROOT = Path(__file__).parents[3]
@@ -48,14 +48,14 @@ def test_the_example_runs_on_the_other_engine_too(tmp_path: Path) -> None:
 
 def test_the_example_bounds_what_a_client_sends() -> None:
     clip = load_file(EXAMPLE).clip
-    visit = Visit(["w", "b"], [torch.zeros(3), torch.zeros(2)], {}, {}, torch.tensor([]), 0.1, 1)
+    context = LocalContext(["w", "b"], [torch.zeros(3), torch.zeros(2)], {}, {}, torch.tensor([]), 0.1, 1)
     far = [torch.full((3,), 2.0), torch.full((2,), -1.0)]
-    reply, state = clip(far, visit, norm=0.5)
+    reply, state = clip(far, context, norm=0.5)
     assert state is None
     sent = torch.cat([reply["update"]["w"], reply["update"]["b"]])
     assert sent.norm().item() == pytest.approx(0.5)
     assert torch.allclose(sent, -torch.cat(far) * 0.5 / torch.cat(far).norm())
-    still, _ = clip([torch.zeros(3), torch.zeros(2)], visit, norm=0.5)
+    still, _ = clip([torch.zeros(3), torch.zeros(2)], context, norm=0.5)
     assert all(torch.equal(leaf, torch.zeros_like(leaf)) for leaf in still["update"].values())
 
 
@@ -87,7 +87,7 @@ def test_a_run_that_a_page_shows_is_one_that_starts(page: str, command: str) -> 
     options = {word for word in words if word.startswith("--")}
     assert options <= {"--set", "--out", "--rounds", "--seed", "--download"}
     from fedlens.experiment.build import plan
-    from fedlens.experiment.sources import read_source
+    from fedlens.experiment.config_source import read_source
 
     plan(Experiment.load(recipe, overrides).config, read_source(recipe, overrides))
 

@@ -28,7 +28,7 @@ from benchmarks.evidence.studies import (
 from fedlens.algorithms import ALGORITHMS
 from fedlens.experiment.build import build, plan
 from fedlens.experiment.config import read_config
-from fedlens.experiment.sources import Source
+from fedlens.experiment.config_source import Source
 
 ALL = tables.ordered()
 CURVE = [(0, 0, 0.1), (2, 9, 0.5), (4, 30, 0.7), (6, 31, 0.6)]

@@ -6,7 +6,7 @@ import pytest
 
 from fedlens import Experiment
 from fedlens.experiment.build import plan
-from fedlens.experiment.sources import read_source, recipes
+from fedlens.experiment.config_source import read_source, recipes
 
 FASHION = [f"fashion-mnist/{a}-{p}" for a in ("fedavg", "fedprox", "centralized") for p in ("iid", "shards")]
 CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]

@@ -19,11 +19,13 @@ from torch._subclasses.fake_tensor import (
 
 from fedlens.algorithms import ALGORITHMS
 from fedlens.core.protocol import Arithmetic, Call, Client, ModelSpec, RoundContext
-from fedlens.core.seeding import Rng, Secrets
+from fedlens.core.random import Rng, Secrets
+from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.federated import TensorExamples
-from fedlens.data.holders import Holding
-from fedlens.engines.answering import moved
-from fedlens.local import stacked_model, stacked_steps, training
+from fedlens.engines.executor import moved
+from fedlens.local import training
+from fedlens.local.vectorized import model as stacked_model
+from fedlens.local.vectorized import steps as stacked_steps
 from tests.identity.identity_kit import CLASSES, parts, world
 
 GPU = torch.device("cuda")
@@ -57,7 +59,7 @@ def small(shape: Any, classes: int) -> nn.Module:
 def there(k: int) -> Client:
     images, labels = torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
     examples = TensorExamples(images, labels).on(GPU, 10_000)
-    data = Holding(examples, torch.arange(3, 13), (0.5,), (0.2,))
+    data = ClientDataset(examples, torch.arange(3, 13), (0.5,), (0.2,))
     return Client(k, data, {}, Secrets((k,)), {}, GPU)
 
 

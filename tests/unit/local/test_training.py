@@ -9,9 +9,9 @@ from torch import nn
 
 from fedlens.algorithms import RULES
 from fedlens.core.protocol import Client
-from fedlens.core.seeding import Rng, Secrets
+from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import spec_of, tree_of
-from fedlens.local.rules import ClientRule, Visit
+from fedlens.local.rules import ClientRule, LocalContext
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.tasks.classification import Classification
@@ -130,26 +130,26 @@ def test_the_learning_rate_comes_from_the_server() -> None:
 
 
 def test_hooks_see_the_visit_and_bend_the_training() -> None:
-    visits: list[Visit] = []
+    contexts: list[LocalContext] = []
 
-    def loss(value, outputs, targets, visit):
-        visits.append(visit)
+    def loss(value, outputs, targets, context):
+        contexts.append(context)
         assert outputs.shape == (len(targets), 3)
         return 0.0 * value
 
-    def finish(parameters, visit):
+    def finish(parameters, context):
         assert not any(p.requires_grad for p in parameters)
-        return {"extra": 1.0}, {"times": visit.state.get("times", 0) + 1}
+        return {"extra": 1.0}, {"times": context.state.get("times", 0) + 1}
 
     op = train(ClientRule(loss=loss, finish=finish), epochs=2)
     outcome = op(payload(work=1), client(state={"times": 4}), Rng((0,)))
     assert all((u == 0).all() for u in outcome.payload["update"].values())
     assert (outcome.payload["extra"], outcome.state) == (1.0, {"times": 5})
-    assert len(visits) == 3  # one epoch of the two
-    visit = visits[0]
-    assert (visit.steps, visit.lr, visit.state) == (3, 0.1, {"times": 4})
-    assert torch.equal(visit.labels, DATA.targets)
-    assert visit.names == [n for n, _ in SPEC.build().named_parameters()]
+    assert len(contexts) == 3  # one epoch of the two
+    context = contexts[0]
+    assert (context.steps, context.lr, context.state) == (3, 0.1, {"times": 4})
+    assert torch.equal(context.labels, DATA.targets)
+    assert context.names == [n for n, _ in SPEC.build().named_parameters()]
     assert outcome.metrics["loss"] > 0.0  # the task's, whatever is descended, so that algorithms compare
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.report.page import write_report
-from fedlens.report.parts import script_json
+from fedlens.report.templates import script_json
 from tests.unit.report.fake_run import class_counts, line, make_partition, make_run
 from tests.unit.report.reading import Page, assert_self_contained, read_page
 

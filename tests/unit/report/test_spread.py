@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.cli.progress import closing_lines, round_line
+from fedlens.cli.progress_display import closing_lines, round_line
 from fedlens.report.compare import compare, readable, write_comparison
 from fedlens.report.page import write_report
 from fedlens.report.read import read_run

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from fedlens.core.driver import Driver
 from fedlens.core.errors import RunFailed
-from fedlens.core.gate import Gate
 from fedlens.core.protocol import Client, ClientStates, Program
-from fedlens.core.seeding import Rng, Secrets
+from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import tree_of
 from fedlens.engines.inline import inline
 from fedlens.tasks.classification import Classification
@@ -29,7 +29,7 @@ def measure(names, stretch: int = 1000, batch: int = 500, held=None) -> dict[str
     engine.open(Program({"evaluate": Evaluate(SPEC, TASK, batch)}, Held(), 0), states)
     try:
         held = held or {"@test": len(POOLED), "@validation": 4}
-        return Gate(engine, states).drive(central(tree_of(SPEC.build()), held, TASK, names, stretch), 0)
+        return Driver(engine, states).drive(central(tree_of(SPEC.build()), held, TASK, names, stretch), 0)
     finally:
         engine.close()
 

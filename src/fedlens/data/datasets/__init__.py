@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedlens.core.registry import Entry, Registry
 
 _HERE = "fedlens.data.datasets"
-_OWN = "fedlens.data.own"
+_OWN = "fedlens.data.formats"
 
 DATASETS = Registry(
     "dataset",

@@ -14,7 +14,7 @@ from fedlens.core.errors import DataError
 from fedlens.data.dataset import VOID, Dataset, Examples
 from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand
 from fedlens.data.datasets.picture_size import HowToFit, SizeOrOwn, own_size, size_of
-from fedlens.data.findings import Findings
+from fedlens.data.diagnostics import Findings
 from fedlens.data.images import Fit, ImageFiles, Paths
 
 CLASSES = (

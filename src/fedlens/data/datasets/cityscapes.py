@@ -11,7 +11,7 @@ from fedlens.core.errors import DataError
 from fedlens.data.dataset import VOID, Dataset, Examples
 from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand, folders_in, images_in
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
-from fedlens.data.findings import Findings
+from fedlens.data.diagnostics import Findings
 from fedlens.data.images import Fit, ImageFiles, Paths
 
 # Of the published id and class, those with a training id, which is the position here.

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.core.errors import DataError
+from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand, check_present
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
 from fedlens.data.images import Fit, ImageFiles, Paths
-from fedlens.data.placing import placed
 
 _HOW = (
     "fetch train2017.zip, val2017.zip and annotations_trainval2017.zip from cocodataset.org (20 GB), and unpack "

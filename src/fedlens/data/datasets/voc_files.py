@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedlens.core.errors import DataError
+from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Examples
 from fedlens.data.datasets.folders import check_present
+from fedlens.data.formats.xml_tree import Element, read_xml
 from fedlens.data.images import Fit, ImageFiles, Paths
-from fedlens.data.own.xml_tree import Element, read_xml
-from fedlens.data.placing import placed
 
 _HINT = "it is damaged or not the published file: fetch it again"
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
 from fedlens.core.errors import ConfigError, nearest
+from fedlens.core.random import derive
 from fedlens.core.registry import Factory, read_settings, settings_model
-from fedlens.core.seeds import derive
 from fedlens.data.partition import PARTITIONS
 from fedlens.data.partition.feature import NEUTRAL
 from fedlens.data.partition.partition import Partition

@@ -27,7 +27,7 @@ from fedlens.data.datasets.inaturalist_lists import GEO, USER_120K, find_lists
 from fedlens.data.datasets.inaturalist_metadata import balanced, find_metadata, read_metadata
 from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.partition.natural import natural
-from fedlens.experiment.population import make_partition
+from fedlens.experiment.make_partition import make_partition
 
 SPECIES = [("Plantae", "Acer rubrum"), ("Aves", "Pica pica"), ("Aves", "Corvus corax")]
 # (image id, species, user, latitude, longitude)

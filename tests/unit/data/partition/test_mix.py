@@ -12,8 +12,8 @@ import pytest
 import tomli_w
 
 from fedlens.core.errors import ConfigError
+from fedlens.core.random import derive
 from fedlens.core.registry import read_settings
-from fedlens.core.seeds import derive
 from fedlens.data.partition.dirichlet import dirichlet
 from fedlens.data.partition.iid import iid
 from fedlens.data.partition.mix import mix

@@ -1,0 +1,238 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import FederationInfo, RoundContext
+from fedlens.core.registry import Entry, Registry
+
+
+class Select(Protocol):
+    """Chooses a round's cohort. A client may appear twice."""
+
+    def cohort(self, ctx: RoundContext) -> list[int]:
+        """The clients of this round, in the order of their slots."""
+        ...
+
+    def size(self, federation: FederationInfo) -> int:
+        """How many take part in a round. Raises `ConfigError` where there are not so many."""
+        ...
+
+    def repeats(self, federation: FederationInfo) -> bool:
+        """Whether a client may appear twice in a cohort. A selection that cannot say is taken not to."""
+        ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A uniformly random cohort without replacement, of those clients that hold data.
+
+    With a `fraction` C of K clients it has max(C K, 1) of them, rounded (ghaemi2022 Algorithm 1).
+
+    >>> import numpy as np
+    >>> Uniform(fraction=0.1).size(FederationInfo(np.full(100, 600), 10, (1, 28, 28)))
+    10
+    """
+
+    clients_per_round: int | None = None
+    fraction: float | None = None
+
+    def cohort(self, ctx: RoundContext) -> list[int]:
+        """A new draw each round, from the round's own seed."""
+        eligible = ctx.federation.eligible
+        draw = ctx.rng.numpy("select").choice(len(eligible), self.size(ctx.federation), replace=False)
+        return [int(client) for client in eligible[draw]]
+
+    def size(self, federation: FederationInfo) -> int:
+        """The number of clients a round."""
+        return cohort_size(federation, self.clients_per_round, self.fraction)
+
+    def repeats(self, federation: FederationInfo) -> bool:
+        """Never."""
+        return False
+
+
+def cohort_size(federation: FederationInfo, clients_per_round: int | None, fraction: float | None) -> int:
+    """How many take part: so many, or max(C K, 1) of K clients, or everyone; none without data.
+
+    Raises `ConfigError` where more are asked for than hold data.
+    """
+    there = len(federation.eligible)
+    if fraction is not None:
+        return min(max(round(fraction * federation.clients), 1), there)
+    asked = clients_per_round or there
+    if asked > there:
+        raise ConfigError(
+            f"{asked} clients a round are asked for, and {there} of the {federation.clients} clients hold data",
+            where="select.clients_per_round",
+            hint=f"take at most {there}",
+        )
+    return asked
+
+
+Method = Literal["systematic", "replacement"]
+
+
+@dataclass(frozen=True)
+class BySize:
+    """Clients in proportion to their examples: of m draws, client k is expected to have m n_k / n.
+
+    Source: hsu2020 section 5.3 (the probability to be selected is proportional to n_k). Drawing without replacement
+    with weights n_k, the obvious way, does not do it: large clients come too seldom.
+
+    - `systematic`: the clients in a random order are laid end to end, n_k long each, and m points n / m apart are
+      put on the line, their offset drawn uniformly. A client that is shorter than n / m appears at most once; one
+      with m n_k / n above 1 appears that often, rounded down or up.
+    - `replacement`: m independent draws with p_k = n_k / n. Any client may appear twice.
+
+    >>> import numpy as np
+    >>> from fedlens.core.random import Rng
+    >>> federation = FederationInfo(np.array([600, 100, 300, 0]), 10, (1, 28, 28))
+    >>> cohort = BySize(2).cohort(RoundContext(1, 1, federation, Rng((0,))))  # client 0: 2 * 600 / 1000 times
+    >>> len(cohort), cohort.count(0) in (1, 2), BySize(2).repeats(federation)
+    (2, True, True)
+    """
+
+    clients_per_round: int | None = None
+    fraction: float | None = None
+    method: Method = "systematic"
+
+    def cohort(self, ctx: RoundContext) -> list[int]:
+        """A new draw each round, from the round's own seed."""
+        federation, draw, m = ctx.federation, ctx.rng.numpy("select"), self.size(ctx.federation)
+        order, ends = federation.eligible, federation.ends
+        n = int(ends[-1])
+        if self.method == "replacement":
+            # An example at random, and the client that has it.
+            at = np.searchsorted(ends, draw.integers(n, size=m), side="right")
+        else:
+            # A new order each round is a pass over the population, some milliseconds for 100,000 clients: with one
+            # order for all rounds, clients that stand next to each other would never meet.
+            order = draw.permutation(order)
+            ends = np.cumsum(federation.sizes[order], dtype=np.int64)
+            # In units of 1/m of an example the points are whole numbers: every probability is exact.
+            at = np.searchsorted(ends * m, draw.integers(n) + n * np.arange(m), side="right")
+        cohort: list[int] = order[at].tolist()
+        return cohort
+
+    def size(self, federation: FederationInfo) -> int:
+        """The number of draws a round."""
+        return cohort_size(federation, self.clients_per_round, self.fraction)
+
+    def repeats(self, federation: FederationInfo) -> bool:
+        """Whether some client may appear twice: with replacement any, else one with more than n / m examples."""
+        m = self.size(federation)
+        return m > 1 if self.method == "replacement" else m * federation.largest > int(federation.sizes.sum())
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """All clients that hold data, every round."""
+
+    def cohort(self, ctx: RoundContext) -> list[int]:
+        """All, in order."""
+        return [int(client) for client in ctx.federation.eligible]
+
+    def size(self, federation: FederationInfo) -> int:
+        """All of them."""
+        return len(federation.eligible)
+
+    def repeats(self, federation: FederationInfo) -> bool:
+        """Never."""
+        return False
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same clients every round, in the order given; one may be named twice."""
+
+    clients: tuple[int, ...]
+
+    def cohort(self, ctx: RoundContext) -> list[int]:
+        """These clients."""
+        return list(self.clients)
+
+    def size(self, federation: FederationInfo) -> int:
+        """As many as are named."""
+        beyond = [client for client in self.clients if client >= federation.clients]
+        if beyond:
+            raise ConfigError(
+                f"client {beyond[0]} is asked for, and there are {federation.clients}, numbered from 0",
+                where="select.clients",
+            )
+        return len(self.clients)
+
+    def repeats(self, federation: FederationInfo) -> bool:
+        """Whether one is named twice."""
+        return len(set(self.clients)) < len(self.clients)
+
+
+PerRound = Annotated[int | None, Field(ge=1, description="how many take part in a round")]
+Fraction = Annotated[float | None, Field(gt=0, le=1, description="... or which share of the population")]
+
+
+def uniform(*, clients_per_round: PerRound = None, fraction: Fraction = None) -> Uniform:
+    """A uniformly random cohort; everyone where neither setting is given."""
+    _refuse_both(clients_per_round, fraction)
+    return Uniform(clients_per_round, fraction)
+
+
+def by_size(
+    *,
+    clients_per_round: PerRound = None,
+    fraction: Fraction = None,
+    method: Annotated[
+        Method,
+        Field(
+            description="systematic: a client appears m n_k / n times in a cohort of m, rounded down or up; "
+            "replacement: m independent draws"
+        ),
+    ] = "systematic",
+) -> BySize:
+    """A cohort drawn in proportion to the clients' examples; as many draws as clients where neither is given."""
+    _refuse_both(clients_per_round, fraction)
+    return BySize(clients_per_round, fraction, method)
+
+
+def _refuse_both(clients_per_round: int | None, fraction: float | None) -> None:
+    if clients_per_round is not None and fraction is not None:
+        raise ConfigError(
+            "clients_per_round and fraction are both set", where="select", hint="give one of them"
+        )
+
+
+def everyone() -> Everyone:
+    """All clients, every round."""
+    return Everyone()
+
+
+def fixed(
+    *,
+    clients: Annotated[
+        list[Annotated[int, Field(ge=0)]],
+        Field(min_length=1, description="their rows in the partition; one may stand twice"),
+    ],
+) -> Fixed:
+    """The same clients every round."""
+    return Fixed(tuple(clients))
+
+
+SELECTS = Registry(
+    "selection",
+    {
+        "uniform": Entry(
+            "fedlens.algorithms.client_sampling:uniform", "uniformly random, without replacement"
+        ),
+        "by-size": Entry(
+            "fedlens.algorithms.client_sampling:by_size", "in proportion to the clients' examples (FedVC)"
+        ),
+        "all": Entry("fedlens.algorithms.client_sampling:everyone", "everyone, every round"),
+        "fixed": Entry("fedlens.algorithms.client_sampling:fixed", "the same clients every round"),
+    },
+)

@@ -1,0 +1,117 @@
+"""Seeds, random generators and client secrets. Importing this module does not import torch or numpy.
+
+Every random number of a run is derived from (run seed, round, exchange, slot, client, purpose), so it does not
+depend on which worker did the work or in which order. Secrets are another thing: a server that sends the seed
+must not be able to rebuild a mask, so in deployment they are operating-system entropy, made at the client and
+never sent; only a simulation, which must be repeatable, derives them from a seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:  # the settings derive seeds, and `fedlens --help` must not import torch
+    import numpy as np
+    import torch
+
+
+def derive(*parts: int | str) -> int:
+    """A 63-bit seed from any sequence of numbers and words; the same everywhere.
+
+    >>> derive(0, "select", 3) == derive(0, "select", 3) != derive(0, "select", 4)
+    True
+    """
+    text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+@dataclass(frozen=True)
+class Rng:
+    """A place in the tree of seeds. It holds no state: the same purpose gives the same stream again.
+
+    >>> import torch
+    >>> rng = Rng((0, "round", 1))
+    >>> torch.equal(torch.rand(2, generator=rng.torch("x")), torch.rand(2, generator=rng.torch("x")))
+    True
+    """
+
+    key: tuple[int | str, ...]
+
+    def child(self, *parts: int | str) -> Rng:
+        """The place below this one."""
+        return Rng((*self.key, *parts))
+
+    def seed(self, purpose: str) -> int:
+        """The seed for one purpose, below 2**63."""
+        return derive(*self.key, purpose)
+
+    def torch(self, purpose: str) -> torch.Generator:
+        """A CPU generator for one purpose."""
+        import torch
+
+        generator = torch.Generator()
+        generator.manual_seed(self.seed(purpose))
+        return generator
+
+    def numpy(self, purpose: str) -> np.random.Generator:
+        """A numpy generator for one purpose."""
+        import numpy as np
+
+        return np.random.default_rng(self.seed(purpose))
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What a client never tells. The same name gives the same bytes for the life of the client.
+
+    With `simulation=None`, the deployed case, the bytes are operating-system entropy. A simulation passes a key
+    instead, so that a run can be repeated. A `Secrets` cannot be pickled, and so never leaves its process.
+
+    >>> own = Secrets()
+    >>> own.token("mask") == own.token("mask"), own.token("mask") == Secrets().token("mask")
+    (True, False)
+    """
+
+    simulation: tuple[int | str, ...] | None = None
+    _known: dict[tuple[str, int], bytes] = field(default_factory=dict, repr=False)
+
+    def token(self, name: str, length: int = 32) -> bytes:
+        """`length` secret bytes under this name."""
+        if self.simulation is not None:
+            key = derive("secret", *self.simulation, name)
+            return hashlib.shake_256(f"{key}|{name}".encode()).digest(length)
+        return self._known.setdefault((name, length), os.urandom(length))
+
+    def __repr__(self) -> str:
+        return "Secrets(...)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client's secrets never leave the client: take them out of what you send or save")
+
+
+@contextmanager
+def random_state_kept(device: torch.device | None = None) -> Iterator[None]:
+    """Leaves the process's own random state, and that of a GPU where `device` is one, as it was.
+
+    >>> import torch
+    >>> with random_state_kept():
+    ...     first = torch.rand(1)
+    >>> torch.equal(torch.rand(1), first)
+    True
+    """
+    import torch
+
+    before = torch.get_rng_state()
+    gpu = device if device is not None and device.type == "cuda" else None
+    before_there = None if gpu is None else torch.cuda.get_rng_state(gpu)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+        if gpu is not None and before_there is not None:
+            torch.cuda.set_rng_state(before_there, gpu)

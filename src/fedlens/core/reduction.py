@@ -1,0 +1,124 @@
+"""Adding replies up, one after the other; the same additions on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedlens.core.protocol import Payload, Reduce
+from fedlens.core.stacked import StackedTrees, stack_of
+
+REPLIES = "replies"  # how many replies a total is made of
+
+# How a field of the replies becomes one: their mean, weighted like the update, or their plain sum.
+How = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a round's replies come to.
+
+    Attributes:
+        update: the mean Delta of the trainable weights.
+        buffers, counters: as they should be.
+        more: what became of further fields, trees or numbers, by name.
+        replies: how many replies there were.
+        weight: the sum of their weights.
+    """
+
+    update: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    counters: Mapping[str, Tensor]
+    more: Mapping[str, Any] = field(default_factory=dict)
+    replies: int = 0
+    weight: float = 0.0
+
+
+def fold(
+    total: dict[str, Any],
+    reduce: Reduce,
+    payload: Payload,
+    folded: bool = False,
+    fresh: AbstractSet[str] = frozenset(),
+) -> None:
+    """Adds a reply to `total`, in place, which is empty before the first.
+
+    A tree or a number under `"sum"` is added times the reply's weight, one under `"plain"` as it is, a tree under
+    `"max"` leaf by leaf. The weights add up, and `replies` counts. What is `folded` already, a sum over several
+    replies, is added as it is. Of what is `fresh`, as `Outcome` has it, the first reply's memory becomes the total's.
+
+    >>> total = {}
+    >>> for weight, value in ((1.0, 4.0), (3.0, 8.0)):
+    ...     fold(total, Reduce({"x": "sum"}), {"x": {"w": torch.tensor([value])}, "weight": weight})
+    >>> total["x"]["w"] / total["weight"], total["replies"]
+    (tensor([7.]), 2)
+    """
+    weight, first = float(payload[reduce.weight]), not total
+    total[reduce.weight] = total.get(reduce.weight, 0.0) + weight
+    total[REPLIES] = total.get(REPLIES, 0) + (payload[REPLIES] if folded else 1)
+    for name, how in reduce.fields.items():
+        value = payload[name]
+        factor = weight if how == "sum" and not folded else 1.0
+        if not isinstance(value, Mapping):
+            total[name] = value * factor if first else total[name] + value * factor
+        elif first and value and name in fresh and all(t.is_floating_point() for t in value.values()):
+            torch._foreach_mul_(list(value.values()), factor)
+            total[name] = dict(value)
+        elif first:
+            # Never the reply's own tensors: they may lie in a worker's memory, which is wanted back.
+            total[name] = {leaf: t.clone() if how == "max" else t * factor for leaf, t in value.items()}
+        elif how == "max":
+            total[name] = {leaf: torch.maximum(t, value[leaf]) for leaf, t in total[name].items()}
+        elif value:
+            torch._foreach_add_(
+                list(total[name].values()), [value[leaf] for leaf in total[name]], alpha=factor
+            )
+
+
+def fold_rows(total: dict[str, Any], reduce: Reduce, payloads: Sequence[Payload]) -> None:
+    """Adds several replies of one group to a total, as `fold` does one after the other; agrees to rounding.
+
+    Trees that are rows of one `StackedTrees` are added up as one product with their weights.
+
+    >>> rows, total = StackedTrees({"w": torch.tensor([[4.0], [8.0]])}).rows(), {}
+    >>> fold_rows(total, Reduce({"x": "sum"}), [{"x": rows[0], "weight": 1.0}, {"x": rows[1], "weight": 3.0}])
+    >>> total
+    {'weight': 4.0, 'replies': 2, 'x': {'w': tensor([28.])}}
+    """
+    stacks = {
+        name: stack
+        for name, how in reduce.fields.items()
+        if how != "max" and (stack := stack_of([payload[name] for payload in payloads])) is not None
+    }
+    rest = Reduce({n: how for n, how in reduce.fields.items() if n not in stacks}, reduce.weight)
+    empty = not total
+    for payload in payloads:
+        fold(total, rest, payload)
+    for name, stack in stacks.items():
+        factors = [float(p[reduce.weight]) if reduce.fields[name] == "sum" else 1.0 for p in payloads]
+        sums = _weighted(stack, sorted(zip([payload[name].at for payload in payloads], factors, strict=True)))
+        if empty:
+            total[name] = sums
+        else:
+            torch._foreach_add_(list(total[name].values()), [sums[leaf] for leaf in total[name]])
+
+
+def _weighted(stack: StackedTrees, rows: Sequence[tuple[int, float]]) -> dict[str, Tensor]:
+    """The sum of these rows, each times its factor."""
+    places, factors = zip(*rows, strict=True)
+    # Others are not looked at: of a reply that was refused, 0 times NaN is NaN.
+    between = places[-1] + 1 - places[0] == len(places)
+    at = slice(places[0], places[-1] + 1) if between else list(places)
+    sums: dict[str, Tensor] = {}
+    for name, leaf in stack.leaves.items():
+        weights, taken = torch.tensor([factors], dtype=leaf.dtype, device=leaf.device), leaf[at]
+        if leaf.is_cuda:  # where a matrix product may be one of short mantissas
+            sums[name] = (taken * weights.view(-1, *[1] * (taken.dim() - 1))).sum(0)
+        else:
+            sums[name] = (weights @ taken.reshape(len(factors), -1)).view(leaf.shape[1:])
+    return sums

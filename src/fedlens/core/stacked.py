@@ -1,0 +1,99 @@
+"""One client's tree among those of several that were computed together: a row of tensors [A, ...].
+
+It is a mapping like any other tree. Who knows that it is a row checks, counts and adds up all rows at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Kind = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and type of each leaf
+
+
+class StackedTrees:
+    """Trees of A clients, each leaf [A, ...].
+
+    >>> rows = StackedTrees({"w": torch.tensor([[1.0, 2.0], [3.0, float("inf")]])}).rows()
+    >>> dict(rows[0])
+    {'w': tensor([1., 2.])}
+    >>> [row.finite for row in rows], rows[0].nbytes
+    ([True, False], 8)
+    """
+
+    def __init__(self, leaves: Mapping[str, Tensor]) -> None:
+        self.leaves = leaves
+        self._compared: tuple[Kind, bool] | None = None
+
+    def rows(self) -> list[Row]:
+        """The trees, one for each client."""
+        return [Row(self, k) for k in range(len(next(iter(self.leaves.values()))))]
+
+    def like(self, kind: Kind) -> bool:
+        """Whether each tree has exactly these leaves, in these shapes and types."""
+        if self._compared is None or self._compared[0] is not kind:
+            own = {name: (tuple(leaf.shape[1:]), leaf.dtype) for name, leaf in self.leaves.items()}
+            self._compared = kind, own == dict(kind)
+        return self._compared[1]
+
+    @cached_property
+    def finite(self) -> list[bool]:
+        """For each tree, whether its floating-point leaves hold neither NaN nor an infinity.
+
+        A sum is finite only if every value is. The other way round it may overflow, so then each value is looked at.
+        """
+        good = [True] * len(next(iter(self.leaves.values())))
+        for leaf in self.leaves.values():
+            if not leaf.is_floating_point() or not leaf.numel():
+                continue
+            for k, total in enumerate(leaf.flatten(1).sum(1).tolist() if leaf.dim() > 1 else leaf.tolist()):
+                if not math.isfinite(total):
+                    good[k] = good[k] and bool(leaf[k].isfinite().all())
+        return good
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """The bytes of one tree."""
+        return sum(leaf[0].numel() * leaf.element_size() for leaf in self.leaves.values())
+
+
+class Row(Mapping[str, Tensor]):
+    """The tree of client `at` of those in `stacked`; its leaves are views."""
+
+    __slots__ = ("at", "stacked")
+
+    def __init__(self, stacked: StackedTrees, at: int) -> None:
+        self.stacked, self.at = stacked, at
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.stacked.leaves[name][self.at]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stacked.leaves)
+
+    def __len__(self) -> int:
+        return len(self.stacked.leaves)
+
+    @property
+    def finite(self) -> bool:
+        """Whether it holds neither NaN nor an infinity."""
+        return self.stacked.finite[self.at]
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.stacked.row_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, ({name: value.clone() for name, value in self.items()},)  # alone, without the other rows
+
+
+def stack_of(trees: list[Any]) -> StackedTrees | None:
+    """What all of these are rows of; None where they are not, or not all of one."""
+    first = trees[0].stacked if trees and isinstance(trees[0], Row) else None
+    return first if first and all(isinstance(t, Row) and t.stacked is first for t in trees) else None

@@ -1,0 +1,237 @@
+"""What an operation finds as `client.data`: a view of the examples of one holder, made into batches of floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedlens.core.protocol import ClientId
+from fedlens.core.random import Rng
+from fedlens.data.federated import FederatedData, TensorExamples
+from fedlens.data.shifts import shifted
+from fedlens.data.transforms import Augment, normalize
+
+_WHOLE = 2**26  # bytes of floats up to which a client's images are normalized at once, not batch by batch
+
+
+@dataclass(frozen=True)
+class ClientDataset:
+    """The examples of one holder.
+
+    Args:
+        examples: what `indices` point into.
+        indices: the positions of its examples, int64 [n]; None means all of `examples`.
+        mean, std: for `normalize`.
+        augment: what becomes of the images while training, uint8 [k, C, H, W] to the same.
+        features: how the images at `indices` are seen, float32 [1] for the whole holder or [n], by name; see
+            `fedlens.data.shifts`.
+        validation: the examples that this holder holds out of its own, where clients do.
+    """
+
+    examples: TensorExamples
+    indices: Tensor | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augment | None = None
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+    validation: ClientDataset | None = None
+
+    def __len__(self) -> int:
+        # `len` of a tensor takes ten times as long, and this is asked several times a client.
+        return len(self.examples) if self.indices is None else self.indices.numel()
+
+    def labels(self) -> Tensor:
+        """int64 [n]: the labels, in the holder's order."""
+        targets: Tensor = self.examples.targets
+        return targets if self.indices is None else targets[self.indices]
+
+    def take(self, at: Tensor) -> ClientDataset:
+        """The examples at the positions `at`, int64 [k], of this holder; one may stand there twice."""
+        features = {name: values[at] if len(values) > 1 else values for name, values in self.features.items()}
+        indices = at if self.indices is None else self.indices[at]
+        return replace(self, indices=indices, features=features)
+
+    def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Normalized images float32 [k, C, H, W] and labels of the positions start to stop, never augmented."""
+        if self.indices is None:
+            taken = self.examples.stretch(start, stop)
+            return normalize(taken.inputs, self.mean, self.std), taken.targets
+        if self.features:
+            images, labels = self._images(torch.arange(start, min(stop, len(self))))
+        else:
+            taken = self.examples.take(self.indices[start:stop])
+            images, labels = taken.inputs, taken.targets
+        return normalize(images, self.mean, self.std), labels
+
+    def batches(self, size: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches without end, one epoch after the other, each in a new order; the last of an epoch may be short.
+
+        The order of an epoch is `torch.randperm(n)` from `rng.torch("batches")`; where one batch holds everything,
+        the order is left as it is and nothing is drawn.
+        """
+        n = len(self)
+        generator = rng.torch("batches")
+        if self.held(n):
+            yield from self._from_memory(size, generator)
+        augmenting = rng.torch("augment")
+        while True:
+            order = self._order(n, size, generator)
+            for start in range(0, n, size):
+                images, labels = self._images(order[start : start + size])
+                if self.augment is not None:
+                    images = self.augment(images, augmenting)
+                yield normalize(images, self.mean, self.std), labels
+
+    def held(self, n: int) -> int:
+        """The bytes of floats that `batches` holds of n examples: in their own order and in that of an epoch.
+
+        0 where it normalizes them batch by batch: where they are augmented, or too many.
+        """
+        whole = n * self.examples.values * 4
+        return 2 * whole if self.augment is None and whole <= _WHOLE else 0
+
+    def beside(self, others: Sequence[ClientDataset]) -> bool:
+        """Whether `gather` may read examples of this holder and of these together.
+
+        Not where they are augmented, which is each holder's own, or seen in a light of their own, or of several sets.
+        """
+        return all(
+            type(each) is ClientDataset
+            and each.augment is None
+            and not each.features
+            and each.indices is not None
+            and each.examples is self.examples
+            for each in (self, *others)
+        )
+
+    def gather(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalized images float32 [k, C, H, W] and labels at `places`, int64 [k]: what `indices` point to."""
+        taken = self.examples.take(places)
+        return normalize(taken.inputs, self.mean, self.std), taken.targets
+
+    @staticmethod
+    def orders(
+        holders: Sequence[ClientDataset], sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int]
+    ) -> Tensor:
+        """Where the examples of the first so many of each holder's `batches` are: int64 [steps, holders, size].
+
+        -1 stands where a batch is short, and where a holder has no more steps.
+        """
+        generator, orders = torch.Generator(), []
+        for holder, size, rng, count in zip(holders, sizes, rngs, steps, strict=True):
+            n, rows = len(holder), []
+            generator.manual_seed(rng.seed("batches"))
+            for _ in range(0, count, -(-n // size)):
+                order = holder._order(n, size, generator)
+                if n % size:
+                    order = torch.nn.functional.pad(order, (0, -n % size), value=-1)
+                rows.append(order)
+            orders.append((rows[0] if len(rows) == 1 else torch.cat(rows))[: count * size])
+        longest, largest = max(steps), max(sizes)
+        if min(steps) == longest and min(sizes) == largest:
+            return torch.stack(orders).view(-1, longest, largest).transpose(0, 1)
+        at = torch.full((longest, len(orders), largest), -1)
+        for k, (order, size, count) in enumerate(zip(orders, sizes, steps, strict=True)):
+            at[:count, k, :size] = order.view(count, size)
+        return at
+
+    def _images(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """The images uint8 and labels at the positions `at` of this holder, as it sees them."""
+        positions = at if self.indices is None else self.indices[at]
+        taken = self.examples.take(positions)
+        if not self.features:
+            return taken.inputs, taken.targets
+        own = {
+            name: values[at] if len(values) > 1 else values.expand(len(at))
+            for name, values in self.features.items()
+        }
+        images = taken.inputs
+        own = {name: values.to(images.device) for name, values in own.items()}
+        return shifted(images, own, positions.to(images.device)), taken.targets
+
+    def _from_memory(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        n = len(self)
+        images, labels = self.stretch(0, n)
+        while True:
+            if size >= n:
+                yield images, labels
+                continue
+            order = self._order(n, size, generator)
+            at = order.to(images.device)
+            shuffled, shuffled_labels = images.index_select(0, at), labels.index_select(0, at)
+            for start in range(0, n, size):
+                yield shuffled[start : start + size], shuffled_labels[start : start + size]
+
+    @staticmethod
+    def _order(n: int, size: int, generator: torch.Generator) -> Tensor:
+        return torch.arange(n) if size >= n else torch.randperm(n, generator=generator)
+
+
+@dataclass(frozen=True)
+class ClientDatasets:
+    """Finds the data of every client, and of the server.
+
+    The server has `@test`, `@validation` (what is held out), and `@train`, all clients' examples pooled. Test
+    images are seen as they are; held-out and training images as the client sees them that they belong to.
+    """
+
+    data: FederatedData
+    augment: Augment | None = None
+
+    @property
+    def largest(self) -> int:
+        """The examples of the largest client."""
+        return int(self.data.sizes().max())
+
+    def on(self, device: torch.device) -> ClientDatasets:
+        """The same, for work on a device; the images lie there if half of what it has free has room for them."""
+        room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**62
+        train = self.data.train.on(device, room)
+        # What holders are told apart by is the set that they point into.
+        test = train if self.data.test is self.data.train else self.data.test.on(device, room // 4)
+        return replace(self, data=replace(self.data, train=train, test=test))
+
+    def holder(self, client: ClientId) -> ClientDataset:
+        """The data of this holder. Raises `KeyError` for one that there is not."""
+        data = self.data
+        if not isinstance(client, str):
+            own = {name: values[client : client + 1] for name, values in data.features.items()}
+            held = data.client_held(client)
+            validation = None if held is None else self._of(data.train, held, None, own)
+            return self._of(data.train, data.client_indices(client), self.augment, own, validation)
+        if client == "@train":
+            return self._of(data.train, data.indices, self.augment, self._each(data.offsets))
+        if client == "@validation" and data.held is not None:
+            return self._of(data.train, data.held, None, self._each(data.held_offsets))
+        if client == "@test":
+            return self._of(data.test, None, None, {})
+        raise KeyError(client)
+
+    def _of(
+        self,
+        examples: TensorExamples,
+        indices: Tensor | None,
+        augment: Augment | None,
+        features: Mapping[str, Tensor],
+        validation: ClientDataset | None = None,
+    ) -> ClientDataset:
+        return ClientDataset(examples, indices, self.data.mean, self.data.std, augment, features, validation)
+
+    def _each(self, offsets: NDArray[np.int64] | None) -> dict[str, Tensor]:
+        """The features of each example of all clients, one client after the other."""
+        if offsets is None:
+            return {}
+        counts = torch.from_numpy(np.diff(offsets))
+        return {name: values.repeat_interleave(counts) for name, values in self.data.features.items()}
+
+    def held(self) -> dict[str, int]:
+        """How many examples the server can measure on, by name."""
+        sizes = {"@test": len(self.data.test), "@train": len(self.data.indices)}
+        if self.data.held is not None:
+            sizes["@validation"] = len(self.data.held)
+        return sizes

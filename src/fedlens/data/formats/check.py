@@ -1,0 +1,71 @@
+"""All that is wrong with a folder of one's own data, found in one go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.registry import read_settings
+from fedlens.data.diagnostics import Finding
+from fedlens.data.formats.formats import find_format
+from fedlens.data.formats.scan import examine
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check found.
+
+    Args:
+        facts: what there is, in numbers; see `fedlens.data.formats.scan.Scan.facts`.
+        findings: what is wrong: first with the whole set, then with examples, each sorted by file, then line.
+    """
+
+    facts: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+
+
+def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None = None) -> Check:
+    """Reads the whole of `folder`, in a format of `fedlens.data.formats.formats.FORMATS`, and decodes every image.
+
+    `settings` are those of the dataset of that name. With the format `csv` the table may be left out where the
+    folder has one only.
+
+    Raises `ConfigError` where the format is not known or a setting is wrong. What is wrong with the data is in
+    the result.
+
+    >>> import tempfile
+    >>> check = check_folder(Path(tempfile.mkdtemp()), "image-folder")
+    >>> [finding.what for finding in check.findings]
+    ['there are no images']
+    """
+    found = find_format(format)
+    given = {"path": str(folder), **(settings or {})}
+    if format == "csv" and "table" not in given and folder.is_dir():
+        given["table"] = _only_table(folder)
+    # Paths stay as they were given: what is found is for a person who sees the files from here.
+    full = read_settings(found.reader(), given, "") | {k: given[k] for k in ("path", "table") if k in given}
+    scan, findings = examine(found.scanner(), full, full=True)
+    facts = {**scan.facts(), "format": format}
+    return Check(facts, tuple(sorted(findings, key=lambda one: (one.example, natural(one.where)))))
+
+
+def natural(text: str) -> tuple[tuple[str, int], ...]:
+    """A key by which line 10 comes after line 9.
+
+    >>> sorted(["a, line 10", "a, line 9"], key=natural)
+    ['a, line 9', 'a, line 10']
+    """
+    return tuple((word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", text))
+
+
+def _only_table(folder: Path) -> str:
+    tables = sorted(path.name for path in folder.glob("*.csv"))
+    if len(tables) != 1:
+        what = f"the folder has {len(tables)} files ending in .csv" if tables else "the folder has no table"
+        hint = "name the table with --set table=FILE"
+        raise ConfigError(what, where=str(folder), hint=hint)
+    return str(folder / tables[0])

@@ -1,0 +1,48 @@
+"""The files below a folder of images: which are images, which belong to the computer, and which surprise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedlens.data.formats.probe import FORMATS
+
+_SILENT = {"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r"}
+
+
+def image_names(folder: Path) -> tuple[list[str], list[str]]:
+    """(images, others): the files below `folder`, with forward slashes, each list sorted.
+
+    An image is what has the ending of one. Hidden files and folders, and what file managers leave behind, are
+    passed over. Links to folders are followed, none of them twice.
+    """
+    images: list[str] = []
+    others: list[str] = []
+    for name in _walk(folder, "", {folder.resolve()}):
+        (images if Path(name).suffix.lower() in FORMATS else others).append(name)
+    return sorted(images), sorted(others)
+
+
+def folders(folder: Path) -> list[str]:
+    """The names of the folders in `folder`, sorted, without hidden ones."""
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not _hidden(entry.name))
+
+
+def _walk(folder: Path, before: str, seen: set[Path]) -> Iterator[str]:
+    for entry in os.scandir(folder):
+        if _hidden(entry.name):
+            continue
+        if not entry.is_dir():
+            yield before + entry.name
+            continue
+        if entry.is_symlink():
+            target = Path(entry.path).resolve()
+            if target in seen:
+                continue
+            seen = seen | {target}
+        yield from _walk(Path(entry.path), f"{before}{entry.name}/", seen)
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith((".", "__MACOSX")) or name.lower() in _SILENT

@@ -1,0 +1,92 @@
+"""The settings that the readers of a user's own data share, each written down once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from fedlens.data.diagnostics import OnError as OnErrorValue
+from fedlens.data.images import Fit as FitValue
+from fedlens.data.partition.settings import whole_path
+
+
+def whole_table(path: str | None) -> str | None:
+    """The path from the root, of a table that is seen from where the user is; any other may lie beside the data."""
+    seen = path is not None and Path(path).expanduser().exists()
+    return whole_path(path) if path is not None and seen else path
+
+
+_Side = Annotated[int, Field(ge=1, le=4096)]
+
+Folder = Annotated[
+    str,
+    Field(min_length=1, description="the folder of your data, seen from where you are"),
+    AfterValidator(whole_path),
+]
+Size = Annotated[
+    _Side | tuple[_Side, _Side],
+    Field(description="pixels that every image is brought to: a number, or [height, width]"),
+]
+Channels = Annotated[Literal[1, 3], Field(description="3 for colour, 1 for grey")]
+Fit = Annotated[
+    FitValue,
+    Field(description="'crop' cuts the longer side, 'pad' fills up the shorter one, 'stretch' scales both"),
+]
+Test = Annotated[
+    float, Field(gt=0, lt=1, description="share held out as test data, where your data have no splits")
+]
+OnError = Annotated[
+    OnErrorValue,
+    Field(description="'stop' at anything that is wrong, or 'skip' the images (or boxes) that are at fault"),
+]
+Classes = Annotated[
+    list[str] | None,
+    Field(description="names of the classes, in order; by default all that are found, sorted"),
+]
+TableFile = Annotated[
+    str | None,
+    Field(
+        description="CSV file with the columns path[,label][,client][,split] and any others, one line an image; "
+        "paths count from the folder of your data"
+    ),
+    AfterValidator(whole_table),
+]
+ClientColumn = Annotated[
+    str | None,
+    Field(description="column of the table (or field of the annotations) that says whose an image is"),
+]
+ClientLevel = Annotated[
+    int | None,
+    Field(description="folder that says whose an image is: 1 is the first, -1 the one that the image is in"),
+]
+ClientPattern = Annotated[
+    str | None,
+    Field(description="regular expression; its one group, found in the path, says whose an image is"),
+]
+
+
+def height_width(size: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width) of the setting `size`.
+
+    >>> height_width(224), height_width((100, 200))
+    ((224, 224), (100, 200))
+    """
+    return (size, size) if isinstance(size, int) else size
+
+
+def form(
+    path: str, size: int | tuple[int, int], channels: int, fit: FitValue, test: float, on_error: OnErrorValue
+) -> dict[str, Any]:
+    """These settings by name: where the images are, and what becomes of them."""
+    given = {"path": path, "size": size, "channels": channels, "fit": fit}
+    return {**given, "test": test, "on_error": on_error}
+
+
+def whose(
+    table: str | None, client_column: str | None, client_level: int | None, client_pattern: str | None
+) -> dict[str, Any]:
+    """These settings by name: what says of each image whose it is."""
+    rule = {"client_column": client_column, "client_level": client_level, "client_pattern": client_pattern}
+    return {"table": table, **rule}

@@ -1,0 +1,289 @@
+"""Answering one block of requests: the part that every engine shares, run where the data is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+
+from fedlens.core.errors import told
+from fedlens.core.protocol import (
+    Answer,
+    Call,
+    Client,
+    ClientId,
+    Failure,
+    Id,
+    Outcome,
+    Payload,
+    Program,
+    Reduce,
+    Reply,
+)
+from fedlens.core.random import Rng, Secrets
+from fedlens.core.reduction import fold, fold_rows
+from fedlens.core.schema import Schema, finite_fault, nbytes
+from fedlens.core.stacked import Row
+from fedlens.engines.client_groups import Groups
+
+_CPU = torch.device("cpu")
+_PLAIN = (torch.Tensor, float, int, str, bytes)
+_EXACTLY = frozenset(
+    (*_PLAIN, Row)
+)  # looked up first: nearly all are one of these, and to ask for a class takes longer
+
+
+class Item(NamedTuple):
+    """One request on its way to where it is answered, with the client's committed state."""
+
+    id: Id
+    client: ClientId
+    payload: Payload
+    state: Payload
+
+
+@dataclass
+class Executor:
+    """A place where operations run: the program, and a cache that lives as long as the worker.
+
+    With `groups`, operations that can do so answer several clients at once. What comes and goes lies in ordinary
+    memory; on the way to an operation it is brought to the program's device, and its answer back.
+    """
+
+    program: Program
+    scratch: dict[Any, Any] = field(default_factory=dict)
+    groups: Groups | None = None
+
+    def __post_init__(self) -> None:
+        self.device = torch.device(self.program.device)
+        self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as it came and on the device
+        if self.device.type != "cpu" and hasattr(self.program.data, "on"):
+            self.program = replace(self.program, data=self.program.data.on(self.device))
+
+    def answer(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
+        """Runs one operation and checks what comes out. An exception in it is the client's failure, not the run's."""
+        try:
+            if op not in self.program.ops:
+                return Failure(item.id, item.client, f"the algorithm has no operation '{op}'")
+            call = self._call(shared, item)
+            torch.default_generator.manual_seed(call.rng.seed("torch"))
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(call.rng.seed("torch"))
+            outcome = Outcome(*self.program.ops[op](*call))
+        except (Exception, SystemExit) as error:
+            return Failure(item.id, item.client, told(error))
+        return _checked(item, outcome, expect)
+
+    def alone(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
+        """The answer of one client, in memory of its own."""
+        return own(self.answer(op, shared, item, expect))
+
+    def together(self, op: str, shared: Payload, items: Sequence[Item], expect: Schema) -> list[Answer]:
+        """Runs one operation for several clients as one computation: `together` of the operation.
+
+        Raises what that raises, where it is no client's own failure.
+        """
+        calls: dict[int, Call] = {}
+        answers: dict[int, Answer] = {}
+        for at, item in enumerate(items):
+            try:
+                calls[at] = self._call(shared, item)
+            except (Exception, SystemExit) as error:
+                answers[at] = Failure(item.id, item.client, told(error))
+        joint: Any = self.program.ops[op]
+        found = joint.together(list(calls.values())) if calls else []
+        for at, outcome in zip(calls, found, strict=True):
+            item = items[at]
+            if isinstance(outcome, Exception):
+                answers[at] = Failure(item.id, item.client, told(outcome))
+            else:
+                answers[at] = _checked(item, outcome, expect)
+        return [answers[at] for at in range(len(items))]
+
+    def _call(self, shared: Payload, item: Item) -> Call:
+        client = Client(
+            id=item.client,
+            data=self.program.data.holder(item.client),
+            state=self._there(item.state),
+            secrets=Secrets((self.program.seed, item.client)),
+            scratch=self.scratch,
+            device=self.device,
+            arithmetic=self.program.arithmetic,
+        )
+        rng = Rng((self.program.seed, "op", *item.id, item.client))
+        return Call({**self._brought(shared), **self._there(item.payload)}, client, rng)
+
+    def _there(self, payload: Payload) -> Payload:
+        return payload if self.device.type == "cpu" else moved(payload, self.device)
+
+    def _brought(self, shared: Payload) -> Payload:
+        """What an ask shares, on the device; once an ask."""
+        if self.device.type == "cpu":
+            return shared
+        if self._shared is None or self._shared[0] is not shared:
+            self._shared = shared, moved(shared, self.device)
+        return self._shared[1]
+
+    def block(
+        self,
+        op: str,
+        shared: Payload,
+        items: Sequence[Item],
+        expect: Schema,
+        reduce: Reduce | None,
+        alone: bool = False,
+    ) -> list[Answer]:
+        """Answers neighbouring slots; with `reduce`, the folded payload of each block stands in its last answer.
+
+        `alone` answers one after the other also where there are groups.
+        """
+        joint = not alone and self.groups is not None and hasattr(self.program.ops.get(op), "together")
+        if joint:
+            assert self.groups is not None
+            block = reduce.block if reduce else 1
+            many = iter(self.groups.answers(self, op, shared, items, expect, block))
+        else:
+            # One after the other, each when it is called for: the next may work on in the memory of the last.
+            many = (self.answer(op, shared, item, expect) for item in items)
+        if reduce is None:
+            return [self._home(answer if joint or len(items) == 1 else own(answer)) for answer in many]
+        answers: list[Answer] = []
+        # What is computed together is added up together: its last bits are its own anyway.
+        size = len(items) if joint else reduce.block
+        for start in range(0, len(items), size):
+            folding = Fold(reduce)
+            taken = [folding.take(answer) for answer in islice(many, len(items[start : start + size]))]
+            taken[-1].folded = folding.result()
+            answers += map(self._home, taken)
+        return answers
+
+    def _home(self, answer: Answer) -> Answer:
+        """The answer with its tensors in ordinary memory."""
+        if self.device.type == "cpu":
+            return answer
+        if not isinstance(answer, Failure):
+            answer.payload, answer.state = moved(answer.payload, _CPU), moved(answer.state, _CPU)
+        answer.folded = moved(answer.folded, _CPU)
+        return answer
+
+
+def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
+    """The reply, or the failure that it is where something about it is not good."""
+    try:
+        metrics = {name: float(value) for name, value in outcome.metrics.items()}
+        fault = expect.fault(outcome.payload) or _fault(outcome, metrics)
+    except Exception as error:
+        return Failure(item.id, item.client, told(error))
+    if fault is not None:
+        return Failure(item.id, item.client, fault)
+    size = nbytes(outcome.payload)
+    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size, fresh=outcome.fresh)
+
+
+def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:
+    """What is wrong with a reply besides what its schema says."""
+    fault = foreign(outcome.payload)
+    state: Any = outcome.state
+    if fault is None and state is not None:
+        if not isinstance(state, Mapping):
+            return f"its state is a {type(state).__name__}, not a mapping"
+        fault = foreign(state, "its state") or finite_fault(state)
+    if fault is None and not all(map(math.isfinite, metrics.values())):
+        name = next(name for name, value in metrics.items() if not math.isfinite(value))
+        fault = f"its metric '{name}' holds NaN or Inf"
+    return fault
+
+
+def foreign(value: Any, name: str = "the payload") -> str | None:
+    """What in `value` no payload can hold, as a sentence; every engine refuses it, also one that sends nothing.
+
+    >>> foreign({"model": {"w": torch.ones(1)}, "sizes": [1, {2}]})
+    'the payload.sizes holds a set, which cannot be sent'
+    """
+    if value is None or type(value) in _EXACTLY or isinstance(value, _PLAIN):
+        return None
+    if isinstance(value, dict | Mapping) and all(isinstance(key, str) for key in value):
+        for key, item in value.items():
+            if type(item) not in _EXACTLY and (fault := foreign(item, f"{name}.{key}")) is not None:
+                return fault
+        return None
+    if isinstance(value, list | tuple):
+        return next(filter(None, (foreign(item, name) for item in value)), None)
+    kind = f"a {type(value).__name__}" + (
+        " with keys that are no strings" if isinstance(value, Mapping) else ""
+    )
+    return f"{name} holds {kind}, which cannot be sent"
+
+
+def copied(value: Any) -> Any:
+    """The same payload in memory of its own.
+
+    >>> copied({"steps": (1, torch.ones(1, requires_grad=True))})
+    {'steps': (1, tensor([1.]))}
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {name: copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [copied(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same payload with its tensors on this device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {name: moved(item, device) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [moved(item, device) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def own(answer: Answer) -> Answer:
+    """The answer with its payload and state in memory of their own."""
+    if not isinstance(answer, Failure):
+        answer.payload = {
+            name: value if name in answer.fresh else copied(value) for name, value in answer.payload.items()
+        }
+        answer.state = copied(answer.state)
+    return answer
+
+
+class Fold:
+    """A block of replies, added up in the order given."""
+
+    def __init__(self, reduce: Reduce) -> None:
+        self.reduce = reduce
+        self.total: dict[str, Any] = {}
+        self.rows: list[Payload] = []
+
+    def take(self, answer: Answer) -> Answer:
+        """Adds a reply's trees to the total and takes them out of the reply; a failure passes through."""
+        if isinstance(answer, Failure):
+            return answer
+        # Copied, because the block's next operation may work on in the memory that this one answered with.
+        rest = {
+            name: copied(value) for name, value in answer.payload.items() if name not in self.reduce.fields
+        }
+        left = Reply(answer.id, answer.client, rest, answer.metrics, copied(answer.state), answer.nbytes)
+        if any(type(answer.payload.get(name)) is Row for name in self.reduce.fields):
+            self.rows.append(answer.payload)  # nobody works on in the memory of a group's rows
+        else:
+            # After the copies: what is fresh is changed in place.
+            fold(self.total, self.reduce, answer.payload, fresh=answer.fresh)
+        return left
+
+    def result(self) -> Payload | None:
+        """The folded payload; None where every reply of the block failed."""
+        if self.rows:
+            fold_rows(self.total, self.reduce, self.rows)
+            self.rows = []
+        return self.total or None

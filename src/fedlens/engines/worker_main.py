@@ -1,0 +1,154 @@
+"""The loop of a local worker: gets blocks of requests, answers them, lays the replies into shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import sys
+import traceback
+from collections import deque
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens.core.errors import FedlensError
+from fedlens.core.protocol import Program
+from fedlens.core.registry import load_file
+from fedlens.engines.client_groups import Groups
+from fedlens.engines.devices import Computing
+from fedlens.engines.executor import Executor
+from fedlens.engines.memory import keep_freed_memory
+from fedlens.engines.shared_memory import LARGE, Packer, Region, roomy, unpack
+
+
+def main(driver: Connection, settings: dict[str, Any]) -> None:
+    """Serves the driver until it says so or is gone."""
+    keep_freed_memory()
+    torch.set_num_threads(settings["threads"])
+    sys.path[:] = settings["path"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(
+            line_buffering=True
+        )  # what an operation prints is not lost when the worker is ended
+    # The driver is gone: nobody is left to tell.
+    with contextlib.suppress(EOFError, ConnectionError):
+        try:
+            _Worker(driver, settings).serve()
+        except (EOFError, ConnectionError):
+            raise
+        except FedlensError as error:
+            driver.send_bytes(pickle.dumps(("broken", error.what, error.where, error.hint)))
+        except BaseException as error:
+            traceback.print_exc()
+            what = traceback.format_exception_only(error)[-1].strip()
+            hint = "where is above; engine.name=inline runs without local workers"
+            driver.send_bytes(pickle.dumps(("broken", f"a local worker could not go on: {what}", None, hint)))
+
+
+class _Worker:
+    def __init__(self, driver: Connection, settings: dict[str, Any]) -> None:
+        self.driver = driver
+        self.device, self.group = settings["device"], settings["group"]
+        self.regions: dict[int, Region] = {}  # the driver's, by its number
+        self.own: dict[int, Region] = {}  # for replies, by ours
+        self.free: list[Region] = []
+        self.asks: dict[int, tuple[Any, ...]] = {}
+        self.inbox: deque[Any] = deque()  # what has come and is not done yet
+        for file in settings["files"]:
+            load_file(Path(file))
+
+    def serve(self) -> None:
+        while True:
+            while not self.inbox:
+                self.take_in()
+            kind, *rest = self.inbox.popleft()
+            if kind == "task":
+                self.task(*rest)
+            elif kind == "ask":
+                self.ask(*rest)
+            elif kind == "program":
+                number, envelope = rest
+                self.begin(unpack(envelope, self.regions[number].view()))
+            else:
+                return
+
+    def take_in(self) -> None:
+        """Takes in the next message: what is only to be known at once, what is to be done when its turn comes."""
+        message = pickle.loads(self.driver.recv_bytes())
+        kind, *rest = message
+        if kind == "region":
+            number, size = rest
+            self.regions[number] = Region(size, recv_handle(self.driver), number)
+            self.regions[number].close()  # the mapping keeps the memory
+        elif kind == "freed":
+            self.free.extend(self.own[own] for own in rest[0])
+        else:
+            self.inbox.append(message)
+
+    def begin(self, program: Program) -> None:
+        arithmetic = program.arithmetic
+        Computing(self.device, arithmetic.precision, arithmetic.channels_last).begin()
+        groups = Groups(self.group) if self.group > 1 else None
+        self.site = Executor(replace(program, device=self.device), groups=groups)
+
+    def ask(self, number: int, op: str, envelope: bytes, region: int | None) -> None:
+        shared, expect, reduce = unpack(envelope, self.look(region))
+        self.asks[number] = (op, shared, expect, reduce)
+
+    def task(
+        self,
+        number: int,
+        ask: int,
+        envelope: bytes,
+        region: int | None,
+        freed: list[int],
+        forget: list[int],
+        alone: bool,
+    ) -> None:
+        for done in forget:
+            self.asks.pop(done, None)
+        self.free.extend(self.own[own] for own in freed)
+        op, shared, expect, reduce = self.asks[ask]
+        items = unpack(envelope, self.look(region))
+        answers = self.site.block(op, shared, items, expect, reduce, alone)
+        self.send(number, answers)
+
+    def look(self, region: int | None) -> memoryview:
+        return memoryview(b"") if region is None else self.regions[region].view()
+
+    def send(self, number: int, answers: Any) -> None:
+        packer = Packer(answers)
+        if packer.size >= LARGE:  # the region of the last reply may be free again
+            while self.driver.poll():
+                self.take_in()
+        region, new = self.reply_region(packer.size)
+        if region is not None:
+            packer.write(region.view())
+        head = (
+            number,
+            packer.envelope,
+            region.number if region else None,
+            region.size if new and region else 0,
+        )
+        self.driver.send_bytes(pickle.dumps(("done", *head)))
+        if new and region is not None:
+            send_handle(self.driver, region.fd, os.getpid())
+            region.close()
+
+    def reply_region(self, size: int) -> tuple[Region | None, bool]:
+        """A free region of ours that is large enough, or a new one, or none where there is nothing to lay in."""
+        if size == 0:
+            return None, False
+        for region in self.free:
+            if region.size >= size:
+                self.free.remove(region)
+                return region, False
+        region = Region(roomy(size))
+        self.own[region.number] = region
+        return region, True

@@ -1,0 +1,190 @@
+"""The driver's side of local workers: starting them, talking to them, replacing the ones that die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+from fedlens.core.errors import RunFailed
+from fedlens.core.protocol import Answer, Failure
+from fedlens.core.registry import user_files
+from fedlens.engines.executor import copied
+from fedlens.engines.shared_memory import LARGE, Region, unpack
+
+_REGIONS = 64  # of one worker's replies, alive at once
+
+
+class WorkerPool:
+    """Starts workers by forking them from a process that has imported torch and nothing else has touched."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begins to import torch in the background; the first worker waits for it."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                "OMP_NUM_THREADS": str(self.threads),
+                "MKL_NUM_THREADS": str(self.threads),
+            }
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "fedlens.engines.forkserver", str(theirs.fileno())],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                start_new_session=True,  # its group is ended as one, and Ctrl-C does not reach it
+            )
+        self._control = Connection(ours.detach())
+        self._ready = False
+
+    def worker(self, device: str = "cpu", group: int = 1, again: bool = True) -> Worker:
+        """A new worker on this device, ready for a program.
+
+        The process that makes them is started again, once, if it was killed.
+        """
+        self.start()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            try:
+                if not self._ready:
+                    self._control.recv_bytes()
+                    self._ready = True
+                settings = {"threads": self.threads, "path": list(sys.path), "files": user_files()}
+                settings |= {"device": device, "group": group}
+                self._control.send_bytes(pickle.dumps(settings))
+                send_handle(self._control, theirs.fileno(), os.getpid())
+                pid = int(self._control.recv_bytes())
+                return Worker(Connection(ours.detach()), pid, device)
+            except (EOFError, OSError) as error:
+                self.close()
+                if not again:
+                    raise RunFailed(
+                        "the process that starts local workers died twice",
+                        hint="its last words are above; engine.name=inline runs without it",
+                    ) from error
+        return self.worker(device, group, again=False)
+
+    def close(self) -> None:
+        """Ends every worker and waits until the group is gone."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._control.close()
+        self._process = None
+
+
+class Worker:
+    """One local worker, as the driver sees it."""
+
+    def __init__(self, connection: Connection, pid: int, device: str) -> None:
+        self.connection = connection
+        self.pid = pid
+        self.device = device
+        self.since = 0.0  # when it began with the first of its tasks (monotonic seconds)
+        self.tasks: list[int] = []
+        self.knows_regions: set[int] = set()
+        self.knows_asks: set[int] = set()
+        self.forget: list[int] = []
+        self._freed: list[int] = []
+        self._replies: dict[int, Region] = {}
+
+    def send(self, *message: Any) -> None:
+        """Sends a message; raises OSError where the worker is gone."""
+        self.connection.send_bytes(pickle.dumps(message))
+
+    def show(self, region: Region | None) -> int | None:
+        """Makes a region of the driver's known to the worker; its number is what messages name it by."""
+        if region is None:
+            return None
+        if region.number not in self.knows_regions:
+            self.send("region", region.number, region.size)
+            send_handle(self.connection, region.fd, self.pid)
+            self.knows_regions.add(region.number)
+        return region.number
+
+    def task(
+        self, number: int, ask: int, envelope: bytes, region: Region | None, alone: bool = False
+    ) -> None:
+        """Sends a task, and with it which of the worker's regions and asks are done with."""
+        shown = self.show(region)
+        freed, self._freed = self._freed, []
+        forget, self.forget = self.forget, []
+        self.knows_asks.difference_update(forget)
+        if not self.tasks:
+            self.since = time.monotonic()
+        self.tasks.append(number)
+        self.send("task", number, ask, envelope, shown, freed, forget, alone)
+
+    def tell_freed(self) -> None:
+        """Says at once which large regions are done with: else the worker would lay its next reply into a new one.
+
+        Not from where a region becomes free, which may be in the middle of another message.
+        """
+        if any(self._replies[region].size >= LARGE for region in self._freed):
+            freed, self._freed = self._freed, []
+            with contextlib.suppress(OSError):  # it is gone, which shows where its answer is looked for
+                self.send("freed", freed)
+
+    def receive(self) -> tuple[int, Any]:
+        """The number of a finished task and its answers; raises EOFError where the worker is gone."""
+        kind, *rest = pickle.loads(self.connection.recv_bytes())
+        if kind == "broken":
+            what, where, hint = rest
+            raise RunFailed(what, where=where, hint=hint)
+        number, envelope, region, size = rest
+        if size:
+            fd = recv_handle(self.connection)
+            self._replies[region] = Region(size, fd, region)
+            self._replies[region].close()  # the mapping keeps the memory
+        self.tasks.remove(number)
+        self.since = time.monotonic()
+        if region is None:
+            return number, unpack(envelope, memoryview(b""))
+        view = self._replies[region].view(freed=lambda: self._freed.append(region))
+        answers = unpack(envelope, view)
+        # Each region costs a file descriptor. Where very many replies are kept at once, they become ordinary memory.
+        return number, [_own(answer) for answer in answers] if len(self._replies) > _REGIONS else answers
+
+    def close(self) -> None:
+        """Closes the connection, at which the worker ends itself."""
+        self.connection.close()
+
+
+def _own(answer: Answer) -> Answer:
+    """The answer with memory of its own."""
+    if isinstance(answer, Failure):
+        return replace(answer, folded=copied(answer.folded))
+    return replace(
+        answer,
+        payload=copied(answer.payload),
+        state=copied(answer.state),
+        folded=copied(answer.folded),
+    )
+
+
+def _has_fileno(stream: Any) -> bool:
+    try:
+        stream.fileno()
+    except (AttributeError, OSError):
+        return False
+    return True

@@ -1,0 +1,176 @@
+"""Where settings come from: a recipe or a TOML file, and what is set on top of it."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.core.random import derive
+
+_RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+_TABLE = re.compile(r"\s*\[([A-Za-z0-9_. -]+)\]\s*(#.*)?")
+_KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
+
+
+NOT_SET = ", which is not set there"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Settings as they were given, and where each of them stands."""
+
+    values: dict[str, Any]
+    path: Path | None = None
+    lines: Mapping[str, int] = field(default_factory=dict)
+    overridden: frozenset[str] = frozenset()
+    renamed: frozenset[str] = frozenset()  # tables that an override gave another name
+
+    def locate(self, key: str) -> str:
+        """Where a person finds this key: the option, or the file and line.
+
+        >>> Source({"local": {"lr": 0.1}}, Path("my.toml"), {"local.lr": 12}).locate("local.lr")
+        'my.toml, line 12: local.lr'
+        """
+        parts = key.split(".")
+        prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        if not self.overridden.isdisjoint(prefixes):
+            return f"--set {key}"
+        below = sorted(given for given in self.overridden if given.startswith(f"{key}."))
+        changed = f"--set {below[0]}" if below else None
+        if changed and key not in self.lines:
+            return changed
+        line = next((self.lines[prefix] for prefix in prefixes if prefix in self.lines), None)
+        if line is not None and self.path is not None:
+            more = f", with {changed}" if changed else "" if self._has(parts) else NOT_SET
+            return f"{self.path}, line {line}: {key}{more}"
+        return f"{self.path}: {key}" if self.path else key
+
+    def _has(self, parts: Sequence[str]) -> bool:
+        found: Any = self.values
+        for part in parts:
+            if isinstance(found, str | list):
+                return True  # short for a table, or a list of them: all that is said stands there
+            if not isinstance(found, Mapping) or part not in found:
+                return False
+            found = found[part]
+        return True
+
+
+def recipes() -> dict[str, Path]:
+    """Every recipe by name, such as `fashion-mnist/fedavg-iid`."""
+    found = sorted(_RECIPES.rglob("*.toml"))
+    return {path.relative_to(_RECIPES).with_suffix("").as_posix(): path for path in found}
+
+
+def recipe_path(name: str) -> Path:
+    """The file of a recipe; raises `ConfigError` with the nearest name where there is none."""
+    known = recipes()
+    if name not in known:
+        raise ConfigError(f"there is no recipe '{name}'", hint=nearest(name, known))
+    return known[name]
+
+
+def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
+    """The settings of a recipe or of a TOML file, with `key=value` overrides on top.
+
+    Raises `ConfigError` where the file is not there or is no TOML (with the line), or an override is not `key=value`.
+    """
+    path = Path(recipe_or_file)
+    if path.is_dir() and recipe_or_file not in recipes():
+        run = (path / "config.toml").is_file()
+        raise ConfigError(
+            f"{path} is a directory, not a recipe or a file",
+            hint=f"'fedlens resume {path}' goes on with the run in it" if run else "name a TOML file in it",
+        )
+    looks_like_file = path.suffix == ".toml" or path.is_file()
+    if not looks_like_file:
+        path = recipe_path(recipe_or_file)
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the file {path} is not there", hint="give a path, or a recipe of 'fedlens list recipes'"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file is not TOML: {error}", where=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"the file cannot be read: {error.strerror}", where=str(path)) from None
+    return override(Source(values, path, key_lines(text)), overrides)
+
+
+def override(source: Source, overrides: Sequence[str]) -> Source:
+    """The same settings with `key=value` on top, the value being TOML, or else a plain word.
+
+    >>> override(Source({"local": {"lr": 0.1}}), ["local.lr=0.5", "engine.name=processes"]).values
+    {'local': {'lr': 0.5}, 'engine': {'name': 'processes'}}
+    """
+    values, keys, renamed = copy.deepcopy(source.values), set(source.overridden), set(source.renamed)
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ConfigError(
+                f"'{text}' is not key=value", where="--set", hint="write, say, --set local.lr=0.1"
+            )
+        path = key.split(".")
+        if path[-1] == "name" and len(path) > 1:
+            renamed.add(".".join(path[:-1]))
+        if key == "seed":
+            _forget_derived_seeds(values)
+        _put(values, path, _value(key, value.strip()), text)
+        keys.add(key)
+    return Source(values, source.path, source.lines, frozenset(keys), frozenset(renamed))
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any, text: str) -> None:
+    table = values
+    for index, part in enumerate(path[:-1]):
+        if isinstance(table.get(part), str):
+            table[part] = {"name": table[part]}  # data.dataset = "digits" is short for a table
+        inner = table.setdefault(part, {})
+        if not isinstance(inner, dict):
+            key = ".".join(path[: index + 1])
+            raise ConfigError(f"'{key}' is a value and has no settings below it", where=f"--set {text}")
+        table = inner
+    table[path[-1]] = value
+
+
+def _forget_derived_seeds(values: dict[str, Any]) -> None:
+    """A run's own config.toml has every seed written out; those that came from the old `seed` give way to the new."""
+    seeds, old = values.get("seeds"), values.get("seed", 0)
+    if isinstance(seeds, dict) and isinstance(old, int):
+        values["seeds"] = {name: n for name, n in seeds.items() if n != derive(old, "seeds", name)}
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError as error:
+        if text.startswith(("{", "[")):
+            raise ConfigError(
+                f"{text} is neither a table nor a list of TOML: {error}",
+                where=f"--set {key}",
+                hint="words in it are quoted, and all of it for the shell: "
+                """--set 'client=[{name = "proximal", mu = 0.1}]'""",
+            ) from None
+        return text
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """The line of each table and key, as far as keys stand at the beginning of a line."""
+    lines: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _TABLE.fullmatch(line):
+            table = match[1].strip()
+            lines.setdefault(table, number)
+        elif match := _KEY.match(line):
+            lines.setdefault(f"{table}.{match[1]}" if table else match[1], number)
+    return lines

@@ -1,0 +1,153 @@
+"""A partition of a dataset, made from settings alone: no run, no model, no import of torch."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.random import derive
+from fedlens.core.registry import Registry, settings_model
+from fedlens.data.dataset import Dataset, Kind, refuse_features
+from fedlens.data.datasets import DATASETS
+from fedlens.data.loading import loaded
+from fedlens.data.partition import PARTITIONS
+from fedlens.data.partition.partition import Partition
+from fedlens.experiment.config import DataSettings
+from fedlens.experiment.config_source import Source, override
+from fedlens.experiment.resolve import Resolved, resolve
+
+_ARGUMENTS = {"name": "PARTITION", "dataset.name": "DATASET"}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A partition, and what there is to know of its dataset.
+
+    Args:
+        kind: the task that the data are for.
+        data_seed: the seed that the data, or which of them are for testing, were drawn with; None where nothing was
+            drawn and none was given.
+    """
+
+    partition: Partition
+    kind: Kind
+    data_seed: int | None
+
+    def run_options(self, path: Path) -> str | None:
+        """The options that make `fedlens run` take the partition, saved at `path`; None where no model is trained."""
+        return run_options(path, self.data_seed) if self.kind == "classification" else None
+
+
+def make_partition(
+    dataset: str,
+    partition: str,
+    changes: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    data_seed: int | None = None,
+    root: Path,
+    download: bool = False,
+) -> Made:
+    """The partition of the whole training split, with its census.
+
+    It is the one of a run with the same settings, `seeds.partition = seed` and nothing held out for validation.
+
+    Args:
+        dataset, partition: names in the registries, or `file.py:function`.
+        changes: `key=value`, a setting of the partition; `dataset.key=value`, one of the dataset.
+        data_seed: the run's `seeds.data`, for datasets that draw something; by default that of a run with seed 0.
+        root: the data folder.
+
+    Raises `ConfigError` where a name or a setting is wrong, `DataError` where the data are missing or damaged.
+
+    >>> p = make_partition("digits", "iid", ["clients=4"], root=Path()).partition
+    >>> len(p), p.dataset, p.spec["seed"], int(p.census.totals().sum())
+    (4, 'digits', 0, 1437)
+    """
+    source = override(Source({}), changes)
+    settings, of_dataset = _tables(source)
+    chosen_dataset = _resolve(DATASETS, dataset, of_dataset, "dataset", source)
+    chosen = _resolve(PARTITIONS, partition, settings, "", source)
+    seed_of_data = derive(0, "seeds", "data") if data_seed is None else data_seed
+    data: Dataset = chosen_dataset(root, download, seed_of_data)
+    if data.on_error == "skip":
+        # What cannot be decoded is left out of a run, and the positions are those of the rest.
+        data = loaded(data, int(DataSettings.model_fields["cache"].default * 2**30))
+    table = data.table()
+    drawn: Partition = chosen(table, seed)
+    refuse_features(data, drawn)
+    partition_made = replace(drawn, dataset=data.name).counted(table)
+    return Made(partition_made, data.kind, seed_of_data if data.seeded or data_seed is not None else None)
+
+
+def check_free(path: Path, force: bool) -> None:
+    """Raises `ConfigError` where a partition cannot be saved at `path` without losing what is there."""
+    if path.is_dir():
+        raise ConfigError("this is a directory", where=str(path), hint="name a file in it, say split.npz")
+    if path.exists() and not force:
+        raise ConfigError(
+            "there is a file already", where=str(path), hint="take another name, or replace it with --force"
+        )
+
+
+def run_options(path: Path, data_seed: int | None = None) -> str:
+    """The options that make `fedlens run` take the partition in a file, quoted for a shell.
+
+    >>> print(run_options(Path("my split.npz")))
+    --set 'data.partition={name="file", path="my split.npz"}'
+    """
+    # A string of JSON is one of TOML, as long as it keeps its letters.
+    written = json.dumps(str(path), ensure_ascii=False).replace("\x7f", "\\u007f")
+    change = f'data.partition={{name="file", path={written}}}'
+    seeds = "" if data_seed is None else f" --set seeds.data={data_seed}"
+    return f"--set {shlex.quote(change)}{seeds}"
+
+
+def _tables(source: Source) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the partition, and those of the dataset."""
+    settings = dict(source.values)
+    of_dataset = settings.pop("dataset", {})
+    if not isinstance(of_dataset, Mapping):
+        raise ConfigError(
+            f"'dataset' is {of_dataset!r}, and the dataset is named by the first argument",
+            where="--set dataset",
+            hint="a setting of it is, say, dataset.path=DIR",
+        )
+    for key, table in (("name", settings), ("dataset.name", of_dataset)):
+        if "name" in table:
+            raise ConfigError(
+                f"'{key}' is no setting here",
+                where=f"--set {key}",
+                hint=f"name it as the argument {_ARGUMENTS[key]}",
+            )
+    return settings, dict(of_dataset)
+
+
+def _resolve(
+    registry: Registry, name: str, settings: Mapping[str, Any], key: str, source: Source
+) -> Resolved:
+    def locate(setting: str) -> str:
+        return _ARGUMENTS.get(setting) or source.locate(setting)
+
+    _refuse_missing(registry, name, settings, key)
+    return resolve(registry, {"name": name, **settings}, key, source, locate)
+
+
+def _refuse_missing(registry: Registry, name: str, settings: Mapping[str, Any], key: str) -> None:
+    """Raises `ConfigError` that names all the settings which have to be given, and says what they are."""
+    try:
+        fields = settings_model(registry.find(name)).model_fields
+    except Exception:  # a wrong name, or a broken factory: `resolve` says so
+        return
+    missing = [field for field, info in fields.items() if info.is_required() and field not in settings]
+    if missing and set(settings) <= set(fields):
+        told = [f"'{field}' ({fields[field].description or 'not described'})" for field in missing]
+        options = [f"--set {f'{key}.' if key else ''}{field}=VALUE" for field in missing]
+        raise ConfigError(
+            f"the {registry.kind} '{name}' needs {' and '.join(told)}", hint=f"say {' '.join(options)}"
+        )

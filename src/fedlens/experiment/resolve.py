@@ -1,0 +1,156 @@
+"""From a table of settings to the factory that it names, its settings checked. No import of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fedlens.core.errors import ConfigError, FedlensError, told
+from fedlens.core.registry import Factory, Registry, settings_model
+from fedlens.experiment.config import Config
+from fedlens.experiment.config_errors import Locate, explained, no_such_setting, refuse_loose
+from fedlens.experiment.config_source import Source
+
+# What a factory of each kind has to make, by what is used of it: a user's own file may make anything.
+_PARTS = {
+    "dataset": ("train", "test", "classes", "mean", "std"),
+    "augmentation": ("__call__",),
+    "partition": ("ids", "indices", "offsets", "digest"),
+    "algorithm": ("ops", "init", "round", "evaluate", "model"),
+    "engine": ("open", "answer", "close"),
+    "model": ("state_dict", "named_parameters"),
+    "selection": ("cohort", "size"),
+    "client rule": ("loss", "grad", "finish"),
+    "aggregate": ("weighting", "reduce", "fold"),
+    "server step": ("init", "step"),
+}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A factory that the settings name, and its checked settings.
+
+    `key` is where they stand, such as `data.partition`; empty where they are all the settings there are.
+    """
+
+    factory: Factory
+    name: str
+    settings: dict[str, Any]
+    key: str
+    kind: str
+    locate: Locate
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the factory makes. Raises `ConfigError` that says where, also where a user's own factory breaks."""
+        return self.made(lambda: self.factory(*arguments, **self.settings))
+
+    def made(self, make: Callable[[], Any]) -> Any:
+        """What `make`, which calls the factory, gives; with the same errors."""
+        try:
+            made = make()
+        except ConfigError as error:
+            raise located(error, self.key, self.locate) from error
+        except FedlensError:
+            raise
+        except Exception as error:
+            raise self._fault(f"failed: {told(error)}") from error
+        if made is None:
+            raise self._fault("gave nothing back", hint="it has to 'return' what it makes")
+        for part in _PARTS[self.kind]:
+            if not hasattr(made, part):
+                raise self._fault(f"made a {type(made).__name__}, which has no '{part}'")
+        return made
+
+    def _fault(self, what: str, hint: str | None = None) -> ConfigError:
+        where = self.locate(_below(self.key, "name"))
+        return ConfigError(f"the {self.kind} '{self.name}' {what}", where=where, hint=hint)
+
+    def table(self) -> dict[str, Any]:
+        """The table with every setting in it, as it stands in the run's config.toml."""
+        return {"name": self.name, **self.settings}
+
+
+def resolve(
+    registry: Registry, table: Mapping[str, Any], key: str, source: Source, locate: Locate | None = None
+) -> Resolved:
+    """The factory that `table` names, with the table's other settings checked and filled in.
+
+    Args:
+        key: where the table stands in the settings of `source`.
+        locate: turns a key into where a person finds it; by default `source` does.
+
+    Raises `ConfigError` where the name or a setting is wrong.
+    """
+    locate = locate or source.locate
+    name = table["name"]
+    if callable(name):
+        factory, name = name, f"{name.__module__}:{name.__qualname__}"
+    elif isinstance(name, str):
+        factory = registry.find(name, where=locate(_below(key, "name")))
+        file, _, attribute = name.rpartition(":")
+        if file.endswith(".py"):
+            # Written into the run's config.toml, so that it is found again from any directory.
+            name = f"{Path(file).expanduser().resolve()}:{attribute}"
+    else:
+        where = locate(_below(key, "name"))
+        raise ConfigError(f"the name of the {registry.kind} is {name!r}, and has to be a word", where=where)
+    model = _settings_model(factory, name, locate(_below(key, "name")))
+    values = {setting: value for setting, value in table.items() if setting != "name"}
+    if key in source.renamed:
+        # The recipe's settings were meant for the thing it named; what the new one also has is kept.
+        values = {
+            setting: value
+            for setting, value in values.items()
+            if setting in model.model_fields or _below(key, setting) in source.overridden
+        }
+    # An infinite alpha is the prior itself (hsu2020 appendix B.1).
+    finite = registry.kind != "partition"
+    settings = _settings(model, values, key, f"the {registry.kind} '{name}'", locate, finite)
+    return Resolved(factory, name, settings, key, registry.kind, locate)
+
+
+def located(error: ConfigError, key: str, locate: Locate) -> ConfigError:
+    """The same error, with the file and line of the setting that it names, `key` being the table that it is in."""
+    name = error.where or ""
+    full = name if name.partition(".")[0] in Config.model_fields else ".".join(filter(None, [key, name]))
+    return ConfigError(error.what, where=locate(full) if full else None, hint=error.hint)
+
+
+def _settings_model(factory: Factory, name: str, where: str) -> type[BaseModel]:
+    try:
+        return settings_model(factory)
+    except Exception as error:
+        raise ConfigError(
+            f"the settings of '{name}' cannot be read off its signature: {type(error).__name__}: {error}",
+            where=where,
+            hint="a setting is a keyword-only parameter with a type: def make(parts, *, mu: float = 0.1)",
+        ) from error
+
+
+def _settings(
+    model: type[BaseModel],
+    values: Mapping[str, Any],
+    key: str,
+    thing: str,
+    locate: Locate,
+    finite: bool,
+) -> dict[str, Any]:
+    known = list(model.model_fields)
+    for name in values:
+        if name not in known:
+            raise no_such_setting(name, locate(_below(key, name)), known, thing)
+    try:
+        checked = model.model_validate(dict(values))
+    except ValidationError as error:
+        raise explained(error, values, key, locate, lambda _: known) from None
+    found = {name: getattr(checked, name) for name in known}
+    refuse_loose(values, found, key, locate, finite=finite)
+    return found
+
+
+def _below(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name

@@ -1,0 +1,148 @@
+"""Several client rules as one: their hooks in turn, each with its own fields and its own state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any
+
+from torch import Tensor
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import Payload
+from fedlens.core.schema import Field as SchemaField
+from fedlens.core.tree import Tree, TreeSpec
+from fedlens.local.rules import ClientRule, FinishHook, GradHook, LocalContext, LossHook, Tensors
+
+
+def chain(*rules: ClientRule) -> ClientRule:
+    """The rules as one. Hooks run in the order given; each rule keeps its own fields and its own state.
+
+    Raises `ConfigError` where two of them are the same rule, weigh the examples, bring a solver of their own, or
+    correct the client's drift, where a solver stands beside hooks that it would pass over, and where `plain`
+    stands beside a rule that does something.
+
+    >>> import torch
+    >>> from fedlens.local.rules import proximal
+    >>> both = chain(proximal(mu=1.0), ClientRule(grad=lambda g, w, context: [-g[0]]))
+    >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)
+    >>> both.grad([torch.tensor([0.0])], [torch.tensor([1.5])], context)
+    [tensor([-0.5000])]
+    """
+    if len(rules) == 1:
+        return rules[0]
+    # A chain in a chain is taken apart: every rule has to agree with every other.
+    kept = [link for rule in rules if not rule.plain for link in (rule.links or (rule,))]
+    if kept and any(rule.name == "plain" for rule in rules):
+        raise ConfigError(
+            f"the client rule 'plain' does nothing, and it stands beside '{kept[0].name}'",
+            where="client",
+            hint="take one of the two out",
+        )
+    if len(kept) < 2:
+        return kept[0] if kept else rules[0] if rules else ClientRule()
+    _agree(kept)
+    both = reduce(_both, kept)
+    object.__setattr__(both, "links", tuple(kept))
+    return both
+
+
+def _both(a: ClientRule, b: ClientRule) -> ClientRule:
+    # What weighs the examples is told first: a gradient that the other asks for is one of weighted examples.
+    servers = {**b.servers, **a.servers} if b.risk else {**a.servers, **b.servers}
+    return ClientRule(
+        name=f"{a.name}+{b.name}",
+        start=_in_turn(a.start, b.start),
+        risk=a.risk or b.risk,
+        loss=partial(_loss, a.loss, b.loss) if a.loss and b.loss else a.loss or b.loss,
+        looks=partial(_looks, a.looks, b.looks) if a.looks and b.looks else a.looks or b.looks,
+        grad=partial(_grad, a.grad, b.grad) if a.grad and b.grad else a.grad or b.grad,
+        solve=a.solve or b.solve,
+        finish=partial(_finish, a.finish, b.finish) if a.finish and b.finish else a.finish or b.finish,
+        expect=partial(_expect, a.expect, b.expect) if a.expect and b.expect else a.expect or b.expect,
+        fields={**a.fields, **b.fields},
+        servers=servers,
+        ops={**a.ops, **b.ops},
+        stackable=a.stackable and b.stackable,
+        anchored=a.anchored or b.anchored,
+        proximal=a.proximal + b.proximal,
+        replaces=a.replaces or b.replaces,
+        corrects=a.corrects or b.corrects,
+        whole=a.whole or b.whole,
+        invariant=a.invariant or b.invariant,
+        check=_in_turn(a.check, b.check),
+        fits=_in_turn(a.fits, b.fits),
+        discloses=(*a.discloses, *b.discloses),
+    )
+
+
+def _in_turn(a: Any, b: Any) -> Any:
+    return partial(_call, (a, b)) if a and b else a or b
+
+
+def _call(hooks: tuple[Callable[..., None], ...], *given: Any) -> None:
+    for hook in hooks:
+        hook(*given)
+
+
+def _loss(
+    a: LossHook, b: LossHook, loss: Tensor, outputs: Tensor, targets: Tensor, context: LocalContext
+) -> Tensor:
+    return b(a(loss, outputs, targets, context), outputs, targets, context)
+
+
+def _looks(a: Any, b: Any, context: LocalContext) -> Mapping[str, Tree]:
+    return {**a(context), **b(context)}
+
+
+def _grad(
+    a: GradHook, b: GradHook, gradients: Tensors, parameters: Tensors, context: LocalContext
+) -> Tensors:
+    return b(a(gradients, parameters, context), parameters, context)
+
+
+def _finish(
+    a: FinishHook, b: FinishHook, parameters: Tensors, context: LocalContext
+) -> tuple[Mapping[str, Any], Payload | None]:
+    (more, state), (others, rest) = a(parameters, context), b(parameters, context)
+    states = [s for s in (state, rest) if s is not None]
+    return {**more, **others}, {k: v for s in states for k, v in s.items()} if states else None
+
+
+def _expect(a: Any, b: Any, spec: TreeSpec) -> Mapping[str, SchemaField]:
+    return {**a(spec), **b(spec)}
+
+
+def _agree(rules: Sequence[ClientRule]) -> None:
+    names = [rule.name for rule in rules if rule.name]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise ConfigError(
+            f"the client rule '{twice}' is there twice: an algorithm may bring it already",
+            where="client",
+            hint="take it out of [client], and set it in [algorithm]",
+        )
+    for hook, does in (("risk", "weigh the examples"), ("solve", "bring a local solver of their own")):
+        with_it = [rule.name for rule in rules if getattr(rule, hook)]
+        if len(with_it) > 1:
+            raise ConfigError(
+                f"'{with_it[0]}' and '{with_it[1]}' both {does}", where="client", hint="take one of the two"
+            )
+    correcting = [rule.name for rule in rules if rule.corrects]
+    if len(correcting) > 1:
+        raise ConfigError(
+            f"'{correcting[0]}' and '{correcting[1]}' both correct a client's drift by what they remember of it, and "
+            "each would take the other's correction for drift",
+            where="client",
+            hint="take one of the two",
+        )
+    solver = next((rule for rule in rules if rule.solve), None)
+    if solver is not None:
+        bent = next((r for r in rules if r is not solver and (r.loss or r.grad)), None)
+        if bent is not None:
+            raise ConfigError(
+                f"'{bent.name}' bends the steps of local training, and '{solver.name}' takes none: "
+                "it solves its subproblem in a way of its own",
+                where="client",
+                hint="take one of them out, or a solver of local steps",
+            )

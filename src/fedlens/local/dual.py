@@ -1,0 +1,199 @@
+"""The client's half of ADMM: a dual variable, and the solvers and steps it bends (ghaemi2022 section 4.3).
+
+With w_i the client's weight in the objective sum_i w_i f_i, the documents' dual variable pi_i and penalty sigma_i stand
+here divided by it: u_i = pi_i / w_i, rho_i = sigma_i / w_i. A client sends z_i = x_i + u_i / rho_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import Payload
+from fedlens.core.schema import Field as SchemaField
+from fedlens.core.schema import NumberField
+from fedlens.core.tree import TreeSpec
+from fedlens.local.rules import ClientRule, LocalContext, Solved, Tensors
+from fedlens.local.settings import LocalSettings
+from fedlens.local.solvers import Subproblem, linearized, minimize
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The variables of a client: their penalty, and which of them stay there.
+
+    Attributes:
+        sigma: rho_i where sigma_i is proportional to w_i; None is 1 / lr, Eq. 4.5's gamma.
+        mean_size: the mean of the clients' examples, where sigma_i is the same for all and w_i is by examples;
+        least_size: the least of them, whose rho_i is the largest.
+        last: whether what the client sent last stays in the server's mean.
+        primal: whether x_i stays.
+        trained: whether local training stands in for the gradient step of Eq. 4.5.
+    """
+
+    sigma: float | None
+    mean_size: float | None = None
+    least_size: float = 1.0
+    last: bool = False
+    primal: bool = False
+    trained: bool = False
+
+    def rho(self, context: LocalContext) -> float:
+        """sigma_i / w_i."""
+        sigma = 1 / context.lr if self.sigma is None else self.sigma
+        return sigma if self.mean_size is None else sigma * self.mean_size / len(context.problem.data)
+
+    @property
+    def steepest(self) -> float:
+        """The largest sigma_i / w_i of any client; 0 where it is not a setting."""
+        sigma = self.sigma or 0.0
+        return sigma if self.mean_size is None else sigma * self.mean_size / self.least_size
+
+
+def _start(context: LocalContext, variables: Variables) -> None:
+    before = context.state.get("dual")
+    context.own["dual"] = context.listed(before) if before else [torch.zeros_like(w) for w in context.anchor]
+    context.own["rho"] = variables.rho(context)
+
+
+def _start_steps(context: LocalContext, variables: Variables) -> None:
+    _start(context, variables)
+    # u + rho (x - y) = (u - rho y) + rho x, and the first of these stays as it is over the steps.
+    context.own["pull"] = torch._foreach_sub(context.own["dual"], context.anchor, alpha=context.own["rho"])
+    context.proximal += context.own["rho"] - variables.steepest  # the rule says the steepest of all clients
+
+
+def _grad(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
+    """g + u + rho (x - y)."""
+    bent = list(torch._foreach_add(gradients, context.own["pull"]))
+    torch._foreach_add_(bent, parameters, alpha=context.own["rho"])
+    return bent
+
+
+def _finish(
+    parameters: Tensors, context: LocalContext, variables: Variables
+) -> tuple[Mapping[str, Any], Payload]:
+    """The last dual step of the visit, and what is sent: how z_i stands to y, or to what was sent last."""
+    rho, dual, y = context.own["rho"], context.own["dual"], context.anchor
+    x = list(torch._foreach_sub(parameters, dual, alpha=1 / rho)) if variables.trained else parameters
+    new = torch._foreach_add(dual, torch._foreach_sub(x, y), alpha=rho)  # Eq. 3.3, 4.6
+    z = torch._foreach_add(x, new, alpha=1 / rho)
+    state: dict[str, Any] = {"dual": context.tree(new)}
+    more: dict[str, Any] = {}
+    if variables.primal:
+        state["primal"] = context.tree([value.clone() for value in x])
+    if variables.last:
+        before = context.state.get("sent")
+        y = context.listed(before) if before else y
+        more["fresh"] = 0.0 if before else 1.0
+        state["sent"] = context.tree(z)
+    if variables.mean_size is not None:
+        more["weight"] = 1.0
+    return {"update": context.tree(torch._foreach_sub(y, z)), **more}, state
+
+
+def _expect(spec: TreeSpec, variables: Variables) -> Mapping[str, SchemaField]:
+    fields: dict[str, SchemaField] = {}
+    if variables.last:
+        fields["fresh"] = NumberField(above=-1, most=1)
+    if variables.mean_size is not None:
+        fields["weight"] = NumberField(above=0, most=1)
+    return fields
+
+
+def _subproblem(context: LocalContext) -> Subproblem:
+    decay = context.settings.weight_decay
+    return Subproblem(context.problem, context.anchor, context.own["dual"], context.own["rho"], decay)
+
+
+def _solved(context: LocalContext, problem: Subproblem, at: Tensors, **sums: float) -> Solved:
+    context.own["dual"] = problem.dual
+    return Solved(at, problem.loss / problem.examples, problem.examples, context.problem.seen, sums)
+
+
+def _solve_exactly(context: LocalContext, k_0: int, tolerance: float, max_iterations: int) -> Solved:
+    """Eq. 3.2, k_0 times, with Eq. 3.3 in between; the last of those is `_finish`'s."""
+    problem, at, unsolved = _subproblem(context), context.anchor, 0
+    for local in range(k_0):
+        if local:
+            problem.ascend(at)
+        at, slope = minimize(problem, at, tolerance, max_iterations)
+        unsolved += slope > tolerance
+    return _solved(context, problem, at, unsolved=float(unsolved > 0))
+
+
+def _solve_linearized(context: LocalContext, k_0: int, r: float, minibatches: bool) -> Solved:
+    """The linearized step, k_0 times, with Eq. 3.3 in between; from x_i where it was kept."""
+    before = context.state.get("primal")
+    problem, at = _subproblem(context), context.listed(before) if before else context.anchor
+    batches = context.problem.batches() if minibatches else None
+    for local in range(k_0):
+        if local:
+            problem.ascend(at)
+        at = linearized(problem, at, r, next(batches) if batches else None)
+    return _solved(context, problem, at)
+
+
+def exact(variables: Variables, k_0: int, tolerance: float, max_iterations: int) -> ClientRule:
+    """k_0 times: the subproblem to a tolerance (Eq. 3.2), then the dual step (Eq. 3.3)."""
+    solve = partial(_solve_exactly, k_0=k_0, tolerance=tolerance, max_iterations=max_iterations)
+    return _rule(variables, solve=solve, check=partial(_refuse_steps, uses_lr=False))
+
+
+def linear(variables: Variables, k_0: int, r: float, minibatches: bool) -> ClientRule:
+    """k_0 times: one gradient and a step in closed form, then the dual step."""
+    solve = partial(_solve_linearized, k_0=k_0, r=r, minibatches=minibatches)
+    return _rule(variables, solve=solve, check=partial(_refuse_steps, uses_lr=variables.sigma is None))
+
+
+def stepping(variables: Variables) -> ClientRule:
+    """Local training on the subproblem, or in place of Eq. 4.5's gradient step; then the dual step."""
+    if variables.trained:
+        return _rule(variables)
+    start = partial(_start_steps, variables=variables)
+    return replace(_rule(variables), start=start, grad=_grad, proximal=variables.steepest)
+
+
+def _rule(
+    variables: Variables,
+    solve: Callable[[LocalContext], Solved] | None = None,
+    check: Callable[[LocalSettings], None] | None = None,
+) -> ClientRule:
+    return ClientRule(
+        name="dual",
+        stackable=True,
+        start=partial(_start, variables=variables),
+        solve=solve,
+        finish=partial(_finish, variables=variables),
+        expect=partial(_expect, variables=variables),
+        replaces=True,
+        corrects=True,
+        whole=True,
+        invariant=variables.last,
+        check=check,
+    )
+
+
+def _refuse_steps(local: LocalSettings, uses_lr: bool) -> None:
+    """Raises `ConfigError` for settings of local steps, since a solver takes none."""
+    neutral: dict[str, tuple[bool, str]] = {
+        "optimizer": (local.optimizer == "sgd", "set it to 'sgd'"),
+        "momentum": (local.momentum == 0, "set it to 0"),
+        "epochs": (local.epochs in (None, 1), "set it to 1"),
+        "steps": (local.steps is None, "take it out"),
+        "clip_norm": (local.clip_norm is None, "take it out"),
+        "stragglers": (local.stragglers == 0, "set it to 0"),
+        "lr_decay": (local.lr_decay == 1 or uses_lr, "set it to 1"),
+    }
+    for name, (does_nothing, remedy) in neutral.items():
+        if not does_nothing:
+            raise ConfigError(
+                f"a solver of the client's subproblem takes no local steps, so '{name}' would do nothing",
+                where=f"local.{name}",
+                hint=f"{remedy}; or train locally: 'admm' with solver = 'sgd', 'liadmm' with gradient = 'training'",
+            )

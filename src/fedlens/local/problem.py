@@ -1,0 +1,144 @@
+"""What a client rule can have computed besides the steps of local training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlens.core.arithmetic import gradients_of
+from fedlens.core.modules import Loadable, loadable
+from fedlens.core.protocol import Client, ModelSpec
+from fedlens.core.random import Rng, random_state_kept
+from fedlens.core.tree import Tree
+from fedlens.tasks.evaluation import Task
+
+Risk = Callable[[Tensor, Tensor], Tensor]
+Batch = tuple[Tensor, Tensor]
+
+
+class Objective(NamedTuple):
+    """The client's objective at a point: its gradient, its value, and the mean of the task's loss there."""
+
+    gradient: list[Tensor]
+    value: float
+    loss: float
+
+
+@dataclass
+class LocalProblem:
+    """The client's model and data, for a rule's `start`, `grad`, `solve` and `finish`.
+
+    Attributes:
+        learner: the module that is being trained.
+        tree: what it was loaded with: the global tree, and the client's own leaves where the model has personal ones.
+        data: the examples that it trains on this round.
+        risk: (outputs, targets) -> the loss of a batch that the client minimizes: the task's, or FedIR's.
+        task_loss: (outputs, targets) -> the task's mean loss, which is what is logged.
+        task: the task, whose `losses` are those of each example.
+        batch: examples to look at a time.
+        closing: what has to be undone when the visit ends, whichever way it does.
+        seen: batches that a gradient was taken of besides those of the steps; they are counted as the client's work.
+        rng: where the randomness of the visit comes from; hand-made benches of tests may have none.
+        shared: gives `gradient` where it has been computed for several clients together; None where it has not.
+    """
+
+    model: ModelSpec
+    client: Client
+    learner: Loadable
+    tree: Tree
+    data: Any
+    risk: Risk
+    task_loss: Risk
+    batch: int
+    closing: ExitStack
+    task: Task
+    seen: int = 0
+    rng: Rng | None = None
+    shared: Callable[[], tuple[list[Tensor], float] | None] | None = None
+
+    def twin(self, which: str, tree: Tree | None = None) -> Loadable:
+        """A second module of the same model, kept for the worker's life under this name, loaded with `tree`.
+
+        Its parameters and buffers are its own: whatever is done with it leaves the learner as it is.
+        """
+        twin = loadable(self.model, self.client, which)
+        twin.load(self.tree if tree is None else tree)
+        return twin
+
+    def gradient(
+        self, at: Sequence[Tensor] | None = None, statistics: bool = False
+    ) -> tuple[list[Tensor], float]:
+        """The gradient of the client's objective over all its examples, and the mean of the task's loss there.
+
+        The arguments are those of `objective`.
+        """
+        if self.shared is not None and at is None and not statistics:
+            together = self.shared()
+            if together is not None:
+                self.seen += self.passes()
+                return together
+        found = self.objective(at, statistics)
+        return found.gradient, found.loss
+
+    def objective(
+        self, at: Sequence[Tensor] | None = None, statistics: bool = False, over: Batch | None = None
+    ) -> Objective:
+        """The client's objective over all its examples.
+
+        Args:
+            at: the trainable weights to take it at; by default those that local training starts from.
+            statistics: whether running statistics of the learner are updated on the way.
+            over: one batch to take it over, in place of all examples.
+
+        The mean over the examples in stretches of a batch, in their given order, never augmented; in training mode,
+        as a step would see them. No random number of the training is used up, but by `over`.
+        """
+        learner = self.learner if statistics else self.twin("gradient")
+        if at is not None:
+            with torch.no_grad():
+                for own, value in zip(learner.trainable.values(), at, strict=True):
+                    if own is not value:
+                        own.copy_(value)
+        learner.module.train()
+        if over is not None:
+            return self._mean(learner, [over], len(over[1]))
+        with random_state_kept(self.client.device):
+            return self._mean(learner, self.stretches(), len(self.data))
+
+    def _mean(self, learner: Loadable, batches: Iterable[Batch], n: int) -> Objective:
+        parameters = list(learner.trainable.values())
+        total: list[Tensor] = []
+        value = loss = 0.0
+        for inputs, targets in batches:
+            outputs = learner.module(inputs)
+            share = len(targets) / n
+            risk = self.risk(outputs, targets)
+            gradients = gradients_of(risk, parameters, learner.half)
+            value += share * float(risk.detach())
+            loss += share * float(self.task_loss(outputs.detach(), targets))
+            if total:
+                torch._foreach_add_(total, gradients, alpha=share)
+            else:
+                total = list(torch._foreach_mul(gradients, share))
+            self.seen += 1
+        return Objective(total, value, loss)
+
+    def batches(self) -> Iterator[Batch]:
+        """Batches of the client's data without end, drawn and augmented as those of local steps are."""
+        assert self.rng is not None
+        found: Iterator[Batch] = self.data.batches(self.batch, self.rng)
+        return found
+
+    def stretches(self) -> Iterator[Batch]:
+        """All examples, a batch at a time in the order in which the client holds them, never augmented."""
+        n = len(self.data)
+        return (self.data.stretch(start, min(start + self.batch, n)) for start in range(0, n, self.batch))
+
+    def passes(self) -> int:
+        """How many batches one full gradient is."""
+        return -(-len(self.data) // self.batch)

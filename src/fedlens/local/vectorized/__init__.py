@@ -1,0 +1,1 @@
+"""Local training of several clients as one batched computation."""

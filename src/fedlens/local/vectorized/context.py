@@ -1,0 +1,157 @@
+"""One visit that stands for those of all stacked clients: what `start` left there, with an axis of clients in front."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from itertools import chain
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from fedlens.core.errors import out_of_memory
+from fedlens.local.rules import LocalContext, Tensors
+from fedlens.local.settings import LocalSettings
+
+
+class Unequal(Exception):
+    """Something that `start` left cannot stand for all clients at once."""
+
+
+class StackedContext:
+    """What a rule's `grad` finds in the place of a `LocalContext` where it is called once for all clients.
+
+    What is not the same for all, and has no axis of clients, is not here: asking for it raises `RuntimeError`.
+
+    Attributes:
+        names, anchor, settings, lr: as of a `LocalContext`; they are the same for all.
+        payload: what the server sent to all; what it sent to each is not available either.
+        own: what `start` left, with an axis of clients in front of every tensor. What cannot be stacked raises
+            `Unequal`: then `grad` is to be called client by client, which is always right.
+        at_anchor: as of a `LocalContext`, with an axis of clients.
+    """
+
+    def __init__(self, one: LocalContext | StackedContext, payload: _Partial, own: _Partial) -> None:
+        self.names: list[str] = one.names
+        self.anchor: Tensors = one.anchor
+        self.settings: LocalSettings = one.settings
+        self.lr: float = one.lr
+        self.payload, self.own = payload, own
+        self.at_anchor: Tensors = []
+
+    tree, listed = LocalContext.tree, LocalContext.listed
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _not_here(f"context.{name}")
+
+    def first(self, active: int) -> StackedContext:
+        """That of the first so many clients."""
+        there = {name: cut(value, active) for name, value in self.own.there.items()}
+        return StackedContext(self, self.payload, _Partial(there, self.own.lost))
+
+
+class _Partial(Mapping[str, Any]):
+    """What is `there` by name; asking for what is `lost` raises the error that stands beside it."""
+
+    def __init__(self, there: Mapping[str, Any], lost: Mapping[str, Exception]) -> None:
+        self.there, self.lost = there, lost
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.lost:
+            raise self.lost[name]
+        return self.there[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self.there, self.lost)
+
+    def __len__(self) -> int:
+        return len(self.there) + len(self.lost)
+
+
+def _not_here(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} is not available to `grad` where clients are stacked: leave what it needs in context.own, in `start`"
+    )
+
+
+def stacked_visit(contexts: Sequence[LocalContext]) -> StackedContext:
+    """One visit that stands for all of them, what `start` left there stacked.
+
+    The anchor and what the server sent are the same for all, and stand without an axis of clients.
+    """
+    one = contexts[0]
+    sent = {name for context in contexts for name in context.payload}
+    common = {
+        n: value for n, value in one.payload.items() if all(v.payload.get(n) is value for v in contexts)
+    }
+    payload = _Partial(
+        common, {name: _not_here(f"context.payload[{name!r}]") for name in sent - common.keys()}
+    )
+    shapes = {name: value.shape for name, value in zip(one.names, one.anchor, strict=True)}
+    own, lost = dict[str, Any](), dict[str, Exception]()
+    for name in {name: None for context in contexts for name in context.own}:
+        try:
+            own[name] = _stack([context.own[name] for context in contexts], shapes)
+        except Exception as error:  # of whatever kind
+            if out_of_memory(error):
+                raise
+            lost[name] = Unequal(name)
+    return StackedContext(one, payload, _Partial(own, lost))
+
+
+Shapes = Mapping[str, torch.Size]  # of the trainable leaves
+
+
+def _stack(values: Sequence[Any], shapes: Shapes) -> Any:
+    one = values[0]
+    if all(value is one for value in values):
+        return _Same(one)
+    if any(type(value) is not type(one) for value in values):
+        raise Unequal
+    if isinstance(one, Tensor):
+        raise Unequal  # it belongs to no leaf, and with one more axis it would stand against the wrong ones
+    if isinstance(one, Mapping):
+        if any(value.keys() != one.keys() for value in values):
+            raise Unequal
+        return {name: _leaf([value[name] for value in values], shapes.get(name), shapes) for name in one}
+    if type(one) in (list, tuple):
+        if any(len(value) != len(one) for value in values):
+            raise Unequal
+        each = list(shapes.values()) if len(one) == len(shapes) else [None] * len(one)
+        return [_leaf(row, shape, shapes) for row, shape in zip(zip(*values, strict=True), each, strict=True)]
+    if is_dataclass(one) and not isinstance(one, type):
+        return replace(
+            one, **{f.name: _stack([getattr(value, f.name) for value in values], shapes) for f in fields(one)}
+        )
+    if any(value != one for value in values):
+        raise Unequal
+    return one
+
+
+def _leaf(values: Sequence[Any], shape: torch.Size | None, shapes: Shapes) -> Any:
+    """As `_stack`, in the place of a leaf of this shape: tensors of that shape have its axes."""
+    if shape is not None and all(isinstance(value, Tensor) and value.shape == shape for value in values):
+        return _Same(values[0]) if all(value is values[0] for value in values) else torch.stack(list(values))
+    return _stack(values, shapes)
+
+
+class _Same(NamedTuple):
+    """What is one and the same object at all clients: it has no axis of clients to cut."""
+
+    value: Any
+
+
+def cut(value: Any, active: int) -> Any:
+    """What was stacked, of the first so many clients."""
+    if isinstance(value, _Same):
+        return value.value
+    if isinstance(value, Tensor):
+        return value[:active]
+    if isinstance(value, Mapping):
+        return {name: cut(inner, active) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [cut(inner, active) for inner in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: cut(getattr(value, f.name), active) for f in fields(value)})
+    return value

@@ -1,0 +1,66 @@
+"""What the models that a rule `looks` at see in the batches of stacked clients; see `fedlens.local.features`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedlens.core.tree import Tree
+from fedlens.local.features import OWN
+from fedlens.local.rules import ClientRule, LocalContext, Tensors
+from fedlens.local.vectorized.batches import Batch
+from fedlens.local.vectorized.model import StackedModel
+
+
+class StackedLooks:
+    """The models of all clients, stacked by name. Where a client has none of a name, the anchor stands in its place.
+
+    Their buffers are those of the global model: a model that changes any while it trains is not stacked.
+    """
+
+    def __init__(self, rule: ClientRule, contexts: Sequence[LocalContext]) -> None:
+        self.trees = [rule.looks(context) if rule.looks is not None else {} for context in contexts]
+        self.weights: dict[str, Tensors] = {}
+        for name in sorted({name for trees in self.trees for name in trees}):
+            of_each = [
+                self._leaves(context, trees.get(name))
+                for context, trees in zip(contexts, self.trees, strict=True)
+            ]
+            self.weights[name] = [_beside(leaf) for leaf in zip(*of_each, strict=True)]
+
+    @staticmethod
+    def _leaves(context: LocalContext, tree: Tree | None) -> Tensors:
+        return context.anchor if tree is None else [tree[name] for name in context.names]
+
+    def take(
+        self, model: StackedModel, own: Tensor | None, batch: Batch, contexts: Sequence[LocalContext]
+    ) -> list[Mapping[str, Tensor]]:
+        """Each client's features [n, features] by name, those of its own model given as [A, B, features]."""
+        found = {} if own is None else {OWN: own}
+        module, active = model.learner.module.eval(), len(batch.counts)
+        try:
+            for name, leaves in self.weights.items():
+                with torch.no_grad():
+                    _, seen = model.with_features([leaf[:active] for leaf in leaves], batch.inputs)
+                if seen is not None:
+                    found[name] = seen
+        finally:
+            module.train()
+        return [
+            {name: seen[k, :n] for name, seen in found.items() if name == OWN or name in self.trees[k]}
+            if self.trees[k]
+            else {}
+            for k, n in enumerate(batch.counts)
+        ]
+
+
+def _beside(leaves: Sequence[Tensor]) -> Tensor:
+    """[A, ...]; one memory where all are one and the same."""
+    one = leaves[0]
+    return (
+        one.expand(len(leaves), *one.shape)
+        if all(leaf is one for leaf in leaves)
+        else torch.stack(list(leaves))
+    )

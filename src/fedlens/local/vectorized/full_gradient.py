@@ -1,0 +1,73 @@
+"""The gradients of stacked clients' objectives over all their examples; see `fedlens.local.problem.Bench.gradient`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedlens.core.errors import out_of_memory
+from fedlens.core.random import Rng
+from fedlens.core.stacked import Row, StackedTrees
+from fedlens.local.rules import LocalContext, Tensors
+from fedlens.local.vectorized.batches import stretches
+from fedlens.local.vectorized.model import StackedModel
+from fedlens.local.vectorized.steps import gradients
+
+if TYPE_CHECKING:
+    from fedlens.local.training import Train
+
+
+def full_gradients(
+    train: Train, model: StackedModel, contexts: Sequence[LocalContext], rngs: Sequence[Rng]
+) -> list[tuple[Row, float]]:
+    """Each client's gradient at the weights that training starts from, and the mean of the task's loss there."""
+    order = sorted(range(len(contexts)), key=lambda k: -contexts[k].problem.passes())
+    contexts, rngs = [contexts[k] for k in order], [rngs[k] for k in order]
+    anchor = contexts[0].anchor
+    total = [
+        torch.zeros(len(contexts), *value.shape, dtype=value.dtype, device=value.device) for value in anchor
+    ]
+    loss = torch.zeros(len(contexts), dtype=torch.float64)
+    sizes = torch.tensor([len(context.problem.data) for context in contexts], dtype=torch.float64)
+    # As the client's own generator stands before anything is drawn.
+    masks = [torch.Generator().manual_seed(rng.seed("torch")) for rng in rngs] if model.random else []
+    with model.ready(masks) as drawn:
+        for batch in stretches(contexts, anchor[0]):
+            drawn.begin(batch.counts, batch.inputs.shape[1])
+            active = len(batch.counts)
+            weights = [value.expand(active, *value.shape) for value in anchor]
+            losses, found = gradients(train, model, weights, batch, contexts[:active])
+            share = torch.tensor(batch.counts, dtype=torch.float64) / sizes[:active]
+            loss[:active] += share * losses.cpu()
+            for own, gradient in zip(total, found, strict=True):
+                own[:active] += gradient * share.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
+    rows = StackedTrees(dict(zip(contexts[0].names, total, strict=True))).rows()
+    done = dict(zip(order, zip(rows, loss.tolist(), strict=True), strict=True))
+    return [done[k] for k in range(len(order))]
+
+
+class Shared:
+    """The full gradients that rules ask for before the first step: computed for all at the first time that one asks."""
+
+    def __init__(
+        self, train: Train, model: StackedModel, contexts: Sequence[LocalContext], rngs: Sequence[Rng]
+    ) -> None:
+        self.train, self.model, self.contexts, self.rngs = train, model, contexts, rngs
+        self.found: dict[int, tuple[Row, float]] | None = None
+
+    def of(self, at: int) -> tuple[Tensors, float] | None:
+        """The gradient and the loss of client `at`; None where they cannot be had together."""
+        if self.found is None:
+            try:
+                every = full_gradients(self.train, self.model, self.contexts, self.rngs)
+            except Exception as error:  # of whatever kind: each by itself tells whose it is
+                if out_of_memory(error):
+                    raise
+                every = []
+            self.found = dict(enumerate(every))
+        if at not in self.found:
+            return None
+        row, loss = self.found[at]
+        return list(row.values()), loss

@@ -1,0 +1,207 @@
+"""Layers of stacked clients: their weights [A, ...] against the images of A clients, B each, in one batch [A * B, ...].
+
+Everything between these layers sees one large batch, as it would of one client. That is right where it treats each
+example by itself; `fedlens.local.vectorized.model` tries whether it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedlens.local.vectorized.convolution import convolution, in_one_format
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+class Masks:
+    """The dropout masks of a step, each client's from a generator of its own, drawn in the order of the layers."""
+
+    def __init__(self, generators: Sequence[torch.Generator | None]) -> None:
+        self.generators = generators
+        self.begin([], 0)
+
+    def begin(self, counts: Sequence[int], size: int) -> None:
+        """A new step, of clients with so many examples, in batches that are padded to `size`."""
+        self.counts, self.drawn, self.next, self.size = counts, list[Tensor](), 0, size
+
+    def again(self) -> None:
+        """The same masks once more."""
+        self.next = 0
+
+    def mask(self, like: Tensor, layer: nn.Module) -> Tensor:
+        """The next mask, for values [A, B, ...]: 0, or 1 / (1 - p)."""
+        if self.next == len(self.drawn):
+            self.drawn.append(self._draw(like, layer))
+        self.next += 1
+        return self.drawn[self.next - 1]
+
+    def _draw(self, like: Tensor, layer: nn.Module) -> Tensor:
+        assert isinstance(layer, DROPOUTS)
+        keep = 1 - layer.p
+        if not keep:
+            return torch.zeros((), dtype=like.dtype, device=like.device)  # nothing is drawn for it either
+        if like.shape[1] != self.size:
+            raise RuntimeError("dropout of values whose first axis is not that of the batch")
+        shape = like.shape[2:] if isinstance(layer, nn.Dropout) else (like.shape[2], *[1] * (like.dim() - 3))
+        mask = torch.zeros(*like.shape[:2], *shape, dtype=like.dtype)
+        for k, count in enumerate(self.counts):
+            mask[k, :count].copy_(
+                torch.empty(count, *shape, dtype=like.dtype).bernoulli_(keep, generator=self.generators[k])
+            )
+            # What fills a batch up is its first example, and is to remain that: where it is dropped the model may have
+            # no slope, and NaN times a weight of 0 is NaN.
+            mask[k, count:] = mask[k, 0]
+        return (mask / keep).to(like.device)
+
+
+@dataclass
+class Stack:
+    """What the layers of a forward pass have to know: how many clients there are, and their masks.
+
+    Attributes:
+        products: where it is a list, a linear layer leaves there (weight [A, O, I], left [A, O, N], right [A, N, I]) in
+            place of the gradient of its weight, which is left @ right: whoever only wants to take a step along it adds
+            the product to the weight, and the gradient is never written.
+    """
+
+    masks: Masks
+    clients: int = 0
+    products: list[tuple[Tensor, Tensor, Tensor]] | None = None
+
+
+def known(module: nn.Module) -> bool:
+    """Whether all parameters of this module belong to layers that are written here."""
+    return all(
+        (type(layer) in FORMS and "forward" not in layer.__dict__)
+        or next(layer.parameters(recurse=False), None) is None
+        for layer in module.modules()
+    )
+
+
+@contextmanager
+def reformed(
+    module: nn.Module, form: Callable[[nn.Module], Callable[[Tensor], Tensor] | None]
+) -> Iterator[None]:
+    """Gives each layer of the module the forward pass that `form` has for it, where it has one; and back at the end.
+
+    Layers whose forward pass somebody else has changed stay as they are.
+    """
+    changed: list[nn.Module] = []
+    try:
+        for layer in module.modules():
+            forward = None if "forward" in layer.__dict__ else form(layer)
+            if forward is not None:
+                layer.__dict__["forward"] = forward
+                changed.append(layer)
+        yield
+    finally:
+        for layer in changed:
+            del layer.forward
+
+
+def adapted(module: nn.Module, stack: Stack) -> AbstractContextManager[None]:
+    """Gives the layers of the module the form for stacked clients; and back."""
+
+    def form(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
+        own = _dropped if drops(layer) else FORMS.get(type(layer))
+        return None if own is None else partial(own, stack, layer)
+
+    return reformed(module, form)
+
+
+def drops(layer: nn.Module) -> bool:
+    """Whether it is a dropout layer that drops anything."""
+    return isinstance(layer, DROPOUTS) and layer.p > 0
+
+
+def _dropped(stack: Stack, layer: nn.Module, input: Tensor) -> Tensor:
+    if not layer.training:
+        return input
+    values = input.view(stack.clients, -1, *input.shape[1:])
+    return (values * stack.masks.mask(values, layer)).flatten(0, 1)
+
+
+# ---- linear
+
+
+def _linear(stack: Stack, layer: nn.Linear, input: Tensor) -> Tensor:
+    weight, bias = layer.weight, layer.bias
+    if weight.dim() == 2 and (bias is None or bias.dim() == 1):  # frozen: the same for all
+        return functional.linear(input, weight, bias)
+    images, own, shift = in_one_format(input, weight, bias)
+    rows = images.reshape(stack.clients, -1, input.shape[-1])
+    if own.dim() == 2:
+        own = own.expand(stack.clients, *own.shape)
+    out: Tensor = _Linear.apply(rows, own, shift, stack.products)
+    return out.view(*input.shape[:-1], -1)
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + b of each client. The gradient of W comes out in W's own layout, or not at all; see `Stack.products`."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, products: Any) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.products = products if weight.is_leaf else None
+        if bias is None:
+            return torch.bmm(rows, weight.transpose(1, 2))
+        return torch.baddbmm(bias.unsqueeze(-2), rows, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,), (rows, weight) = slopes, ctx.saved_tensors
+        of_rows = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_rows = torch.bmm(slope, weight)
+        if ctx.needs_input_grad[1]:
+            if ctx.products is not None:
+                ctx.products.append((weight, slope.transpose(1, 2), rows))
+            else:
+                of_weight = torch.bmm(slope.transpose(1, 2), rows)
+        if ctx.needs_input_grad[2]:
+            of_bias = slope.sum(1)
+        return of_rows, of_weight, of_bias, None
+
+
+# ---- normalization
+
+
+def _group_norm(stack: Stack, layer: nn.GroupNorm, input: Tensor) -> Tensor:
+    values = functional.group_norm(input, layer.num_groups, None, None, layer.eps)
+    return _scaled(stack, values, layer, 1, input.dim() - 2)
+
+
+def _layer_norm(stack: Stack, layer: nn.LayerNorm, input: Tensor) -> Tensor:
+    values = functional.layer_norm(input, layer.normalized_shape, None, None, layer.eps)
+    return _scaled(stack, values, layer, input.dim() - len(layer.normalized_shape), 0)
+
+
+def _scaled(stack: Stack, values: Tensor, layer: nn.Module, middle: int, trailing: int) -> Tensor:
+    """values * weight + bias, of each client's own; `middle` and `trailing` axes lie before and after theirs."""
+    for name, act in (("weight", torch.mul), ("bias", torch.add)):
+        own: Tensor | None = getattr(layer, name, None)
+        if own is None:
+            continue
+        if own.dim() == values.dim() - middle - trailing:  # frozen: the same for all
+            own = own.expand(stack.clients, *own.shape)
+        shape = (stack.clients, *[1] * middle, *own.shape[1:], *[1] * trailing)
+        there = values.view(stack.clients, -1, *values.shape[1:])
+        values = act(there, own.reshape(shape)).flatten(0, 1)
+    return values
+
+
+# What is here, by the layer's exact type: a subclass may do something else.
+FORMS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: convolution,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+}

@@ -1,0 +1,176 @@
+"""The model of stacked clients: what it says of their images, each client's by its own weights.
+
+In its fast form the images of all are one large batch, and only the layers that hold weights know of clients. Where a
+model does more than such layers can show, it runs under `torch.func.vmap`: one client's forward pass, made one of
+several by PyTorch. Which of the two a model takes is tried on a few random images, at its initial weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedlens.core.errors import out_of_memory
+from fedlens.core.modules import Loadable, module_in
+from fedlens.core.protocol import ModelSpec
+from fedlens.core.random import random_state_kept
+from fedlens.local.features import listening
+from fedlens.local.rules import Tensors
+from fedlens.local.vectorized.layers import Masks, Stack, adapted, drops, known, reformed
+
+
+class StackedModel:
+    """A module for stacked clients.
+
+    Args:
+        learner: the module; its own parameters are not looked at, but for frozen ones.
+        scratch: where a worker keeps which of the two forms the module takes.
+    """
+
+    def __init__(self, learner: Loadable, scratch: dict[Any, Any]) -> None:
+        self.learner, self.names = learner, list(learner.trainable)
+        self.stack = Stack(Masks([]))
+        self.random = any(drops(layer) for layer in learner.module.modules())
+        key = _key(learner)
+        if key not in scratch:
+            scratch[key] = known(learner.module) and alike(
+                learner.model, next(iter(learner.trainable.values())).device
+            )
+        self.flat: bool = scratch[key]
+
+    @contextmanager
+    def ready(self, generators: Sequence[torch.Generator | None]) -> Iterator[Masks]:
+        """Gives the module's layers the form for stacked clients, and back at the end; dropout draws from these."""
+        module = self.learner.module
+        module.train()
+        self.stack.masks = Masks(generators)
+        with adapted(module, self.stack) if self.flat else _under_vmap(module, self.stack.masks):
+            yield self.stack.masks
+
+    def __call__(self, weights: Tensors, images: Tensor) -> Tensor:
+        """The outputs [A, B, ...] for images [A, B, ...], at trainable weights that are [A, ...] each."""
+        if not self.flat:
+            return self._vmapped(weights, images)
+        self.stack.clients = len(images)
+        own = dict(zip(self.names, weights, strict=True))
+        out: Tensor = functional_call(self.learner.module, own, (images.flatten(0, 1),))
+        return out.view(*images.shape[:2], *out.shape[1:])
+
+    def _vmapped(self, weights: Tensors, images: Tensor) -> Tensor:
+        found: Tensor = vmap(self._alone)(weights, images)
+        return found
+
+    def _alone(self, own: Tensors, images: Tensor) -> Tensor:
+        found: Tensor = functional_call(
+            self.learner.module, dict(zip(self.names, own, strict=True)), (images,)
+        )
+        return found
+
+    def with_features(self, weights: Tensors, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The outputs, and the features [A, B, features]: see `fedlens.local.features`."""
+        clients = images.shape[:2]
+        with listening(self.learner.module) as heard:
+            if self.flat:
+                return self(weights, images), heard.pop().reshape(*clients, -1) if heard else None
+
+            def forward(own: Tensors, images: Tensor) -> tuple[Tensor, ...]:
+                return self._alone(own, images), *heard[-1:]
+
+            outputs, *features = vmap(forward)(weights, images)
+        return outputs, features[0].reshape(*clients, -1) if features else None
+
+
+def _key(learner: Loadable) -> tuple[str, int]:
+    return "stacked", id(learner.module)
+
+
+def alike(model: ModelSpec, device: torch.device) -> bool:
+    """Whether both forms say the same of two clients' images, each at weights of its own, dropout included.
+
+    That is a matter of the model, so it is tried at the weights that the model starts with, which depend on its seed
+    alone, and in float64: neither rounding nor the weights of the day decide. Only where a model does not run in
+    float64 it is tried as it is.
+    """
+    for tried, close in ((in_float64(model), 1e-9), (model, 1e-4)):
+        try:
+            with random_state_kept(device):
+                one, other = (_said(tried, device, flat) for flat in (False, True))
+        except Exception as error:  # of whatever kind: what is wrong with the model shows in the run itself
+            if out_of_memory(error):
+                raise
+            continue
+        return one.shape == other.shape and bool((one - other).norm() <= close * one.norm())
+    return False
+
+
+def _said(model: ModelSpec, device: torch.device, flat: bool) -> Tensor:
+    """What a new module in this form says of three images of each of two clients, in training mode."""
+    learner = module_in(model, {}, device)
+    stacked = StackedModel(learner, {_key(learner): flat})
+    g, own = torch.Generator().manual_seed(0), [value.detach() for value in learner.trainable.values()]
+    weights = [torch.stack([w, w + 0.1 * torch.randn(w.shape, generator=g).to(w)]) for w in own]
+    images = torch.randn(2, 3, *model.input_shape, generator=g).to(own[0])
+    with torch.no_grad(), stacked.ready([torch.Generator().manual_seed(k) for k in (0, 1)]) as masks:
+        masks.begin([3, 3], 3)
+        return stacked(weights, images)
+
+
+def in_float64(model: ModelSpec) -> ModelSpec:
+    """The same model with the same initial weights, in float64: where a trial is not to be one of rounding."""
+    return replace(model, factory=partial(_doubled, model.factory))
+
+
+def _doubled(factory: Callable[..., nn.Module], *given: Any, **settings: Any) -> nn.Module:
+    return factory(*given, **settings).double()
+
+
+# ---- under vmap
+
+
+class _Dropped(torch.autograd.Function):
+    """Times the mask; its place in a vmapped forward pass, where it sees the values of all clients."""
+
+    @staticmethod
+    def forward(values: Tensor, masks: Masks, layer: nn.Module) -> Tensor:
+        raise RuntimeError("dropout of stacked clients was met outside of their common forward pass")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, values: Tensor, masks: Masks, layer: nn.Module) -> tuple[Tensor, int]:
+        values = values.movedim(in_dims[0], 0)
+        return values * masks.mask(values, layer), 0
+
+
+def _under_vmap(module: nn.Module, masks: Masks) -> AbstractContextManager[None]:
+    """Gives layers the form that is right, or fast, under vmap; and back."""
+
+    def form(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
+        if drops(layer):
+            return partial(_dropped, masks, layer)
+        return partial(_linear, layer) if type(layer) is nn.Linear else None
+
+    return reformed(module, form)
+
+
+def _dropped(masks: Masks, layer: nn.Module, input: Tensor) -> Tensor:
+    if not layer.training:
+        return input
+    dropped: Tensor = _Dropped.apply(input, masks, layer)
+    return dropped
+
+
+def _linear(layer: nn.Linear, input: Tensor) -> Tensor:
+    """x W^T + b, as (W x^T)^T: of stacked clients the gradient of W comes out in W's own layout, and not turned."""
+    rows = input.reshape(-1, input.shape[-1])
+    out = (layer.weight @ rows.t()).t().contiguous().view(*input.shape[:-1], -1)
+    return out if layer.bias is None else out + layer.bias

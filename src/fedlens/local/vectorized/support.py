@@ -1,0 +1,78 @@
+"""Whether clients can train together, and how much memory each of them takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlens.core.modules import module_in
+from fedlens.local.vectorized.batches import held
+from fedlens.local.vectorized.trial import OTHER, Obstacle, of_model, of_rule
+
+if TYPE_CHECKING:
+    from fedlens.local.training import Train
+
+_UNKNOWN = 32  # examples in a batch that is all that a client has, where nobody knows how many that is
+
+
+def obstacle(train: Train) -> Obstacle | None:
+    """What keeps this training from being done for several clients at once; None where nothing does."""
+    rule = train.rule
+    if rule.solve is not None:
+        return Obstacle(f"'{rule.name}' solves each client's problem in a way of its own", "client", OTHER)
+    if train.personal:
+        return Obstacle("parts of the model are the clients' own", "algorithm.name", OTHER)
+    if train.keep_optimizer:
+        return Obstacle(
+            "the optimizer's state is kept, so there is one client after the other", "algorithm.name", OTHER
+        )
+    if not rule.plain and not rule.stackable:
+        who = f"the client rule '{rule.name}'" if rule.name else "a client rule without a name"
+        return Obstacle(
+            f"{who} does not say that its clients may be stacked",
+            "client",
+            f"give it stackable=True where that is so, or {OTHER}",
+        )
+    for name, module in train.model.build().named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return Obstacle(
+                f"the layer {name!r} normalizes over the examples of a batch and keeps statistics of them, which "
+                "stacked clients do not have for themselves",
+                "model",
+                f"take group normalization (model.norm = 'group' where there is one), or {OTHER}",
+            )
+    return of_model(train) or of_rule(train)
+
+
+def footprint(train: Train, device: torch.device, largest: int | None = None, data: Any = None) -> int:
+    """About how many bytes a client takes in a group: its copies of the weights, a batch and its activations.
+
+    Args:
+        train: the training.
+        device: where it is.
+        largest: the examples of the largest client, where that is known: no batch is larger.
+        data: some client's, where those of all are of its kind: they may hold images while they train.
+    """
+    learner = module_in(train.model, {}, device)
+    weights = sum(value.nbytes for value in learner.trainable.values())
+    settings = train.settings
+    n = settings.examples or largest or (_UNKNOWN if settings.batch_size == "all" else settings.batch_size)
+    size = settings.batch(n)
+    seen = [0]
+
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not any(module.children()):
+            seen[0] += output.nbytes
+
+    handles = [module.register_forward_hook(count) for module in learner.module.modules()]
+    dtype = next(iter(learner.trainable.values())).dtype
+    images = torch.zeros(1, *train.model.input_shape, dtype=dtype, device=device)
+    with torch.no_grad():
+        learner.module.eval()(images)
+    for handle in handles:
+        handle.remove()
+    copies = 6 if train.rule.looks is None else 9  # two models to look at, and the features
+    own = 0 if data is None else held(data, n)
+    return copies * weights + size * (images.nbytes + 3 * seen[0]) + own

@@ -1,0 +1,159 @@
+"""Several clients' local training as one computation: their weights stacked along an axis of clients.
+
+What comes out agrees with one client after the other to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedlens.core.errors import ConfigError, out_of_memory, told
+from fedlens.core.modules import loadable
+from fedlens.core.protocol import Call, Outcome
+from fedlens.core.stacked import StackedTrees
+from fedlens.core.tree import Tree
+from fedlens.local.rules import LocalContext, Solved
+from fedlens.local.vectorized.full_gradient import Shared, full_gradients
+from fedlens.local.vectorized.model import StackedModel
+from fedlens.local.vectorized.steps import Steps
+
+if TYPE_CHECKING:
+    from fedlens.local.training import Train
+
+
+@dataclass
+class _Member:
+    """A client of the group: where it stands in the calls, and what the rule's hooks see there."""
+
+    at: int
+    call: Call
+    context: LocalContext
+    masks: torch.Generator | None = None
+
+
+Results = dict[int, Outcome | Exception]
+
+
+def train_together(train: Train, calls: Sequence[Call]) -> list[Outcome | Exception]:
+    """Local training of several clients, as `Train` does it for one.
+
+    Where a client fails by itself its place holds the exception. Raises whatever the common computation raises.
+    """
+    return _by_kind(train, calls, partial(_trained, train))
+
+
+def gradients_together(
+    train: Train, calls: Sequence[Call], reply: Callable[[LocalContext, Tree], Outcome]
+) -> list[Outcome | Exception]:
+    """The gradient of each client's objective over all its examples, made a reply of; as `train_together` otherwise."""
+    return _by_kind(train, calls, partial(_told, train, reply))
+
+
+def _by_kind(
+    train: Train, calls: Sequence[Call], work: Callable[[StackedModel, list[_Member]], Results]
+) -> list[Outcome | Exception]:
+    """Does the work for the clients that got the same model and rate, which may be all, and then for the others."""
+    kinds: dict[Any, list[int]] = {}
+    for at, call in enumerate(calls):
+        kinds.setdefault((id(call.payload.get("model")), call.payload.get("lr")), []).append(at)
+    results: Results = {}
+    for kind in kinds.values():
+        client, payload = calls[kind[0]].client, calls[kind[0]].payload
+        learner = loadable(train.model, client)
+        learner.load(payload["model"])
+        with ExitStack() as closing:
+            members = []
+            for at in kind:
+                try:
+                    members.append(_Member(at, calls[at], _visit(train, calls[at], closing)))
+                except (Exception, SystemExit) as error:
+                    results[at] = _failure(error)
+            if members:
+                results |= work(StackedModel(learner, client.scratch), members)
+    return [results[at] for at in range(len(calls))]
+
+
+def _visit(train: Train, call: Call, closing: ExitStack) -> LocalContext:
+    return train.context(call.payload, call.client, call.rng, closing, load=False)
+
+
+def _told(
+    train: Train, reply: Callable[[LocalContext, Tree], Outcome], model: StackedModel, members: list[_Member]
+) -> Results:
+    contexts = [member.context for member in members]
+    found = full_gradients(train, model, contexts, [member.call.rng for member in members])
+    for context in contexts:
+        context.problem.seen += context.problem.passes()
+    return {m.at: reply(m.context, gradient) for m, (gradient, _) in zip(members, found, strict=True)}
+
+
+def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Results:
+    failed = _started(train, model, members) if train.rule.start is not None or model.random else {}
+    ready = [member for member in members if member.at not in failed]
+    ready.sort(key=lambda member: -member.context.steps)
+    rates: dict[float, list[_Member]] = {}  # `start` may have changed some
+    for member in ready:
+        rates.setdefault(float(member.context.lr), []).append(member)
+    results = failed
+    for members in rates.values():
+        results |= _train(train, model, members)
+    return results
+
+
+def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> Results:
+    """Calls the rule's `start` at each client, and leaves its generator as it would stand then; gives who failed."""
+    failed: Results = {}
+    changed = False
+    shared = Shared(train, model, [m.context for m in members], [m.call.rng for m in members])
+    for k, member in enumerate(members):
+        torch.default_generator.manual_seed(member.call.rng.seed("torch"))
+        try:
+            if train.rule.start is not None:
+                member.context.problem.shared = partial(shared.of, k)
+                anchor = list(member.context.anchor)
+                train.rule.start(member.context)
+                member.context.problem.shared = None
+                changed = changed or [id(v) for v in member.context.anchor] != [id(v) for v in anchor]
+        except (Exception, SystemExit) as error:
+            failed[member.at] = _failure(error)
+        if model.random:
+            member.masks = torch.Generator()
+            member.masks.set_state(torch.get_rng_state())
+    if changed:
+        raise ConfigError(
+            "`start` sets context.anchor, which clients that are stacked have in common",
+            where="client",
+            hint="leave what the rule needs in context.own",
+        )
+    return failed
+
+
+def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Results:
+    results: Results = {}
+    contexts = [member.context for member in members]
+    rngs, masks = [member.call.rng for member in members], [member.masks for member in members]
+    trained, losses = Steps(train, model, contexts, rngs, masks).run()
+    moved = [anchor - now for anchor, now in zip(contexts[0].anchor, trained, strict=True)]
+    updates = StackedTrees(dict(zip(contexts[0].names, moved, strict=True))).rows()
+    # Cut for those alone who look at them.
+    ends = list(zip(*trained, strict=True)) if train.rule.finish is not None else [()] * len(members)
+    for member, loss, end, update in zip(members, losses, ends, updates, strict=True):
+        solved = Solved([], loss[0], loss[1], member.context.steps)
+        try:
+            results[member.at] = train.outcome(member.call.client, member.context, list(end), update, solved)
+        except (Exception, SystemExit) as error:
+            results[member.at] = _failure(error)
+    return results
+
+
+def _failure(error: BaseException) -> Exception:
+    """What stands in a client's place; memory that runs out is no client's, but the group's."""
+    if out_of_memory(error):
+        raise error
+    return error if isinstance(error, Exception) else RuntimeError(told(error))

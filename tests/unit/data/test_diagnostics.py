@@ -1,0 +1,84 @@
+import pytest
+
+from fedlens.core.errors import DataError
+from fedlens.data.diagnostics import Finding, Findings
+
+
+def found(*examples: bool) -> Findings:
+    findings = Findings()
+    for at, example in enumerate(examples):
+        findings.add(f"{at}.png", f"fault {at}", f"mend {at}", example=example)
+    return findings
+
+
+def test_a_finding_is_a_sentence() -> None:
+    assert str(Finding("a.png", "the file is empty")) == "a.png: the file is empty."
+    assert str(found(True).found[0]) == "0.png: fault 0; mend 0."
+
+
+def test_nothing_found_is_nothing_to_say() -> None:
+    assert Findings().settle("stop") == ()
+    assert not Findings()
+
+
+def test_one_finding_is_told_with_its_place_and_both_ways_out() -> None:
+    with pytest.raises(DataError) as caught:
+        found(True).settle("stop")
+    assert (
+        str(caught.value) == 'fault 0 (0.png); mend 0; or leave them out with data.dataset.on_error = "skip".'
+    )
+    with pytest.raises(DataError) as caught:
+        found(False).settle("skip")
+    assert str(caught.value) == "fault 0 (0.png); mend 0."
+
+
+def test_many_findings_are_one_error_that_counts_them() -> None:
+    with pytest.raises(DataError) as caught:
+        found(*[True] * 7).settle("stop", advice="'fedlens data check' lists all")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "7 things are wrong"
+    assert lines[1:7] == [*(f"  {at}.png: fault {at}; mend {at}." for at in range(5)), "  And 2 more."]
+    assert lines[7:] == [
+        "'fedlens data check' lists all; or leave them out with data.dataset.on_error = \"skip\"."
+    ]
+
+
+def test_faults_of_the_whole_set_come_first_and_hide_nothing() -> None:
+    with pytest.raises(DataError) as caught:
+        found(True, False).settle("stop")
+    assert str(caught.value).splitlines() == [
+        "2 things are wrong",
+        "  1.png: fault 1; mend 1.",
+        "  0.png: fault 0; mend 0.",
+    ]
+
+
+def test_a_reader_without_the_setting_does_not_name_it() -> None:
+    with pytest.raises(DataError) as caught:
+        found(True).settle(None)
+    assert str(caught.value) == "fault 0 (0.png); mend 0."
+
+
+def test_skipping_says_what_was_skipped() -> None:
+    assert found(True, True).settle("skip") == (
+        "skipped 0.png: fault 0; mend 0.",
+        "skipped 1.png: fault 1; mend 1.",
+    )
+
+
+def test_a_fault_of_the_whole_set_stops_even_where_examples_are_skipped() -> None:
+    with pytest.raises(DataError) as caught:
+        found(True, False, True, False).settle("skip")
+    text = str(caught.value)
+    assert "2 things are wrong" in text
+    assert "fault 1" in text
+    assert "fault 3" in text
+    assert "fault 0" not in text
+    assert "on_error" not in text  # it would not help
+
+
+def test_very_many_skipped_are_counted_not_listed() -> None:
+    notes = found(*[True] * 30).settle("skip")
+    assert len(notes) == 21
+    assert notes[19] == "skipped 19.png: fault 19; mend 19."
+    assert notes[20] == "skipped 10 more; 30 in all"

@@ -1,0 +1,132 @@
+"""Devices and number formats: what is refused, what the operations find, and where workers go."""
+
+from __future__ import annotations
+
+import pickle
+from multiprocessing import Pipe
+from typing import Any
+
+import pytest
+import torch
+
+from fedlens.core.driver import Driver
+from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.core.protocol import Arithmetic, Client, Outcome, Payload, Program
+from fedlens.core.random import Rng
+from fedlens.engines import devices as placing
+from fedlens.engines.devices import Computing, default_workers, devices_of, placed
+from fedlens.engines.inline import inline
+from fedlens.engines.processes import processes
+from fedlens.engines.vectorized import vectorized
+from fedlens.engines.worker_pool import Worker
+from tests.unit.engines.engine_kit import NoData, answers_to, ask, opened
+
+MADE = {"inline": inline, "vectorized": vectorized, "processes": lambda **how: processes(workers=1, **how)}
+
+
+@pytest.mark.parametrize("engine", MADE)
+@pytest.mark.parametrize(
+    ("how", "where", "what"),
+    [
+        ({"device": "cuda"}, "engine.device", "finds no GPU here"),
+        ({"device": "cuda:1"}, "engine.device", "finds no GPU here"),
+        ({"precision": "tf32"}, "engine.precision", "a format of NVIDIA's GPUs"),
+        ({"precision": "fp16"}, "engine.precision", "no fast form on a CPU"),
+    ],
+)
+def test_what_this_machine_has_not_is_refused_before_anything_runs(
+    engine: str, how: dict[str, Any], where: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    made = MADE[engine](**how)
+    with pytest.raises(ConfigError, match=what) as caught:
+        made.check({})
+    assert caught.value.where == where
+    assert caught.value.hint
+
+
+def test_a_gpu_that_there_is_not_is_told_from_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("cuda", "cuda:0", "cuda:1"):
+        Computing(device, "tf32").check()
+    with pytest.raises(ConfigError, match="there is no device 'cuda:2'") as caught:
+        Computing("cuda:2").check()
+    assert caught.value.hint == "there are: cuda:0, cuda:1"
+
+
+@pytest.mark.parametrize(("device", "taken"), [("cuda", 0), ("cuda:1", 1)])
+def test_what_names_no_gpu_gets_the_engines(device: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds, above all: torch seeds the GPU that is current."""
+    current = [0]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    undo = Computing(device).begin()
+    assert current[-1] == taken
+    undo()
+    assert current[-1] == 0
+
+
+def test_what_was_set_is_given_back_where_an_engine_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    undone: list[int] = []
+    monkeypatch.setattr(Computing, "begin", lambda self: lambda: undone.append(1))
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room for the images")
+
+    monkeypatch.setattr("fedlens.engines.inline.Site", full)
+    engine = MADE["inline"]()
+    with pytest.raises(torch.OutOfMemoryError):
+        opened(engine, {"work": tell})
+    engine.close()
+    engine.close()
+    assert undone == [1]
+
+
+def test_what_a_worker_says_is_wrong_keeps_its_parts() -> None:
+    ours, theirs = Pipe()
+    worker = Worker(ours, 0, "cpu")
+    theirs.send_bytes(pickle.dumps(("broken", "the model cannot be stacked", "engine.name", "take inline")))
+    with pytest.raises(RunFailed) as caught:
+        worker.receive()
+    assert (caught.value.what, caught.value.where) == ("the model cannot be stacked", "engine.name")
+    assert caught.value.hint == "take inline"
+
+
+def tell(payload: Payload, client: Client, rng: Rng) -> Outcome:
+    how = client.arithmetic
+    return Outcome({"device": str(client.device), "precision": how.precision, "last": how.channels_last})
+
+
+@pytest.mark.parametrize("engine", MADE)
+def test_operations_find_how_the_engine_computes(engine: str) -> None:
+    last = engine != "vectorized"  # which has no such setting
+    made = MADE[engine](precision="bf16", **({"channels_last": True} if last else {}))
+    try:
+        gate = Driver(*opened(made, {"work": tell}))
+        (answer,) = answers_to(gate, ask([{}]))
+        assert answer.payload == {"device": "cpu", "precision": "bf16", "last": last}
+    finally:
+        made.close()
+
+
+def test_a_program_is_plain_unless_the_engine_says_otherwise() -> None:
+    program = Program({}, NoData(), 0)
+    assert Computing().applied(program) == program
+    assert Computing("cuda:1", "bf16").applied(program).arithmetic == Arithmetic("bf16")
+
+
+def test_workers_go_where_the_most_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert placed([100], 3) == [0, 0, 0]
+    assert placed([100, 100], 4) == [0, 1, 0, 1]
+    assert placed([10, 90], 3) == [1, 1, 1]
+    assert placed([30, 90], 4) == [1, 1, 0, 1]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(placing, "_free_memory", lambda: [30, 90])
+    monkeypatch.setattr(placing, "usable_cores", lambda: 16)
+    assert devices_of("cuda", 3) == ["cuda:1", "cuda:1", "cuda:0"]
+    assert devices_of("cuda:0", 2) == ["cuda:0"] * 2
+    assert devices_of("cpu", 2) == ["cpu"] * 2
+    assert default_workers(Computing("cuda"), 1) == 4
+    assert default_workers(Computing("cuda:1"), 1) == 2
+    assert default_workers(Computing(), 4) == 4

@@ -1,0 +1,163 @@
+"""Settings from recipes and files, what is set on top of them, and where a person finds each."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens.core.errors import ConfigError
+from fedlens.experiment.config import plain, read_config
+from fedlens.experiment.config_source import Source, key_lines, override, read_source, recipe_path, recipes
+
+TEXT = """\
+name = "x"
+rounds = 2   # a comment
+
+[data]
+dataset = "digits"
+partition = { name = "iid", clients = 4 }  # [not.a.table]
+
+[ model ]  # a table all the same
+name = "mlp"
+hidden = 20
+
+[evaluation]
+list = [
+  [1, 2],
+  [3, 4]
+]
+every = 2
+"""
+
+
+def test_the_line_of_each_table_and_key() -> None:
+    lines = key_lines(TEXT)
+    assert lines == {
+        "name": 1, "rounds": 2, "data": 4, "data.dataset": 5, "data.partition": 6, "model": 8, "model.name": 9,
+        "model.hidden": 10, "evaluation": 12, "evaluation.list": 13, "evaluation.every": 17,
+    }  # fmt: skip
+
+
+def test_where_a_person_finds_a_key() -> None:
+    source = override(
+        Source(tomllib.loads(TEXT), Path("my.toml"), key_lines(TEXT)),
+        ["model.name=linear", "select.fraction=1"],
+    )
+    assert source.locate("rounds") == "my.toml, line 2: rounds"
+    assert source.locate("data.partition.clients") == "my.toml, line 6: data.partition.clients"
+    assert source.locate("data.validation") == "my.toml, line 4: data.validation, which is not set there"
+    assert source.locate("local.lr") == "my.toml: local.lr"
+    assert source.locate("model.name") == "--set model.name"
+    assert source.locate("model.hidden") == "my.toml, line 10: model.hidden"
+    assert source.locate("model") == "my.toml, line 8: model, with --set model.name"
+    assert source.locate("select") == "--set select.fraction"
+    assert override(source, ["model=linear"]).locate("model.hidden") == "--set model.hidden"
+    assert Source({}).locate("local.lr") == "local.lr"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("local.lr=0.5", 0.5),
+        ("local.lr=1e-3", 1e-3),
+        ("local.lr = 3 ", 3),
+        ("local.lr=true", True),
+        ("local.lr=inf", float("inf")),
+        ("local.lr=word", "word"),
+        ("local.lr='3'", "3"),
+        ("local.lr=[1, 2]", [1, 2]),
+        ("local.lr={name='x', y=1}", {"name": "x", "y": 1}),
+        ("local.lr=a=b", "a=b"),
+        ("local.lr=my file.py:f", "my file.py:f"),
+        ("local.lr=", ""),
+    ],
+)
+def test_a_value_is_toml_or_else_a_word(text: str, value: Any) -> None:
+    assert override(Source({"local": {"lr": 1.0}}), [text]).values == {"local": {"lr": value}}
+
+
+def test_an_override_changes_neither_the_source_nor_the_other_settings() -> None:
+    values = tomllib.loads(TEXT)
+    source = Source(values, Path("my.toml"), key_lines(TEXT))
+    changed = override(source, ["data.dataset.download=1", "model.name=linear", "new.table.key=1"])
+    assert values == source.values == tomllib.loads(TEXT)
+    assert changed.values["data"]["dataset"] == {"name": "digits", "download": 1}
+    assert changed.values["new"] == {"table": {"key": 1}}
+    assert changed.renamed == {"model"}
+    assert override(changed, ["rounds=3"]).renamed == {"model"}
+
+
+def test_the_seed_of_a_finished_run_can_be_changed() -> None:
+    least = {
+        "rounds": 1,
+        "model": "linear",
+        "local": {"lr": 1},
+        "data": {"dataset": "digits", "partition": "iid"},
+    }
+    written = plain(read_config({**least, "seeds": {"data": 5}}))
+    again = read_config(override(Source(written), ["seed=9"]).values)
+    assert again.seeds.data == 5
+    assert again.seeds.training == read_config({**least, "seed": 9}).seeds.training
+
+
+def test_every_recipe_can_be_read() -> None:
+    assert "digits" in recipes()
+    for name, path in recipes().items():
+        source = read_source(name)
+        assert source.path == path == recipe_path(name)
+        assert read_config(source.values, source.locate).name
+
+
+def test_a_file_goes_before_a_recipe_and_needs_no_suffix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_source("digits").path == recipes()["digits"]
+    (tmp_path / "digits").mkdir()
+    assert read_source("digits").path == recipes()["digits"]  # a folder of that name is not meant
+    (tmp_path / "digits").rmdir()
+    (tmp_path / "digits").write_text(TEXT)
+    assert read_source("digits").path == Path("digits")
+
+
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/config.toml").write_text(TEXT)
+    Path("bad.toml").write_text("rounds 3")
+    for name, said in {
+        "digits.tml": "there is no recipe 'digits.tml'; did you mean 'digits'.",
+        "gone.toml": "the file gone.toml is not there; give a path, or a recipe of 'fedlens list recipes'.",
+        "run": "run is a directory, not a recipe or a file; 'fedlens resume run' goes on with the run in it.",
+        "bad.toml": "the file is not TOML: Expected '=' after a key in a key/value pair "
+        "(at line 1, column 8) (bad.toml).",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            read_source(name)
+        assert str(caught.value) == said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(TEXT)
+    path.chmod(0)
+    with pytest.raises(ConfigError, match="the file cannot be read: Permission denied"):
+        read_source(str(path))
+
+
+@pytest.mark.parametrize("text", ["local.lr", "=3", " = 3", ""])
+def test_what_is_not_key_and_value(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not key=value \(--set\); write, say, --set local\.lr=0\.1\."):
+        override(Source({}), [text])
+
+
+def test_a_value_has_nothing_below_it() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'rounds' is a value and has no settings below it \(--set rounds\.x=1\)"
+    ):
+        override(Source({"rounds": 3}), ["rounds.x=1"])
