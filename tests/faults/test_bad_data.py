@@ -28,7 +28,15 @@ from fedlens.cli.main import app
 from fedlens.core.registry import read_settings
 from fedlens.data.dataset import Dataset
 from fedlens.data.formats.formats import FORMATS
-from tests.unit.data.formats.boxed import OBJECTS, SPLITS, instances, picture, write_coco, write_voc, write_yolo
+from tests.unit.data.formats.boxed import (
+    OBJECTS,
+    SPLITS,
+    instances,
+    picture,
+    write_coco,
+    write_voc,
+    write_yolo,
+)
 from tests.unit.data.pictures import pixels, write
 
 data = typer.Typer()
