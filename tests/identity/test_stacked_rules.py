@@ -106,7 +106,7 @@ def test_an_anchor_that_start_sets_is_refused() -> None:
 
 NOT_THERE: dict[str, Any] = {
     "state": lambda context: context.state.get("x", 0.0), "labels": lambda context: len(context.labels),
-    "steps": lambda context: context.steps, "bench": lambda context: len(context.problem.data),
+    "steps": lambda context: context.steps, "problem": lambda context: len(context.problem.data),
     "batch": lambda context: context.batch, "features": lambda context: len(context.features),
     "proximal": lambda context: context.proximal,
 }  # fmt: skip
