@@ -47,7 +47,7 @@ class Steps:
         self.weights = [value.expand(len(contexts), *value.shape).clone() for value in contexts[0].anchor]
         self.kept: OptimizerState = {}
         rule, settings = train.rule, train.settings
-        self.stacked = stacked_visit(contexts) if rule.grad and rule.stackable else None
+        self.stacked = stacked_visit(contexts) if rule.grad and rule.traits.stackable else None
         self.looks = StackedLooks(rule, contexts) if rule.loss is not None else None
         self.first: tuple[int, StackedContext] | None = (
             None  # the stacked visit of the clients that still have steps
@@ -79,7 +79,7 @@ class Steps:
         contexts = self.contexts[:active]
         weights = self.weights if active == len(self.contexts) else [value[:active] for value in self.weights]
         at_anchor: Tensors = []
-        if rule.anchored:
+        if rule.traits.anchored:
             anchor = [value.expand(active, *value.shape) for value in contexts[0].anchor]
             _, at_anchor = gradients(self.train, self.model, anchor, batch, contexts)
             masks.again()
