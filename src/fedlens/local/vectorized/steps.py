@@ -7,7 +7,7 @@ that those who still have some are always the first ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,14 +16,12 @@ from fedlens.core.arithmetic import gradients_of
 from fedlens.core.random import Rng
 from fedlens.local.optimizers import OptimizerState, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors
+from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import Batch, batches
 from fedlens.local.vectorized.context import StackedContext, Unequal, stacked_visit
 from fedlens.local.vectorized.features import StackedLooks
-from fedlens.local.vectorized.layers import Masks
 from fedlens.local.vectorized.model import StackedModel
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
+from fedlens.local.vectorized.stack import Masks
 
 
 class Steps:
@@ -49,7 +47,7 @@ class Steps:
         self.weights = [value.expand(len(contexts), *value.shape).clone() for value in contexts[0].anchor]
         self.kept: OptimizerState = {}
         rule, settings = train.rule, train.settings
-        self.stacked = stacked_visit(contexts) if rule.grad and rule.stackable else None
+        self.stacked = stacked_visit(contexts) if rule.grad and rule.traits.stackable else None
         self.looks = StackedLooks(rule, contexts) if rule.loss is not None else None
         self.first: tuple[int, StackedContext] | None = (
             None  # the stacked visit of the clients that still have steps
@@ -81,7 +79,7 @@ class Steps:
         contexts = self.contexts[:active]
         weights = self.weights if active == len(self.contexts) else [value[:active] for value in self.weights]
         at_anchor: Tensors = []
-        if rule.anchored:
+        if rule.traits.anchored:
             anchor = [value.expand(active, *value.shape) for value in contexts[0].anchor]
             _, at_anchor = gradients(self.train, self.model, anchor, batch, contexts)
             masks.again()

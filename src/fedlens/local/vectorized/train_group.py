@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,12 +19,10 @@ from fedlens.core.protocol import Call, Outcome
 from fedlens.core.stacked import StackedTrees
 from fedlens.core.tree import Tree
 from fedlens.local.rules import LocalContext, Solved
+from fedlens.local.training import Train
 from fedlens.local.vectorized.full_gradient import Shared, full_gradients
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.steps import Steps
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
 
 
 @dataclass
@@ -129,7 +127,7 @@ def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> R
         raise ConfigError(
             "`start` sets context.anchor, which clients that are stacked have in common",
             where="client",
-            hint="leave what the rule needs in context.own",
+            hint="leave what the rule needs in context.saved",
         )
     return failed
 
