@@ -94,7 +94,7 @@ class Train:
             fresh = all(id(tensor) in made for tensor in found.payload["update"].values())
             return found._replace(fresh=frozenset({"update"} if fresh else ()))
 
-    def together(self, calls: Sequence[Call]) -> list[Outcome | Exception]:
+    def together(self, calls: Sequence[Call]) -> Sequence[Outcome | Exception]:
         """Trains at several clients at once; see `fedlens.local.vectorized.train_group`."""
         return train_together(self, calls)
 
