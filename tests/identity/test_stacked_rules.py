@@ -99,7 +99,7 @@ def test_an_anchor_that_start_sets_is_refused() -> None:
         context.anchor = [0.5 * value for value in context.anchor]
 
     made = fedavg(parts(world(), STEPS, client=ClientRule(name="mine", start=start, stackable=True)))
-    with pytest.raises(ConfigError, match=r"`start` sets visit\.anchor") as caught:
+    with pytest.raises(ConfigError, match=r"`start` sets context\.anchor") as caught:
         course(made, world(), engine=vectorized())
     assert caught.value.where == "client"
 
@@ -122,7 +122,7 @@ def test_what_a_stacked_visit_does_not_stand_for_is_not_there(name: str) -> None
 
     made = fedavg(parts(world(), STEPS, client=ClientRule(name="mine", grad=grad, stackable=True)))
     with pytest.raises(
-        ConfigError, match=rf"visit\.{name} is not available to `grad`.*in visit\.own, in `start`"
+        ConfigError, match=rf"context\.{name} is not available to `grad`.*in context\.own, in `start`"
     ):
         course(made, world(), engine=vectorized())
 
@@ -149,7 +149,7 @@ def test_what_the_server_sends_to_each_is_not_there_for_all(how: Any) -> None:
         ]
 
     assert not any(isinstance(found, Exception) for found in train.together(calls([0.5, 0.5])))
-    with pytest.raises(RuntimeError, match=r"visit\.payload\['pull'\] is not available"):
+    with pytest.raises(RuntimeError, match=r"context\.payload\['pull'\] is not available"):
         train.together(calls([0.5, 0.7]))
 
 

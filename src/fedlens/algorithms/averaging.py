@@ -47,6 +47,7 @@ from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
+from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.tasks.evaluation import Evaluate, Task, central
 
 
@@ -82,7 +83,7 @@ class Averaging:
 
     parts: Parts
     select: Select
-    train: Train
+    train: BatchedTrain
     aggregate: Aggregate
     server: ServerStep
     rule: ClientRule = field(default_factory=ClientRule)
@@ -233,7 +234,7 @@ def averaging(
         refuse_too_many(parts.federation, parts.measure_clients)
     if fold.normalized:
         refuse_unequal(rule, parts.local)
-    train = Train(
+    train = BatchedTrain(
         parts.model,
         parts.task,
         parts.local,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -14,6 +14,7 @@ from fedlens.core.errors import told
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import (
     Answer,
+    BatchedOp,
     Call,
     Client,
     ClientId,
@@ -29,7 +30,6 @@ from fedlens.core.random import Rng, Secrets
 from fedlens.core.reduction import fold, fold_rows
 from fedlens.core.schema import Schema, finite_fault, nbytes
 from fedlens.core.stacked import Row
-from fedlens.engines.client_groups import Groups
 
 _CPU = torch.device("cpu")
 _PLAIN = (torch.Tensor, float, int, str, bytes)
@@ -47,6 +47,23 @@ class Item(NamedTuple):
     state: Payload
 
 
+class GroupAnswers(Protocol):
+    """How an executor answers several clients at once; `fedlens.engines.client_groups.Groups` does it."""
+
+    def answers(
+        self,
+        site: Executor,
+        op: str,
+        shared: Payload,
+        items: Sequence[Item],
+        expect: Schema,
+        block: int = 1,
+        /,
+    ) -> list[Answer]:
+        """Answers these requests in groups; `block` of them are folded at a time."""
+        ...
+
+
 @dataclass
 class Executor:
     """A place where operations run: the program, and a cache that lives as long as the worker.
@@ -57,7 +74,7 @@ class Executor:
 
     program: Program
     scratch: dict[Any, Any] = field(default_factory=dict)
-    groups: Groups | None = None
+    groups: GroupAnswers | None = None
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
@@ -95,7 +112,8 @@ class Executor:
                 calls[at] = self._call(shared, item)
             except (Exception, SystemExit) as error:
                 answers[at] = Failure(item.id, item.client, told(error))
-        joint: Any = self.program.ops[op]
+        joint = self.program.ops[op]
+        assert isinstance(joint, BatchedOp)
         outcomes = joint.together(list(calls.values())) if calls else []
         if isinstance(outcomes, StackedOutcomes):
             answers |= zip(calls, _checked_stack([items[at] for at in calls], outcomes, expect), strict=True)
@@ -145,7 +163,7 @@ class Executor:
 
         `alone` answers one after the other also where there are groups.
         """
-        joint = not alone and self.groups is not None and hasattr(self.program.ops.get(op), "together")
+        joint = not alone and self.groups is not None and isinstance(self.program.ops.get(op), BatchedOp)
         if joint:
             assert self.groups is not None
             block = reduce.block if reduce else 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -24,11 +24,8 @@ from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, ModelS
 from fedlens.core.reduction import How, Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.tree import Tree, TreeSpec
+from fedlens.local.problem import LocalProblem
 from fedlens.local.settings import LocalSettings
-
-if TYPE_CHECKING:
-    from fedlens.local.problem import LocalProblem
-    from fedlens.local.training import Train
 
 Tensors = list[Tensor]
 
@@ -174,7 +171,8 @@ class ClientRule:
     solve: Callable[[LocalContext], Solved] | None = None
     fields: Mapping[str, How] = field(default_factory=dict)
     servers: Mapping[str, ServerRule] = field(default_factory=dict)
-    ops: Mapping[str, Callable[[Train], Op]] = field(default_factory=dict)
+    # Each is made of the algorithm's `Train`, which is made of this rule and so cannot be named here.
+    ops: Mapping[str, Callable[[Any], Op]] = field(default_factory=dict)
     stackable: bool = False
     anchored: bool = False
     proximal: float = 0.0

@@ -23,7 +23,8 @@ from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
 from fedlens.local.features import listening
 from fedlens.local.rules import Tensors
-from fedlens.local.vectorized.layers import Masks, Stack, adapted, drops, known, reformed
+from fedlens.local.vectorized.layers import adapted, drops, known, reformed
+from fedlens.local.vectorized.stack import Masks, Stack
 
 
 class StackedModel:

@@ -7,7 +7,7 @@ that those who still have some are always the first ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,15 +15,13 @@ from torch import Tensor
 from fedlens.core.arithmetic import gradients_of
 from fedlens.local.optimizers import OptimizerState, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors
+from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import Batch, batches
 from fedlens.local.vectorized.context import StackedContext, Unequal, stacked_visit
 from fedlens.local.vectorized.features import StackedLooks
 from fedlens.local.vectorized.group import Group
-from fedlens.local.vectorized.layers import Masks
 from fedlens.local.vectorized.model import StackedModel
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
+from fedlens.local.vectorized.stack import Masks
 
 
 class Steps:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedlens.core.modules import module_in
+from fedlens.core.protocol import Obstacle
+from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import held
-from fedlens.local.vectorized.trial import OTHER, Obstacle, of_model, of_rule
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
+from fedlens.local.vectorized.trial import OTHER, of_model, of_rule
 
 _UNKNOWN = 32  # examples in a batch that is all that a client has, where nobody knows how many that is
 

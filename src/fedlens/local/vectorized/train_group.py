@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,16 +17,14 @@ from fedlens.core.errors import ConfigError, out_of_memory, told
 from fedlens.core.modules import loadable
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import Call, Outcome
-from fedlens.core.stacked import StackedTrees
+from fedlens.core.stacked import Column, StackedTrees
 from fedlens.core.tree import Tree
 from fedlens.local.rules import LocalContext, Solved, Tensors
+from fedlens.local.training import Train, virtual
 from fedlens.local.vectorized.full_gradient import Shared, full_gradients
 from fedlens.local.vectorized.group import Group
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.steps import Steps
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
 
 
 @dataclass
@@ -86,9 +84,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
 
     None where it is another training, or a client fails by itself: then `_by_kind` says which.
     """
-    special = (
-        train.normalized or train.personal or train.keep_optimizer or train.settings.examples is not None
-    )
+    special = train.normalized or train.personal or train.keep_optimizer
     if special or not calls or not train.rule.plain:
         return None
     first, settings = calls[0], train.settings
@@ -96,7 +92,8 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
     if any(call.payload["model"] is not tree or call.payload["lr"] != lr for call in calls):
         return None
     try:
-        counts = [len(call.client.data) for call in calls]
+        datas = [virtual(call.client.data, settings.examples, call.rng) for call in calls]
+        counts = [len(data) for data in datas]
     except Exception:
         return None
     if not all(counts):
@@ -113,7 +110,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
         list(learner.trainable),
         [tree[name] for name in learner.trainable],
         lr,
-        [calls[k].client.data for k in order],
+        [datas[k] for k in order],
         [size_of[counts[k]] for k in order],
         [steps_of[kinds[k]] for k in order],
         rngs,
@@ -123,13 +120,13 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
     )
     updates, losses, _ = _moved(train, model, group)
     by_examples = train.weighting == "examples"
-    payload = {
+    payload: dict[str, Column] = {
         "update": updates,
         "buffers": {name: learner.rest[name].clone() for name in learner.buffers},
         "counters": {name: learner.rest[name].clone() for name in learner.counters},
         "weight": [float(counts[k]) if by_examples else 1.0 for k in order],
     }
-    metrics = {
+    metrics: dict[str, Sequence[float]] = {
         "loss": [mean * seen for mean, seen in losses],
         "examples": [seen for _, seen in losses],
         "batches": group.steps,
