@@ -190,8 +190,11 @@ class BatchedOp(Op, Protocol):
     that compute clients in groups, and by `auto`. An operation without it is answered one call after the other.
     """
 
-    def together(self, calls: Sequence[Call], /) -> list[Outcome | Exception]:
-        """The outcome of each call, or the exception that is that client's own; raises what is no client's own."""
+    def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | Exception]:
+        """The outcome of each call, or the exception that is that client's own; raises what is no client's own.
+
+        `fedlens.core.outcomes.StackedOutcomes` are checked and counted all at once.
+        """
         ...
 
     def obstacle(self) -> Obstacle | None:
