@@ -82,9 +82,9 @@ class Experiment:
 
         root = data_directory(None if data_dir is None else Path(data_dir))
         planned = plan(self.config, self._source)
-        engine = planned.chosen["engine"]()
+        engine = planned.engine()
         try:
-            _warm(engine)
+            engine.warm()
             listener = progress or Silent()
             built = build(planned, root, download, engine, listener.note)
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
@@ -121,9 +121,9 @@ def resume(
         environment = run.read_environment() or {}
         root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
         planned = plan(config, source)
-        engine = planned.chosen["engine"]()
+        engine = planned.engine()
         try:
-            _warm(engine)
+            engine.warm()
             built = build(planned, root, False, engine, listener.note)
             described = run.partition_path.exists()  # it is the last that is written before the first round
             if described:
@@ -147,12 +147,6 @@ def resume(
 
 
 _NOTES = 5  # sentences on the data that are said aloud
-
-
-def _warm(engine: Any) -> None:
-    """Lets an engine begin to start up while the data are read."""
-    if hasattr(engine, "warm"):
-        engine.warm()
 
 
 def _check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]) -> None:

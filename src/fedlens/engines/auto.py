@@ -18,7 +18,7 @@ from fedlens.core.protocol import (
     ClientDataSource,
     ClientId,
     ClientStates,
-    Engine,
+    EngineBase,
     Failure,
     Op,
     Program,
@@ -51,7 +51,7 @@ def auto(
     return Auto(state_memory, Computing(device, precision))
 
 
-class Auto:
+class Auto(EngineBase):
     """See `auto`. Until it has chosen it is `inline`."""
 
     def __init__(self, state_memory: int = STATE_MEMORY, computing: Computing = ON_CPU) -> None:
@@ -71,13 +71,7 @@ class Auto:
         cohort: int | None,
         images: float,
     ) -> str:
-        """Tries the engines on these clients and gives back one line on what it took, and why.
-
-        Args:
-            clients: those that hold data.
-            cohort: how many train in a round; None where there is no cohort, so one after the other.
-            images: about how many images the whole run trains on, each as often as it is looked at.
-        """
+        """Tries the engines on these clients; one line on what it took, and why."""
         op: Any = next((op for op in ops.values() if hasattr(op, "trial")), None)
         if op is None or cohort is None or not clients:
             return self._take("inline", {}, "there is no cohort to train at once")
@@ -134,6 +128,7 @@ class Auto:
     def _take(self, name: str, table: Mapping[str, Any], why: str) -> str:
         given = {**self.common, **table, "state_memory": self.state_memory}
         self.chosen = _KNOWN[name](**given)
+        self.ahead = self.chosen.ahead
         defaults = {key: p.default for key, p in inspect.signature(_KNOWN[name]).parameters.items()}
         # A setting that is None is left unset: TOML has no such value.
         self.table = {"name": name, **{k: v for k, v in {**defaults, **given}.items() if v is not None}}
@@ -176,10 +171,14 @@ class Auto:
 
     # ---- as an engine
 
+    def applied(self, program: Program) -> Program:
+        """The program as the chosen engine computes it."""
+        return self.chosen.applied(program)
+
     @property
-    def ahead(self) -> bool:
-        """Whether asks may be sent before their answers are looked for."""
-        return getattr(self.chosen, "ahead", False)
+    def running(self) -> EngineBase:
+        """The chosen engine."""
+        return self.chosen
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Opens what was chosen."""
@@ -194,7 +193,7 @@ class Auto:
         self.chosen.close()
 
 
-_KNOWN: dict[str, Callable[..., Engine]] = {
+_KNOWN: dict[str, Callable[..., EngineBase]] = {
     "inline": inline, "vectorized": vectorized, "processes": processes,
 }  # fmt: skip
 

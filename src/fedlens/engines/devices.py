@@ -114,12 +114,6 @@ class Computing:
 ON_CPU = Computing()
 
 
-def computing_of(engine: Any) -> Computing:
-    """How an engine computes; one that does not say computes plainly."""
-    found: Computing = getattr(getattr(engine, "chosen", engine), "computing", ON_CPU)
-    return found
-
-
 def usable_cores() -> int:
     """The cores that this process may use, which in a container can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

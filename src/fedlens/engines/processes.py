@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program, Reply
+from fedlens.core.protocol import Answer, Ask, ClientStates, EngineBase, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.client_groups import Group, check_groups
 from fedlens.engines.devices import (
@@ -94,7 +94,7 @@ class _Task:
     sent: float
 
 
-class Processes:
+class Processes(EngineBase):
     """See `processes`.
 
     Workers take blocks of requests one at a time, so a slow client does not idle the others. Finished replies that
@@ -123,6 +123,7 @@ class Processes:
         self._tasks: dict[int, _Task] = {}
         self._numbers = itertools.count(1)
         self._pool = Pool()
+        self._program: Region | None = None
         self._threads_before: int | None = None
         self._seconds = 1.0  # a task's time, smoothed: tasks are taken for long until shown otherwise
 
@@ -135,10 +136,14 @@ class Processes:
         self.computing.check()
         check_groups(ops, self.group, self.computing, "processes")
 
+    def applied(self, program: Program) -> Program:
+        """The program on this engine's device, in its arithmetic."""
+        return self.computing.applied(program)
+
     def open(self, program: Program, states: ClientStates) -> None:
         """Puts the program into shared memory and starts the workers. Raises `ConfigError` as `check` does."""
         self.check(program.ops)
-        program = self.computing.applied(program)
+        program = self.applied(program)
         self._schedule = Schedule(states, self._window, self._dispatch, self._pump, self._retired)
         self._joint = {name for name, op in program.ops.items() if self.group > 1 and hasattr(op, "together")}
         packer = _packed(program, "the algorithm's operations or its data", code=True)
@@ -182,7 +187,7 @@ class Processes:
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
-        if hasattr(self, "_program"):
+        if self._program is not None:
             self._program.close()
 
     def _lay(self, packer: Packer) -> Region | None:

@@ -13,7 +13,7 @@ import torch
 from pydantic import AfterValidator, Field
 
 from fedlens.core.errors import ConfigError
-from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program, Reply
+from fedlens.core.protocol import Answer, Ask, ClientStates, EngineBase, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
 from fedlens.data.images import Store
 from fedlens.engines.client_groups import Group, check_groups
@@ -131,7 +131,7 @@ def _check(address: str | None, cpus: float, gpus: float, object_store: int) -> 
         )
 
 
-class Ray:
+class Ray(EngineBase):
     """See `ray`.
 
     The program is laid into the object store once, what an ask shares once an ask, and Ray brings each to a node
@@ -185,6 +185,10 @@ class Ray:
         if self.computing.device == "cpu":
             self.computing.check()
         check_groups(ops, self._size.group, self.computing, "ray")
+
+    def applied(self, program: Program) -> Program:
+        """The program on the workers' device, in this engine's arithmetic."""
+        return self.computing.applied(program)
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Lays the program into the object store and waits for a first worker.
