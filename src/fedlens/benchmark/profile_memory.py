@@ -17,7 +17,7 @@ import cloudpickle
 import torch
 
 from fedlens.benchmark.profile_clock import on_gpu
-from fedlens.core.protocol import Ask, ClientId, Failure, Id, Payload, Program, Request
+from fedlens.core.protocol import Ask, ClientDataSource, ClientId, Failure, Id, Payload, Program, Request
 from fedlens.core.registry import load_file, user_files
 from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor, Item
@@ -48,7 +48,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class _Alone:
+class _Alone(ClientDataSource):
     """The data of one client, and of nobody else."""
 
     data: Any
