@@ -178,7 +178,7 @@ def _describe(directory: RunDir, built: Built, root: Path) -> None:
     from fedlens.experiment.rundir import FORMAT
 
     command = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv and sys.argv[0] else ["python"]
-    environment = describe_environment(command, built.config.seed)
+    environment = describe_environment(command, built.config.seed) | {"layout": built.layout}
     data = {"data_dir": str(root.resolve()), "data_sha256": data_digest(built)}
     directory.write_environment({**environment, "format": FORMAT, **data})
     built.partition.save(directory.partition_path)

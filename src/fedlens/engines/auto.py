@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
     Answer,
@@ -119,7 +120,13 @@ class Auto(EngineBase):
             return self._take("inline", {}, "no trial came to an end")
         label, (_, name, table) = max(tried.items(), key=lambda item: item[1][0])
         if name != "vectorized" and "group" not in table and _has_convolutions(op):
-            attempt(f"{label}, channels last", name, table | {"channels_last": True}, max(count, 2 * workers))
+            usual = Arithmetic(channels_last="auto").lays_out(
+                op.model.build(), torch.device(self.computing.device)
+            )
+            other = table | {"channels_last": not usual}
+            attempt(
+                f"{label}, {'contiguous' if usual else 'channels last'}", name, other, max(count, 2 * workers)
+            )
         by_speed = sorted(tried.items(), key=lambda item: -item[1][0])
         told = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)
         _, name, table = by_speed[0][1]

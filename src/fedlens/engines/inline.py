@@ -36,7 +36,7 @@ def inline(
     threads: Threads = 1,
     device: Device = "cpu",
     precision: PrecisionSetting = "fp32",
-    channels_last: ChannelsLast = False,
+    channels_last: ChannelsLast = "auto",
     state_memory: StateMemory = STATE_MEMORY,
 ) -> Inline:
     """One process, one client after the other; the reference that every other engine is compared with."""

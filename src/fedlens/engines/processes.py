@@ -20,7 +20,7 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Answer, Ask, ClientStates, EngineBase, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
-from fedlens.engines.client_groups import Group, check_groups
+from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import (
     ON_CPU,
     ChannelsLast,
@@ -61,7 +61,7 @@ def processes(
     group: Group = 1,
     device: Device = "cpu",
     precision: PrecisionSetting = "fp32",
-    channels_last: ChannelsLast = False,
+    channels_last: ChannelsLast = "auto",
     window: Window = 512,
     timeout: Timeout = 3600.0,
     state_memory: StateMemory = STATE_MEMORY,
@@ -74,7 +74,7 @@ def processes(
         raise ConfigError(
             "the engine 'processes' needs Linux or macOS", where="engine.name", hint="use engine.name=inline"
         )
-    computing = Computing(device, precision, channels_last)
+    computing = Computing(device, precision, layout_of(channels_last, group))
     return Processes(workers, threads, window, state_memory, group, computing, timeout)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel
 
 from fedlens.aggregate.mean import AGGREGATES
@@ -16,7 +17,7 @@ from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.protocol import Algorithm, BareEngine, EngineBase, FederationInfo, ModelSpec
+from fedlens.core.protocol import Algorithm, BareEngine, EngineBase, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import Registry, settings_model
 from fedlens.core.tree import count
 from fedlens.data.augment import AUGMENTS, Chain
@@ -70,6 +71,13 @@ class Built:
     clients_per_round: int | None
     notes: tuple[str, ...] = ()  # what was left out of the data, or put right, while they were read
     discloses: tuple[str, ...] = ()  # what leaves the clients beyond model updates, as sentences
+
+    @property
+    def layout(self) -> str:
+        """How the model's images lie in memory: 'channels last' or 'contiguous'."""
+        program = self.engine.applied(Program({}, self.holders, 0))
+        last = program.arithmetic.lays_out(self.model.build(), torch.device(program.device))
+        return "channels last" if last else "contiguous"
 
 
 def plan(config: Config, source: Source) -> Plan:
