@@ -212,7 +212,7 @@ class Driven:
     def _asked(self, step: Callable[[], Ask], ahead: bool = False) -> Generator[Answer, None, None] | None:
         """The answers to the next ask; None where there is none, and the value is known."""
         try:
-            with scope("server"):
+            with scope("aggregate.server"):
                 ask = step()
         except StopIteration as stop:
             self._value = stop.value
