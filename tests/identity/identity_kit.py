@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from fedlens.algorithms.averaging import Parts
 from fedlens.core.driver import Driver, Tally
-from fedlens.core.protocol import ClientStates, FederationInfo, ModelSpec, Program, RoundContext
+from fedlens.core.protocol import (
+    ClientDataSource,
+    ClientExamples,
+    ClientStates,
+    FederationInfo,
+    ModelSpec,
+    Program,
+    RoundContext,
+)
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.local.settings import LocalSettings
@@ -29,7 +37,7 @@ Tree = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Points:
+class Points(ClientExamples):
     """The interface of `fedlens.data.client_datasets.Holding`, in float64."""
 
     inputs: Tensor
@@ -61,7 +69,7 @@ def epoch(n: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
 
 
 @dataclass(frozen=True)
-class World:
+class World(ClientDataSource):
     """Clients with data of their own, and what the server holds: the same points, pooled."""
 
     clients: tuple[Points, ...]

@@ -14,7 +14,7 @@ from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import contrast, contrastive, moon
 from fedlens.core.driver import Driver, Tally
-from fedlens.core.protocol import ClientStates, Program, RoundContext
+from fedlens.core.protocol import ClientDataSource, ClientStates, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.local.rules import proximal
@@ -267,7 +267,7 @@ def test_it_is_the_client_rule_and_rules_come_on_top() -> None:
 
 
 @dataclass(frozen=True)
-class Spoiling:
+class Spoiling(ClientDataSource):
     """A federation where one client's images are broken in one of its visits, so that its reply is refused."""
 
     inner: World

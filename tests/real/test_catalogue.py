@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.data.catalogue import CATALOGUE
-from fedlens.data.record import presence
+from fedlens.data.catalogue import CATALOGUE, presence
 
 pytestmark = pytest.mark.real
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedlens.core.driver import Driver
-from fedlens.core.protocol import ClientStates, Op, Program
+from fedlens.core.protocol import ClientDataSource, ClientStates, Op, Program
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
 
@@ -18,7 +18,7 @@ ENGINES: dict[str, Callable[[], Any]] = {"inline": inline, "processes": lambda: 
 
 
 @dataclass(frozen=True)
-class Points:
+class Points(ClientDataSource):
     """Linear regression at every client: inputs [n, d] and targets [n], its own slope and scale."""
 
     clients: int = 4

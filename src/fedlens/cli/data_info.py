@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from fedlens.data.record import Presence, Record
+    from fedlens.data.catalogue import DatasetFacts, Presence
 
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >=", "max_length": "length <="}
 
@@ -40,8 +40,8 @@ def info(
     """Show all that is known of a dataset: counts, licence, source, files, and the settings of its reader."""
     with reported(debug):
         from fedlens.core.registry import settings_model
+        from fedlens.data.catalogue import presence
         from fedlens.data.datasets import DATASETS
-        from fedlens.data.record import presence
         from fedlens.experiment.datadir import data_directory
 
         record = _record(name)
@@ -61,24 +61,23 @@ def info(
         print_columns(rows, ("setting", "type", "default", "what it is"))
 
 
-def _record(name: str) -> Record:
+def _record(name: str) -> DatasetFacts:
     """The record of a dataset; of an installed plug-in or a user's own reader, what its registry row says."""
     from fedlens.core.errors import ConfigError, nearest
-    from fedlens.data.catalogue import CATALOGUE
+    from fedlens.data.catalogue import CATALOGUE, DatasetFacts
     from fedlens.data.datasets import DATASETS
-    from fedlens.data.record import Record
 
     rows = dict(DATASETS.rows())
     if name in CATALOGUE:
         return CATALOGUE[name]
     if name in rows or ":" in name:
-        return Record(
+        return DatasetFacts(
             name, "not stated", rows.get(name, "a reader of your own"), "see its own page", own=True
         )
     raise ConfigError(f"there is no dataset '{name}'", hint=nearest(name, {*CATALOGUE, *rows}))
 
 
-def _print(record: Record, found: Presence, root: Path) -> None:
+def _print(record: DatasetFacts, found: Presence, root: Path) -> None:
     print(f"{record.name}: {record.summary}\n")
     unit = f" ({record.unit})" if record.unit else ""
     clients = f"{record.clients:,}{unit}" if record.clients else f"not counted{unit}" if unit else "none"

@@ -11,7 +11,7 @@ from fedlens.cli.output import print_columns, print_json, reported
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedlens.data.record import Presence, Record
+    from fedlens.data.catalogue import DatasetFacts, Presence
 
 HEAD = ("dataset", "here", "train", "test", "classes", "clients", "to fetch", "licence")
 SAID = {"here": "yes", "partly": "in part", "absent": "no", "built in": "built in", "your own": "your own"}
@@ -26,8 +26,7 @@ def list_datasets(
 ) -> None:
     """List the datasets: what is on this machine, what is not, how large, which licence, how to get it."""
     with reported(debug):
-        from fedlens.data.catalogue import CATALOGUE
-        from fedlens.data.record import presence
+        from fedlens.data.catalogue import CATALOGUE, presence
         from fedlens.experiment.datadir import data_directory
 
         root = data_directory(data_dir)
@@ -37,7 +36,7 @@ def list_datasets(
             print_json({"data_dir": str(root), "datasets": rows})
             return
         print(f"data folder: {root}")
-        groups: dict[str, list[Record]] = {}
+        groups: dict[str, list[DatasetFacts]] = {}
         for name in found:
             record = CATALOGUE[name]
             groups.setdefault(OWN if record.own else record.task, []).append(record)
@@ -47,7 +46,7 @@ def list_datasets(
         _print_how([CATALOGUE[name] for name, one in found.items() if one.state in ("absent", "partly")])
 
 
-def _print_how(absent: list[Record]) -> None:
+def _print_how(absent: list[DatasetFacts]) -> None:
     names: dict[str, list[str]] = {}
     for record in absent:
         names.setdefault(record.how, []).append(record.name)
@@ -57,7 +56,7 @@ def _print_how(absent: list[Record]) -> None:
         print(f"- {', '.join(those)}: {how}")
 
 
-def _print_group(records: list[Record], found: dict[str, Presence]) -> None:
+def _print_group(records: list[DatasetFacts], found: dict[str, Presence]) -> None:
     if all(record.own for record in records):
         print_columns([(record.name, record.task, record.summary) for record in records])
         return
@@ -65,7 +64,7 @@ def _print_group(records: list[Record], found: dict[str, Presence]) -> None:
     print_columns(rows, HEAD, numeric=(2, 3, 4, 5))
 
 
-def _numbers(record: Record) -> tuple[str, ...]:
+def _numbers(record: DatasetFacts) -> tuple[str, ...]:
     """What could not be verified is unknown; clients are none where the data have none of themselves."""
     clients = "none" if record.unit is None else UNKNOWN
     given = (
@@ -77,7 +76,7 @@ def _numbers(record: Record) -> tuple[str, ...]:
     return (*told, download, (record.licence or UNKNOWN).partition(";")[0])
 
 
-def as_object(record: Record, found: Presence) -> dict[str, Any]:
+def as_object(record: DatasetFacts, found: Presence) -> dict[str, Any]:
     """One dataset as JSON has it: the record, and what was found of it."""
     paths: list[Path] = list(found.found)
     here = {"state": found.state, "found": [str(path) for path in paths], "lacking": list(found.lacking)}

@@ -174,11 +174,38 @@ class Call(NamedTuple):
 
 
 class ClientDataSource(Protocol):
-    """Where the data of the clients is found: by row, or by name for what the server holds."""
+    """Gives the data of each client by its row, and the server's data by name.
+
+    A source that subclasses it inherits the defaults of `largest` and `on`, which engines use.
+    """
+
+    @property
+    def largest(self) -> int | None:
+        """The number of examples of the largest client, or None if only `holder` can tell."""
+        return None
 
     def holder(self, client: ClientId, /) -> Any:
-        """The data of this client."""
+        """The data of this client. Raises `KeyError` for an unknown name."""
         ...
+
+    def on(self, device: torch.device, /) -> ClientDataSource:
+        """The same source for training on `device`, where it may keep its images."""
+        return self
+
+
+class ClientExamples(Protocol):
+    """What batched training asks of a client's data; `ClientDataset` offers it.
+
+    The defaults suit data that caches nothing and gives each client's batches on its own.
+    """
+
+    def held(self, n: int, /) -> int:
+        """The bytes of images that `batches` keeps in memory for n examples."""
+        return 0
+
+    def beside(self, others: Sequence[Any], /) -> bool:
+        """Whether one `gather` may read the examples of this client and of `others` together."""
+        return False
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlens.core.protocol import ClientId
+from fedlens.core.protocol import ClientDataSource, ClientExamples, ClientId
 from fedlens.core.random import Rng
 from fedlens.data.federated import FederatedData, TensorExamples
 from fedlens.data.shifts import shifted
@@ -20,7 +21,7 @@ _WHOLE = 2**26  # bytes of floats up to which a client's images are normalized a
 
 
 @dataclass(frozen=True)
-class ClientDataset:
+class ClientDataset(ClientExamples):
     """The examples of one holder.
 
     Args:
@@ -87,7 +88,7 @@ class ClientDataset:
                     images = self.augment(images, augmenting)
                 yield normalize(images, self.mean, self.std), labels
 
-    def held(self, n: int) -> int:
+    def held(self, n: int, /) -> int:
         """The bytes of floats that `batches` holds of n examples: in their own order and in that of an epoch.
 
         0 where it normalizes them batch by batch: where they are augmented, or too many.
@@ -95,7 +96,7 @@ class ClientDataset:
         whole = n * self.examples.values * 4
         return 2 * whole if self.augment is None and whole <= _WHOLE else 0
 
-    def beside(self, others: Sequence[ClientDataset]) -> bool:
+    def beside(self, others: Sequence[Any], /) -> bool:
         """Whether `gather` may read examples of this holder and of these together.
 
         Not where they are augmented, which is each holder's own, or seen in a light of their own, or of several sets.
@@ -173,7 +174,7 @@ class ClientDataset:
 
 
 @dataclass(frozen=True)
-class ClientDatasets:
+class ClientDatasets(ClientDataSource):
     """Finds the data of every client, and of the server.
 
     The server has `@test`, `@validation` (what is held out), and `@train`, all clients' examples pooled. Test
@@ -188,7 +189,7 @@ class ClientDatasets:
         """The examples of the largest client."""
         return int(self.data.sizes().max())
 
-    def on(self, device: torch.device) -> ClientDatasets:
+    def on(self, device: torch.device, /) -> ClientDatasets:
         """The same, for work on a device; the images lie there if half of what it has free has room for them."""
         room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**62
         train = self.data.train.on(device, room)
@@ -196,7 +197,7 @@ class ClientDatasets:
         test = train if self.data.test is self.data.train else self.data.test.on(device, room // 4)
         return replace(self, data=replace(self.data, train=train, test=test))
 
-    def holder(self, client: ClientId) -> ClientDataset:
+    def holder(self, client: ClientId, /) -> ClientDataset:
         """The data of this holder. Raises `KeyError` for one that there is not."""
         data = self.data
         if not isinstance(client, str):

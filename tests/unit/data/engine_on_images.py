@@ -9,14 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedlens.core.driver import Driver
-from fedlens.core.protocol import Ask, Client, ClientStates, Outcome, Payload, Program, Reply, Request
+from fedlens.core.protocol import (
+    Ask,
+    Client,
+    ClientDataSource,
+    ClientStates,
+    Outcome,
+    Payload,
+    Program,
+    Reply,
+    Request,
+)
 from fedlens.core.random import Rng
 from fedlens.data.images import ImageFiles
 from fedlens.engines.processes import processes
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Pictures(ClientDataSource):
     images: ImageFiles
 
     def holder(self, client: int | str) -> ImageFiles:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.data.catalogue import CATALOGUE
+from fedlens.data.catalogue import CATALOGUE, DatasetFacts, presence
 from fedlens.data.datasets import DATASETS
-from fedlens.data.record import Record, presence
 from tests.unit.data.datasets import test_inaturalist, test_landmarks
 
 # The datasets of the issue, and those that stood before.
@@ -64,7 +63,7 @@ def test_the_registry_and_the_catalogue_have_the_same_names() -> None:
 
 
 @pytest.mark.parametrize("record", CATALOGUE.values(), ids=lambda record: record.name)
-def test_a_record_is_in_order(record: Record) -> None:
+def test_a_record_is_in_order(record: DatasetFacts) -> None:
     assert record.task in ("classification", "segmentation", "detection", "language")
     assert record.summary
     assert record.how
@@ -113,7 +112,7 @@ def test_counts_and_terms_are_those_of_the_readers() -> None:
     )
 
 
-RECORD = Record("x", "classification", "x", "x", files=(("a/*.bin", "b|c/d"), ("e/1", "e/2", "e/3")))
+RECORD = DatasetFacts("x", "classification", "x", "x", files=(("a/*.bin", "b|c/d"), ("e/1", "e/2", "e/3")))
 
 
 def touch(root: Path, *names: str) -> None:

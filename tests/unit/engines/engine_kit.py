@@ -13,13 +13,24 @@ from typing import Any
 import torch
 
 from fedlens.core.driver import Driver
-from fedlens.core.protocol import Answer, Ask, Client, ClientStates, Outcome, Payload, Program, Reply, Request
+from fedlens.core.protocol import (
+    Answer,
+    Ask,
+    Client,
+    ClientDataSource,
+    ClientStates,
+    Outcome,
+    Payload,
+    Program,
+    Reply,
+    Request,
+)
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
 
 
-class NoData:
+class NoData(ClientDataSource):
     def holder(self, client: int | str) -> None:
         return None
 

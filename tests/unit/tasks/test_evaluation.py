@@ -7,7 +7,7 @@ import torch
 
 from fedlens.core.driver import Driver
 from fedlens.core.errors import RunFailed
-from fedlens.core.protocol import Client, ClientStates, Program
+from fedlens.core.protocol import Client, ClientDataSource, ClientStates, Program
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import tree_of
 from fedlens.engines.inline import inline
@@ -19,7 +19,7 @@ TASK, SPEC = Classification(), model(norm=True, dropout=0.5)
 POOLED = world().pooled()
 
 
-class Held:
+class Held(ClientDataSource):
     def holder(self, name: str) -> Points:
         return {"@test": POOLED, "@validation": Points(POOLED.inputs[:4], POOLED.targets[:4])}[name]
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedlens.core.errors import DataError
 from fedlens.data.table import Table
-
-if TYPE_CHECKING:
-    from fedlens.data.partition.partition import Partition
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,33 +41,38 @@ class Census:
             raise DataError(f"a count is of a class that is not in 0 .. {len(self.classes) - 1}")
 
     @classmethod
-    def of(cls, partition: Partition, labels: Table | ArrayLike) -> Census:
-        """Counts what the clients hold. `labels` are those of the whole training split, or its table.
+    def of(
+        cls,
+        indices: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        labels: Table | ArrayLike,
+        where: str | None = None,
+    ) -> Census:
+        """Counts the classes of each client; `Partition.census_of` calls it.
 
-        Raises `DataError` where they are too few.
+        Client k holds the examples `indices[offsets[k] : offsets[k + 1]]`. `labels` are those of the whole training
+        split, or its table. `where` names the dataset in errors.
 
-        >>> from fedlens.data.partition.partition import Partition
-        >>> census = Census.of(Partition.of_owners([0, 0, 1], 2), [1, 1, 0])
+        Raises `DataError` if there are fewer labels than the indices need.
+
+        >>> census = Census.of(np.array([0, 1, 2]), np.array([0, 2, 3]), [1, 1, 0])
         >>> census.dense().tolist(), census.emd()
         ([[0, 2], [1, 0]], 0.888...)
         """
         table = Table.of(labels)
-        if partition.indices.size and partition.indices.max() >= len(table):
-            raise DataError(
-                f"the partition points to example {partition.indices.max()} of {len(table)}",
-                where=partition.dataset or None,
-            )
-        each = np.diff(table.offsets)[partition.indices]
-        starts = table.offsets[:-1][partition.indices]
+        if indices.size and indices.max() >= len(table):
+            raise DataError(f"the partition points to example {indices.max()} of {len(table)}", where=where)
+        sizes = np.diff(offsets)
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        each = np.diff(table.offsets)[indices]
+        starts = table.offsets[:-1][indices]
         ends = np.cumsum(each)
         places = np.repeat(starts - (ends - each), each) + np.arange(ends[-1] if len(ends) else 0)
         width = max(1, len(table.classes))
-        keys, counts = np.unique(
-            np.repeat(partition.owners(), each) * width + table.marks[places], return_counts=True
-        )
-        offsets = np.searchsorted(keys, np.arange(len(partition) + 1) * width)
+        keys, counts = np.unique(np.repeat(owners, each) * width + table.marks[places], return_counts=True)
+        rows = np.searchsorted(keys, np.arange(len(sizes) + 1) * width)
         columns = (keys % width).astype(np.int32)
-        return cls(table.classes, columns, counts.astype(np.int64), offsets, partition.sizes())
+        return cls(table.classes, columns, counts.astype(np.int64), rows, sizes)
 
     def __len__(self) -> int:
         """The number of clients."""

@@ -163,7 +163,7 @@ class Partition:
 
         See `Census.client_emds`. `labels` are those of the whole training split, or its table.
         """
-        return Census.of(self, labels).client_emds()
+        return self.census_of(labels).client_emds()
 
     def emd(self, labels: Table | ArrayLike) -> float:
         """The non-identicalness of the population: sum_i (n_i / n) EMD(q_i, p) (hsu2020, section 6.1).
@@ -171,12 +171,16 @@ class Partition:
         >>> Partition.of_owners([0, 0, 1, 1], 2).emd(np.array([0, 0, 1, 1]))
         1.0
         """
-        return Census.of(self, labels).emd()
+        return self.census_of(labels).emd()
+
+    def census_of(self, labels: Table | ArrayLike) -> Census:
+        """Counts the classes of each client. `labels` are those of the whole training split, or its table."""
+        return Census.of(self.indices, self.offsets, labels, self.dataset or None)
 
     def counted(self, labels: Table | ArrayLike) -> Partition:
         """The same partition with its census, and with the identity of the data that it is of."""
         table = Table.of(labels)
-        return replace(self, census=Census.of(self, table), data=table.identity)
+        return replace(self, census=self.census_of(table), data=table.identity)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the partition as an npz file without pickled objects, whole or not at all."""

@@ -30,7 +30,7 @@ def test_the_counts_and_distances_of_labels_are_those_by_hand() -> None:
     stream = np.random.RandomState(0)
     labels = stream.randint(0, 7, 300)
     partition = Partition.of_owners(stream.randint(-1, 9, 300), 12)  # three clients stay empty
-    census = Census.of(partition, labels)
+    census = partition.census_of(labels)
     dense = partition.class_counts(labels, 7)
     assert census.dense().tolist() == dense.tolist()
     assert census.dense(np.array([4, 0])).tolist() == dense[[4, 0]].tolist()
@@ -44,25 +44,25 @@ def test_the_counts_and_distances_of_labels_are_those_by_hand() -> None:
 
 def test_identical_clients_are_at_distance_0_and_disjoint_ones_go_towards_2() -> None:
     same = Partition.of_owners(np.repeat(np.arange(50), 4), 50)
-    assert Census.of(same, np.tile(np.arange(4), 50)).emd() == pytest.approx(0, abs=1e-12)
-    apart = Census.of(same, np.repeat(np.arange(50), 4))
+    assert same.census_of(np.tile(np.arange(4), 50)).emd() == pytest.approx(0, abs=1e-12)
+    apart = same.census_of(np.repeat(np.arange(50), 4))
     assert apart.client_emds() == pytest.approx(np.full(50, 2 * (1 - 1 / 50)))
 
 
 def test_of_examples_with_several_classes_each_class_counts_once_an_example() -> None:
     table = Table.of_sets([[0, 1, 2], [2], [1], [], []], classes=3)
-    census = Census.of(Partition.of_owners([0, 0, 1, 1, 2], 4), table)
+    census = Partition.of_owners([0, 0, 1, 1, 2], 4).census_of(table)
     assert census.dense().tolist() == [[1, 1, 2], [0, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert census.sizes.tolist() == [2, 2, 1, 0]
     distances, mean = by_hand(census.dense(), census.sizes)
     np.testing.assert_allclose(census.client_emds(), distances)
     assert census.emd() == pytest.approx(mean)
-    assert np.isnan(Census.of(Partition.of_owners([-1, -1, -1, 0, 1], 2), table).emd())
+    assert np.isnan(Partition.of_owners([-1, -1, -1, 0, 1], 2).census_of(table).emd())
 
 
 def test_labels_that_are_too_few_are_an_error() -> None:
     with pytest.raises(DataError, match="points to example 3 of 3"):
-        Census.of(Partition.of_owners([0, 0, 1, 1], 2), [0, 1, 0])
+        Partition.of_owners([0, 0, 1, 1], 2).census_of([0, 1, 0])
 
 
 def test_a_saved_partition_knows_its_census_and_its_features(tmp_path: Path) -> None:
