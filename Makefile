@@ -26,7 +26,7 @@ demo: install  ## train the main example on the embedded data and say where its 
 	@page=$$(ls -t runs/digits/*/report.html | head -n 1); echo; echo "Open the result page: $$PWD/$$page"
 
 test: install-dev  ## run all tests of the ci tier
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 check: install-dev  ## format, lint, types, import contract, docs
 	@$(BIN)/ruff format --check .
@@ -48,7 +48,7 @@ bench: install-dev  ## measure fedlens against the bare-PyTorch limit of this ma
 	@$(BIN)/fedlens bench $(ARGS)
 
 nightly: install-dev  ## run the nightly tier: up to an hour, needs FEDLENS_DATA
-	@$(BIN)/python -m pytest -m nightly --timeout=0 $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m nightly --timeout=0 $(ARGS)
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

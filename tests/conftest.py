@@ -30,6 +30,20 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fedlens-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps a file's tests in one worker, so that they share fixtures, and all timing tests in one group."""
+    for item in items:
+        group = "timing" if item.get_closest_marker("timing") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(autouse=True)
+def no_report_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs do not draw report.html, a third of a small run's time, unless the test is marked `report_page`."""
+    if not request.node.get_closest_marker("report_page"):
+        monkeypatch.setattr("fedlens.api._report", lambda directory, progress: None)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real data; the test is skipped where there is none."""

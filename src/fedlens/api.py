@@ -68,9 +68,11 @@ class Experiment:
         data_dir: Path | str | None = None,
         download: bool = False,
         progress: Progress | None = None,
+        report: bool = True,
     ) -> Result:
         """Trains, and writes the run directory `out` (default `runs/<name>/<run-id>`).
 
+        `report=False` skips report.html, which takes a good part of a short run; `fedlens report` writes it later.
         Everything is checked first, so that a request that cannot be carried out leaves nothing behind. Raises
         `FedlensError` where something is wrong, `RunFailed` where the run could not go on, and passes on
         `KeyboardInterrupt` after the last whole round is saved.
@@ -90,18 +92,23 @@ class Experiment:
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
             with directory.lock():
                 directory.write_config(tomli_w.dumps(plain(built.config)))
-                return _carry_out(built, directory, listener, None, root)
+                return _carry_out(built, directory, listener, None, root, report)
         finally:
             engine.close()
 
 
 def resume(
-    directory: Path | str, *, data_dir: Path | str | None = None, progress: Progress | None = None
+    directory: Path | str,
+    *,
+    data_dir: Path | str | None = None,
+    progress: Progress | None = None,
+    report: bool = True,
 ) -> Result:
     """Goes on with a run that was interrupted or killed, to the same numbers as if it had not been.
 
-    A run that is finished is given back as it is. Raises `RunDirectoryError` where `directory` is no run, is from
-    another version, or has no whole checkpoint left; `DataError` where the data are not what they were.
+    A run that is finished is given back as it is. `report=False` skips report.html. Raises `RunDirectoryError` where
+    `directory` is no run, is from another version, or has no whole checkpoint left; `DataError` where the data are
+    not what they were.
     """
     from fedlens.experiment import checkpoint
     from fedlens.experiment.build import build, data_directory, plan
@@ -141,7 +148,7 @@ def resume(
                     run.append_clients(run_state.rows)
                 listener.note(f"going on after round {run_state.round} of {config.rounds}")
             run.summary_path.unlink(missing_ok=True)  # it tells of an end that is none any more
-            return _carry_out(built, run, listener, run_state, None if described else root)
+            return _carry_out(built, run, listener, run_state, None if described else root, report)
         finally:
             engine.close()
 
@@ -184,7 +191,12 @@ def _describe(directory: RunDir, built: Built, root: Path) -> None:
 
 
 def _carry_out(
-    built: Built, directory: RunDir, progress: Progress, run_state: RunState | None, root: Path | None
+    built: Built,
+    directory: RunDir,
+    progress: Progress,
+    run_state: RunState | None,
+    root: Path | None,
+    report: bool,
 ) -> Result:
     """Runs, and writes the end down whatever it is: summary, model, report.
 
@@ -224,7 +236,12 @@ def _carry_out(
             if status == "finished":
                 raise
             progress.note(str(failure))  # what went wrong first says more
-        _report(directory.path, progress)
+        if report:
+            _report(directory.path, progress)
+        else:
+            directory.report_path.unlink(
+                missing_ok=True
+            )  # after `resume`, an old page would show an old state
         progress.finished(summary)
     assert runner.run_state is not None
     model, _ = built.algorithm.model(runner.run_state.state)

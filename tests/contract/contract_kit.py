@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from fedlens.api import Experiment, Result
 from fedlens.core.tree import digest
@@ -104,6 +107,14 @@ def settings(algorithm: str = "fedavg", partition: str = "iid", **changes: Any) 
     if algorithm in PERSONAL:
         made["data"] = made["data"] | HELD_OUT
     return made
+
+
+Baseline = Callable[..., Result]
+
+
+def nightly_but(chosen: Container[str], names: Iterable[str]) -> list[Any]:
+    """The names as parameters: those not in `chosen` run in the nightly tier alone."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 def experiment(algorithm: str = "fedavg", partition: str = "iid", **changes: Any) -> Experiment:

@@ -19,10 +19,12 @@ from tests.contract.contract_kit import (
     LOCAL,
     PARTITIONS,
     USERS,
+    Baseline,
     Stopping,
     experiment,
     failures,
     lines,
+    nightly_but,
     outcome,
     settings,
     weights,
@@ -42,9 +44,11 @@ PAIRS = list(zip(ALGORITHMS, cycle(PARTITIONS), strict=False))
 
 
 @pytest.mark.parametrize(("algorithm", "partition"), PAIRS)
-def test_processes_give_the_bits_of_inline(algorithm: str, partition: str, tmp_path) -> None:
+def test_processes_give_the_bits_of_inline(
+    algorithm: str, partition: str, baseline: Baseline, tmp_path
+) -> None:
     """With dropout, batch normalization, augmentation, a frozen layer and momentum in one."""
-    inline = experiment(algorithm, partition, rounds=2).run(tmp_path / "inline")
+    inline = baseline(algorithm, partition, rounds=2)
     shared = experiment(algorithm, partition, rounds=2, engine=workers(2)).run(tmp_path / "processes")
     assert outcome(inline) == outcome(shared)
 
@@ -132,11 +136,13 @@ def test_processes_resume_exactly_also_on_the_other_engine(algorithm: str, tmp_p
 HALF = {"precision": "bf16", "channels_last": True}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_16_bits_and_another_layout_are_the_same_algorithm(algorithm: str, tmp_path) -> None:
+@pytest.mark.parametrize("algorithm", nightly_but({"fedavg", "scaffold"}, ALGORITHMS))
+def test_16_bits_and_another_layout_are_the_same_algorithm(
+    algorithm: str, baseline: Baseline, tmp_path
+) -> None:
     """Near the numbers of fp32, and none of them; weights stay fp32, and a run repeats to the bit."""
     made = experiment(algorithm, "iid", rounds=2, engine=INLINE | HALF)
-    plain = experiment(algorithm, "iid", rounds=2).run(tmp_path / "plain")
+    plain = baseline(algorithm, "iid", rounds=2)
     half = made.run(tmp_path / "half")
     assert outcome(half) != outcome(plain)
     assert failures(half) == failures(plain)

@@ -26,6 +26,7 @@ from tests.contract.contract_kit import (
     SOLVERS,
     TWO_EXCHANGES,
     USERS,
+    Baseline,
     Stopping,
     experiment,
     failures,
@@ -98,9 +99,9 @@ def test_it_learns_a_separable_problem(algorithm: str, partition: str, tmp_path)
 
 
 @EVERY
-def test_the_seed_decides_everything(algorithm: str, tmp_path) -> None:
+def test_the_seed_decides_everything(algorithm: str, baseline: Baseline, tmp_path) -> None:
     made = experiment(algorithm, "dirichlet", rounds=2)
-    first = outcome(made.run(tmp_path / "first"))
+    first = outcome(baseline(algorithm, "dirichlet", rounds=2))
     torch.manual_seed(1234)  # the state of the process has no say
     assert outcome(made.run(tmp_path / "second")) == first
     other = outcome(made.with_settings("seed=1").run(tmp_path / "other"))
@@ -108,9 +109,9 @@ def test_the_seed_decides_everything(algorithm: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("seed", ["initialization", "selection", "training", "partition"])
-def test_each_seed_has_its_own_say(seed: str, tmp_path) -> None:
+def test_each_seed_has_its_own_say(seed: str, baseline: Baseline, tmp_path) -> None:
     base = experiment("fedavg", "dirichlet", rounds=1)
-    first = base.run(tmp_path / "first")
+    first = baseline("fedavg", "dirichlet", rounds=1)
     other = base.with_settings(f"seeds.{seed}=7").run(tmp_path / "other")
     assert outcome(other)[0] != outcome(first)[0]
     same_start = lines(other)[0] == lines(first)[0]
@@ -120,18 +121,20 @@ def test_each_seed_has_its_own_say(seed: str, tmp_path) -> None:
 
 
 @EVERY
-def test_it_resumes_exactly(algorithm: str, tmp_path) -> None:
+def test_it_resumes_exactly(algorithm: str, baseline: Baseline, tmp_path) -> None:
     made = experiment(algorithm, "shards", rounds=4)
-    whole = outcome(made.run(tmp_path / "whole"))
+    whole = outcome(baseline(algorithm, "shards", rounds=4))
     with pytest.raises(KeyboardInterrupt):
         made.run(tmp_path / "stopped", progress=Stopping(2))
     assert outcome(resume(tmp_path / "stopped")) == whole
 
 
 @pytest.mark.parametrize("stop", [0, 4])
-def test_it_resumes_exactly_from_before_the_first_and_after_the_last_round(stop: int, tmp_path) -> None:
+def test_it_resumes_exactly_from_before_the_first_and_after_the_last_round(
+    stop: int, baseline: Baseline, tmp_path
+) -> None:
     made = experiment("remembering", "shards", rounds=4)
-    whole = outcome(made.run(tmp_path / "whole"))
+    whole = outcome(baseline("remembering", "shards", rounds=4))
     with pytest.raises(KeyboardInterrupt):
         made.run(tmp_path / "stopped", progress=Stopping(stop))
     assert outcome(resume(tmp_path / "stopped")) == whole

@@ -99,6 +99,7 @@ def test_a_reply_that_comes_twice_counts_once(tmp_path: Path) -> None:
     assert [line["bytes_up"] for line in run.metrics] == [line["bytes_up"] for line in ref.metrics]
 
 
+@pytest.mark.report_page
 def test_where_no_reply_is_good_the_run_fails_and_keeps_what_it_has(tmp_path: Path, monkeypatch: Any) -> None:
     """... and goes on, when the cause is gone, to what it would have been."""
     monkeypatch.chdir(tmp_path)

@@ -16,4 +16,7 @@ DataDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where the data are; else $FEDLENS_DATA, else ~/.cache/fedlens."),
 ]
+Report = Annotated[
+    bool, typer.Option("--report/--no-report", help="Write the result page when the run ends.")
+]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory: runs/<name>/<run-id>.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedlens.cli.options import DataDir, Debug, Json, Quiet, RunDirectory
+from fedlens.cli.options import DataDir, Debug, Json, Quiet, Report, RunDirectory
 from fedlens.cli.output import reported
 from fedlens.cli.training import train
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def resume(
     directory: RunDirectory,
     data_dir: DataDir = None,
+    report: Report = True,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -25,7 +26,7 @@ def resume(
     def start(progress: Watch) -> Result:
         from fedlens import api
 
-        return api.resume(directory, data_dir=data_dir, progress=progress)
+        return api.resume(directory, data_dir=data_dir, progress=progress, report=report)
 
     with reported(debug):
         train(start, quiet=quiet, as_json=as_json)

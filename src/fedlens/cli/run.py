@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.options import DataDir, Debug, Json, Quiet
+from fedlens.cli.options import DataDir, Debug, Json, Quiet, Report
 from fedlens.cli.output import reported
 from fedlens.cli.training import train
 
@@ -33,6 +33,7 @@ def run(
     ] = None,
     data_dir: DataDir = None,
     download: Annotated[bool, typer.Option("--download", help="Get data that are missing.")] = False,
+    report: Report = True,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -46,7 +47,7 @@ def run(
             from fedlens.api import Experiment
 
             experiment = Experiment.load(recipe, settings)
-            return experiment.run(out, data_dir=data_dir, download=download, progress=progress)
+            return experiment.run(out, data_dir=data_dir, download=download, progress=progress, report=report)
 
         train(start, quiet=quiet, as_json=as_json)
 

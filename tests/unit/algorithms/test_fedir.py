@@ -76,6 +76,7 @@ class Listening(Silent):
         self.plan = plan
 
 
+@pytest.mark.report_page
 @pytest.mark.parametrize("place", ["algorithm", "client"])
 def test_a_run_tells_what_was_gathered_in_its_summary_its_report_and_before_it_starts(
     place: str, tmp_path
@@ -94,6 +95,7 @@ def test_a_run_tells_what_was_gathered_in_its_summary_its_report_and_before_it_s
     ]  # those that trained; all of them were asked once
 
 
+@pytest.mark.report_page
 @pytest.mark.parametrize(
     "more", [{"algorithm": {"name": "fedir"}}, {"algorithm": {"name": "centralized"}}, {}]
 )

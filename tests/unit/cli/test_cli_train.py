@@ -22,26 +22,29 @@ runner = CliRunner()
 def test_run_hands_everything_to_the_experiment(api: Api, recipe: Path) -> None:
     calls = api("finishes")
     options = "--set local.lr=0.1 --set model.name=linear --rounds 5 --seed 7 --engine inline"
-    options += " --out o --data-dir d --download"
+    options += " --out o --data-dir d --download --no-report"
     answer = runner.invoke(app, ["run", str(recipe), *options.split()])
     assert answer.exit_code == 0, answer.output
     settings = ["local.lr=0.1", "model.name=linear", "rounds=5", "seed=7", "engine.name=inline"]
     assert calls == [
         ("load", str(recipe), settings),
-        ("run", Path("o"), {"data_dir": Path("d"), "download": True}),
+        ("run", Path("o"), {"data_dir": Path("d"), "download": True, "report": False}),
     ]
 
 
 def test_run_changes_nothing_that_was_not_asked_for(api: Api, recipe: Path) -> None:
     calls = api("finishes")
     assert runner.invoke(app, ["run", str(recipe)]).exit_code == 0
-    assert calls == [("load", str(recipe), []), ("run", None, {"data_dir": None, "download": False})]
+    assert calls == [
+        ("load", str(recipe), []),
+        ("run", None, {"data_dir": None, "download": False, "report": True}),
+    ]
 
 
 def test_resume_hands_the_directory_on(api: Api) -> None:
     calls = api("finishes")
-    assert runner.invoke(app, ["resume", "somewhere", "--data-dir", "d"]).exit_code == 0
-    assert calls == [("resume", Path("somewhere"), {"data_dir": Path("d")})]
+    assert runner.invoke(app, ["resume", "somewhere", "--data-dir", "d", "--no-report"]).exit_code == 0
+    assert calls == [("resume", Path("somewhere"), {"data_dir": Path("d"), "report": False})]
 
 
 def test_without_a_terminal_a_round_is_a_line(api: Api, recipe: Path) -> None:

@@ -74,7 +74,7 @@ def test_what_was_set_is_given_back_where_an_engine_cannot_be_opened(monkeypatch
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room for the images")
 
-    monkeypatch.setattr("fedlens.engines.inline.Site", full)
+    monkeypatch.setattr("fedlens.engines.inline.Executor", full)
     engine = MADE["inline"]()
     with pytest.raises(torch.OutOfMemoryError):
         opened(engine, {"work": tell})

@@ -430,7 +430,7 @@ def test_a_full_device_keeps_the_old_checkpoint_and_says_so(
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
     checkpoint.save(tmp_path, 1, sections(1))
-    for module in ("tensorfile", "files"):
+    for module in ("tensorfile", "atomic_files"):
         with monkeypatch.context() as patch:
             full = lambda path, mode, **options: open("/dev/full", mode, **options)  # noqa: E731, SIM115
             patch.setattr(f"fedlens.experiment.{module}.open", full, raising=False)

@@ -281,3 +281,23 @@ def test_the_best_round_of_a_heavy_model_waits_on_disk(
     assert light.summary["best"]["round"] in saved[:-1]
     models = [(run.directory / "best.safetensors").read_bytes() for run in (light, heavy)]
     assert models[0] == models[1]
+
+
+def test_a_run_without_a_report_leaves_everything_else(tmp_path: Path) -> None:
+    written = Experiment(**LEAST).run(tmp_path / "with").directory
+    skipped = Experiment(**LEAST).run(tmp_path / "without", report=False).directory
+    assert {p.name for p in written.iterdir()} - {p.name for p in skipped.iterdir()} == {"report.html"}
+
+
+def test_a_run_resumed_without_a_report_keeps_no_old_one(tmp_path: Path) -> None:
+    class Stop(Silent):
+        def round_done(self, metrics: dict[str, Any]) -> None:
+            if metrics["round"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Experiment(**LEAST).run(tmp_path / "run", progress=Stop())
+    page = tmp_path / "run" / "report.html"
+    assert page.exists()
+    assert resume(tmp_path / "run", report=False).summary["status"] == "finished"
+    assert not page.exists()
