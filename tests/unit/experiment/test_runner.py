@@ -283,12 +283,14 @@ def test_the_best_round_of_a_heavy_model_waits_on_disk(
     assert models[0] == models[1]
 
 
+@pytest.mark.report_page
 def test_a_run_without_a_report_leaves_everything_else(tmp_path: Path) -> None:
     written = Experiment(**LEAST).run(tmp_path / "with").directory
     skipped = Experiment(**LEAST).run(tmp_path / "without", report=False).directory
     assert {p.name for p in written.iterdir()} - {p.name for p in skipped.iterdir()} == {"report.html"}
 
 
+@pytest.mark.report_page
 def test_a_run_resumed_without_a_report_keeps_no_old_one(tmp_path: Path) -> None:
     class Stop(Silent):
         def round_done(self, metrics: dict[str, Any]) -> None:
