@@ -80,7 +80,7 @@ class Executor:
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
         self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as it came and on the device
-        if self.device.type != "cpu" and hasattr(self.program.data, "on"):
+        if self.device.type != "cpu":
             self.program = replace(self.program, data=self.program.data.on(self.device))
 
     def answer(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, EngineBase, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
-from fedlens.data.images import Store
+from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import ChannelsLast, Computing, PrecisionSetting, usable_cores
 from fedlens.engines.executor import copied
@@ -378,4 +378,4 @@ class Ray(EngineBase):
 
 
 def _emptied(workers: int) -> Any:
-    return lambda value: Emptied(value, workers) if isinstance(value, Store) else None
+    return lambda value: Emptied(value, workers) if isinstance(value, DecodedImages) else None

@@ -157,10 +157,10 @@ def _build(
     planned: Plan, data_dir: Path, download: bool, engine: EngineBase | None, say: Callable[[str], None]
 ) -> Built:
     config, chosen = planned.config, planned.chosen
-    holders, partition, notes = _scattered(planned, data_dir, download, say)
-    data = holders.data
+    holders, partition = _distributed(planned, data_dir, download, say)
+    data = holders.dataset
     federation = FederationInfo(
-        partition.sizes(), len(data.classes), data.input_shape, holders.held(), data.held_sizes()
+        partition.sizes(), len(data.classes), data.input_shape, holders.held(), holders.held_out_sizes()
     )
     model = ModelSpec(
         chosen["model"].factory,
@@ -204,15 +204,15 @@ def _build(
         federation,
         task,
         size,
-        notes,
+        data.notes,
         disclosed,
     )
 
 
-def _scattered(
+def _distributed(
     planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None]
-) -> tuple[ClientDatasets, Partition, tuple[str, ...]]:
-    """The data at their holders, how they are scattered, and what there is to say about them."""
+) -> tuple[ClientDatasets, Partition]:
+    """The data of the clients, and the partition that they were drawn with."""
     config, chosen = planned.config, planned.chosen
     if config.data.validation_from == "client" and not config.data.validation:
         raise ConfigError(
@@ -228,23 +228,24 @@ def _scattered(
             hint="its partitions can be made and looked at with 'fedlens partition'",
         )
     dataset = loaded(dataset, int(config.data.cache * 2**30), say)
+    if config.data.normalize == "unit":
+        channels = len(dataset.mean)
+        dataset = replace(dataset, mean=(0.0,) * channels, std=(1.0,) * channels)
+    steps = tuple(choice(dataset.input_shape) for choice in planned.augments)
     data, partition = federate(
         dataset,
         lambda table: chosen["data.partition"](table, config.seeds.partition),
         config.data.validation,
         config.seeds.data,
         config.data.validation_from,
+        Chain(steps) if steps else None,
     )
-    if len(data.test) == 0:
+    if len(dataset.test) == 0:
         raise DataError(
             f"the dataset '{dataset.name}' has no test images, so there is nothing to measure a model on",
             where="data.dataset",
         )
-    if config.data.normalize == "unit":
-        channels = len(data.mean)
-        data = replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
-    steps = tuple(choice(data.input_shape) for choice in planned.augments)
-    return ClientDatasets(data, Chain(steps) if steps else None), partition, dataset.notes
+    return data, partition
 
 
 def _fitting(
@@ -336,7 +337,7 @@ def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | 
 
 def data_digest(built: Built) -> str:
     """SHA-256 in hexadecimal of the images and labels that are trained and tested on."""
-    data = built.holders.data
+    data = built.holders.dataset
     hashed = hashlib.sha256()
     for split in (data.train, data.test):
         split.feed(hashed)
