@@ -27,7 +27,7 @@ from fedlens.cli.data_check import check
 from fedlens.cli.main import app
 from fedlens.core.registry import read_settings
 from fedlens.data.dataset import Dataset
-from fedlens.data.formats.formats import FORMATS
+from fedlens.data.formats.registry import FORMATS
 from tests.unit.data.formats.boxed import (
     OBJECTS,
     SPLITS,

@@ -15,7 +15,7 @@ _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 @dataclass(frozen=True)
-class Annotation:
+class VocAnnotation:
     """What the file of one image says: the file name and size it states, and its objects."""
 
     path: Path
@@ -25,7 +25,7 @@ class Annotation:
     difficult: int
 
 
-def read_annotation(path: Path, findings: Findings, first_pixel: int = 1) -> Annotation | None:
+def read_annotation(path: Path, findings: Findings, first_pixel: int = 1) -> VocAnnotation | None:
     """What the file `path` says; None, and a finding, where it is no XML of that kind.
 
     VOC counts pixels from 1 and includes the last one: a box over the whole of a 640 x 480 image is 1, 1, 640,
@@ -51,7 +51,9 @@ def read_annotation(path: Path, findings: Findings, first_pixel: int = 1) -> Ann
         if found is not None:
             objects.append(found)
             difficult += text_of(entry, "difficult") == "1"
-    return Annotation(path, text_of(root, "filename"), _size(root, path, findings), tuple(objects), difficult)
+    return VocAnnotation(
+        path, text_of(root, "filename"), _size(root, path, findings), tuple(objects), difficult
+    )
 
 
 def _object(entry: Element, path: Path, first_pixel: int, findings: Findings) -> RawBox | None:
