@@ -33,7 +33,8 @@ from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.resolve import Resolved, located, resolve
 from fedlens.local.chain import chain
 from fedlens.models import MODELS
-from fedlens.tasks.classification import Classification
+from fedlens.tasks import TASKS
+from fedlens.tasks.evaluation import Task
 
 _SLOT_REGISTRIES = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVERS}
 
@@ -62,7 +63,7 @@ class Built:
     model: ModelSpec
     parameters: int
     federation: FederationInfo
-    task: Classification
+    task: Task
     clients_per_round: int | None
     notes: tuple[str, ...] = ()  # what was left out of the data, or put right, while they were read
     discloses: tuple[str, ...] = ()  # what leaves the clients beyond model updates, as sentences
@@ -145,7 +146,7 @@ def _build(
     planned: Plan, data_dir: Path, download: bool, engine: Engine | None, say: Callable[[str], None]
 ) -> Built:
     config, chosen = planned.config, planned.chosen
-    holders, partition, notes = _scattered(planned, data_dir, download, say)
+    holders, partition, task, notes = _scattered(planned, data_dir, download, say)
     data = holders.data
     federation = FederationInfo(
         partition.sizes(), len(data.classes), data.input_shape, holders.held(), data.held_sizes()
@@ -158,7 +159,6 @@ def _build(
         len(data.classes),
         config.seeds.initialization,
     )
-    task = Classification()
     parts = Parts(
         model,
         task,
@@ -199,7 +199,7 @@ def _build(
 
 def _scattered(
     planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None]
-) -> tuple[ClientDatasets, Partition, tuple[str, ...]]:
+) -> tuple[ClientDatasets, Partition, Task, tuple[str, ...]]:
     """The data at their holders, how they are scattered, and what there is to say about them."""
     config, chosen = planned.config, planned.chosen
     if config.data.validation_from == "client" and not config.data.validation:
@@ -209,12 +209,13 @@ def _scattered(
             hint="set data.validation, say to 0.1",
         )
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
-    if dataset.kind != "classification":
+    if dataset.kind not in TASKS:
         raise ConfigError(
             f"'{dataset.name}' is for {dataset.kind}, and there is no training for that yet",
             where="data.dataset",
             hint="its partitions can be made and looked at with 'fedlens partition'",
         )
+    task: Task = TASKS.find(dataset.kind)()
     dataset = loaded(dataset, int(config.data.cache * 2**30), say)
     data, partition = federate(
         dataset,
@@ -232,7 +233,7 @@ def _scattered(
         channels = len(data.mean)
         data = replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
     steps = tuple(choice(data.input_shape) for choice in planned.augments)
-    return ClientDatasets(data, Chain(steps) if steps else None), partition, dataset.notes
+    return ClientDatasets(data, Chain(steps) if steps else None), partition, task, dataset.notes
 
 
 def _fitting(
@@ -291,7 +292,7 @@ def refuse_replaced(
     for name, value in given.items():
         changed = step(**{name: value})
         other = changed if defaults[name] != value else step(**{name: _another(value, model, name)})
-        if None not in (plain, changed, other) and plain != other and changed != getattr(parts, slot):
+        if None not in (plain, changed, other) and plain != other and changed != parts.slots[slot]:
             raise ConfigError(
                 f"the table [{slot}] takes the place of the {slot} part that '{algorithm.name}' makes of '{name}'",
                 where=f"algorithm.{name}",
