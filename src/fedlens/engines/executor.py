@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fedlens.core.errors import told
+from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import (
     Answer,
     BatchedOp,
@@ -113,8 +114,11 @@ class Executor:
                 answers[at] = Failure(item.id, item.client, told(error))
         joint = self.program.ops[op]
         assert isinstance(joint, BatchedOp)
-        found = joint.together(list(calls.values())) if calls else []
-        for at, outcome in zip(calls, found, strict=True):
+        outcomes = joint.together(list(calls.values())) if calls else []
+        if isinstance(outcomes, StackedOutcomes):
+            answers |= zip(calls, _checked_stack([items[at] for at in calls], outcomes, expect), strict=True)
+            return [answers[at] for at in range(len(items))]
+        for at, outcome in zip(calls, outcomes, strict=True):
             item = items[at]
             if isinstance(outcome, Exception):
                 answers[at] = Failure(item.id, item.client, told(outcome))
@@ -187,6 +191,23 @@ class Executor:
             answer.payload, answer.state = moved(answer.payload, _CPU), moved(answer.state, _CPU)
         answer.folded = moved(answer.folded, _CPU)
         return answer
+
+
+def _checked_stack(items: Sequence[Item], outcomes: StackedOutcomes, expect: Schema) -> list[Answer]:
+    """What `_checked` makes of each outcome; the columns of those that are good are looked at once."""
+    good = expect.passing(outcomes.payload, len(outcomes))
+    metrics = {name: [float(value) for value in values] for name, values in outcomes.metrics.items()}
+    finite = [all(math.isfinite(values[row]) for values in metrics.values()) for row in range(len(outcomes))]
+    size, answers = None, list[Answer]()
+    for at, (item, row) in enumerate(zip(items, outcomes.rows, strict=True)):
+        if not good[row] or not finite[row]:
+            answers.append(_checked(item, outcomes[at], expect))
+            continue
+        payload = outcomes.payload_of(row)
+        size = nbytes(payload) if size is None else size  # the same for all that are good
+        numbers = {name: values[row] for name, values in metrics.items()}
+        answers.append(Reply(item.id, item.client, payload, numbers, None, size))
+    return answers
 
 
 def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
@@ -289,7 +310,9 @@ class Fold:
             return answer
         # Copied, because the block's next operation may work on in the memory that this one answered with.
         rest = {
-            name: copied(value) for name, value in answer.payload.items() if name not in self.reduce.fields
+            name: value if type(value) is float else copied(value)
+            for name, value in answer.payload.items()
+            if name not in self.reduce.fields
         }
         left = Reply(answer.id, answer.client, rest, answer.metrics, copied(answer.state), answer.nbytes)
         if any(type(answer.payload.get(name)) is Row for name in self.reduce.fields):
