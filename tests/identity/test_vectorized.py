@@ -29,7 +29,7 @@ from fedlens.core.tree import tree_of
 from fedlens.engines.vectorized import Vectorized, vectorized
 from fedlens.local.chain import chain
 from fedlens.local.problem import LocalProblem
-from fedlens.local.rules import ClientRule, proximal
+from fedlens.local.rules import ClientRule, Traits, proximal
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.support import obstacle
 from tests.identity.identity_kit import (
@@ -316,7 +316,9 @@ def test_a_passing_fault_of_nobody_costs_nothing_and_one_that_stays_is_told(monk
     def faulty(train: Any, calls: Any) -> Any:
         raise OSError("for a moment")
 
-    rule = ClientRule(name="mine", stackable=True, finish=lambda p, context: ({}, {"last": list(p)}))
+    rule = ClientRule(
+        name="mine", traits=Traits(stackable=True), finish=lambda p, context: ({}, {"last": list(p)})
+    )
     made = fedavg(parts(world(), STEPS, client=rule))
     engine = vectorized()
     engine.check(made.ops)

@@ -12,7 +12,18 @@ from typing import Any
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.benchmark.profile_clock import Clock
 from fedlens.benchmark.profile_seams import Watch
-from fedlens.core.protocol import Answer, Answers, Ask, Call, Client, Engine, Failure, Op, Outcome, Payload
+from fedlens.core.protocol import (
+    Answer,
+    Answers,
+    Ask,
+    Call,
+    Client,
+    EngineBase,
+    Failure,
+    Op,
+    Outcome,
+    Payload,
+)
 from fedlens.core.random import Rng
 from fedlens.engines.inline import Inline
 
@@ -100,7 +111,7 @@ class Watched:
         asked: the last ask of a round.
     """
 
-    engine: Engine
+    engine: EngineBase
     clock: Clock | None = None
     workers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     processes: set[int] = field(default_factory=set)
@@ -117,7 +128,7 @@ class Watched:
     @property
     def part(self) -> str:
         """What the engine's own time is: work on the clients where it does it itself, else waiting for who does."""
-        return "client.reply" if isinstance(chosen(self.engine), Inline) else "waiting"
+        return "client.reply" if isinstance(self.engine.running, Inline) else "waiting"
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
         """Answers an ask."""
@@ -151,11 +162,6 @@ class Watched:
                 self.processes.add(int(value))
             else:
                 self.workers[name.removeprefix(_MARK)] += value
-
-
-def chosen(engine: Any) -> Any:
-    """The engine itself, where one has chosen another."""
-    return getattr(engine, "chosen", engine)
 
 
 def timed_exchange(

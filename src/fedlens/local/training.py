@@ -143,7 +143,7 @@ class Train:
             payload["lr"],
             self.settings.steps_at(len(data), payload.get("work")),
             self.settings,
-            proximal=self.rule.proximal,
+            proximal=self.rule.traits.proximal,
         )
         batch = self.settings.batch(len(data))
         risk = partial(_risk, self.rule, context) if self.rule.risk else self.task.loss
@@ -178,7 +178,7 @@ class Train:
         module.train()
         losses: list[Tensor] = []
         counts: list[int] = []
-        twin = problem.twin("anchor") if rule.anchored else None
+        twin = problem.twin("anchor") if rule.traits.anchored else None
         trees = rule.looks(context) if rule.looks is not None else {}
         looking = Looking(context, trees) if trees else None
         for inputs, targets in self._batches(context, rng):

@@ -79,8 +79,6 @@ PROBES_LEFT = {
     "experiment/resolve.py: hasattr(made, part)",
     "experiment/runner.py: getattr(built.engine, 'state_memory', STATE_MEMORY)",
     "experiment/runner.py: getattr(self.built.engine, 'ahead', False)",
-    "local/chain.py: getattr(rule, hook)",
-    "local/rules.py: getattr(self, hook.name)",
     "local/vectorized/batches.py: hasattr(data, 'held')",
     "local/vectorized/batches.py: hasattr(datas[0], 'beside')",
 }

@@ -38,7 +38,7 @@ class Steps:
         self.weights = [value.expand(len(group), *value.shape).clone() for value in group.anchor]
         self.kept: OptimizerState = {}
         rule, settings = train.rule, train.settings
-        self.stacked = stacked_visit(group.contexts) if rule.grad and rule.stackable else None
+        self.stacked = stacked_visit(group.contexts) if rule.grad and rule.traits.stackable else None
         self.looks = StackedLooks(rule, group.contexts) if rule.loss is not None else None
         self.first: tuple[int, StackedContext] | None = (
             None  # the stacked visit of the clients that still have steps
@@ -70,7 +70,7 @@ class Steps:
         contexts = self.contexts[:active]
         weights = self.weights if active == len(self.group) else [value[:active] for value in self.weights]
         at_anchor: Tensors = []
-        if rule.anchored:
+        if rule.traits.anchored:
             anchor = [value.expand(active, *value.shape) for value in self.group.anchor]
             _, at_anchor = gradients(self.train, self.model, anchor, batch, contexts)
             masks.again()

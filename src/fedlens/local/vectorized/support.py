@@ -27,12 +27,12 @@ def obstacle(train: Train) -> Obstacle | None:
         return Obstacle(
             "the optimizer's state is kept, so there is one client after the other", "algorithm.name", OTHER
         )
-    if not rule.plain and not rule.stackable:
+    if not rule.plain and not rule.traits.stackable:
         who = f"the client rule '{rule.name}'" if rule.name else "a client rule without a name"
         return Obstacle(
             f"{who} does not say that its clients may be stacked",
             "client",
-            f"give it stackable=True where that is so, or {OTHER}",
+            f"give it traits=Traits(stackable=True) where that is so, or {OTHER}",
         )
     for name, module in train.model.build().named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -200,7 +200,7 @@ def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> R
         raise ConfigError(
             "`start` sets context.anchor, which clients that are stacked have in common",
             where="client",
-            hint="leave what the rule needs in context.own",
+            hint="leave what the rule needs in context.saved",
         )
     return failed
 
