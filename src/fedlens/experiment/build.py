@@ -72,6 +72,7 @@ class Built:
     clients_per_round: int | None
     notes: tuple[str, ...] = ()  # what was left out of the data, or put right, while they were read
     discloses: tuple[str, ...] = ()  # what leaves the clients beyond model updates, as sentences
+    evaluation_asks: int = 1  # how many times an evaluation asks, at most
 
     @property
     def layout(self) -> str:
@@ -206,6 +207,7 @@ def _build(
         size,
         data.notes,
         disclosed,
+        _evaluation_asks(algorithm),
     )
 
 
@@ -266,7 +268,7 @@ def _fitting(
         say(line)
     if engine.table is not None:
         config = config.model_copy(update={"engine": engine.table})
-    asks = getattr(algorithm, "evaluation_asks", 1)
+    asks = _evaluation_asks(algorithm)
     if config.evaluation.beside and engine.ahead and asks > 1:
         raise ConfigError(
             f"an evaluation asks {asks} times here, of the server and of clients, and one that goes on beside the next "
@@ -275,6 +277,11 @@ def _fitting(
             hint="set evaluation.clients = 'none', or evaluation.beside = false",
         )
     return config
+
+
+def _evaluation_asks(algorithm: Algorithm) -> int:
+    asks: int = getattr(algorithm, "evaluation_asks", 1)
+    return asks
 
 
 def refuse_replaced(
