@@ -19,7 +19,7 @@ import torch
 from fedlens.benchmark.profile_clock import on_gpu
 from fedlens.core.protocol import Ask, ClientDataSource, ClientId, Failure, Id, Payload, Program, Request
 from fedlens.core.registry import load_file, user_files
-from fedlens.engines.devices import Computing, computing_of
+from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor, Item
 from fedlens.engines.memory import keep_freed_memory
 
@@ -66,7 +66,7 @@ def measure_memory(built: Built, ask: Ask, state: Payload) -> Memory | str:
     try:
         job = cloudpickle.dumps(
             (
-                computing_of(built.engine).applied(program),
+                built.engine.applied(program),
                 Ask(ask.op, [request], ask.shared, ask.expect),
                 state,
                 built.config.engine.get("threads", 1),

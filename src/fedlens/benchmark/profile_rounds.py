@@ -18,7 +18,7 @@ from fedlens.benchmark.profile_watching import Watched, timed_exchange, timed_op
 from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import Ask, Program, RoundContext, State
 from fedlens.core.random import Rng
-from fedlens.core.states import STATE_MEMORY, ClientStates
+from fedlens.core.states import ClientStates
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.runner import RunState, hopeless
@@ -101,8 +101,7 @@ def measure(built: Built, pairs: int | None = None) -> Rounds:
 class _Profiled:
     def __init__(self, built: Built, scratch: Path) -> None:
         self.built, self.scratch = built, scratch
-        memory = getattr(built.engine, "state_memory", STATE_MEMORY)
-        self.states = ClientStates(StateFiles(scratch / "states"), memory * 2**20)
+        self.states = ClientStates(StateFiles(scratch / "states"), built.engine.state_memory * 2**20)
         self.engine = Watched(built.engine)
         self.gate = Driver(self.engine, self.states)
         self.training, self.evaluation = Spans(), Spans()

@@ -12,7 +12,18 @@ from typing import Any
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.benchmark.profile_clock import Clock
 from fedlens.benchmark.profile_seams import Watch
-from fedlens.core.protocol import Answer, Answers, Ask, Call, Client, Engine, Failure, Op, Outcome, Payload
+from fedlens.core.protocol import (
+    Answer,
+    Answers,
+    Ask,
+    Call,
+    Client,
+    EngineBase,
+    Failure,
+    Op,
+    Outcome,
+    Payload,
+)
 from fedlens.core.random import Rng
 from fedlens.engines.inline import Inline
 
@@ -40,8 +51,7 @@ class Timed:
         return outcome._replace(metrics={**outcome.metrics, **spent})
 
     def __getattr__(self, name: str) -> Any:
-        # An obstacle is told by the operation itself, which stands beside this one.
-        if name.startswith("__") or name in ("op", "obstacle"):
+        if name.startswith("__") or name == "op":
             raise AttributeError(name)
         found = getattr(self.op, name)
         return partial(self._together, found) if name == "together" else found
@@ -101,7 +111,7 @@ class Watched:
         asked: the last ask of a round.
     """
 
-    engine: Engine
+    engine: EngineBase
     clock: Clock | None = None
     workers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     processes: set[int] = field(default_factory=set)
@@ -118,7 +128,7 @@ class Watched:
     @property
     def part(self) -> str:
         """What the engine's own time is: work on the clients where it does it itself, else waiting for who does."""
-        return "client.reply" if isinstance(chosen(self.engine), Inline) else "waiting"
+        return "client.reply" if isinstance(self.engine.running, Inline) else "waiting"
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
         """Answers an ask."""
@@ -152,11 +162,6 @@ class Watched:
                 self.processes.add(int(value))
             else:
                 self.workers[name.removeprefix(_MARK)] += value
-
-
-def chosen(engine: Any) -> Any:
-    """The engine itself, where one has chosen another."""
-    return getattr(engine, "chosen", engine)
 
 
 def timed_exchange(

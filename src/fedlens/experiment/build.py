@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel
 
 from fedlens.aggregate.mean import AGGREGATES
@@ -16,7 +17,7 @@ from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.protocol import Algorithm, Engine, FederationInfo, ModelSpec
+from fedlens.core.protocol import Algorithm, BareEngine, EngineBase, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import Registry, settings_model
 from fedlens.core.tree import count
 from fedlens.data.augment import AUGMENTS, Chain
@@ -49,6 +50,10 @@ class Plan:
     locate: Callable[[str], str]
     overridden: frozenset[str] = frozenset()  # what was set on the command line
 
+    def engine(self) -> EngineBase:
+        """A new engine, as the settings say; it is closed by whoever asked for it."""
+        return BareEngine.wrap(self.chosen["engine"]())
+
 
 @dataclass(frozen=True)
 class Built:
@@ -58,7 +63,7 @@ class Built:
     holders: ClientDatasets
     partition: Partition
     algorithm: Algorithm
-    engine: Engine
+    engine: EngineBase
     model: ModelSpec
     parameters: int
     federation: FederationInfo
@@ -66,6 +71,13 @@ class Built:
     clients_per_round: int | None
     notes: tuple[str, ...] = ()  # what was left out of the data, or put right, while they were read
     discloses: tuple[str, ...] = ()  # what leaves the clients beyond model updates, as sentences
+
+    @property
+    def layout(self) -> str:
+        """How the model's images lie in memory: 'channels last' or 'contiguous'."""
+        program = self.engine.applied(Program({}, self.holders, 0))
+        last = program.arithmetic.lays_out(self.model.build(), torch.device(program.device))
+        return "channels last" if last else "contiguous"
 
 
 def plan(config: Config, source: Source) -> Plan:
@@ -125,7 +137,7 @@ def build(
     planned: Plan,
     data_dir: Path,
     download: bool,
-    engine: Engine | None = None,
+    engine: EngineBase | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Built:
     """Loads the data, scatters it, and makes the algorithm and the engine.
@@ -142,7 +154,7 @@ def build(
 
 
 def _build(
-    planned: Plan, data_dir: Path, download: bool, engine: Engine | None, say: Callable[[str], None]
+    planned: Plan, data_dir: Path, download: bool, engine: EngineBase | None, say: Callable[[str], None]
 ) -> Built:
     config, chosen = planned.config, planned.chosen
     holders, partition, notes = _scattered(planned, data_dir, download, say)
@@ -178,15 +190,15 @@ def _build(
             refuse_replaced(chosen["algorithm"], parts, slot, planned.overridden)
     select = getattr(algorithm, "select", None)
     size = select.size(federation) if select is not None and hasattr(select, "size") else None
-    found: Any = engine if engine is not None else chosen["engine"]()
-    config = _fitting(found, config, algorithm, holders, federation, size, say)
+    engine = planned.engine() if engine is None else engine
+    config = _fitting(engine, config, algorithm, holders, federation, size, say)
     disclosed = tuple(getattr(algorithm, "discloses", ()))
     return Built(
         config,
         holders,
         partition,
         algorithm,
-        found,
+        engine,
         model,
         parameters,
         federation,
@@ -236,7 +248,7 @@ def _scattered(
 
 
 def _fitting(
-    engine: Any,
+    engine: EngineBase,
     config: Config,
     algorithm: Algorithm,
     holders: ClientDatasets,
@@ -245,15 +257,15 @@ def _fitting(
     say: Callable[[str], None],
 ) -> Config:
     """The settings, with what the engine has chosen by itself; refuses what it cannot do."""
-    if hasattr(engine, "check"):
-        engine.check(algorithm.ops)
-    if hasattr(engine, "choose"):
-        there = federation.eligible.tolist()
-        images = images_of_the_run(config, federation, cohort)
-        say(engine.choose(algorithm.ops, holders, there, cohort, images))
+    engine.check(algorithm.ops)
+    images = images_of_the_run(config, federation, cohort)
+    line = engine.choose(algorithm.ops, holders, federation.eligible.tolist(), cohort, images)
+    if line is not None:
+        say(line)
+    if engine.table is not None:
         config = config.model_copy(update={"engine": engine.table})
     asks = getattr(algorithm, "evaluation_asks", 1)
-    if config.evaluation.beside and getattr(engine, "ahead", False) and asks > 1:
+    if config.evaluation.beside and engine.ahead and asks > 1:
         raise ConfigError(
             f"an evaluation asks {asks} times here, of the server and of clients, and one that goes on beside the next "
             "round can ask once",

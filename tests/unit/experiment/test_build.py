@@ -52,7 +52,7 @@ def test_a_plan_has_every_setting_filled_in_and_loads_nothing() -> None:
         "group": 1,
         "device": "cpu",
         "precision": "fp32",
-        "channels_last": False,
+        "channels_last": "auto",
         "window": 512,
         "timeout": 3600.0,
         "state_memory": 1024,
