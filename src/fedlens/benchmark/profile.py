@@ -14,7 +14,8 @@ from fedlens.benchmark.profile_model import ModelCost, cost_of
 from fedlens.benchmark.profile_peak import Peak, peak_of
 from fedlens.benchmark.profile_rounds import Rounds, evaluations, measure
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.engines.devices import computing_of, usable_cores
+from fedlens.core.protocol import Program
+from fedlens.engines.devices import usable_cores
 from fedlens.experiment.build import Built, build, data_directory, plan
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source, read_source
@@ -148,10 +149,9 @@ def profile(
     )  # else torch.profiler writes messages of its own to the terminal
     source = read_source(recipe, overrides)
     planned = plan(read_config(source.values, source.locate), source)
-    engine = planned.chosen["engine"]()
+    engine = planned.engine()
     try:
-        if hasattr(engine, "warm"):
-            engine.warm()
+        engine.warm()
         built = build(planned, data_directory(data_dir), download, engine, say)
         if rounds is not None and rounds < 1:
             raise ConfigError(f"{rounds} rounds are to be timed", where="--rounds", hint="take at least 1")
@@ -159,8 +159,8 @@ def profile(
     finally:
         engine.close()
     config = built.config
-    computing = computing_of(built.engine)
-    device, precision = computing.device, computing.precision
+    program = engine.applied(Program({}, built.holders, 0))
+    device, precision = program.device, program.arithmetic.precision
     typical = config.local.batch(round(median(_sizes(built))))
     cost = cost_of(built.model.build, built.model.input_shape, typical)
     workers = max(1, measured.processes)

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity
 
 from fedlens.core.protocol import Ask, Failure, Id, Payload, Program
 from fedlens.core.random import random_state_kept
-from fedlens.engines.devices import computing_of
+from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor, Item
 from fedlens.experiment.build import Built
 
@@ -37,11 +37,13 @@ def measure_memory(built: Built, ask: Ask, state: Payload) -> Memory | str:
     """Trains the largest client of an ask once more in this process; the reason as text where that fails."""
     request = max(ask.requests, key=lambda request: len(built.holders.holder(request.client)))
     examples = len(built.holders.holder(request.client))
-    computing = computing_of(built.engine)
     program = Program({ask.op: built.algorithm.ops[ask.op]}, built.holders, built.config.seeds.training)
-    executor = Executor(computing.applied(program))
+    program = built.engine.applied(program)
+    executor = Executor(program)
     item = Item(Id(1, 0, 0), request.client, request.payload, state)
-    restore = computing.begin()
+    restore = Computing(
+        program.device, program.arithmetic.precision, program.arithmetic.channels_last
+    ).begin()
     try:
         with random_state_kept(executor.device):
             first = executor.answer(

@@ -19,7 +19,7 @@ from fedlens.core.driver import Driver, Tally
 from fedlens.core.profiling import recording
 from fedlens.core.protocol import Ask, Program, RoundContext, State
 from fedlens.core.random import Rng
-from fedlens.core.states import STATE_MEMORY, ClientStates
+from fedlens.core.states import ClientStates
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.runner import RunState, hopeless
@@ -105,8 +105,7 @@ def measure(built: Built, pairs: int | None = None, trace: Path | None = None) -
 class _Profiled:
     def __init__(self, built: Built, scratch: Path) -> None:
         self.built, self.scratch = built, scratch
-        memory = getattr(built.engine, "state_memory", STATE_MEMORY)
-        self.states = ClientStates(StateFiles(scratch / "states"), memory * 2**20)
+        self.states = ClientStates(StateFiles(scratch / "states"), built.engine.state_memory * 2**20)
         self.engine = TimedEngine(built.engine)
         self.driver = Driver(self.engine, self.states)
         self.training, self.evaluation = Spans(), Spans()
