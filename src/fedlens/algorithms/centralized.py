@@ -21,7 +21,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.tree import Tree, add, tree_of
 from fedlens.local.rules import ClientRule
-from fedlens.local.training import Train
+from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.tasks.evaluation import Evaluate, central
 
 
@@ -30,7 +30,7 @@ class Centralized:
     """One holder, the pooled data; a round is `local.epochs` passes over it, and the optimizer goes on."""
 
     parts: Parts
-    train: Train
+    train: BatchedTrain
 
     @property
     def ops(self) -> Mapping[str, Op]:
@@ -114,9 +114,7 @@ def centralized(parts: Parts) -> Centralized:
         >>> [request.client for request in ask.requests]  # not 0 and 1, but the pooled data of both
         ['@train']
     """
-    filled = [
-        slot for slot in ("select", "client", "aggregate", "server") if getattr(parts, slot) is not None
-    ]
+    filled = [slot for slot, part in parts.slots.items() if part is not None]
     if filled:
         raise ConfigError(
             f"'centralized' has no use for a table [{filled[0]}]", where=filled[0], hint="take it out"
@@ -129,4 +127,5 @@ def centralized(parts: Parts) -> Centralized:
         )
     if parts.local.stragglers:
         raise ConfigError("'centralized' has no stragglers", where="local.stragglers", hint="set it to 0")
-    return Centralized(parts, Train(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True))
+    train = BatchedTrain(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True)
+    return Centralized(parts, train)
