@@ -6,10 +6,11 @@ value is the new state of the server. An engine answers asks, in this process, i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,16 +18,9 @@ import torch
 from fedlens.core.arithmetic import PLAIN, Arithmetic
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
-from fedlens.core.states import ClientStates
+from fedlens.core.states import STATE_MEMORY, ClientStates
 from fedlens.core.tree import Tree, TreeSpec
-
-# An int is a client of the federation, its row in the partition. A string that begins with "@" is data that the
-# server holds itself: "@test", "@validation", "@train".
-ClientId = int | str
-
-# All that crosses the wire: trees, tensors, bytes, plain values, and sequences or mappings of these. No code.
-Payload = Mapping[str, Any]
-Metrics = dict[str, float]
+from fedlens.core.types import ClientId, Metrics, Payload
 
 
 class Id(NamedTuple):
@@ -171,6 +165,56 @@ class Call(NamedTuple):
     payload: Payload
     client: Client
     rng: Rng
+
+
+class Obstacle(NamedTuple):
+    """Why an operation cannot answer several calls as one: what is wrong, the setting, and what to do."""
+
+    what: str
+    where: str
+    hint: str
+
+
+class Trial(NamedTuple):
+    """A short piece of an operation's work, which an engine times to compare ways of computing it."""
+
+    op: BatchedOp
+    shared: Payload
+    convolutions: bool  # whether the model has any, so that a memory layout is worth trying
+
+
+@runtime_checkable
+class BatchedOp(Op, Protocol):
+    """An operation that can also answer several calls as one computation; the engine picks the form.
+
+    Offered by `fedlens.local.vectorized.batched_train` and `fedlens.algorithms.full_gradients`; used by the engines
+    that compute clients in groups, and by `auto`. An operation without it is answered one call after the other.
+    """
+
+    def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | Exception]:
+        """The outcome of each call, or the exception that is that client's own; raises what is no client's own.
+
+        `fedlens.core.outcomes.StackedOutcomes` are checked and counted all at once.
+        """
+        ...
+
+    def obstacle(self) -> Obstacle | None:
+        """What keeps the calls from being answered together; None where nothing does."""
+        ...
+
+    def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
+        """About how many bytes each call takes in `together`.
+
+        Args:
+            device: where it runs.
+            largest: the examples of the largest client, where that is known.
+            data: the data of some client, where those of all are of its kind.
+        """
+        ...
+
+    def trial(self, steps: int) -> Trial | None:
+        """Work of so many steps to time; None where this operation is not the one to choose an engine by."""
+        ...
 
 
 class ClientDataSource(Protocol):
@@ -331,8 +375,96 @@ class Engine(Protocol):
         ...
 
 
+class EngineBase(ABC):
+    """An engine and what else it may offer, each with a default: the base class of the engines of fedlens.
+
+    An engine of your own may inherit from it too. One that has only the three methods of `Engine` is wrapped in
+    `BareEngine` where it is made, so that all users of an engine may call everything below.
+
+    Attributes:
+        ahead: whether asks may be sent before their answers are read (`processes`, `ray`). The runner then evaluates
+            beside the next round, where the settings ask for it.
+        state_memory: MiB of client states that the runner keeps in memory, at most.
+        table: the settings that stand in the run's config.toml in place of the request, once `choose` has returned
+            (`auto`); None keeps the request.
+    """
+
+    ahead: bool = False
+    state_memory: int = STATE_MEMORY
+    table: Mapping[str, Any] | None = None
+
+    @abstractmethod
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Takes the program, once, before the first ask."""
+
+    @abstractmethod
+    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """Answers an ask; closing the generator drops what is still out (request order)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends all work and gives back every process and all memory. May be called twice."""
+
+    def warm(self) -> None:  # noqa: B027  (a default, not a method to fill in)
+        """Begins to start up in the background, before the data are read (`processes`, `ray`)."""
+
+    def check(self, ops: Mapping[str, Op]) -> None:  # noqa: B027
+        """Raises `ConfigError` where this machine, or these operations, do not allow what the settings ask for."""
+
+    def choose(
+        self,
+        ops: Mapping[str, Op],
+        data: ClientDataSource,
+        clients: Sequence[ClientId],
+        cohort: int | None,
+        images: float,
+    ) -> str | None:
+        """Chooses what the settings leave open, before the run; one line on it for the user (`auto`), or None.
+
+        Args:
+            clients: those that hold data.
+            cohort: how many train in a round; None where there is no cohort, so one after the other.
+            images: about how many images the whole run trains on, each as often as it is looked at.
+        """
+        return None
+
+    def applied(self, program: Program) -> Program:
+        """The program with the device and the arithmetic that this engine computes with; used by the profiler."""
+        return program
+
+    @property
+    def running(self) -> EngineBase:
+        """The engine that answers: this one, or the one that it has chosen (`auto`); used by the profiler."""
+        return self
+
+
+@dataclass
+class BareEngine(EngineBase):
+    """An engine with no more than the three methods of `Engine`; everything else is at its default."""
+
+    engine: Engine
+
+    @classmethod
+    def wrap(cls, engine: Engine) -> EngineBase:
+        """The engine itself where it has the whole interface, else wrapped."""
+        return engine if isinstance(engine, EngineBase) else cls(engine)
+
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Opens the engine."""
+        self.engine.open(program, states)
+
+    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """Answers an ask."""
+        return self.engine.answer(ask, round, exchange)
+
+    def close(self) -> None:
+        """Closes the engine."""
+        self.engine.close()
+
+
 __all__ = [
-    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "Call", "Client", "ClientDataSource", "ClientId",
-    "ClientStates", "Engine", "Evaluation", "Failure", "FederationInfo", "Id", "Metrics", "ModelSpec", "Op", "Outcome",
-    "Payload", "Program", "Reduce", "Reply", "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec",
+    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "BareEngine", "BatchedOp", "Call", "Client",
+    "ClientDataSource", "ClientId", "ClientStates", "Engine", "EngineBase", "Evaluation", "Failure", "FederationInfo",
+    "Id", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply", "Request",
+    "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",
 ]  # fmt: skip

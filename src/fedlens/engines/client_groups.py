@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 
+from fedlens.core.arithmetic import Layout
 from fedlens.core.errors import ConfigError, out_of_memory, told
-from fedlens.core.protocol import Answer, ClientId, Failure, Op, Payload, Program
+from fedlens.core.protocol import Answer, BatchedOp, ClientId, Failure, Op, Payload, Program
 from fedlens.core.schema import Schema
 from fedlens.engines.devices import Computing
-
-if TYPE_CHECKING:
-    from fedlens.engines.executor import Executor, Item
+from fedlens.engines.executor import Executor, Item
 
 GROUP_MEMORY = 2**28  # bytes of a group, unless its size is set
 _SHARE = 8  # of a GPU's memory, one part in so many is a group's
@@ -34,7 +33,7 @@ Group = Annotated[
 def check_stackable(ops: Mapping[str, Op], engine: str) -> None:
     """Raises `ConfigError` where the training among these operations cannot be done for several clients at once."""
     for op in ops.values():
-        found = op.obstacle() if hasattr(op, "obstacle") else None
+        found = op.obstacle() if isinstance(op, BatchedOp) else None
         if found is not None:
             raise ConfigError(
                 f"the engine {engine} cannot train several clients at once here: {found.what}",
@@ -54,14 +53,19 @@ def whole_blocks(group: int, block: int) -> int:
 
 def check_groups(ops: Mapping[str, Op], group: int, computing: Computing, engine: str) -> None:
     """Raises `ConfigError` where workers cannot compute clients in groups of this size."""
-    if group > 1 and computing.channels_last:
+    if group > 1 and computing.channels_last is True:
         raise ConfigError(
             "clients that are computed together have no layout with the channels last",
             where="engine.channels_last",
-            hint="set it to false, or engine.group = 1",
+            hint="set it to 'auto' or false, or engine.group = 1",
         )
     if group > 1:
         check_stackable(ops, f"'{engine}' with engine.group = {group}")
+
+
+def layout_of(channels_last: Layout, group: int) -> Layout:
+    """The layout of workers that compute `group` clients at once: stacked convolutions are contiguous."""
+    return False if channels_last == "auto" and group > 1 else channels_last
 
 
 class Groups:
@@ -85,14 +89,15 @@ class Groups:
         return self._sizes[op]
 
     def _fitting(self, program: Program, op: str, clients: Sequence[ClientId]) -> int:
-        known: Any = program.ops[op]
+        batched = program.ops[op]
+        assert isinstance(batched, BatchedOp)
         device = torch.device(program.device)
         # Of what does not change from round to round, so that a resumed run has the same groups.
-        largest = getattr(program.data, "largest", None) or max(
+        largest = program.data.largest or max(
             (len(program.data.holder(client)) for client in clients), default=1
         )
         data = program.data.holder(clients[0]) if clients else None
-        each: int = max(1, known.footprint(device, largest, data))
+        each = max(1, batched.footprint(device, largest, data))
         if device.type != "cuda":
             return min(max(1, GROUP_MEMORY // each), _LARGEST)
         whole: int = torch.cuda.get_device_properties(device).total_memory

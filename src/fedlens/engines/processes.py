@@ -18,9 +18,9 @@ import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program, Reply
+from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, EngineBase, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
-from fedlens.engines.client_groups import Group, check_groups
+from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import (
     ON_CPU,
     ChannelsLast,
@@ -61,7 +61,7 @@ def processes(
     group: Group = 1,
     device: Device = "cpu",
     precision: PrecisionSetting = "fp32",
-    channels_last: ChannelsLast = False,
+    channels_last: ChannelsLast = "auto",
     window: Window = 512,
     timeout: Timeout = 3600.0,
     state_memory: StateMemory = STATE_MEMORY,
@@ -74,7 +74,7 @@ def processes(
         raise ConfigError(
             "the engine 'processes' needs Linux or macOS", where="engine.name", hint="use engine.name=inline"
         )
-    computing = Computing(device, precision, channels_last)
+    computing = Computing(device, precision, layout_of(channels_last, group))
     return Processes(workers, threads, window, state_memory, group, computing, timeout)
 
 
@@ -94,7 +94,7 @@ class _Task:
     sent: float
 
 
-class Processes:
+class Processes(EngineBase):
     """See `processes`.
 
     Workers take blocks of requests one at a time, so a slow client does not idle the others. Finished replies that
@@ -123,6 +123,7 @@ class Processes:
         self._tasks: dict[int, _Task] = {}
         self._numbers = itertools.count(1)
         self._pool = Pool()
+        self._program: Region | None = None
         self._threads_before: int | None = None
         self._seconds = 1.0  # a task's time, smoothed: tasks are taken for long until shown otherwise
 
@@ -135,12 +136,18 @@ class Processes:
         self.computing.check()
         check_groups(ops, self.group, self.computing, "processes")
 
+    def applied(self, program: Program) -> Program:
+        """The program on this engine's device, in its arithmetic."""
+        return self.computing.applied(program)
+
     def open(self, program: Program, states: ClientStates) -> None:
         """Puts the program into shared memory and starts the workers. Raises `ConfigError` as `check` does."""
         self.check(program.ops)
-        program = self.computing.applied(program)
+        program = self.applied(program)
         self._schedule = Schedule(states, self._window, self._dispatch, self._pump, self._retired)
-        self._joint = {name for name, op in program.ops.items() if self.group > 1 and hasattr(op, "together")}
+        self._joint = {
+            name for name, op in program.ops.items() if self.group > 1 and isinstance(op, BatchedOp)
+        }
         packer = _packed(program, "the algorithm's operations or its data", code=True)
         self._program = Region(max(packer.size, 4096))
         packer.write(self._program.view(), fresh=True)
@@ -182,7 +189,7 @@ class Processes:
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
-        if hasattr(self, "_program"):
+        if self._program is not None:
             self._program.close()
 
     def _lay(self, packer: Packer) -> Region | None:

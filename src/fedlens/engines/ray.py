@@ -13,10 +13,10 @@ import torch
 from pydantic import AfterValidator, Field
 
 from fedlens.core.errors import ConfigError
-from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program, Reply
+from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, EngineBase, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
-from fedlens.data.images import Store
-from fedlens.engines.client_groups import Group, check_groups
+from fedlens.data.images import DecodedImages
+from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import ChannelsLast, Computing, PrecisionSetting, usable_cores
 from fedlens.engines.executor import copied
 from fedlens.engines.inline import StateMemory, Threads
@@ -85,7 +85,7 @@ def ray(
     gpus: Gpus = 0.0,
     group: Group = 1,
     precision: PrecisionSetting = "fp32",
-    channels_last: ChannelsLast = False,
+    channels_last: ChannelsLast = "auto",
     window: Window = 512,
     state_memory: StateMemory = STATE_MEMORY,
     object_store: ObjectStore = 0,
@@ -96,7 +96,7 @@ def ray(
     found()
     _check(address, cpus, gpus, object_store)
     size = Size(threads, cpus or float(threads), gpus, group)
-    computing = Computing("cuda" if gpus else "cpu", precision, channels_last)
+    computing = Computing("cuda" if gpus else "cpu", precision, layout_of(channels_last, group))
     return Ray(
         address, workers, size, window, state_memory, object_store, connect_timeout, timeout, computing
     )
@@ -131,7 +131,7 @@ def _check(address: str | None, cpus: float, gpus: float, object_store: int) -> 
         )
 
 
-class Ray:
+class Ray(EngineBase):
     """See `ray`.
 
     The program is laid into the object store once, what an ask shares once an ask, and Ray brings each to a node
@@ -186,6 +186,10 @@ class Ray:
             self.computing.check()
         check_groups(ops, self._size.group, self.computing, "ray")
 
+    def applied(self, program: Program) -> Program:
+        """The program on the workers' device, in this engine's arithmetic."""
+        return self.computing.applied(program)
+
     def open(self, program: Program, states: ClientStates) -> None:
         """Lays the program into the object store and waits for a first worker.
 
@@ -199,7 +203,7 @@ class Ray:
         room = self._cluster.room(self._size.cpus, self._size.gpus)
         if room == 0 and self._cluster.local:
             raise no_room(self._ray, self._cluster, self._size)
-        self._joint = {name for name, op in program.ops.items() if hasattr(op, "together")}
+        self._joint = {name for name, op in program.ops.items() if isinstance(op, BatchedOp)}
         program = self.computing.applied(
             program
         )  # "cuda" where there are GPUs: Ray shows a worker its own alone
@@ -374,4 +378,4 @@ class Ray:
 
 
 def _emptied(workers: int) -> Any:
-    return lambda value: Emptied(value, workers) if isinstance(value, Store) else None
+    return lambda value: Emptied(value, workers) if isinstance(value, DecodedImages) else None

@@ -108,11 +108,27 @@ def write(
         if code is None:
             raise ValueError(str(error)) from error
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+    if metadata and len(metadata) > 1:
+        _sort_metadata(path)
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         if sync:
             os.fsync(file.fileno())
         return Written(os.fstat(file.fileno()).st_size, digest)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Puts the metadata in the order of its keys: the library writes them in a random one, so no two files agree."""
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if (
+            len(text) <= length
+        ):  # else a character is escaped in another way, and the tensors would have to move
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def read(path: Path) -> Contents:

@@ -52,7 +52,7 @@ def test_a_plan_has_every_setting_filled_in_and_loads_nothing() -> None:
         "group": 1,
         "device": "cpu",
         "precision": "fp32",
-        "channels_last": False,
+        "channels_last": "auto",
         "window": 512,
         "timeout": 3600.0,
         "state_memory": 1024,
@@ -100,7 +100,7 @@ def test_each_seed_moves_its_own_thing() -> None:
 def test_the_digest_of_the_data_sees_every_image_and_label() -> None:
     built = made()
     before = data_digest(built)
-    for split in (built.holders.data.train, built.holders.data.test):
+    for split in (built.holders.dataset.train, built.holders.dataset.test):
         for tensor in (split.inputs, split.targets):
             old = tensor.view(-1)[-1].item()
             tensor.view(-1)[-1] = (old + 1) % 10

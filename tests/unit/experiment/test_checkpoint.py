@@ -634,3 +634,11 @@ def test_what_a_killed_writer_left_beside_a_model_goes_with_the_next_one(tmp_pat
     (tmp_path / ".tmp").mkdir()  # somebody else's
     checkpoint.write_model(tmp_path / "model.safetensors", {"w": torch.ones(1)}, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp", "model.safetensors"]
+
+
+def test_two_files_of_one_model_have_the_same_bytes(tmp_path: Path) -> None:
+    metadata = {str(k): "ü" * k for k in range(12)}
+    for name in ("a", "b"):
+        checkpoint.write_model(tmp_path / name, {"w": torch.ones(1)}, metadata)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert checkpoint.read_model(tmp_path / "a")[1] == metadata

@@ -19,7 +19,8 @@ from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.state_files import StateFiles, fault_of, path_of
 
 DTYPES = [
-    *sorted(tensorfile.DTYPES, key=str), torch.complex128, torch.complex32, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    *sorted(tensorfile.DTYPES, key=str),
+    torch.complex128, torch.complex32, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
 ]  # fmt: skip
 
 
