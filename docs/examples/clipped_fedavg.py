@@ -7,14 +7,16 @@ import torch
 from pydantic import Field
 
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.local.rules import ClientRule, LocalContext, Tensors
+from fedlens.local.rules import ClientRule, LocalContext, Tensors, Traits
 
 
 def clipped_fedavg(
     parts: Parts, *, norm: Annotated[float, Field(gt=0, description="longest update of a client")] = 1.0
 ) -> Averaging:
     """Delta_k <- Delta_k min(1, norm / ||Delta_k||) at each client; then FedAvg."""
-    rule = ClientRule(name="clipped", finish=partial(clip, norm=norm), replaces=True, stackable=True)
+    rule = ClientRule(
+        name="clipped", finish=partial(clip, norm=norm), traits=Traits(replaces=True, stackable=True)
+    )
     return averaging(parts, client=rule)
 
 

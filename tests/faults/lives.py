@@ -60,7 +60,8 @@ def dying_at(call: int, number: int) -> None:
         return step
 
     os.fsync, os.rename, os.replace = map(counted, (os.fsync, os.rename, os.replace))
-    tensorfile.raw = counted(tensorfile.raw)
+    tensorfile.contiguous = counted(tensorfile.contiguous)
+    tensorfile.serialize_file = counted(tensorfile.serialize_file)
 
 
 def live(life: dict[str, Any]) -> None:

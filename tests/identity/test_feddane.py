@@ -131,7 +131,7 @@ def test_the_corrections_of_a_cohort_that_is_asked_twice_sum_to_zero() -> None:
 
     def start(context: LocalContext) -> None:
         tilt(context)
-        found.append(context.own[NAME])
+        found.append(context.saved[NAME])
 
     object.__setattr__(rule, "start", start)  # a spy, in this process alone
     course(made, there, rounds=2)
@@ -148,7 +148,7 @@ def test_the_gradient_is_that_of_the_formula_by_finite_differences() -> None:
         [torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes] for _ in range(4)
     )
     context = LocalContext(["a", "b", "c"], anchor, {}, {}, torch.empty(0), 0.1, 1)
-    context.own[NAME] = linear
+    context.saved[NAME] = linear
     terms = [after - before for after, before in zip(tilted(task, w, context, mu=mu), task, strict=True)]
 
     def added(at: list[Tensor]) -> float:

@@ -208,7 +208,7 @@ def test_the_rule_that_makes_an_algorithm_is_neither_undone_nor_doubled() -> Non
     two = chain(contrastive(mu=1.0), proximal(mu=0.5))  # a list of rules hides none of them
     with pytest.raises(ConfigError, match="'proximal' is there twice"):
         fedprox(parts(there, SGD, client=two), mu=0.5)
-    assert fedprox(parts(there, SGD, client=proximal(mu=0.0)), mu=0.5).rule.proximal == 0.5
+    assert fedprox(parts(there, SGD, client=proximal(mu=0.0)), mu=0.5).rule.traits.proximal == 0.5
 
 
 def test_the_proximal_term_is_inside_the_clipping() -> None:

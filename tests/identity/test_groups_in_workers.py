@@ -16,7 +16,7 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.core.errors import ConfigError
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import Vectorized
-from fedlens.local.rules import ClientRule, LocalContext
+from fedlens.local.rules import ClientRule, LocalContext, Traits
 from tests.identity.identity_kit import course, model, parts, same, world
 
 STEPS = {"lr": 0.2, "epochs": 2, "batch_size": 4, "momentum": 0.3}
@@ -60,7 +60,7 @@ class Deadly:
 
 def test_a_worker_killed_in_a_group_is_replaced_and_the_numbers_stay(tmp_path: Path) -> None:
     def made(grave: Path) -> Any:
-        rule = ClientRule(name="deadly", stackable=True, start=Deadly(grave))
+        rule = ClientRule(name="deadly", traits=Traits(stackable=True), start=Deadly(grave))
         return fedavg(parts(world(), STEPS, client=rule, select=Everyone()))
 
     (tmp_path / "there").touch()

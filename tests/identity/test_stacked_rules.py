@@ -19,7 +19,7 @@ from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import tree_of
 from fedlens.engines.vectorized import vectorized
 from fedlens.local.chain import chain
-from fedlens.local.rules import ClientRule, LocalContext, proximal
+from fedlens.local.rules import ClientRule, LocalContext, Traits, proximal
 from fedlens.local.vectorized.steps import Steps
 from tests.identity.identity_kit import (
     CLASSES,
@@ -35,8 +35,8 @@ def scaled(gradients: list[Tensor], parameters: list[Tensor], context: LocalCont
     """Each leaf's gradient times what `start` left, towards the anchor, and to a tree that the server sent to all."""
     pull = torch._foreach_sub(parameters, context.anchor)
     return [
-        g * context.own["times"] + context.own["pull"] * p + t
-        for g, p, t in zip(gradients, pull, context.own["toward"], strict=True)
+        g * context.saved["times"] + context.saved["pull"] * p + t
+        for g, p, t in zip(gradients, pull, context.saved["toward"], strict=True)
     ]
 
 
@@ -44,13 +44,13 @@ def scaled(gradients: list[Tensor], parameters: list[Tensor], context: LocalCont
 def test_what_start_leaves_is_each_clients_own(kind: str) -> None:
     def start(context: LocalContext) -> None:
         n = len(context.problem.data)
-        context.own["times"] = {"the same number": 0.7, "a number of each": n / 9}.get(
+        context.saved["times"] = {"the same number": 0.7, "a number of each": n / 9}.get(
             kind, torch.tensor(n / 9)
         )
-        context.own["pull"] = 0.2
-        context.own["toward"] = [w * n / 50 for w in context.anchor]
+        context.saved["pull"] = 0.2
+        context.saved["toward"] = [w * n / 50 for w in context.anchor]
 
-    rule = ClientRule(name="mine", start=start, grad=scaled, stackable=True)
+    rule = ClientRule(name="mine", start=start, grad=scaled, traits=Traits(stackable=True))
     agree(fedavg(parts(world(), STEPS, select=Uniform(4), client=rule)), world())
 
 
@@ -62,16 +62,16 @@ def test_a_tensor_that_belongs_to_no_leaf_stands_against_the_axes_that_it_would_
     """As many clients as classes: with one more axis it would stand against the wrong one, and nobody would know."""
 
     def start(context: LocalContext) -> None:
-        context.own["times"] = torch.full(
+        context.saved["times"] = torch.full(
             OF_NO_LEAF[kind], len(context.problem.data) / 9, dtype=torch.float64
         )
 
     def grad(gradients: list[Tensor], parameters: list[Tensor], context: LocalContext) -> list[Tensor]:
         found = list(gradients)
-        found[-2] = found[-2] * context.own["times"]  # the last layer's weight, [classes, hidden units]
+        found[-2] = found[-2] * context.saved["times"]  # the last layer's weight, [classes, hidden units]
         return found
 
-    rule = ClientRule(name="mine", start=start, grad=grad, stackable=True)
+    rule = ClientRule(name="mine", start=start, grad=grad, traits=Traits(stackable=True))
     agree(fedavg(parts(world(), STEPS, select=Uniform(CLASSES), client=rule)), world())
 
 
@@ -83,7 +83,7 @@ def test_the_rate_that_start_sets_is_each_clients_own(share: float) -> None:
         if context.problem.client.id != 0 or share:
             context.lr *= 0.25 + len(context.problem.data) // 6 / 4
 
-    rule = ClientRule(name="slower", start=start, grad=scaled_back, stackable=True)
+    rule = ClientRule(name="slower", start=start, grad=scaled_back, traits=Traits(stackable=True))
     agree(fedavg(parts(world(), STEPS | {"momentum": 0.3}, client=rule)), world())
     agree(fedavg(parts(world(), STEPS, model(dropout=0.3), client=replace(rule, grad=None))), world())
 
@@ -98,15 +98,17 @@ def test_an_anchor_that_start_sets_is_refused() -> None:
     def start(context: LocalContext) -> None:
         context.anchor = [0.5 * value for value in context.anchor]
 
-    made = fedavg(parts(world(), STEPS, client=ClientRule(name="mine", start=start, stackable=True)))
-    with pytest.raises(ConfigError, match=r"`start` sets visit\.anchor") as caught:
+    made = fedavg(
+        parts(world(), STEPS, client=ClientRule(name="mine", start=start, traits=Traits(stackable=True)))
+    )
+    with pytest.raises(ConfigError, match=r"`start` sets context\.anchor") as caught:
         course(made, world(), engine=vectorized())
     assert caught.value.where == "client"
 
 
 NOT_THERE: dict[str, Any] = {
     "state": lambda context: context.state.get("x", 0.0), "labels": lambda context: len(context.labels),
-    "steps": lambda context: context.steps, "bench": lambda context: len(context.problem.data),
+    "steps": lambda context: context.steps, "problem": lambda context: len(context.problem.data),
     "batch": lambda context: context.batch, "features": lambda context: len(context.features),
     "proximal": lambda context: context.proximal,
 }  # fmt: skip
@@ -120,9 +122,11 @@ def test_what_a_stacked_visit_does_not_stand_for_is_not_there(name: str) -> None
         NOT_THERE[name](context)
         return gradients
 
-    made = fedavg(parts(world(), STEPS, client=ClientRule(name="mine", grad=grad, stackable=True)))
+    made = fedavg(
+        parts(world(), STEPS, client=ClientRule(name="mine", grad=grad, traits=Traits(stackable=True)))
+    )
     with pytest.raises(
-        ConfigError, match=rf"visit\.{name} is not available to `grad`.*in visit\.own, in `start`"
+        ConfigError, match=rf"context\.{name} is not available to `grad`.*in context\.saved, in `start`"
     ):
         course(made, world(), engine=vectorized())
 
@@ -135,7 +139,9 @@ def test_what_the_server_sends_to_each_is_not_there_for_all(how: Any) -> None:
         assert "lr" in context.payload
         return gradients
 
-    train = fedavg(parts(world(), STEPS, client=ClientRule(name="mine", grad=grad, stackable=True))).train
+    train = fedavg(
+        parts(world(), STEPS, client=ClientRule(name="mine", grad=grad, traits=Traits(stackable=True)))
+    ).train
     tree = tree_of(model().build())
 
     def calls(pulls: Sequence[float]) -> list[Call]:
@@ -149,7 +155,7 @@ def test_what_the_server_sends_to_each_is_not_there_for_all(how: Any) -> None:
         ]
 
     assert not any(isinstance(found, Exception) for found in train.together(calls([0.5, 0.5])))
-    with pytest.raises(RuntimeError, match=r"visit\.payload\['pull'\] is not available"):
+    with pytest.raises(RuntimeError, match=r"context\.payload\['pull'\] is not available"):
         train.together(calls([0.5, 0.7]))
 
 

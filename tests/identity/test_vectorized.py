@@ -29,7 +29,7 @@ from fedlens.core.tree import tree_of
 from fedlens.engines.vectorized import Vectorized, vectorized
 from fedlens.local.chain import chain
 from fedlens.local.problem import LocalProblem
-from fedlens.local.rules import ClientRule, proximal
+from fedlens.local.rules import ClientRule, Traits, proximal
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.support import obstacle
 from tests.identity.identity_kit import (
@@ -311,12 +311,14 @@ def test_a_client_whose_weights_run_away_is_refused_and_the_others_stay() -> Non
 
 def test_a_passing_fault_of_nobody_costs_nothing_and_one_that_stays_is_told(monkeypatch) -> None:
     """What is answered one after the other is copied at once: a rule may hand out the memory that it works in."""
-    from fedlens.local import training
+    from fedlens.local.vectorized import batched_train as training
 
     def faulty(train: Any, calls: Any) -> Any:
         raise OSError("for a moment")
 
-    rule = ClientRule(name="mine", stackable=True, finish=lambda p, context: ({}, {"last": list(p)}))
+    rule = ClientRule(
+        name="mine", traits=Traits(stackable=True), finish=lambda p, context: ({}, {"last": list(p)})
+    )
     made = fedavg(parts(world(), STEPS, client=rule))
     engine = vectorized()
     engine.check(made.ops)
@@ -328,7 +330,7 @@ def test_a_passing_fault_of_nobody_costs_nothing_and_one_that_stays_is_told(monk
 
 
 def test_where_memory_runs_out_the_group_is_halved_and_tried_again(monkeypatch, capsys) -> None:
-    from fedlens.local import training
+    from fedlens.local.vectorized import batched_train as training
 
     sizes: list[int] = []
     real = training.train_together
@@ -347,7 +349,7 @@ def test_where_memory_runs_out_the_group_is_halved_and_tried_again(monkeypatch, 
 
 
 def test_where_memory_runs_out_for_one_it_is_answered_alone_from_then_on(monkeypatch) -> None:
-    from fedlens.local import training
+    from fedlens.local.vectorized import batched_train as training
 
     sizes: list[int] = []
 
@@ -364,7 +366,7 @@ def test_where_memory_runs_out_for_one_it_is_answered_alone_from_then_on(monkeyp
 
 
 def test_what_a_group_held_is_free_when_half_of_it_is_tried(monkeypatch) -> None:
-    from fedlens.local import training
+    from fedlens.local.vectorized import batched_train as training
 
     held: list[weakref.ref[Any]] = []
     real = training.train_together

@@ -47,6 +47,7 @@ from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
+from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.tasks.evaluation import Evaluate, Task, central
 
 
@@ -82,7 +83,7 @@ class Averaging:
 
     parts: Parts
     select: Select
-    train: Train
+    train: BatchedTrain
     aggregate: Aggregate
     server: ServerStep
     rule: ClientRule = field(default_factory=ClientRule)
@@ -102,7 +103,7 @@ class Averaging:
     @property
     def discloses(self) -> tuple[str, ...]:
         """What leaves the clients beyond the updates of the model."""
-        return (*self.rule.discloses, *((MEASURED,) if self.measured != "none" else ()))
+        return (*self.rule.traits.discloses, *((MEASURED,) if self.measured != "none" else ()))
 
     @property
     def measured(self) -> Who:
@@ -233,7 +234,7 @@ def averaging(
         refuse_too_many(parts.federation, parts.measure_clients)
     if fold.normalized:
         refuse_unequal(rule, parts.local)
-    train = Train(
+    train = BatchedTrain(
         parts.model,
         parts.task,
         parts.local,
@@ -265,21 +266,22 @@ def refuse_steep(rule: ClientRule, local: LocalSettings) -> None:
     Steps w <- w - lr mu (w - w^t) with momentum come to rest below the bound. A first step feels nothing of the term,
     and clipped steps stay where they are, so these go.
     """
-    if local.optimizer != "sgd" or local.clip_norm is not None or local.steps == 1 or not rule.proximal:
+    mu = rule.traits.proximal
+    if local.optimizer != "sgd" or local.clip_norm is not None or local.steps == 1 or not mu:
         return
     bound = 2 * (1 + local.momentum) / (1 + 2 * local.momentum if local.nesterov else 1)
-    if local.lr * rule.proximal >= bound:
+    if local.lr * mu >= bound:
         raise ConfigError(
-            f"local.lr times the weight of the quadratic term of '{rule.name}' is {local.lr * rule.proximal:g}: from "
+            f"local.lr times the weight of the quadratic term of '{rule.name}' is {local.lr * mu:g}: from "
             f"{bound:g} on the term alone makes every step overshoot by more than the one before",
             where="local.lr",
-            hint=f"take a local.lr below {bound / rule.proximal:g}, or a smaller weight",
+            hint=f"take a local.lr below {bound / mu:g}, or a smaller weight",
         )
 
 
 def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -> None:
     """Raises `ConfigError` where a client may appear twice in a cohort, and the rule keeps a sum over all clients."""
-    if rule.invariant and getattr(select, "repeats", lambda federation: False)(federation):
+    if rule.traits.invariant and getattr(select, "repeats", lambda federation: False)(federation):
         raise ConfigError(
             f"with this selection a client can appear twice in a round, and '{rule.name}' keeps a sum over all "
             "clients' states at the server, which two changes of one state at once would break",
@@ -328,7 +330,7 @@ def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
             where="evaluation.clients",
             hint="take 'all', or a number",
         )
-    if rule.whole or rule.fields:
+    if rule.traits.whole or rule.fields:
         raise ConfigError(
             f"'{rule.name}' takes all weights for common, and parts of this model are to stay at the clients",
             where="client",
@@ -345,7 +347,7 @@ def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
             where="aggregate" if rule.solve is not None else "local.optimizer",
             hint="take local.optimizer = 'sgd' and a rule of local steps",
         )
-    if rule.replaces:
+    if rule.traits.replaces:
         raise ConfigError(
             f"normalized averaging divides an update by the number of SGD steps it amounts to, and '{rule.name}' sends "
             "an update of its own that is no sum of steps",

@@ -21,7 +21,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.tree import Tree, add, tree_of
 from fedlens.local.rules import ClientRule
-from fedlens.local.training import Train
+from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.tasks.evaluation import Evaluate, central
 
 
@@ -30,7 +30,7 @@ class Centralized:
     """One holder, the pooled data; a round is `local.epochs` passes over it, and the optimizer goes on."""
 
     parts: Parts
-    train: Train
+    train: BatchedTrain
 
     @property
     def ops(self) -> Mapping[str, Op]:
@@ -129,4 +129,5 @@ def centralized(parts: Parts) -> Centralized:
         )
     if parts.local.stragglers:
         raise ConfigError("'centralized' has no stragglers", where="local.stragglers", hint="set it to 0")
-    return Centralized(parts, Train(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True))
+    train = BatchedTrain(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True)
+    return Centralized(parts, train)

@@ -25,7 +25,7 @@ from fedlens.algorithms.full_gradients import (
 from fedlens.core.protocol import Answers, Ask, ClientId, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Schema
-from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, proximal_grad
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits, proximal_grad
 
 NAME = "feddane"
 
@@ -99,7 +99,7 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
 
     Example:
         >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
-        >>> context.own["feddane"] = [torch.tensor([-0.5])]  # g - grad F_k
+        >>> context.saved["feddane"] = [torch.tensor([-0.5])]  # g - grad F_k
         >>> tilted([torch.tensor([2.0])], [torch.tensor([1.5])], context, mu=2.0)  # 2 - 0.5 + 2 (1.5 - 1)
         [tensor([2.5000])]
     """
@@ -114,12 +114,9 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         name=NAME,
         start=tilt,
         grad=partial(tilted, mu=mu),
-        stackable=True,
         servers={NAME: ServerRule(shared=_shared, prepare=ask, after=_after)},
         ops={OP: Gradient},
-        whole=True,
-        discloses=(FULL_GRADIENT,),
-        proximal=mu,
+        traits=Traits(stackable=True, whole=True, discloses=(FULL_GRADIENT,), proximal=mu),
     )
     return averaging(parts, client=rule, aggregate=fold, server=Plain(lr))
 
@@ -130,12 +127,12 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
 def tilt(context: LocalContext) -> None:
     """g^t - grad F_k(w^t), by one more pass over the client's data: it need not have been asked before."""
     own, _ = context.problem.gradient()
-    context.own[NAME] = list(torch._foreach_sub(context.listed(context.payload[NAME]), own))
+    context.saved[NAME] = list(torch._foreach_sub(context.listed(context.payload[NAME]), own))
 
 
 def tilted(gradients: Tensors, parameters: Tensors, context: LocalContext, *, mu: float) -> Tensors:
     """grad F_k(w; batch) + (g^t - grad F_k(w^t)) + mu (w - w^t): the gradient of line 7."""
-    turned = list(torch._foreach_add(gradients, context.own[NAME]))
+    turned = list(torch._foreach_add(gradients, context.saved[NAME]))
     return proximal_grad(turned, parameters, context, mu=mu) if mu else turned
 
 

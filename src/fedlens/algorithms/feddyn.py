@@ -18,7 +18,7 @@ from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import TreeField
 from fedlens.core.tree import Tree, TreeSpec, add, part, scale, zeros_like
-from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 
 Alpha = Annotated[
     float,
@@ -140,11 +140,7 @@ def _rule(alpha: float, weighting: str, send: bool) -> ClientRule:
                 after=partial(_after, alpha=alpha),
             )
         },
-        stackable=True,
-        proximal=alpha,
-        corrects=True,
-        whole=True,
-        invariant=True,
+        traits=Traits(stackable=True, proximal=alpha, corrects=True, whole=True, invariant=True),
     )
 
 
@@ -167,13 +163,13 @@ def _start(context: LocalContext, alpha: float) -> None:
     own, centre = context.state.get("linear"), context.anchor
     if own is not None:
         centre = list(torch._foreach_add(centre, context.listed(own), alpha=share / alpha))
-    terms = context.own["dynamic"] = _Terms(alpha / share, min(1.0, share), centre)
+    terms = context.saved["dynamic"] = _Terms(alpha / share, min(1.0, share), centre)
     context.proximal += terms.scale * terms.alpha - alpha
 
 
 def dynamic_grad(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
     """s_k (g - l_k + alpha_k (w - w^t)), the gradient of what client k minimizes, scaled."""
-    terms: _Terms = context.own["dynamic"]
+    terms: _Terms = context.saved["dynamic"]
     if terms.scale != 1:
         gradients = list(torch._foreach_mul(gradients, terms.scale))
         if context.settings.weight_decay:  # the optimizer adds the whole of it, and it is part of f_k
@@ -186,7 +182,7 @@ def dynamic_grad(gradients: Tensors, parameters: Tensors, context: LocalContext)
 def _finish(
     parameters: Tensors, context: LocalContext, alpha: float, send: bool
 ) -> tuple[Mapping[str, Any], Payload]:
-    terms: _Terms = context.own["dynamic"]
+    terms: _Terms = context.saved["dynamic"]
     update = torch._foreach_sub(context.anchor, parameters)
     change = torch._foreach_mul(update, terms.alpha)  # - alpha_k (w_k - w^t)
     own = context.state.get("linear")

@@ -33,7 +33,7 @@ from fedlens.core.random import Rng
 from fedlens.core.reduction import fold
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import NumberField, Schema, TensorField
-from fedlens.local.rules import ClientRule, LocalContext, ServerRule
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Traits
 from fedlens.local.training import Train
 
 NAME = "reweighted"
@@ -132,13 +132,12 @@ def reweighted(*, target: Target = "uniform", normalize: Normalize = True) -> Cl
 def _rule(target: str | list[float], normalize: bool, table: str) -> ClientRule:
     gathers = target == "population"
     return ClientRule(
-        stackable=True,
         name=NAME,
         risk=partial(risk, target=target, normalize=normalize),
         fits=None if isinstance(target, str) else partial(_fits, target=target, where=f"{table}.target"),
         servers={NAME: ServerRule(shared=_shared, prepare=gather)} if gathers else {},
         ops={COUNT: _count} if gathers else {},
-        discloses=(DISCLOSURE,) if gathers else (),
+        traits=Traits(stackable=True, discloses=(DISCLOSURE,) if gathers else ()),
     )
 
 
@@ -169,11 +168,11 @@ def risk(
     """The weighted loss of a batch: hsu2020 Eq. 4, or Eq. 1 in the mean. 0 where all weights of the batch are 0."""
     losses = context.problem.task.losses(outputs, targets)
     # Made when it is first asked for: another rule may want a gradient before `start` and without local training.
-    if NAME not in context.own:
-        context.own[NAME] = importance(context.problem.client.data.labels(), _target(context, target)).to(
+    if NAME not in context.saved:
+        context.saved[NAME] = importance(context.problem.client.data.labels(), _target(context, target)).to(
             losses
         )
-    weights: Tensor = context.own[NAME][targets]
+    weights: Tensor = context.saved[NAME][targets]
     if not normalize:
         return (weights * losses).mean()
     # The floor is for a batch of classes of probability 0 alone; no other sum is as small.

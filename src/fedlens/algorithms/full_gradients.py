@@ -18,7 +18,7 @@ from fedlens.core.random import Rng
 from fedlens.core.schema import NumberField, Schema, TreeField
 from fedlens.core.tree import Tree, part
 from fedlens.local.rules import LocalContext
-from fedlens.local.training import Train
+from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.local.vectorized.train_group import gradients_together
 
 OP = "gradient"
@@ -40,7 +40,7 @@ class Gradient:
     and changes no state.
     """
 
-    train: Train
+    train: BatchedTrain
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Takes the gradient. Counts its batches, and no loss and no examples: nothing is trained on them."""
@@ -56,6 +56,12 @@ class Gradient:
     def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
         """About how many bytes each client takes in `together`."""
         return self.train.footprint(device, largest, data)
+
+    def obstacle(self) -> None:
+        """None of its own: what keeps clients from training together is the obstacle of training."""
+
+    def trial(self, steps: int) -> None:
+        """None: an engine is chosen by the training itself."""
 
     def _reply(self, context: LocalContext, gradient: Tree) -> Outcome:
         weight = float(len(context.problem.data)) if self.train.weighting == "examples" else 1.0

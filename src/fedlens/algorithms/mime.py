@@ -27,7 +27,7 @@ from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payloa
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field, Schema, TreeField
 from fedlens.core.tree import Tree, TreeSpec, map_tree, part
-from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 from fedlens.local.settings import LocalSettings
 
 MIME, LITE = "mime", "mimelite"
@@ -159,8 +159,6 @@ def mime(
         name=MIME,
         start=partial(start_mime, base=base),
         grad=mime_step,
-        stackable=True,
-        anchored=True,
         servers={
             MIME: ServerRule(
                 init=partial(_first, base=base),
@@ -170,9 +168,8 @@ def mime(
             )
         },
         ops={OP: Gradient},
-        whole=True,
-        discloses=(FULL_GRADIENT,),
         check=partial(refuse_local_statistics, title="Mime"),
+        traits=Traits(stackable=True, anchored=True, whole=True, discloses=(FULL_GRADIENT,)),
     )
     return averaging(parts, client=rule, aggregate=fold, server=Plain(lr))
 
@@ -252,18 +249,16 @@ def mimelite(
     base = base_optimizer(optimizer, beta=beta, beta2=beta2, eps=eps, v0=v0)
     refuse_corrected(parts, "MimeLite")
     check = partial(refuse_local_statistics, title="MimeLite")
-    rule = ClientRule(name=LITE, check=check, stackable=True)
+    rule = ClientRule(name=LITE, check=check, traits=Traits(stackable=True))
     if base.statistics:
         rule = ClientRule(
             name=LITE,
             start=partial(start_lite, base=base),
             grad=lite_step,
-            stackable=True,
             finish=_finish,
             expect=_expect,
             fields={FULL: "mean"},
-            whole=True,
-            discloses=(FULL_GRADIENT,),
+            traits=Traits(stackable=True, whole=True, discloses=(FULL_GRADIENT,)),
             servers={
                 LITE: ServerRule(
                     init=partial(_first, base=base),
@@ -299,28 +294,28 @@ def _sent(context: LocalContext) -> dict[str, Tensors]:
 def start_mime(context: LocalContext, *, base: Base) -> None:
     """U is linear in g: U(g - g_x + c; s) = scale (g - g_x) + U(c; s), and U(c; s) is the same in every step."""
     scale, shift = direction(base, _sent(context))
-    context.own[MIME] = scale, along(context.listed(context.payload[CONTROL]), scale, shift)
+    context.saved[MIME] = scale, along(context.listed(context.payload[CONTROL]), scale, shift)
 
 
 def mime_step(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
     """U(grad f_i(y; batch) - grad f_i(x; batch) + c; s)."""
-    scale, shift = context.own[MIME]
+    scale, shift = context.saved[MIME]
     return along(list(torch._foreach_sub(gradients, context.at_anchor)), scale, shift)
 
 
 def start_lite(context: LocalContext, *, base: Base) -> None:
     """The statistics, and grad f_i(x) over all the client's data."""
-    context.own[LITE] = direction(base, _sent(context))
-    context.own[FULL], _ = context.problem.gradient()
+    context.saved[LITE] = direction(base, _sent(context))
+    context.saved[FULL], _ = context.problem.gradient()
 
 
 def lite_step(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
     """U(grad f_i(y; batch); s)."""
-    return along(gradients, *context.own[LITE])
+    return along(gradients, *context.saved[LITE])
 
 
 def _finish(parameters: Tensors, context: LocalContext) -> tuple[Mapping[str, Any], Payload | None]:
-    return {FULL: context.tree(context.own[FULL])}, None
+    return {FULL: context.tree(context.saved[FULL])}, None
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, Field]:

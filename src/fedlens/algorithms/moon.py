@@ -16,7 +16,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, ModelSpec, Payload
 from fedlens.core.tree import Tree, part
 from fedlens.local.features import OWN
-from fedlens.local.rules import ClientRule, LocalContext, Tensors
+from fedlens.local.rules import ClientRule, LocalContext, Tensors, Traits
 from fedlens.models.projection import last_linear
 
 Mu = Annotated[
@@ -96,7 +96,9 @@ def contrastive(*, mu: Mu = 5.0, temperature: Temperature = 0.5) -> ClientRule:
     if not mu:
         return ClientRule()
     loss = partial(_loss, mu=mu, temperature=temperature)
-    return ClientRule(name="contrastive", looks=_looks, loss=loss, finish=_finish, fits=_fits, stackable=True)
+    return ClientRule(
+        name="contrastive", looks=_looks, loss=loss, finish=_finish, fits=_fits, traits=Traits(stackable=True)
+    )
 
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:

@@ -18,7 +18,7 @@ from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import TreeField
 from fedlens.core.tree import Tree, TreeSpec, add, part, zeros_like
-from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 from fedlens.local.settings import LocalSettings
 
 Option = Annotated[
@@ -114,24 +114,21 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
     )
 
 
+DISCLOSURE = "Each client sends the change of its control variate, a mean gradient over its own examples."
+
+
 def control_variate(*, option: Option = "II") -> ClientRule:
     """SCAFFOLD's control variates as a client rule, on top of any averaging algorithm."""
     return ClientRule(
         name="control-variate",
         start=partial(_start, option=option),
         grad=_corrected,
-        stackable=True,
         finish=partial(_finish, option=option),
         expect=_expect,
         fields={"variate": "sum"},
         servers={"control-variate": ServerRule(init=_zero, shared=_shared, after=_after)},
-        corrects=True,
-        whole=True,
-        invariant=True,
         check=partial(_refuse_bent, option=option),
-        discloses=(
-            "Each client sends the change of its control variate, a mean gradient over its own examples.",
-        ),
+        traits=Traits(stackable=True, corrects=True, whole=True, invariant=True, discloses=(DISCLOSURE,)),
     )
 
 
@@ -159,27 +156,27 @@ def _start(context: LocalContext, option: str) -> None:
     control, own = context.listed(context.payload["variate"]), context.state.get("variate")
     if own is not None:
         control = list(torch._foreach_sub(control, context.listed(own)))
-    context.own["control"] = control  # c - c_i
+    context.saved["control"] = control  # c - c_i
     if option == "I":  # Eq. (4): the gradient of the client's objective at x, its weight decay with it
         gradient, _ = context.problem.gradient()
         decay = context.settings.weight_decay
-        context.own["variate"] = list(torch._foreach_add(gradient, context.anchor, alpha=decay))
+        context.saved["variate"] = list(torch._foreach_add(gradient, context.anchor, alpha=decay))
 
 
 def _corrected(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
     """Eq. (3): g_i(y) - c_i + c."""
-    return list(torch._foreach_add(gradients, context.own["control"]))
+    return list(torch._foreach_add(gradients, context.saved["control"]))
 
 
 def _finish(parameters: Tensors, context: LocalContext, option: str) -> tuple[Mapping[str, Any], Payload]:
     if option == "I":
-        new: Tensors = context.own["variate"]
+        new: Tensors = context.saved["variate"]
     else:  # Eq. (4): c_i - c + (x - y) / (eta A)
         new = list(torch._foreach_sub(context.anchor, parameters))
         torch._foreach_div_(
             new, context.lr * travel(context.settings, context.lr, context.steps, context.proximal)
         )
-        torch._foreach_sub_(new, context.own["control"])
+        torch._foreach_sub_(new, context.saved["control"])
     own = context.state.get("variate")
     change = new if own is None else torch._foreach_sub(new, context.listed(own))
     return {"variate": context.tree(change)}, {"variate": context.tree(new)}

@@ -73,7 +73,7 @@ SEAMS = (
     Seam("fedlens.local.vectorized.full_gradient", "gradients", "rule"),
     Seam("fedlens.engines.executor:Executor", "_call", "client.set-up"),
     Seam("fedlens.local.training:Train", "context", "client.set-up"),
-    Seam("fedlens.local.training", "train_together", "client.set-up"),
+    Seam("fedlens.local.vectorized.batched_train", "train_together", "client.set-up"),
     Seam("fedlens.local.vectorized.steps:Steps", "__init__", "client.set-up"),
     Seam("fedlens.local.training:Train", "_steps", "client.loop"),
     Seam("fedlens.local.vectorized.steps:Steps", "run", "client.loop"),

@@ -40,8 +40,7 @@ class Timed:
         return outcome._replace(metrics={**outcome.metrics, **spent})
 
     def __getattr__(self, name: str) -> Any:
-        # An obstacle is told by the operation itself, which stands beside this one.
-        if name.startswith("__") or name in ("op", "obstacle"):
+        if name.startswith("__") or name == "op":
             raise AttributeError(name)
         found = getattr(self.op, name)
         return partial(self._together, found) if name == "together" else found

@@ -59,7 +59,7 @@ class Tally:
         shared = nbytes(ask.shared)
         for request in ask.requests:
             if not isinstance(request.client, str):
-                self.bytes_down += shared + nbytes(request.payload)
+                self.bytes_down += shared + (nbytes(request.payload) if request.payload else 0)
 
     def accepted(self, reply: Reply) -> None:
         """Counts a reply that was folded; of what the server holds itself only work done on it counts, no bytes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,14 +19,7 @@ from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.states import ClientStates
 from fedlens.core.tree import Tree, TreeSpec
-
-# An int is a client of the federation, its row in the partition. A string that begins with "@" is data that the
-# server holds itself: "@test", "@validation", "@train".
-ClientId = int | str
-
-# All that crosses the wire: trees, tensors, bytes, plain values, and sequences or mappings of these. No code.
-Payload = Mapping[str, Any]
-Metrics = dict[str, float]
+from fedlens.core.types import ClientId, Metrics, Payload
 
 
 class Id(NamedTuple):
@@ -171,6 +164,56 @@ class Call(NamedTuple):
     payload: Payload
     client: Client
     rng: Rng
+
+
+class Obstacle(NamedTuple):
+    """Why an operation cannot answer several calls as one: what is wrong, the setting, and what to do."""
+
+    what: str
+    where: str
+    hint: str
+
+
+class Trial(NamedTuple):
+    """A short piece of an operation's work, which an engine times to compare ways of computing it."""
+
+    op: BatchedOp
+    shared: Payload
+    convolutions: bool  # whether the model has any, so that a memory layout is worth trying
+
+
+@runtime_checkable
+class BatchedOp(Op, Protocol):
+    """An operation that can also answer several calls as one computation; the engine picks the form.
+
+    Offered by `fedlens.local.vectorized.batched_train` and `fedlens.algorithms.full_gradients`; used by the engines
+    that compute clients in groups, and by `auto`. An operation without it is answered one call after the other.
+    """
+
+    def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | Exception]:
+        """The outcome of each call, or the exception that is that client's own; raises what is no client's own.
+
+        `fedlens.core.outcomes.StackedOutcomes` are checked and counted all at once.
+        """
+        ...
+
+    def obstacle(self) -> Obstacle | None:
+        """What keeps the calls from being answered together; None where nothing does."""
+        ...
+
+    def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
+        """About how many bytes each call takes in `together`.
+
+        Args:
+            device: where it runs.
+            largest: the examples of the largest client, where that is known.
+            data: the data of some client, where those of all are of its kind.
+        """
+        ...
+
+    def trial(self, steps: int) -> Trial | None:
+        """Work of so many steps to time; None where this operation is not the one to choose an engine by."""
+        ...
 
 
 class ClientDataSource(Protocol):
@@ -332,7 +375,8 @@ class Engine(Protocol):
 
 
 __all__ = [
-    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "Call", "Client", "ClientDataSource", "ClientId",
-    "ClientStates", "Engine", "Evaluation", "Failure", "FederationInfo", "Id", "Metrics", "ModelSpec", "Op", "Outcome",
-    "Payload", "Program", "Reduce", "Reply", "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec",
+    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "BatchedOp", "Call", "Client", "ClientDataSource",
+    "ClientId", "ClientStates", "Engine", "Evaluation", "Failure", "FederationInfo", "Id", "Metrics", "ModelSpec",
+    "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply", "Request", "Round", "RoundContext",
+    "Schema", "State", "Tree", "TreeSpec", "Trial",
 ]  # fmt: skip

@@ -26,7 +26,10 @@ def derive(*parts: int | str) -> int:
     >>> derive(0, "select", 3) == derive(0, "select", 3) != derive(0, "select", 4)
     True
     """
-    text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in parts)
+    # A list of ready words, as this is done several times for each client of a round.
+    text = "\x1f".join(
+        [f"i{part}" if type(part) is int else f"{type(part).__name__[0]}{part}" for part in parts]
+    )
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

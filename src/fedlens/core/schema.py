@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core.stacked import Row
+from fedlens.core.stacked import Column, Row, StackedTrees
 from fedlens.core.tree import TreeSpec, all_finite
 
 _MAPPINGS = (dict, Mapping)  # the one that nearly all are first: to ask an abstract class takes much longer
@@ -125,6 +125,28 @@ class Schema:
             if fault:
                 return fault
         return None
+
+    def passing(self, columns: Mapping[str, Column], rows: int) -> list[bool]:
+        """For each row of these columns, whether its payload is certainly good; of the others `fault` decides.
+
+        >>> Schema({"weight": NumberField(above=0)}).passing({"weight": [2.0, 0.0]}, rows=2)
+        [True, False]
+        """
+        if self.fields is None or columns.keys() != self.fields.keys():
+            return [False] * rows
+        good = [True] * rows
+        for name, field in self.fields.items():
+            column = columns[name]
+            if isinstance(column, StackedTrees):
+                fits = isinstance(field, TreeField) and column.like(field.leaves)
+                each = column.finite if fits else [False] * rows
+            elif isinstance(column, list):
+                known = {value: field.fault(name, value) is None for value in set(column)}
+                each = [known[value] for value in column]
+            else:
+                each = [field.fault(name, column) is None] * rows
+            good = [a and b for a, b in zip(good, each, strict=True)]
+        return good
 
 
 def finite_fault(payload: Mapping[str, Any]) -> str | None:

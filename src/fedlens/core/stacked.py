@@ -34,6 +34,10 @@ class StackedTrees:
         """The trees, one for each client."""
         return [Row(self, k) for k in range(len(next(iter(self.leaves.values()))))]
 
+    def row(self, at: int) -> Row:
+        """The tree of one client."""
+        return Row(self, at)
+
     def like(self, kind: Kind) -> bool:
         """Whether each tree has exactly these leaves, in these shapes and types."""
         if self._compared is None or self._compared[0] is not kind:
@@ -91,6 +95,10 @@ class Row(Mapping[str, Tensor]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, ({name: value.clone() for name, value in self.items()},)  # alone, without the other rows
+
+
+# One field of the payloads of several clients: a tree or a number of each, or one tree that all of them have.
+Column = StackedTrees | list[float] | Mapping[str, Tensor]
 
 
 def stack_of(trees: list[Any]) -> StackedTrees | None:

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from fedlens.core.schema import nbytes
-
-if TYPE_CHECKING:
-    from fedlens.core.protocol import ClientId, Payload
+from fedlens.core.types import ClientId, Payload
 
 STATE_MEMORY = 1024  # MiB: the budget of an engine that does not say another
 

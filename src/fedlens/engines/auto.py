@@ -9,12 +9,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
     Answer,
     Ask,
+    BatchedOp,
     ClientDataSource,
     ClientId,
     ClientStates,
@@ -23,6 +23,7 @@ from fedlens.core.protocol import (
     Op,
     Program,
     Request,
+    Trial,
 )
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.client_groups import GROUP_MEMORY
@@ -78,11 +79,12 @@ class Auto:
             cohort: how many train in a round; None where there is no cohort, so one after the other.
             images: about how many images the whole run trains on, each as often as it is looked at.
         """
-        op: Any = next((op for op in ops.values() if hasattr(op, "trial")), None)
-        if op is None or cohort is None or not clients:
+        batched = [op for op in ops.values() if isinstance(op, BatchedOp)]
+        op, one = next(((op, trial) for op in batched if (trial := op.trial(1))), (None, None))
+        if op is None or one is None or cohort is None or not clients:
             return self._take("inline", {}, "there is no cohort to train at once")
         cores, workers = usable_cores(), default_workers(self.computing, 1)
-        first = self._time("inline", {}, op.trial(1), data, clients[:1])
+        first = self._time("inline", {}, one, data, clients[:1])
         if first is None:
             return self._take("inline", {}, "the first trial did not come to an end")
         if first[0] > _SLOW:
@@ -93,6 +95,7 @@ class Auto:
         steps = max(1, min(_STEPS, int(_TRIAL / 4 / first[0])))
         count = max(1, min(_CLIENTS, cohort, int(_TRIAL / (steps * first[0]))))
         trial = op.trial(steps)
+        assert trial is not None
         tried: dict[str, tuple[float, str, dict[str, Any]]] = {}
 
         def attempt(label: str, name: str, table: dict[str, Any], many: int = count) -> None:
@@ -107,7 +110,7 @@ class Auto:
         attempt("inline", "inline", {})
         if cores > 1 and cohort == 1:
             attempt(f"inline with {cores} threads", "inline", {"threads": cores})
-        stacked = cohort > 1 and not any(e.obstacle() for e in ops.values() if hasattr(e, "obstacle"))
+        stacked = cohort > 1 and not any(op.obstacle() for op in batched)
         if stacked:
             attempt("vectorized", "vectorized", {}, max(count, min(8, cohort)))
         fastest = max((speed for speed, _, _ in tried.values()), default=0.0)
@@ -124,7 +127,7 @@ class Auto:
         if not tried:
             return self._take("inline", {}, "no trial came to an end")
         label, (_, name, table) = max(tried.items(), key=lambda item: item[1][0])
-        if name != "vectorized" and "group" not in table and _has_convolutions(op):
+        if name != "vectorized" and "group" not in table and trial.convolutions:
             attempt(f"{label}, channels last", name, table | {"channels_last": True}, max(count, 2 * workers))
         by_speed = sorted(tried.items(), key=lambda item: -item[1][0])
         told = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)
@@ -143,17 +146,16 @@ class Auto:
         self,
         name: str,
         table: Mapping[str, Any],
-        trial: tuple[Op, Mapping[str, Any]],
+        trial: Trial,
         data: ClientDataSource,
         clients: Sequence[ClientId],
     ) -> tuple[float, float] | None:
         """Seconds and images of the better of two rounds, after one to warm up; None where a client failed."""
-        op, shared = trial
-        ask = Ask("train", [Request(client) for client in clients], shared)
+        ask = Ask("train", [Request(client) for client in clients], trial.shared)
         found: list[tuple[float, float]] = []
         engine = _KNOWN[name](**{**self.common, **table})
         try:
-            engine.open(Program({"train": op}, data, 0), ClientStates())
+            engine.open(Program({"train": trial.op}, data, 0), ClientStates())
             for number in (1, 2, 3):
                 start = time.perf_counter()
                 answers = list(engine.answer(ask, number, 0))
@@ -199,11 +201,7 @@ _KNOWN: dict[str, Callable[..., Engine]] = {
 }  # fmt: skip
 
 
-def _has_convolutions(op: Any) -> bool:
-    return any(isinstance(m, nn.modules.conv._ConvNd) for m in op.model.build().modules())
-
-
-def _fits(op: Any, workers: int) -> bool:
+def _fits(op: BatchedOp, workers: int) -> bool:
     """Whether so many workers, and what is on its way between them, have room in the memory that is free."""
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, out_of_memory, told
-from fedlens.core.protocol import Answer, ClientId, Failure, Op, Payload, Program
+from fedlens.core.protocol import Answer, BatchedOp, ClientId, Failure, Op, Payload, Program
 from fedlens.core.schema import Schema
 from fedlens.engines.devices import Computing
-
-if TYPE_CHECKING:
-    from fedlens.engines.executor import Executor, Item
+from fedlens.engines.executor import Executor, Item
 
 GROUP_MEMORY = 2**28  # bytes of a group, unless its size is set
 _SHARE = 8  # of a GPU's memory, one part in so many is a group's
@@ -34,7 +32,7 @@ Group = Annotated[
 def check_stackable(ops: Mapping[str, Op], engine: str) -> None:
     """Raises `ConfigError` where the training among these operations cannot be done for several clients at once."""
     for op in ops.values():
-        found = op.obstacle() if hasattr(op, "obstacle") else None
+        found = op.obstacle() if isinstance(op, BatchedOp) else None
         if found is not None:
             raise ConfigError(
                 f"the engine {engine} cannot train several clients at once here: {found.what}",
@@ -85,14 +83,15 @@ class Groups:
         return self._sizes[op]
 
     def _fitting(self, program: Program, op: str, clients: Sequence[ClientId]) -> int:
-        known: Any = program.ops[op]
+        batched = program.ops[op]
+        assert isinstance(batched, BatchedOp)
         device = torch.device(program.device)
         # Of what does not change from round to round, so that a resumed run has the same groups.
         largest = program.data.largest or max(
             (len(program.data.holder(client)) for client in clients), default=1
         )
         data = program.data.holder(clients[0]) if clients else None
-        each: int = max(1, known.footprint(device, largest, data))
+        each = max(1, batched.footprint(device, largest, data))
         if device.type != "cuda":
             return min(max(1, GROUP_MEMORY // each), _LARGEST)
         whole: int = torch.cuda.get_device_properties(device).total_memory

@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from fedlens.core.errors import told
+from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import (
     Answer,
+    BatchedOp,
     Call,
     Client,
     ClientId,
@@ -28,7 +30,6 @@ from fedlens.core.random import Rng, Secrets
 from fedlens.core.reduction import fold, fold_rows
 from fedlens.core.schema import Schema, finite_fault, nbytes
 from fedlens.core.stacked import Row
-from fedlens.engines.client_groups import Groups
 
 _CPU = torch.device("cpu")
 _PLAIN = (torch.Tensor, float, int, str, bytes)
@@ -46,6 +47,23 @@ class Item(NamedTuple):
     state: Payload
 
 
+class GroupAnswers(Protocol):
+    """How an executor answers several clients at once; `fedlens.engines.client_groups.Groups` does it."""
+
+    def answers(
+        self,
+        site: Executor,
+        op: str,
+        shared: Payload,
+        items: Sequence[Item],
+        expect: Schema,
+        block: int = 1,
+        /,
+    ) -> list[Answer]:
+        """Answers these requests in groups; `block` of them are folded at a time."""
+        ...
+
+
 @dataclass
 class Executor:
     """A place where operations run: the program, and a cache that lives as long as the worker.
@@ -56,7 +74,7 @@ class Executor:
 
     program: Program
     scratch: dict[Any, Any] = field(default_factory=dict)
-    groups: Groups | None = None
+    groups: GroupAnswers | None = None
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
@@ -94,9 +112,13 @@ class Executor:
                 calls[at] = self._call(shared, item)
             except (Exception, SystemExit) as error:
                 answers[at] = Failure(item.id, item.client, told(error))
-        joint: Any = self.program.ops[op]
-        found = joint.together(list(calls.values())) if calls else []
-        for at, outcome in zip(calls, found, strict=True):
+        joint = self.program.ops[op]
+        assert isinstance(joint, BatchedOp)
+        outcomes = joint.together(list(calls.values())) if calls else []
+        if isinstance(outcomes, StackedOutcomes):
+            answers |= zip(calls, _checked_stack([items[at] for at in calls], outcomes, expect), strict=True)
+            return [answers[at] for at in range(len(items))]
+        for at, outcome in zip(calls, outcomes, strict=True):
             item = items[at]
             if isinstance(outcome, Exception):
                 answers[at] = Failure(item.id, item.client, told(outcome))
@@ -141,7 +163,7 @@ class Executor:
 
         `alone` answers one after the other also where there are groups.
         """
-        joint = not alone and self.groups is not None and hasattr(self.program.ops.get(op), "together")
+        joint = not alone and self.groups is not None and isinstance(self.program.ops.get(op), BatchedOp)
         if joint:
             assert self.groups is not None
             block = reduce.block if reduce else 1
@@ -169,6 +191,23 @@ class Executor:
             answer.payload, answer.state = moved(answer.payload, _CPU), moved(answer.state, _CPU)
         answer.folded = moved(answer.folded, _CPU)
         return answer
+
+
+def _checked_stack(items: Sequence[Item], outcomes: StackedOutcomes, expect: Schema) -> list[Answer]:
+    """What `_checked` makes of each outcome; the columns of those that are good are looked at once."""
+    good = expect.passing(outcomes.payload, len(outcomes))
+    metrics = {name: [float(value) for value in values] for name, values in outcomes.metrics.items()}
+    finite = [all(math.isfinite(values[row]) for values in metrics.values()) for row in range(len(outcomes))]
+    size, answers = None, list[Answer]()
+    for at, (item, row) in enumerate(zip(items, outcomes.rows, strict=True)):
+        if not good[row] or not finite[row]:
+            answers.append(_checked(item, outcomes[at], expect))
+            continue
+        payload = outcomes.payload_of(row)
+        size = nbytes(payload) if size is None else size  # the same for all that are good
+        numbers = {name: values[row] for name, values in metrics.items()}
+        answers.append(Reply(item.id, item.client, payload, numbers, None, size))
+    return answers
 
 
 def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
@@ -271,7 +310,9 @@ class Fold:
             return answer
         # Copied, because the block's next operation may work on in the memory that this one answered with.
         rest = {
-            name: copied(value) for name, value in answer.payload.items() if name not in self.reduce.fields
+            name: value if type(value) is float else copied(value)
+            for name, value in answer.payload.items()
+            if name not in self.reduce.fields
         }
         left = Reply(answer.id, answer.client, rest, answer.metrics, copied(answer.state), answer.nbytes)
         if any(type(answer.payload.get(name)) is Row for name in self.reduce.fields):

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program, Reply
+from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.client_groups import Group, check_groups
 from fedlens.engines.devices import (
@@ -140,7 +140,9 @@ class Processes:
         self.check(program.ops)
         program = self.computing.applied(program)
         self._schedule = Schedule(states, self._window, self._dispatch, self._pump, self._retired)
-        self._joint = {name for name, op in program.ops.items() if self.group > 1 and hasattr(op, "together")}
+        self._joint = {
+            name for name, op in program.ops.items() if self.group > 1 and isinstance(op, BatchedOp)
+        }
         packer = _packed(program, "the algorithm's operations or its data", code=True)
         self._program = Region(max(packer.size, 4096))
         packer.write(self._program.view(), fresh=True)

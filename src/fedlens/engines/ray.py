@@ -13,7 +13,7 @@ import torch
 from pydantic import AfterValidator, Field
 
 from fedlens.core.errors import ConfigError
-from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program, Reply
+from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Group, check_groups
@@ -199,7 +199,7 @@ class Ray:
         room = self._cluster.room(self._size.cpus, self._size.gpus)
         if room == 0 and self._cluster.local:
             raise no_room(self._ray, self._cluster, self._size)
-        self._joint = {name for name, op in program.ops.items() if hasattr(op, "together")}
+        self._joint = {name for name, op in program.ops.items() if isinstance(op, BatchedOp)}
         program = self.computing.applied(
             program
         )  # "cuda" where there are GPUs: Ray shows a worker its own alone

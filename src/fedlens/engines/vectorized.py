@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from fedlens.core.protocol import Answer, Ask, ClientStates, Id, Op, Program
+from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Id, Op, Program
 from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.client_groups import Groups, check_stackable, whole_blocks
@@ -63,8 +63,7 @@ class Vectorized(Inline):
         self._groups = Groups(self.group)
 
     def _answers(self, ask: Ask, ids: Sequence[Id], due: float | None) -> Generator[Answer, None, None]:
-        op: Any = self._site.program.ops.get(ask.op)
-        if not hasattr(op, "together") or ask.deadline is not None:
+        if not isinstance(self._site.program.ops.get(ask.op), BatchedOp) or ask.deadline is not None:
             # With a deadline each client counts by itself, and so trains by itself.
             yield from super()._answers(ask, ids, due)
             return

@@ -237,6 +237,9 @@ def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, s
     ({'w': tensor([1., 1.])}, {'classes': '["cat", "dog"]'})
     """
     try:
+        for leftover in path.parent.glob(".tmp*"):
+            if tensorfile.LEFTOVER.fullmatch(leftover.name):
+                leftover.unlink()
         with replacing(path) as temporary:
             tensorfile.write(temporary, tree, {**metadata, _DIGEST: _model_digest(tree, metadata)})
     except OSError as error:

@@ -58,6 +58,15 @@ def _below(place: str, key: str) -> str:
     return f"{place}/{key.replace('~', '~0').replace('/', '~1')}"
 
 
+def _utf8(place: str, number: int) -> str:
+    """The place as a tensor's name; a file holds UTF-8 alone, and a key may have half of a surrogate pair in it."""
+    try:
+        place.encode()
+    except UnicodeEncodeError:
+        return f"{place.encode(errors='backslashreplace').decode()}#{number}"
+    return place
+
+
 def _unfit(place: str, kind: str) -> RunFailed:
     hint = "take tensors, strings, numbers, booleans, None, and lists or string-keyed mappings of them"
     what = f"the state to be saved has {kind} in it, which a checkpoint cannot hold"
@@ -73,8 +82,8 @@ def _encode_tensor(value: Tensor, place: str, tensors: dict[str, Tensor], seen: 
     lazy = (value.is_conj(), value.is_neg())
     view = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride(), *lazy)
     # The tensor is kept with its name: an address says nothing once its owner is gone.
-    name, _ = seen.setdefault(view, (place, value))
-    if value.dtype in tensorfile.CODES:
+    name, _ = seen.setdefault(view, (_utf8(place, len(seen)), value))
+    if value.dtype in tensorfile.DTYPES:
         tensors.setdefault(name, value)
         return {"tensor": name}
     if name not in tensors:

@@ -126,7 +126,7 @@ class StateFiles:
                 match = _NAME.fullmatch(path.name)
                 if match and match[1] not in saved and match[1] not in live:
                     self._remove(match[1])
-                elif path.name == _WRITING:
+                elif path.name == _WRITING or tensorfile.LEFTOVER.fullmatch(path.name):
                     with suppress(OSError):
                         path.unlink()
 

@@ -1,50 +1,39 @@
-"""Named tensors in a safetensors file, written and read in one pass with its SHA-256.
+"""Safetensors files with their SHA-256: tensors may share memory, and nothing read from disk stays mapped.
 
-The format is safetensors (any safetensors reader opens these files); its own library is not used for two
-reasons. It maps the file into memory when it reads, so that a file cut short under a running process ends it
-with a bus error; and it refuses tensors that share memory, which a federation's states do all the time (a
-thousand clients that start from the same zeros). Here a tensor's bytes go from its own memory to the file,
-and from the file to its own memory, through the hash and through no copy.
+`safetensors.torch.save_file` refuses tensors that share memory, which the states of a federation do all the time (a
+thousand clients start from the same zeros), and `load_file` maps the file, so that a file truncated under a running
+process ends the process with a bus error. The functions here use the library's own writer and its reader from bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, TensorSpec, serialize_file
+from safetensors.torch import load
 from torch import Tensor
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-CODES = {dtype: code for code, dtype in DTYPES.items()}
+DTYPES = frozenset(
+    {
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+        torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32,
+        torch.uint16, torch.uint8, torch.bool,
+    }
+)  # fmt: skip
+LEFTOVER = re.compile(r"\.tmp\w{6}")  # what `serialize_file` was writing to when the process was killed
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a file has: its size in bytes and its SHA-256 as hex."""
+    """The size of a file in bytes and its SHA-256 in hexadecimal."""
 
     size: int
     sha256: str
@@ -52,20 +41,23 @@ class Written:
 
 @dataclass(frozen=True)
 class Contents:
-    """What was in a file."""
+    """The contents of a file."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     written: Written
 
 
-@dataclass(frozen=True)
-class _Slot:
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    stop: int
+def contiguous(tensor: Tensor) -> Tensor:
+    """The tensor in row-major order on the CPU, without history; the same memory where it already is.
+
+    >>> contiguous(torch.ones(2, 3, requires_grad=True).T).stride()
+    (2, 1)
+    """
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    if plain.stride() != (1,):  # a tensor of one element calls itself contiguous whatever its stride
+        plain = plain.clone(memory_format=torch.contiguous_format)
+    return plain.reshape(tensor.shape)
 
 
 def raw(tensor: Tensor) -> memoryview:
@@ -74,20 +66,16 @@ def raw(tensor: Tensor) -> memoryview:
     >>> bytes(raw(torch.tensor([1, 256], dtype=torch.int16)))
     b'\\x01\\x00\\x00\\x01'
     """
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    flat = plain.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    if flat.stride() != (1,):  # one element that calls itself contiguous whatever its stride
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8).numpy().data
+    return contiguous(tensor).reshape(-1).view(torch.uint8).numpy().data
 
 
 def write(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, sync: bool = True
 ) -> Written:
-    """Write a safetensors file and, with `sync`, wait until the disk has it.
+    """Writes a safetensors file and, with `sync`, waits until the disk has it.
 
-    Tensors may share memory, be strided, empty or without dimensions, and lie on any device.
-    Raises `OSError` where the disk refuses and `ValueError` for a dtype that the format does not have.
+    Tensors may share memory, be strided, empty or without dimensions, and be on any device.
+    Raises `OSError` if the disk refuses and `ValueError` for a dtype that the format does not have.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
@@ -96,97 +84,65 @@ def write(
     >>> read(path).tensors
     {'w': tensor([0, 1, 2])}
     """
-    # Wide types first keeps every tensor aligned to its own width, as readers that map the file want it.
-    names = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    header = _header(names, tensors, metadata or {})
-    digest = hashlib.sha256(header)
-    size = len(header)
-    with open(path, "wb") as file:
-        file.write(header)
-        for name in names:
-            data = raw(tensors[name])
-            digest.update(data)
-            file.write(data)
-            size += data.nbytes
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    return Written(size, digest.hexdigest())
-
-
-def _header(names: list[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    # Built as text: a hundred thousand small dictionaries would spend their time in the garbage collector.
-    rows = [f'"__metadata__":{json.dumps(dict(metadata))}'] if metadata else []
-    start = 0
-    for name in names:
-        tensor = tensors[name]
-        if tensor.dtype not in CODES or tensor.layout != torch.strided or name == "__metadata__":
+    plain: dict[
+        str, Tensor
+    ] = {}  # the specs hold addresses, so this memory must live until the file is written
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided or name == "__metadata__":
             kind = f"{tensor.layout} {tensor.dtype}".replace("torch.", "")
             raise ValueError(f"a safetensors file cannot hold '{name}' ({kind})")
-        stop = start + tensor.numel() * tensor.element_size()
-        shape = ",".join(map(str, tensor.shape))
-        row = f'"dtype":"{CODES[tensor.dtype]}","shape":[{shape}],"data_offsets":[{start},{stop}]'
-        rows.append(f"{json.dumps(name)}:{{{row}}}")
-        start = stop
-    text = f"{{{','.join(rows)}}}".encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+        plain[name] = contiguous(tensor)
+    specs = {
+        name: TensorSpec(
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tensor.shape,
+            data_ptr=tensor.data_ptr(),
+            data_len=tensor.nbytes,
+        )
+        for name, tensor in plain.items()
+    }
+    try:
+        serialize_file(specs, path, dict(metadata) if metadata else None)
+    except SafetensorError as error:
+        code = _OS_ERROR.search(str(error))
+        if code is None:
+            raise ValueError(str(error)) from error
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+    if metadata and len(metadata) > 1:
+        _sort_metadata(path)
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if sync:
+            os.fsync(file.fileno())
+        return Written(os.fstat(file.fileno()).st_size, digest)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Puts the metadata in the order of its keys: the library writes them in a random one, so no two files agree."""
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if (
+            len(text) <= length
+        ):  # else a character is escaped in another way, and the tensors would have to move
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def read(path: Path) -> Contents:
-    """Read a safetensors file whole: every tensor on the CPU, in memory of its own.
+    """Reads a safetensors file: every tensor on the CPU, in memory of its own, in the order of the names.
 
-    Raises `OSError` where it cannot be read and `ValueError` where it is not a whole safetensors file. A
-    flipped bit does not show here: compare `written.sha256`.
+    Raises `OSError` if it cannot be read and `ValueError` if it is not a whole safetensors file. A flipped bit is
+    not detected here: compare `written.sha256`.
     """
-    digest = hashlib.sha256()
-    tensors: dict[str, Tensor] = {}
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        text = _read_header(file, size)
-        digest.update(len(text).to_bytes(8, "little") + text)
-        slots, metadata = _parse_header(text, size - 8 - len(text))
-        for slot in slots:
-            try:
-                tensor = torch.empty(slot.shape, dtype=slot.dtype)
-            except (
-                RuntimeError,
-                TypeError,
-                OverflowError,
-            ) as error:  # (0, 2**70): no bytes, and yet too large
-                raise ValueError(f"impossible shape {slot.shape}") from error
-            data = tensor.reshape(-1).view(torch.uint8).numpy().data
-            if file.readinto(data) != data.nbytes:
-                raise ValueError("the file ends too early")
-            digest.update(data)
-            tensors[slot.name] = tensor
-    return Contents(tensors, metadata, Written(size, digest.hexdigest()))
-
-
-def _read_header(file: BufferedReader, size: int) -> bytes:
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > size - 8:
-        raise ValueError("the file ends too early")
-    return file.read(length)
-
-
-def _parse_header(text: bytes, size: int) -> tuple[list[_Slot], dict[str, str]]:
+    data = path.read_bytes()
     try:
-        table = json.loads(text)
-        metadata = {str(key): str(value) for key, value in table.pop("__metadata__", {}).items()}
-        slots = [
-            _Slot(name, DTYPES[row["dtype"]], tuple(map(int, row["shape"])), *map(int, row["data_offsets"]))
-            for name, row in table.items()
-        ]
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ValueError("its header cannot be read") from error
-    slots.sort(key=lambda slot: (slot.start, slot.stop))
-    end = 0
-    for slot in slots:
-        fits = slot.start == end and slot.stop - slot.start == math.prod(slot.shape) * slot.dtype.itemsize
-        if not fits or min(slot.shape, default=0) < 0:
-            raise ValueError(f"its header does not fit its data at '{slot.name}'")
-        end = slot.stop
-    if end != size:
-        raise ValueError(f"its header speaks of {end} bytes of data, and it has {size}")
-    return slots, metadata
+        tensors = load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    except (SafetensorError, RuntimeError, KeyError, OverflowError) as error:
+        raise ValueError(f"not a whole safetensors file ({error})") from error
+    metadata = {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
+    written = Written(len(data), hashlib.sha256(data).hexdigest())
+    return Contents({name: tensors[name] for name in sorted(tensors)}, metadata, written)

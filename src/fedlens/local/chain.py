@@ -12,7 +12,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Payload
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.tree import Tree, TreeSpec
-from fedlens.local.rules import ClientRule, FinishHook, GradHook, LocalContext, LossHook, Tensors
+from fedlens.local.rules import ClientRule, FinishHook, GradHook, LocalContext, LossHook, Tensors, Traits
 
 
 def chain(*rules: ClientRule) -> ClientRule:
@@ -63,6 +63,14 @@ def _both(a: ClientRule, b: ClientRule) -> ClientRule:
         fields={**a.fields, **b.fields},
         servers=servers,
         ops={**a.ops, **b.ops},
+        traits=_traits(a.traits, b.traits),
+        check=_in_turn(a.check, b.check),
+        fits=_in_turn(a.fits, b.fits),
+    )
+
+
+def _traits(a: Traits, b: Traits) -> Traits:
+    return Traits(
         stackable=a.stackable and b.stackable,
         anchored=a.anchored or b.anchored,
         proximal=a.proximal + b.proximal,
@@ -70,8 +78,6 @@ def _both(a: ClientRule, b: ClientRule) -> ClientRule:
         corrects=a.corrects or b.corrects,
         whole=a.whole or b.whole,
         invariant=a.invariant or b.invariant,
-        check=_in_turn(a.check, b.check),
-        fits=_in_turn(a.fits, b.fits),
         discloses=(*a.discloses, *b.discloses),
     )
 
@@ -122,13 +128,13 @@ def _agree(rules: Sequence[ClientRule]) -> None:
             where="client",
             hint="take it out of [client], and set it in [algorithm]",
         )
-    for hook, does in (("risk", "weigh the examples"), ("solve", "bring a local solver of their own")):
-        with_it = [rule.name for rule in rules if getattr(rule, hook)]
-        if len(with_it) > 1:
+    weighing, solving = [r.name for r in rules if r.risk], [r.name for r in rules if r.solve]
+    for both, does in ((weighing, "weigh the examples"), (solving, "bring a local solver of their own")):
+        if len(both) > 1:
             raise ConfigError(
-                f"'{with_it[0]}' and '{with_it[1]}' both {does}", where="client", hint="take one of the two"
+                f"'{both[0]}' and '{both[1]}' both {does}", where="client", hint="take one of the two"
             )
-    correcting = [rule.name for rule in rules if rule.corrects]
+    correcting = [rule.name for rule in rules if rule.traits.corrects]
     if len(correcting) > 1:
         raise ConfigError(
             f"'{correcting[0]}' and '{correcting[1]}' both correct a client's drift by what they remember of it, and "

@@ -18,7 +18,7 @@ from fedlens.core.protocol import Payload
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import NumberField
 from fedlens.core.tree import TreeSpec
-from fedlens.local.rules import ClientRule, LocalContext, Solved, Tensors
+from fedlens.local.rules import ClientRule, LocalContext, Solved, Tensors, Traits
 from fedlens.local.settings import LocalSettings
 from fedlens.local.solvers import Subproblem, linearized, minimize
 
@@ -57,21 +57,25 @@ class Variables:
 
 def _start(context: LocalContext, variables: Variables) -> None:
     before = context.state.get("dual")
-    context.own["dual"] = context.listed(before) if before else [torch.zeros_like(w) for w in context.anchor]
-    context.own["rho"] = variables.rho(context)
+    context.saved["dual"] = (
+        context.listed(before) if before else [torch.zeros_like(w) for w in context.anchor]
+    )
+    context.saved["rho"] = variables.rho(context)
 
 
 def _start_steps(context: LocalContext, variables: Variables) -> None:
     _start(context, variables)
     # u + rho (x - y) = (u - rho y) + rho x, and the first of these stays as it is over the steps.
-    context.own["pull"] = torch._foreach_sub(context.own["dual"], context.anchor, alpha=context.own["rho"])
-    context.proximal += context.own["rho"] - variables.steepest  # the rule says the steepest of all clients
+    context.saved["pull"] = torch._foreach_sub(
+        context.saved["dual"], context.anchor, alpha=context.saved["rho"]
+    )
+    context.proximal += context.saved["rho"] - variables.steepest  # the rule says the steepest of all clients
 
 
 def _grad(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
     """g + u + rho (x - y)."""
-    bent = list(torch._foreach_add(gradients, context.own["pull"]))
-    torch._foreach_add_(bent, parameters, alpha=context.own["rho"])
+    bent = list(torch._foreach_add(gradients, context.saved["pull"]))
+    torch._foreach_add_(bent, parameters, alpha=context.saved["rho"])
     return bent
 
 
@@ -79,7 +83,7 @@ def _finish(
     parameters: Tensors, context: LocalContext, variables: Variables
 ) -> tuple[Mapping[str, Any], Payload]:
     """The last dual step of the visit, and what is sent: how z_i stands to y, or to what was sent last."""
-    rho, dual, y = context.own["rho"], context.own["dual"], context.anchor
+    rho, dual, y = context.saved["rho"], context.saved["dual"], context.anchor
     x = list(torch._foreach_sub(parameters, dual, alpha=1 / rho)) if variables.trained else parameters
     new = torch._foreach_add(dual, torch._foreach_sub(x, y), alpha=rho)  # Eq. 3.3, 4.6
     z = torch._foreach_add(x, new, alpha=1 / rho)
@@ -108,11 +112,11 @@ def _expect(spec: TreeSpec, variables: Variables) -> Mapping[str, SchemaField]:
 
 def _subproblem(context: LocalContext) -> Subproblem:
     decay = context.settings.weight_decay
-    return Subproblem(context.problem, context.anchor, context.own["dual"], context.own["rho"], decay)
+    return Subproblem(context.problem, context.anchor, context.saved["dual"], context.saved["rho"], decay)
 
 
 def _solved(context: LocalContext, problem: Subproblem, at: Tensors, **sums: float) -> Solved:
-    context.own["dual"] = problem.dual
+    context.saved["dual"] = problem.dual
     return Solved(at, problem.loss / problem.examples, problem.examples, context.problem.seen, sums)
 
 
@@ -156,7 +160,9 @@ def stepping(variables: Variables) -> ClientRule:
     if variables.trained:
         return _rule(variables)
     start = partial(_start_steps, variables=variables)
-    return replace(_rule(variables), start=start, grad=_grad, proximal=variables.steepest)
+    rule = _rule(variables)
+    traits = replace(rule.traits, proximal=variables.steepest)
+    return replace(rule, start=start, grad=_grad, traits=traits)
 
 
 def _rule(
@@ -166,16 +172,12 @@ def _rule(
 ) -> ClientRule:
     return ClientRule(
         name="dual",
-        stackable=True,
         start=partial(_start, variables=variables),
         solve=solve,
         finish=partial(_finish, variables=variables),
         expect=partial(_expect, variables=variables),
-        replaces=True,
-        corrects=True,
-        whole=True,
-        invariant=variables.last,
         check=check,
+        traits=Traits(stackable=True, replaces=True, corrects=True, whole=True, invariant=variables.last),
     )
 
 

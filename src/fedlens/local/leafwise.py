@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlens.core.modules import Loadable
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
 
 HEAVY = (
     2**26
@@ -63,10 +60,9 @@ def heavy(learner: Loadable) -> bool:
     return learner.weight_bytes >= HEAVY
 
 
-def leafwise(train: Train, learner: Loadable, scratch: dict[Any, Any]) -> bool:
-    """Whether training takes its steps so."""
-    plain = train.rule.grad is None and train.settings.plain_steps and learner.half is not torch.float16
-    return plain and heavy(learner) and scratch.get(_key(learner), True)
+def leafwise(learner: Loadable, scratch: dict[Any, Any]) -> bool:
+    """Whether plain training of this model takes its steps leaf by leaf."""
+    return learner.half is not torch.float16 and heavy(learner) and scratch.get(_key(learner), True)
 
 
 def forgo(learner: Loadable, scratch: dict[Any, Any]) -> None:

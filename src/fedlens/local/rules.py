@@ -11,10 +11,10 @@ keeps from round to round, what it sends along with the model, and what it does 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -24,11 +24,8 @@ from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, ModelS
 from fedlens.core.reduction import How, Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.tree import Tree, TreeSpec
+from fedlens.local.problem import LocalProblem
 from fedlens.local.settings import LocalSettings
-
-if TYPE_CHECKING:
-    from fedlens.local.problem import LocalProblem
-    from fedlens.local.training import Train
 
 Tensors = list[Tensor]
 
@@ -47,13 +44,13 @@ class LocalContext:
         lr: the learning rate of this round.
         steps: how many steps it takes.
         settings: the local settings.
-        bench: what else can be computed here: gradients over all examples, a second copy of the model.
+        problem: what else can be computed here: gradients over all examples, a second copy of the model.
         batch: (inputs, targets) of the step that is being taken.
         features: what models see in the step's batch, [n, features] by name: `own`, that of the model which is
             trained, and those of the models that the rule `looks` at; see `fedlens.local.features`.
         at_anchor: gradients of the step's batch at the anchor, where the rule is `anchored`.
         proximal: mu of all terms mu/2 ||w - w^t||^2 in what this client descends; `start` may correct it.
-        own: what `start` left here for the other hooks; gone after the context.
+        saved: what `start` left here for the other hooks; it is gone when the client is done.
     """
 
     names: list[str]
@@ -69,7 +66,7 @@ class LocalContext:
     features: Mapping[str, Tensor] = field(default_factory=dict)
     at_anchor: Tensors = field(default_factory=list)
     proximal: float = 0.0
-    own: dict[str, Any] = field(default_factory=dict)
+    saved: dict[str, Any] = field(default_factory=dict)
 
     def tree(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Tensors in the order of the trainable leaves, by name."""
@@ -123,58 +120,21 @@ class ServerRule:
 
 
 @dataclass(frozen=True)
-class ClientRule:
-    """The hooks of one algorithm; None does nothing.
+class Traits:
+    """What others must know of a rule: engines, rules beside it, aggregates and selections.
 
     Attributes:
-        name: what it is called where it stands beside others.
-        start: visit -> nothing; before the first step. Leaves what the other hooks need in `context.own`.
-        risk: (outputs, targets, context) -> the loss of a batch in place of the task's mean (FedIR's weights).
-        loss: (loss, outputs, targets, context) -> the loss to descend.
-        looks: visit -> models, as trees by name, whose `context.features` of every batch `loss` compares; none are
-            taken where there is no such model.
-        grad: (gradients, parameters, context) -> the gradients to step along.
-        solve: visit -> `Solved`; takes the place of the local optimizer's steps as a whole.
-        finish: (parameters after training, context) -> (more fields for the reply, what changes in the client's
-            state). A field called `update` takes the place of the usual one.
-        expect: spec of the model -> what those fields have to be.
-        fields: how those fields are folded: "mean", weighted like the update; "sum", the plain sum.
-        servers: the server's half, by the rule's name.
-        ops: operations besides training that the server's half asks for, made from the training operation.
-        stackable: whether clients with this rule may train together, their weights stacked (the engine `vectorized`).
-            Then `grad` does the same to every number of a leaf and changes nothing: it is called once for all, with an
-            axis of clients in front of the gradients, the parameters, `context.at_anchor` and the trees in
-            `context.own`, and finds besides them what is the same for all: `context.names`, `anchor`, `settings`,
-            `lr`, and what the server sent to all. Asking for anything else of `context` is an error. The other hooks
-            are called client by client, `risk` and `loss` on rows of the common outputs. They draw no random numbers,
-            `start` sets nothing of `context` but `own`, `lr`, `steps` and `proximal`, and of `context.problem` they
-            use `data`, `client`, `tree`, `model` and `task`, `gradient` in `start` alone, and the `spec` and `rest` of
-            `learner` in `finish`: its weights are not the client's.
-        anchored: whether `grad` needs the gradients of the same batch at the anchor, `context.at_anchor`.
+        stackable: clients with this rule may train together, their weights stacked (the engine `vectorized`).
+        anchored: `grad` needs `context.at_anchor`, the gradients of the same batch at the anchor.
         proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended; FedNova has to know of it.
-        replaces: whether `finish` sends an update of its own, which is no sum of the gradients that were descended.
-        corrects: whether it bends the steps by what it remembers of the client's drift. Two such memories would each
+        replaces: `finish` sends an update of its own, which is no sum of the gradients that were descended.
+        corrects: it corrects the steps by what it remembers of the client's drift. Two such memories would each
             count the other's correction as drift.
-        whole: whether it takes all weights for common: it sends trees of them, or remembers them for the server.
-        invariant: whether something is kept over all clients that a client which appears twice would break.
-        check: raises `ConfigError` where the local settings do not go with the rule.
-        fits: (federation, model) -> nothing; raises `ConfigError` where the rule does not fit them: the number of
-            classes, the layers.
+        whole: it takes all weights for common: it sends trees of them, or remembers them for the server.
+        invariant: it keeps a sum over all clients, which a client that appears twice would break.
         discloses: what leaves the clients beyond model updates, as sentences for the run's report.
     """
 
-    loss: LossHook | None = None
-    grad: GradHook | None = None
-    finish: FinishHook | None = None
-    expect: Callable[[TreeSpec], Mapping[str, SchemaField]] | None = None
-    name: str = ""
-    looks: Callable[[LocalContext], Mapping[str, Tree]] | None = None
-    start: Callable[[LocalContext], None] | None = None
-    risk: RiskHook | None = None
-    solve: Callable[[LocalContext], Solved] | None = None
-    fields: Mapping[str, How] = field(default_factory=dict)
-    servers: Mapping[str, ServerRule] = field(default_factory=dict)
-    ops: Mapping[str, Callable[[Train], Op]] = field(default_factory=dict)
     stackable: bool = False
     anchored: bool = False
     proximal: float = 0.0
@@ -182,16 +142,71 @@ class ClientRule:
     corrects: bool = False
     whole: bool = False
     invariant: bool = False
-    check: Callable[[LocalSettings], None] | None = None
-    fits: Callable[[FederationInfo, ModelSpec], None] | None = None
     discloses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClientRule:
+    """The hooks of one algorithm, and its traits; a hook that is None does nothing.
+
+    With `Traits.stackable`, no hook draws random numbers or changes a tensor that it is given, and `grad` is called
+    once for all clients, with an axis of clients in front: docs/add-an-algorithm.md, "Clients together".
+    """
+
+    loss: LossHook | None = None
+    """(loss, outputs, targets, context) -> the loss to descend."""
+
+    grad: GradHook | None = None
+    """(gradients, parameters, context) -> the gradients to step along."""
+
+    finish: FinishHook | None = None
+    """(parameters after training, context) -> (more fields of the reply, what changes in the client's state).
+    A field called `update` takes the place of the usual one."""
+
+    expect: Callable[[TreeSpec], Mapping[str, SchemaField]] | None = None
+    """Spec of the model -> what the fields of `finish` have to be."""
+
+    name: str = ""
+    """What errors call it, and what it is told apart by where it stands beside others."""
+
+    looks: Callable[[LocalContext], Mapping[str, Tree]] | None = None
+    """Context -> models, as trees by name, whose `context.features` of every batch `loss` compares."""
+
+    start: Callable[[LocalContext], None] | None = None
+    """Before the first step. It leaves what the other hooks need in `context.saved`."""
+
+    risk: RiskHook | None = None
+    """(outputs, targets, context) -> the loss of a batch in place of the task's mean (FedIR's weights)."""
+
+    solve: Callable[[LocalContext], Solved] | None = None
+    """Takes the place of the local optimizer's steps as a whole."""
+
+    fields: Mapping[str, How] = field(default_factory=dict)
+    """How the fields of `finish` are folded: "mean" (weighted like updates) or "sum"; see `update.more`."""
+
+    servers: Mapping[str, ServerRule] = field(default_factory=dict)
+    """The server's half, by the rule's name; those of several rules take turns in this order."""
+
+    ops: Mapping[str, Callable[[Any], Op]] = field(default_factory=dict)
+    """Operations that the server's half asks for, each made of the algorithm's `Train`: that is made of this rule,
+    and so cannot be named here."""
+
+    check: Callable[[LocalSettings], None] | None = None
+    """Raises `ConfigError` where the local settings do not go with the rule."""
+
+    fits: Callable[[FederationInfo, ModelSpec], None] | None = None
+    """Raises `ConfigError` where the rule does not fit them: the number of classes, the layers."""
+
+    traits: Traits = Traits()
+    """What others must know of the rule."""
+
     # Of a chain: the rules that it is made of. `dataclasses.replace` leaves it out: what it alters is its own rule.
     links: tuple[ClientRule, ...] = field(default=(), init=False)
 
     @cached_property
     def plain(self) -> bool:
         """Whether it does nothing at all."""
-        return not any(getattr(self, hook.name) for hook in fields(self) if hook.name != "name")
+        return self == ClientRule(name=self.name)
 
 
 def plain() -> ClientRule:
@@ -218,7 +233,9 @@ def proximal(*, mu: Mu = 0.01) -> ClientRule:
     """
     if not mu:
         return ClientRule()
-    return ClientRule(name="proximal", grad=partial(proximal_grad, mu=mu), stackable=True, proximal=mu)
+    return ClientRule(
+        name="proximal", grad=partial(proximal_grad, mu=mu), traits=Traits(stackable=True, proximal=mu)
+    )
 
 
 def proximal_grad(gradients: Tensors, parameters: Tensors, context: LocalContext, *, mu: float) -> Tensors:

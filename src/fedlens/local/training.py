@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
-from fedlens.core.protocol import Call, Client, ModelSpec, Outcome, Payload
+from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
-from fedlens.core.tree import Tree, TreeSpec, part, tree_of
+from fedlens.core.tree import Tree, TreeSpec, part
 from fedlens.local.effective_steps import effective_steps
 from fedlens.local.features import Looking
 from fedlens.local.leafwise import Leafwise, Tangled, forgo, heavy, leafwise
@@ -26,9 +26,6 @@ from fedlens.local.personal_leaves import PERSONAL, own_leaves
 from fedlens.local.problem import LocalProblem
 from fedlens.local.rules import ClientRule, LocalContext, Solved, Tensors
 from fedlens.local.settings import LocalSettings
-from fedlens.local.vectorized.support import footprint, obstacle
-from fedlens.local.vectorized.train_group import train_together
-from fedlens.local.vectorized.trial import Obstacle
 from fedlens.tasks.evaluation import Task
 
 Weighting = Literal["examples", "uniform"]
@@ -63,7 +60,8 @@ class Train:
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Trains at one client."""
         learner = loadable(self.model, client)
-        if leafwise(self, learner, client.scratch):
+        plain = self.rule.grad is None and self.settings.plain_steps
+        if plain and leafwise(learner, client.scratch):
             with suppress(Tangled), random_state_kept(client.device):
                 return self._train(payload, client, rng, leaf_by_leaf=True)
             forgo(learner, client.scratch)
@@ -93,25 +91,6 @@ class Train:
             # What a rule sends in its place may be memory that the rule works on in.
             fresh = all(id(tensor) in made for tensor in found.payload["update"].values())
             return found._replace(fresh=frozenset({"update"} if fresh else ()))
-
-    def together(self, calls: Sequence[Call]) -> list[Outcome | Exception]:
-        """Trains at several clients at once; see `fedlens.local.vectorized.train_group`."""
-        return train_together(self, calls)
-
-    def obstacle(self) -> Obstacle | None:
-        """What keeps it from training several clients at once, where something does."""
-        return obstacle(self)
-
-    def trial(self, steps: int) -> tuple[Train, Payload]:
-        """Plain training of so many steps, and its payload: what is timed to choose an engine by."""
-        settings = self.settings.model_copy(update={"steps": steps, "epochs": None, "stragglers": 0.0})
-        plain = replace(self, settings=settings, rule=ClientRule(), normalized=False, keep_optimizer=False)
-        # So small a rate that no weights run away, whatever they are.
-        return plain, {"model": tree_of(self.model.build()), "lr": 1e-9}
-
-    def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
-        """About how many bytes each client takes in `together`; see `fedlens.local.vectorized.support.footprint`."""
-        return footprint(self, device, largest, data)
 
     def outcome(
         self,
@@ -164,7 +143,7 @@ class Train:
             payload["lr"],
             self.settings.steps_at(len(data), payload.get("work")),
             self.settings,
-            proximal=self.rule.proximal,
+            proximal=self.rule.traits.proximal,
         )
         batch = self.settings.batch(len(data))
         risk = partial(_risk, self.rule, context) if self.rule.risk else self.task.loss
@@ -199,7 +178,7 @@ class Train:
         module.train()
         losses: list[Tensor] = []
         counts: list[int] = []
-        twin = problem.twin("anchor") if rule.anchored else None
+        twin = problem.twin("anchor") if rule.traits.anchored else None
         trees = rule.looks(context) if rule.looks is not None else {}
         looking = Looking(context, trees) if trees else None
         for inputs, targets in self._batches(context, rng):

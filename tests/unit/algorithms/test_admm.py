@@ -184,7 +184,7 @@ def test_what_is_kept_is_what_the_page_says() -> None:
         (liadmm, "last", 2, 2),
     ):
         algorithm = make(parts(world(), FULL, select=Fixed((2,))), absent=absent)
-        assert algorithm.rule.invariant == (absent == "last")
+        assert algorithm.rule.traits.invariant == (absent == "last")
         kept = kept_by(algorithm)
         assert all(list(tree) == trainable for tree in kept.values())
         assert sum(t.numel() for tree in kept.values() for t in tree.values()) == clients * weights

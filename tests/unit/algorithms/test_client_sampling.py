@@ -18,7 +18,7 @@ from fedlens.algorithms.client_sampling import (
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, RoundContext
 from fedlens.core.random import Rng
-from fedlens.local.rules import ClientRule
+from fedlens.local.rules import ClientRule, Traits
 from tests.unit.algorithms.goodness import chi_squared, limit
 
 INFO = FederationInfo(np.array([5, 0, 3, 8, 0, 1, 2, 9]), 10, (1, 8, 8))  # six of eight hold data
@@ -182,7 +182,7 @@ def test_who_may_appear_twice() -> None:
 
 
 def test_a_rule_with_an_invariant_takes_no_selection_that_repeats() -> None:
-    rule = ClientRule(name="variate", invariant=True)
+    rule = ClientRule(name="variate", traits=Traits(invariant=True))
     info = FederationInfo(np.array([5, 3, 2]), 10, (1,))
     for select in (BySize(3), BySize(2, method="replacement"), Fixed((1, 1))):
         with pytest.raises(

@@ -50,13 +50,13 @@ def test_a_solver_of_another_kind_is_refused() -> None:
 def test_the_hook_changes_none_of_its_inputs() -> None:
     anchor, gradients, w, linear = ([torch.full((2,), value)] for value in (1.0, 2.0, 3.0, 4.0))
     context = LocalContext(["w"], anchor, {}, {}, torch.empty(0), 0.1, 1)
-    context.own[NAME] = linear
+    context.saved[NAME] = linear
     assert tilted(gradients, w, context, mu=0.5)[0][0].item() == 2.0 + 4.0 + 0.5 * (3.0 - 1.0)
     assert [t[0][0].item() for t in (anchor, gradients, w, linear)] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_fednova_is_told_of_the_proximal_term() -> None:
-    assert feddane(parts(world(), LOCAL), mu=0.3).train.rule.proximal == 0.3
+    assert feddane(parts(world(), LOCAL), mu=0.3).train.rule.traits.proximal == 0.3
 
 
 def test_what_is_sent_is_what_the_page_says() -> None:

@@ -26,8 +26,8 @@ LOCAL = {"lr": 0.1, "epochs": 2}
 def test_what_the_paper_fills_and_what_goes_before_it() -> None:
     made = feddyn(parts(world(), LOCAL))
     assert (made.select, made.aggregate, made.server) == (Uniform(), Mean("uniform"), Plain())
-    assert made.rule.invariant
-    assert made.rule.proximal == 0.1
+    assert made.rule.traits.invariant
+    assert made.rule.traits.proximal == 0.1
     made = feddyn(parts(world(), LOCAL, aggregate=Mean("examples"), server=Momentum()))
     assert (made.aggregate, made.server) == (Mean("examples"), Momentum())
 

@@ -19,7 +19,7 @@ def test_what_it_fills_and_what_a_table_replaces() -> None:
     assert made.train.normalized
     mine = Normalized("uniform")
     made = fednova(parts(world(), LOCAL, aggregate=mine, server=Momentum(), client=proximal(mu=0.2)))
-    assert (made.aggregate, made.server, made.train.rule.proximal) == (mine, Momentum(), 0.2)
+    assert (made.aggregate, made.server, made.train.rule.traits.proximal) == (mine, Momentum(), 0.2)
     assert made.train.weighting == "uniform"
 
 

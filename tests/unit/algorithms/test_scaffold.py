@@ -18,8 +18,8 @@ LOCAL = {"lr": 0.1, "epochs": 2}
 def test_what_the_paper_fills_and_what_goes_before_it() -> None:
     made = scaffold(parts(world(), LOCAL), lr=0.5)
     assert (made.select, made.aggregate, made.server) == (Uniform(), Mean("uniform"), Plain(0.5))
-    assert made.rule.invariant
-    assert made.discloses == control_variate().discloses
+    assert made.rule.traits.invariant
+    assert made.discloses == control_variate().traits.discloses
     assert "control variate" in made.discloses[0]
     mine = {"aggregate": Mean("examples"), "server": Momentum()}
     made = scaffold(parts(world(), LOCAL, **mine), lr=0.5)

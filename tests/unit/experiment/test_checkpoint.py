@@ -17,12 +17,13 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
 from fedlens.experiment import checkpoint, tensorfile
 
-DTYPES = [*tensorfile.DTYPES.values(), torch.complex128, torch.float8_e8m0fnu]
+DTYPES = [*sorted(tensorfile.DTYPES, key=str), torch.complex128, torch.float8_e8m0fnu]
 
 
 def same(left: Any, right: Any) -> bool:
@@ -205,7 +206,7 @@ def test_any_mapping_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_safetensors_library_reads_the_tensors(tmp_path: Path) -> None:
-    tree = {str(dtype): of_bytes(dtype, 3, 2) for dtype in tensorfile.DTYPES.values()}
+    tree = {str(dtype): of_bytes(dtype, 3, 2) for dtype in sorted(tensorfile.DTYPES, key=str)}
     tree |= {"empty": torch.empty(0, 4), "scalar": torch.tensor(3)}
     tensorfile.write(tmp_path / "a", tree, {"classes": '["é"]'})
     assert same(dict(sorted(safetensors.torch.load_file(tmp_path / "a").items())), dict(sorted(tree.items())))
@@ -214,7 +215,7 @@ def test_the_safetensors_library_reads_the_tensors(tmp_path: Path) -> None:
 
 
 def test_files_of_the_safetensors_library_are_read(tmp_path: Path) -> None:
-    tree = {str(dtype): of_bytes(dtype, 3, 2) for dtype in tensorfile.DTYPES.values()}
+    tree = {str(dtype): of_bytes(dtype, 3, 2) for dtype in sorted(tensorfile.DTYPES, key=str)}
     safetensors.torch.save_file(tree, tmp_path / "a", {"key": "value"})
     contents = tensorfile.read(tmp_path / "a")
     assert same(dict(sorted(contents.tensors.items())), dict(sorted(tree.items())))
@@ -430,10 +431,15 @@ def test_a_full_device_keeps_the_old_checkpoint_and_says_so(
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
     checkpoint.save(tmp_path, 1, sections(1))
-    for module in ("tensorfile", "atomic_files"):
+    full = lambda path, mode, **options: open("/dev/full", mode, **options)  # noqa: E731, SIM115
+
+    def refuse(specs: object, path: Path, metadata: object) -> None:
+        # As the library says it; on a real disk in the test below.
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    for module, name, refusing in (("tensorfile", "serialize_file", refuse), ("atomic_files", "open", full)):
         with monkeypatch.context() as patch:
-            full = lambda path, mode, **options: open("/dev/full", mode, **options)  # noqa: E731, SIM115
-            patch.setattr(f"fedlens.experiment.{module}.open", full, raising=False)
+            patch.setattr(f"fedlens.experiment.{module}.{name}", refusing, raising=False)
             with pytest.raises(
                 RunFailed, match=r"disk is full.*round 2.*free some space.*fedlens resume"
             ) as caught:
@@ -620,3 +626,19 @@ def test_a_single_element_with_a_stride_is_saved(tmp_path: Path) -> None:
     loaded = checkpoint.load_latest(tmp_path)
     assert loaded is not None
     assert torch.equal(loaded.payload["state"]["x"], odd)
+
+
+def test_what_a_killed_writer_left_beside_a_model_goes_with_the_next_one(tmp_path: Path) -> None:
+    """The library writes to a name of its own first."""
+    (tmp_path / ".tmpa1B2c3").write_bytes(b"half")
+    (tmp_path / ".tmp").mkdir()  # somebody else's
+    checkpoint.write_model(tmp_path / "model.safetensors", {"w": torch.ones(1)}, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp", "model.safetensors"]
+
+
+def test_two_files_of_one_model_have_the_same_bytes(tmp_path: Path) -> None:
+    metadata = {str(k): "ü" * k for k in range(12)}
+    for name in ("a", "b"):
+        checkpoint.write_model(tmp_path / name, {"w": torch.ones(1)}, metadata)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert checkpoint.read_model(tmp_path / "a")[1] == metadata

@@ -8,7 +8,7 @@ import torch
 from fedlens.core.errors import ConfigError
 from fedlens.core.schema import NumberField
 from fedlens.local.chain import chain
-from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Solved, plain, proximal
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Solved, Traits, plain, proximal
 
 VISIT = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)
 
@@ -16,28 +16,28 @@ VISIT = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1
 def rule(name: str, factor: float) -> ClientRule:
     return ClientRule(
         name=name,
-        start=lambda context: context.own.update({name: factor}),
+        start=lambda context: context.saved.update({name: factor}),
         loss=lambda loss, outputs, targets, context: loss * factor + 1,
         grad=lambda gradients, parameters, context: [g * factor + 1 for g in gradients],
         finish=lambda parameters, context: ({name: factor}, {f"{name}-state": factor}),
         expect=lambda spec: {name: NumberField()},
         fields={name: "sum"},
         servers={name: ServerRule()},
-        discloses=(name,),
+        traits=Traits(discloses=(name,)),
     )
 
 
 def test_hooks_run_in_the_order_given_and_fields_and_states_stand_side_by_side() -> None:
     both = chain(rule("a", 2.0), rule("b", 5.0))
     zero = torch.tensor(0.0)
-    VISIT.own.clear()
+    VISIT.saved.clear()
     both.start(VISIT)
-    assert VISIT.own == {"a": 2.0, "b": 5.0}
+    assert VISIT.saved == {"a": 2.0, "b": 5.0}
     assert both.loss(torch.tensor(3.0), zero, zero, VISIT).item() == (3 * 2 + 1) * 5 + 1
     assert both.grad([torch.tensor(3.0)], [zero], VISIT)[0].item() == (3 * 2 + 1) * 5 + 1
     assert both.finish([], VISIT) == ({"a": 2.0, "b": 5.0}, {"a-state": 2.0, "b-state": 5.0})
     assert set(both.expect({})) == {"a", "b"} == set(both.fields) == set(both.servers)
-    assert both.discloses == ("a", "b")
+    assert both.traits.discloses == ("a", "b")
     assert both.name == "a+b"
 
 
@@ -46,7 +46,7 @@ def test_one_rule_or_none_stays_what_it_is() -> None:
     assert chain(one) is one
     assert chain(ClientRule(), one, ClientRule()) is one
     assert chain() == ClientRule()
-    assert chain(one, rule("a", 1.0)).proximal == 1.0
+    assert chain(one, rule("a", 1.0)).traits.proximal == 1.0
 
 
 def test_a_rule_without_a_state_does_not_make_one() -> None:
@@ -65,7 +65,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ConfigError, match="'proximal' bends the steps"):
         chain(proximal(mu=1.0), solver)
     assert chain(weigh[0], solver).solve is solver.solve
-    memories = [ClientRule(name=n, grad=lambda g, w, context: g, corrects=True) for n in "uv"]
+    memories = [ClientRule(name=n, grad=lambda g, w, context: g, traits=Traits(corrects=True)) for n in "uv"]
     with pytest.raises(ConfigError, match="'u' and 'v' both correct a client's drift"):
         chain(*memories)
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlens.core.random import Rng
 from fedlens.local.rules import LocalContext
+from fedlens.local.vectorized.group import Group
 
 
 class Batch(NamedTuple):
@@ -27,17 +27,14 @@ class Batch(NamedTuple):
     counts: list[int]
 
 
-def batches(contexts: Sequence[LocalContext], rngs: Sequence[Rng], like: Tensor) -> Iterator[Batch]:
-    """The batches of the steps of these clients, those with the most steps first; weights are as `like` is."""
-    datas = [context.problem.data for context in contexts]
-    if _gatherable(datas):
-        return _gathered(contexts, datas, rngs, like)
-    steps = [context.steps for context in contexts]
+def batches(group: Group, like: Tensor) -> Iterator[Batch]:
+    """The batches of the steps of these clients; weights are as `like` is."""
+    if _gatherable(group.datas):
+        return _gathered(group, like)
     streams = [
-        context.problem.data.batches(context.problem.batch, rng)
-        for context, rng in zip(contexts, rngs, strict=True)
+        data.batches(size, rng) for data, size, rng in zip(group.datas, group.sizes, group.rngs, strict=True)
     ]
-    return _beside(streams, steps, like)
+    return _beside(streams, group.steps, like)
 
 
 def held(data: Any, n: int) -> int:
@@ -58,12 +55,10 @@ def stretches(contexts: Sequence[LocalContext], like: Tensor) -> Iterator[Batch]
     )
 
 
-def _gathered(
-    contexts: Sequence[LocalContext], datas: Sequence[Any], rngs: Sequence[Rng], like: Tensor
-) -> Iterator[Batch]:
+def _gathered(group: Group, like: Tensor) -> Iterator[Batch]:
     """The images of a step are read at once, wherever they are in the set that all clients share."""
-    sizes, steps = [context.problem.batch for context in contexts], [context.steps for context in contexts]
-    at = datas[0].orders(datas, sizes, rngs, steps)
+    datas = group.datas
+    at = datas[0].orders(datas, group.sizes, group.rngs, group.steps)
     size = at.shape[2]
     begins = torch.tensor([0, *(len(data) for data in datas[:-1])]).cumsum(0).unsqueeze(1)
     real = at >= 0

@@ -27,17 +27,17 @@ class StackedContext:
     Attributes:
         names, anchor, settings, lr: as of a `LocalContext`; they are the same for all.
         payload: what the server sent to all; what it sent to each is not available either.
-        own: what `start` left, with an axis of clients in front of every tensor. What cannot be stacked raises
+        saved: what `start` left, with an axis of clients in front of every tensor. What cannot be stacked raises
             `Unequal`: then `grad` is to be called client by client, which is always right.
         at_anchor: as of a `LocalContext`, with an axis of clients.
     """
 
-    def __init__(self, one: LocalContext | StackedContext, payload: _Partial, own: _Partial) -> None:
+    def __init__(self, one: LocalContext | StackedContext, payload: _Partial, saved: _Partial) -> None:
         self.names: list[str] = one.names
         self.anchor: Tensors = one.anchor
         self.settings: LocalSettings = one.settings
         self.lr: float = one.lr
-        self.payload, self.own = payload, own
+        self.payload, self.saved = payload, saved
         self.at_anchor: Tensors = []
 
     tree, listed = LocalContext.tree, LocalContext.listed
@@ -47,8 +47,8 @@ class StackedContext:
 
     def first(self, active: int) -> StackedContext:
         """That of the first so many clients."""
-        there = {name: cut(value, active) for name, value in self.own.there.items()}
-        return StackedContext(self, self.payload, _Partial(there, self.own.lost))
+        there = {name: cut(value, active) for name, value in self.saved.there.items()}
+        return StackedContext(self, self.payload, _Partial(there, self.saved.lost))
 
 
 class _Partial(Mapping[str, Any]):
@@ -71,7 +71,7 @@ class _Partial(Mapping[str, Any]):
 
 def _not_here(what: str) -> RuntimeError:
     return RuntimeError(
-        f"{what} is not available to `grad` where clients are stacked: leave what it needs in context.own, in `start`"
+        f"{what} is not available to `grad` where clients are stacked: leave what it needs in context.saved, in `start`"
     )
 
 
@@ -89,15 +89,15 @@ def stacked_visit(contexts: Sequence[LocalContext]) -> StackedContext:
         common, {name: _not_here(f"context.payload[{name!r}]") for name in sent - common.keys()}
     )
     shapes = {name: value.shape for name, value in zip(one.names, one.anchor, strict=True)}
-    own, lost = dict[str, Any](), dict[str, Exception]()
-    for name in {name: None for context in contexts for name in context.own}:
+    saved, lost = dict[str, Any](), dict[str, Exception]()
+    for name in {name: None for context in contexts for name in context.saved}:
         try:
-            own[name] = _stack([context.own[name] for context in contexts], shapes)
+            saved[name] = _stack([context.saved[name] for context in contexts], shapes)
         except Exception as error:  # of whatever kind
             if out_of_memory(error):
                 raise
             lost[name] = Unequal(name)
-    return StackedContext(one, payload, _Partial(own, lost))
+    return StackedContext(one, payload, _Partial(saved, lost))
 
 
 Shapes = Mapping[str, torch.Size]  # of the trainable leaves

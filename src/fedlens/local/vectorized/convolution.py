@@ -22,14 +22,13 @@ Measured on a CPU (forward and backward, ms; 10 clients of mcmahan-cnn at batch 
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from fedlens.local.vectorized.layers import Stack
+from fedlens.local.vectorized.stack import Stack
 
 _CHANNELS = 8  # of a group, from which on grouped convolutions are no slower than those of each client
 _LITTLE = (

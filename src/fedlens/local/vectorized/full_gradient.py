@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,12 +10,10 @@ from fedlens.core.errors import out_of_memory
 from fedlens.core.random import Rng
 from fedlens.core.stacked import Row, StackedTrees
 from fedlens.local.rules import LocalContext, Tensors
+from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import stretches
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.steps import gradients
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
 
 
 def full_gradients(

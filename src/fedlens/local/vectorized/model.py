@@ -23,7 +23,8 @@ from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
 from fedlens.local.features import listening
 from fedlens.local.rules import Tensors
-from fedlens.local.vectorized.layers import Masks, Stack, adapted, drops, known, reformed
+from fedlens.local.vectorized.layers import adapted, drops, known, reformed
+from fedlens.local.vectorized.stack import Masks, Stack
 
 
 class StackedModel:
@@ -38,6 +39,9 @@ class StackedModel:
         self.learner, self.names = learner, list(learner.trainable)
         self.stack = Stack(Masks([]))
         self.random = any(drops(layer) for layer in learner.module.modules())
+        self.slots = [_slot(learner.module, name) for name in self.names]
+        leaves = list(learner.trainable.values())
+        self.tied = len({id(leaf) for leaf in leaves}) < len(leaves)
         key = _key(learner)
         if key not in scratch:
             scratch[key] = known(learner.module) and alike(
@@ -59,9 +63,25 @@ class StackedModel:
         if not self.flat:
             return self._vmapped(weights, images)
         self.stack.clients = len(images)
-        own = dict(zip(self.names, weights, strict=True))
-        out: Tensor = functional_call(self.learner.module, own, (images.flatten(0, 1),))
+        out = self._forward(weights, images.flatten(0, 1))
         return out.view(*images.shape[:2], *out.shape[1:])
+
+    def _forward(self, weights: Tensors, images: Tensor) -> Tensor:
+        """What `functional_call` does, without its search for the weights in every step."""
+        module = self.learner.module
+        out: Tensor
+        if self.tied:
+            out = functional_call(module, dict(zip(self.names, weights, strict=True)), (images,))
+            return out
+        before = [slot[name] for slot, name in self.slots]
+        try:
+            for (slot, name), weight in zip(self.slots, weights, strict=True):
+                slot[name] = weight
+            out = module(images)
+        finally:
+            for (slot, name), parameter in zip(self.slots, before, strict=True):
+                slot[name] = parameter
+        return out
 
     def _vmapped(self, weights: Tensors, images: Tensor) -> Tensor:
         found: Tensor = vmap(self._alone)(weights, images)
@@ -85,6 +105,12 @@ class StackedModel:
 
             outputs, *features = vmap(forward)(weights, images)
         return outputs, features[0].reshape(*clients, -1) if features else None
+
+
+def _slot(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Where the module keeps the parameter of this name."""
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path)._parameters, leaf
 
 
 def _key(learner: Loadable) -> tuple[str, int]:

@@ -7,23 +7,21 @@ that those who still have some are always the first ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from fedlens.core.arithmetic import gradients_of
-from fedlens.core.random import Rng
 from fedlens.local.optimizers import OptimizerState, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors
+from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import Batch, batches
 from fedlens.local.vectorized.context import StackedContext, Unequal, stacked_visit
 from fedlens.local.vectorized.features import StackedLooks
-from fedlens.local.vectorized.layers import Masks
+from fedlens.local.vectorized.group import Group
 from fedlens.local.vectorized.model import StackedModel
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
+from fedlens.local.vectorized.stack import Masks
 
 
 class Steps:
@@ -32,25 +30,16 @@ class Steps:
     Args:
         train: the operation.
         model: the model, stacked.
-        visits: the clients', those with the most steps first.
-        rngs: where each client's orders come from.
-        masks: the generators that their dropout masks come from; None for a model without dropout.
+        group: the clients.
     """
 
-    def __init__(
-        self,
-        train: Train,
-        model: StackedModel,
-        contexts: Sequence[LocalContext],
-        rngs: Sequence[Rng],
-        masks: Sequence[torch.Generator | None],
-    ) -> None:
-        self.train, self.model, self.contexts, self.rngs, self.masks = train, model, contexts, rngs, masks
-        self.weights = [value.expand(len(contexts), *value.shape).clone() for value in contexts[0].anchor]
+    def __init__(self, train: Train, model: StackedModel, group: Group) -> None:
+        self.train, self.model, self.group, self.contexts = train, model, group, group.contexts
+        self.weights = [value.expand(len(group), *value.shape).clone() for value in group.anchor]
         self.kept: OptimizerState = {}
         rule, settings = train.rule, train.settings
-        self.stacked = stacked_visit(contexts) if rule.grad and rule.stackable else None
-        self.looks = StackedLooks(rule, contexts) if rule.loss is not None else None
+        self.stacked = stacked_visit(group.contexts) if rule.grad and rule.traits.stackable else None
+        self.looks = StackedLooks(rule, group.contexts) if rule.loss is not None else None
         self.first: tuple[int, StackedContext] | None = (
             None  # the stacked visit of the clients that still have steps
         )
@@ -62,9 +51,9 @@ class Steps:
         """The trained weights [A, ...], and each client's mean loss and number of examples looked at."""
         losses: list[Tensor] = []
         counts: list[list[int]] = []
-        n = len(self.contexts)
-        with self.model.ready(self.masks) as masks:
-            for batch in batches(self.contexts, self.rngs, self.weights[0]):
+        n = len(self.group)
+        with self.model.ready(self.group.masks) as masks:
+            for batch in batches(self.group, self.weights[0]):
                 masks.begin(batch.counts, batch.inputs.shape[1])
                 losses.append(self._step(batch, masks))
                 counts.append(batch.counts)
@@ -79,10 +68,10 @@ class Steps:
     def _step(self, batch: Batch, masks: Masks) -> Tensor:
         rule, active = self.train.rule, len(batch.counts)
         contexts = self.contexts[:active]
-        weights = self.weights if active == len(self.contexts) else [value[:active] for value in self.weights]
+        weights = self.weights if active == len(self.group) else [value[:active] for value in self.weights]
         at_anchor: Tensors = []
-        if rule.anchored:
-            anchor = [value.expand(active, *value.shape) for value in contexts[0].anchor]
+        if rule.traits.anchored:
+            anchor = [value.expand(active, *value.shape) for value in self.group.anchor]
             _, at_anchor = gradients(self.train, self.model, anchor, batch, contexts)
             masks.again()
             for context in contexts:
@@ -95,13 +84,13 @@ class Steps:
         if self.train.settings.clip_norm is not None:
             found = _clipped(found, self.train.settings.clip_norm)
         kept = {name: [v[:active] if v.dim() else v for v in values] for name, values in self.kept.items()}
-        optimizer(self.train.settings, contexts[0].lr, kept)(weights, found)
+        optimizer(self.train.settings, self.group.lr, kept)(weights, found)
         self.kept = kept  # whoever has no steps left has no use for it any more
         return losses
 
     def _straight(self, batch: Batch, weights: Tensors, contexts: Sequence[LocalContext]) -> Tensor:
         """A step of plain SGD: w <- w - lr g, where g may be a product that is never written."""
-        lr, stack = contexts[0].lr, self.model.stack
+        lr, stack = self.group.lr, self.model.stack
         stack.products = []
         try:
             losses, leaves = descended(self.train, self.model, weights, batch, contexts, self.looks)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedlens.core.modules import module_in
+from fedlens.core.protocol import Obstacle
+from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import held
-from fedlens.local.vectorized.trial import OTHER, Obstacle, of_model, of_rule
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
+from fedlens.local.vectorized.trial import OTHER, of_model, of_rule
 
 _UNKNOWN = 32  # examples in a batch that is all that a client has, where nobody knows how many that is
 
@@ -28,12 +27,12 @@ def obstacle(train: Train) -> Obstacle | None:
         return Obstacle(
             "the optimizer's state is kept, so there is one client after the other", "algorithm.name", OTHER
         )
-    if not rule.plain and not rule.stackable:
+    if not rule.plain and not rule.traits.stackable:
         who = f"the client rule '{rule.name}'" if rule.name else "a client rule without a name"
         return Obstacle(
             f"{who} does not say that its clients may be stacked",
             "client",
-            f"give it stackable=True where that is so, or {OTHER}",
+            f"give it traits=Traits(stackable=True) where that is so, or {OTHER}",
         )
     for name, module in train.model.build().named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -9,22 +9,22 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fedlens.core.errors import ConfigError, out_of_memory, told
 from fedlens.core.modules import loadable
+from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import Call, Outcome
-from fedlens.core.stacked import StackedTrees
+from fedlens.core.stacked import Column, StackedTrees
 from fedlens.core.tree import Tree
-from fedlens.local.rules import LocalContext, Solved
+from fedlens.local.rules import LocalContext, Solved, Tensors
+from fedlens.local.training import Train, virtual
 from fedlens.local.vectorized.full_gradient import Shared, full_gradients
+from fedlens.local.vectorized.group import Group
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.steps import Steps
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
 
 
 @dataclass
@@ -40,12 +40,12 @@ class _Member:
 Results = dict[int, Outcome | Exception]
 
 
-def train_together(train: Train, calls: Sequence[Call]) -> list[Outcome | Exception]:
+def train_together(train: Train, calls: Sequence[Call]) -> Sequence[Outcome | Exception]:
     """Local training of several clients, as `Train` does it for one.
 
     Where a client fails by itself its place holds the exception. Raises whatever the common computation raises.
     """
-    return _by_kind(train, calls, partial(_trained, train))
+    return _in_columns(train, calls) or _by_kind(train, calls, partial(_trained, train))
 
 
 def gradients_together(
@@ -77,6 +77,73 @@ def _by_kind(
             if members:
                 results |= work(StackedModel(learner, client.scratch), members)
     return [results[at] for at in range(len(calls))]
+
+
+def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
+    """Training without hooks of clients that got the same model and rate: nothing is made for each of them.
+
+    None where it is another training, or a client fails by itself: then `_by_kind` says which.
+    """
+    special = train.normalized or train.personal or train.keep_optimizer
+    if special or not calls or not train.rule.plain:
+        return None
+    first, settings = calls[0], train.settings
+    tree, lr = first.payload["model"], first.payload["lr"]
+    if any(call.payload["model"] is not tree or call.payload["lr"] != lr for call in calls):
+        return None
+    try:
+        datas = [virtual(call.client.data, settings.examples, call.rng) for call in calls]
+        counts = [len(data) for data in datas]
+    except Exception:
+        return None
+    if not all(counts):
+        return None
+    kinds = [(n, call.payload.get("work")) for n, call in zip(counts, calls, strict=True)]
+    steps_of = {kind: settings.steps_at(*kind) for kind in set(kinds)}
+    size_of = {n: settings.batch(n) for n in set(counts)}
+    order = sorted(range(len(calls)), key=lambda k: -steps_of[kinds[k]])
+    learner = loadable(train.model, first.client)
+    learner.load(tree)
+    model = StackedModel(learner, first.client.scratch)
+    rngs = [calls[k].rng for k in order]
+    group = Group(
+        list(learner.trainable),
+        [tree[name] for name in learner.trainable],
+        lr,
+        [datas[k] for k in order],
+        [size_of[counts[k]] for k in order],
+        [steps_of[kinds[k]] for k in order],
+        rngs,
+        [torch.Generator().manual_seed(rng.seed("torch")) for rng in rngs]
+        if model.random
+        else [None] * len(calls),
+    )
+    updates, losses, _ = _moved(train, model, group)
+    by_examples = train.weighting == "examples"
+    payload: dict[str, Column] = {
+        "update": updates,
+        "buffers": {name: learner.rest[name].clone() for name in learner.buffers},
+        "counters": {name: learner.rest[name].clone() for name in learner.counters},
+        "weight": [float(counts[k]) if by_examples else 1.0 for k in order],
+    }
+    metrics: dict[str, Sequence[float]] = {
+        "loss": [mean * seen for mean, seen in losses],
+        "examples": [seen for _, seen in losses],
+        "batches": group.steps,
+    }
+    rows = [0] * len(order)  # the row of each call
+    for row, k in enumerate(order):
+        rows[k] = row
+    return StackedOutcomes(payload, metrics, rows)
+
+
+def _moved(
+    train: Train, model: StackedModel, group: Group
+) -> tuple[StackedTrees, list[tuple[float, int]], Tensors]:
+    """Runs the steps: how far each client moved, its mean loss and the examples it saw, and its weights."""
+    trained, losses = Steps(train, model, group).run()
+    moved = [anchor - now for anchor, now in zip(group.anchor, trained, strict=True)]
+    return StackedTrees(dict(zip(group.names, moved, strict=True))), losses, trained
 
 
 def _visit(train: Train, call: Call, closing: ExitStack) -> LocalContext:
@@ -129,7 +196,7 @@ def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> R
         raise ConfigError(
             "`start` sets context.anchor, which clients that are stacked have in common",
             where="client",
-            hint="leave what the rule needs in context.own",
+            hint="leave what the rule needs in context.saved",
         )
     return failed
 
@@ -138,12 +205,10 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
     results: Results = {}
     contexts = [member.context for member in members]
     rngs, masks = [member.call.rng for member in members], [member.masks for member in members]
-    trained, losses = Steps(train, model, contexts, rngs, masks).run()
-    moved = [anchor - now for anchor, now in zip(contexts[0].anchor, trained, strict=True)]
-    updates = StackedTrees(dict(zip(contexts[0].names, moved, strict=True))).rows()
+    updates, losses, trained = _moved(train, model, Group.of(contexts, rngs, masks))
     # Cut for those alone who look at them.
     ends = list(zip(*trained, strict=True)) if train.rule.finish is not None else [()] * len(members)
-    for member, loss, end, update in zip(members, losses, ends, updates, strict=True):
+    for member, loss, end, update in zip(members, losses, ends, updates.rows(), strict=True):
         solved = Solved([], loss[0], loss[1], member.context.steps)
         try:
             results[member.at] = train.outcome(member.call.client, member.context, list(end), update, solved)

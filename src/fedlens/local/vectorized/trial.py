@@ -8,38 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlens.core.errors import out_of_memory, told
-from fedlens.core.protocol import Call, Client, ClientExamples, Outcome, Payload
+from fedlens.core.protocol import Call, Client, ClientExamples, Obstacle, Outcome, Payload
 from fedlens.core.random import Rng, Secrets, random_state_kept
 from fedlens.core.tree import Tree, tree_of
 from fedlens.local.features import OWN
-from fedlens.local.rules import ClientRule, LocalContext
+from fedlens.local.rules import ClientRule, LocalContext, Traits
+from fedlens.local.training import Train
 from fedlens.local.vectorized.model import in_float64
 from fedlens.local.vectorized.train_group import train_together
-
-if TYPE_CHECKING:
-    from fedlens.local.training import Train
 
 OTHER = "take engine.name = 'inline' or 'processes'"
 THERE = "there"
 
 
-class Obstacle(NamedTuple):
-    """Why clients cannot be trained together: what, the setting, and what to do."""
-
-    what: str
-    where: str
-    hint: str
-
-
 def of_model(train: Train) -> Obstacle | None:
     """What the trial finds in the way with the model, the local settings, and features where the rule looks at any."""
-    rule = ClientRule() if train.rule.looks is None else ClientRule(looks=_looks, loss=_loss, stackable=True)
+    rule = (
+        ClientRule()
+        if train.rule.looks is None
+        else ClientRule(looks=_looks, loss=_loss, traits=Traits(stackable=True))
+    )
     found = _tried(replace(train, rule=rule))
     if found is None:
         return None

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fedlens.local.vectorized import convolution as stacked_convolution
 from fedlens.local.vectorized.convolution import chosen
-from fedlens.local.vectorized.layers import Masks, Stack, adapted, known
+from fedlens.local.vectorized.layers import adapted, known
+from fedlens.local.vectorized.stack import Masks, Stack
 
 CLIENTS, BATCH = 3, 2
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}

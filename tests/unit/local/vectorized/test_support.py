@@ -15,7 +15,7 @@ from fedlens.algorithms.moon import moon
 from fedlens.core.protocol import ModelSpec
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import Examples
-from fedlens.local.rules import ClientRule, LocalContext, ServerRule
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Traits
 from fedlens.local.training import Train
 from fedlens.local.vectorized import steps as stacked_steps
 from fedlens.local.vectorized import trial as stackable_trial
@@ -90,7 +90,9 @@ def test_clipping_and_momentum_are_tried_where_they_are_set(monkeypatch) -> None
 
 
 def ruled(grad: Any, **more: Any) -> Obstacle | None:
-    return obstacle(trained(model(), ClientRule(name="mine", grad=grad, stackable=True, **more)))
+    return obstacle(
+        trained(model(), ClientRule(name="mine", grad=grad, traits=Traits(stackable=True), **more))
+    )
 
 
 def lengths(gradients: list[Tensor], parameters: list[Tensor], context: LocalContext) -> list[Tensor]:
@@ -126,7 +128,9 @@ def test_what_rounding_alone_decides_is_held_against_no_rule() -> None:
         layers = nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 1), nn.GroupNorm(4, 4), nn.Flatten()
         return nn.Sequential(*layers, nn.Linear(16, classes))
 
-    rule = ClientRule(name="signs", grad=lambda g, p, context: [x.sign() for x in g], stackable=True)
+    rule = ClientRule(
+        name="signs", grad=lambda g, p, context: [x.sign() for x in g], traits=Traits(stackable=True)
+    )
     assert obstacle(trained(model(factory=normalized), rule)) is None
 
 

@@ -1,0 +1,43 @@
+"""Local training that can also be done for several clients as one computation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedlens.core.protocol import Call, Obstacle, Outcome, Trial
+from fedlens.core.tree import tree_of
+from fedlens.local.rules import ClientRule
+from fedlens.local.training import Train
+from fedlens.local.vectorized.support import footprint, obstacle
+from fedlens.local.vectorized.train_group import train_together
+
+
+@dataclass(frozen=True)
+class BatchedTrain(Train):
+    """`Train`, as a `BatchedOp`: the form that algorithms offer to the engines."""
+
+    def together(self, calls: Sequence[Call]) -> Sequence[Outcome | Exception]:
+        """Trains at several clients at once; see `fedlens.local.vectorized.train_group`."""
+        return train_together(self, calls)
+
+    def obstacle(self) -> Obstacle | None:
+        """What keeps it from training several clients at once; None where nothing does."""
+        return obstacle(self)
+
+    def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
+        """About how many bytes each client takes; see `fedlens.local.vectorized.support.footprint`."""
+        return footprint(self, device, largest, data)
+
+    def trial(self, steps: int) -> Trial:
+        """Plain training of so many steps."""
+        settings = self.settings.model_copy(update={"steps": steps, "epochs": None, "stragglers": 0.0})
+        plain = replace(self, settings=settings, rule=ClientRule(), normalized=False, keep_optimizer=False)
+        model = self.model.build()
+        convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+        # The rate is so small that no weights diverge, whatever they are.
+        return Trial(plain, {"model": tree_of(model), "lr": 1e-9}, convolutions)

@@ -1,0 +1,176 @@
+"""The structure of the source: imports without a circle, declared seams, and one meaning for each class name."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[3] / "src"
+
+# Objects that are not the project's: of the operating system, of images and arrays, of pydantic, and of modules that
+# are imported by name. `file: the call`.
+FOREIGN = {
+    "__init__.py: getattr(api, name)",
+    "benchmark/peer.py: getattr(signal, name)",
+    "benchmark/peer.py: hasattr(os, 'killpg')",
+    "benchmark/peer.py: hasattr(signal, name)",
+    "cli/data_info.py: getattr(annotation, '__name__', annotation)",
+    "cli/data_info.py: getattr(item, 'metadata', [item])",
+    "cli/data_info.py: getattr(part, key)",
+    "cli/data_info.py: hasattr(part, key)",
+    "cli/list.py: getattr(import_module(module), name)",
+    "core/registry.py: getattr(checked, name)",
+    "core/registry.py: getattr(factory, '__name__', type(factory).__name__)",
+    "core/registry.py: getattr(importlib.import_module(module), attribute)",
+    "core/registry.py: getattr(module, attribute)",
+    "data/dataset.py: getattr(array, 'dtype', type(array).__name__)",
+    "data/dataset.py: getattr(array, 'shape', [])",
+    "data/download.py: getattr(error, 'reason', error)",
+    "data/formats/formats.py: getattr(import_module(self.module), self.factory)",
+    "data/formats/probe.py: getattr(image, 'n_frames', 1)",
+    "data/formats/probe.py: getattr(image, 'tile', '')",
+    "data/images.py: hasattr(os, 'sched_getaffinity')",
+    "engines/devices.py: hasattr(os, 'sched_getaffinity')",
+    "engines/shared_memory.py: hasattr(os, 'memfd_create')",
+    "experiment/config_errors.py: getattr(checked, name, None)",
+    "experiment/payload.py: getattr(torch, node['dtype'])",
+    "experiment/resolve.py: getattr(checked, name)",
+    "experiment/rundir.py: hasattr(value, 'item')",
+    "local/vectorized/context.py: getattr(value, f.name)",
+    "local/vectorized/layers.py: getattr(layer, name, None)",
+}
+
+# Still to be declared; nothing is added here.
+PROBES_LEFT = {
+    "algorithms/averaging.py: getattr(select, 'repeats', lambda federation: False)",
+    "algorithms/centralized.py: getattr(parts, slot)",
+    "algorithms/personal.py: getattr(parts, slot)",
+    "api.py: hasattr(engine, 'warm')",
+    "benchmark/contest.py: getattr(contestant, 'about', {})",
+    "benchmark/profile.py: hasattr(engine, 'warm')",
+    "benchmark/profile_rounds.py: getattr(built.engine, 'state_memory', STATE_MEMORY)",
+    "benchmark/profile_seams.py: getattr(found, name)",
+    "benchmark/profile_seams.py: getattr(getattr(op, 'train', op), 'rule', None)",
+    "benchmark/profile_seams.py: getattr(op, 'train', op)",
+    "benchmark/profile_seams.py: hasattr(op, 'task')",
+    "benchmark/profile_watching.py: getattr(engine, 'chosen', engine)",
+    "benchmark/profile_watching.py: getattr(self.op, name)",
+    "data/formats/clients.py: getattr(self, name)",
+    "engines/auto.py: getattr(self.chosen, 'ahead', False)",
+    "engines/client_groups.py: getattr(program.data, 'largest', None)",
+    "engines/devices.py: getattr(engine, 'chosen', engine)",
+    "engines/devices.py: getattr(getattr(engine, 'chosen', engine), 'computing', ON_CPU)",
+    "engines/executor.py: hasattr(self.program.data, 'on')",
+    "engines/processes.py: hasattr(self, '_program')",
+    "experiment/build.py: getattr(algorithm, 'discloses', ())",
+    "experiment/build.py: getattr(algorithm, 'evaluation_asks', 1)",
+    "experiment/build.py: getattr(algorithm, 'select', None)",
+    "experiment/build.py: getattr(algorithm.factory(usual_parts, **required, **changed), slot, None)",
+    "experiment/build.py: getattr(config, slot)",
+    "experiment/build.py: getattr(engine, 'ahead', False)",
+    "experiment/build.py: getattr(parts, slot)",
+    "experiment/build.py: hasattr(engine, 'check')",
+    "experiment/build.py: hasattr(engine, 'choose')",
+    "experiment/build.py: hasattr(select, 'size')",
+    "experiment/resolve.py: hasattr(made, part)",
+    "experiment/runner.py: getattr(built.engine, 'state_memory', STATE_MEMORY)",
+    "experiment/runner.py: getattr(self.built.engine, 'ahead', False)",
+    "local/vectorized/batches.py: hasattr(data, 'held')",
+    "local/vectorized/batches.py: hasattr(datas[0], 'beside')",
+}
+
+# Names that still stand for two things; nothing is added here.
+NAMES_LEFT = {
+    "Annotation", "ClientRule", "Driven", "Format", "Instances", "Plain", "Published", "Row", "Store",
+    "Task", "Watch", "Worker",
+}  # fmt: skip
+
+
+def parsed(source: Path = SOURCE) -> dict[str, ast.Module]:
+    """The modules of the package by path below it."""
+    package = source / "fedlens"
+    return {p.relative_to(package).as_posix(): ast.parse(p.read_text("utf-8")) for p in package.rglob("*.py")}
+
+
+def imports(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """What each module imports of the package, wherever the import stands: in functions and for type checkers too."""
+    files = {_module(path): tree for path, tree in modules.items()}
+    graph: dict[str, set[str]] = {name: set() for name in files}
+    for name, tree in files.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    graph[name].add(inner if inner in files else node.module)
+            elif isinstance(node, ast.Import):
+                graph[name].update(alias.name for alias in node.names)
+    return {name: (targets & files.keys()) - {name} for name, targets in graph.items()}
+
+
+def _module(path: str) -> str:
+    return ".".join(("fedlens", *Path(path).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import one another in a circle; empty where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
+
+
+def probes(modules: dict[str, ast.Module]) -> set[str]:
+    """The calls that look for an attribute by its name as a string."""
+    return {
+        f"{path}: {ast.unparse(node)}"
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr")
+    }
+
+
+def repeated(modules: dict[str, ast.Module]) -> set[str]:
+    """The public class names that are defined in more than one place."""
+    places = defaultdict(list)
+    for path, tree in modules.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path)
+    return {name for name, paths in places.items() if len(paths) > 1}
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    graph = imports(parsed())
+    # The package looks `Experiment` up in `fedlens.api` when it is asked for.
+    graph["fedlens"].discard("fedlens.api")
+    assert circle(graph) == []
+
+
+def test_no_attribute_of_the_project_is_looked_for_by_a_string() -> None:
+    assert probes(parsed()) - FOREIGN - PROBES_LEFT == set()
+
+
+def test_no_class_name_stands_for_two_things() -> None:
+    assert repeated(parsed()) - NAMES_LEFT == set()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "from fedlens.one import A",
+        "def later():\n    from fedlens import one",
+        "if TYPE_CHECKING:\n    import fedlens.one",
+    ],
+)
+def test_each_kind_of_fault_is_found(second: str) -> None:
+    one = "from fedlens.two import B\nclass A: ...\nhasattr(B, 'together')"
+    modules = {"one.py": ast.parse(one), "two.py": ast.parse(f"{second}\nclass A: ...\nclass _B: ...")}
+    assert set(circle(imports(modules))) == {"fedlens.one", "fedlens.two"}
+    assert probes(modules) == {"one.py: hasattr(B, 'together')"}
+    assert repeated(modules) == {"A"}
