@@ -84,9 +84,9 @@ class Experiment:
 
         root = data_directory(None if data_dir is None else Path(data_dir))
         planned = plan(self.config, self._source)
-        engine = planned.chosen["engine"]()
+        engine = planned.engine()
         try:
-            _warm(engine)
+            engine.warm()
             listener = progress or Silent()
             built = build(planned, root, download, engine, listener.note)
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
@@ -128,9 +128,9 @@ def resume(
         environment = run.read_environment() or {}
         root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
         planned = plan(config, source)
-        engine = planned.chosen["engine"]()
+        engine = planned.engine()
         try:
-            _warm(engine)
+            engine.warm()
             built = build(planned, root, False, engine, listener.note)
             described = run.partition_path.exists()  # it is the last that is written before the first round
             if described:
@@ -156,12 +156,6 @@ def resume(
 _NOTES = 5  # sentences on the data that are said aloud
 
 
-def _warm(engine: Any) -> None:
-    """Lets an engine begin to start up while the data are read."""
-    if hasattr(engine, "warm"):
-        engine.warm()
-
-
 def _check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]) -> None:
     from fedlens.data.partition.partition import Partition
     from fedlens.experiment.build import data_digest
@@ -184,7 +178,7 @@ def _describe(directory: RunDir, built: Built, root: Path) -> None:
     from fedlens.experiment.rundir import FORMAT
 
     command = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv and sys.argv[0] else ["python"]
-    environment = describe_environment(command, built.config.seed)
+    environment = describe_environment(command, built.config.seed) | {"layout": built.layout}
     data = {"data_dir": str(root.resolve()), "data_sha256": data_digest(built)}
     directory.write_environment({**environment, "format": FORMAT, **data})
     built.partition.save(directory.partition_path)

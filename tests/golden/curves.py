@@ -13,6 +13,7 @@ from typing import Any
 from fedlens.api import Experiment
 
 FILE = Path(__file__).with_name("digits.json")
+CONTIGUOUS = Path(__file__).with_name("digits-contiguous.json")  # with channels_last = false
 TESTED = 360  # images in the test split
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},
@@ -21,7 +22,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-def experiment(algorithm: str) -> Experiment:
+def experiment(algorithm: str, **engine: Any) -> Experiment:
     """Twenty clients with two classes each; everything that has a default and a say is written down."""
     return Experiment(
         seed=0,
@@ -36,13 +37,13 @@ def experiment(algorithm: str) -> Experiment:
         algorithm=ALGORITHMS[algorithm],
         select={"name": "uniform", "clients_per_round": 10},
         local={"optimizer": "sgd", "lr": 0.05, "momentum": 0.5, "epochs": 2, "batch_size": 10},
-        engine={"name": "inline", "threads": 1},
+        engine={"name": "inline", "threads": 1, **engine},
     )
 
 
-def curve(algorithm: str, directory: Path) -> dict[str, Any]:
+def curve(algorithm: str, directory: Path, **engine: Any) -> dict[str, Any]:
     """The curve of one run, in full precision."""
-    result = experiment(algorithm).run(directory)
+    result = experiment(algorithm, **engine).run(directory)
     lines = result.metrics
     return {
         "partition": result.summary["partition"]["digest"],

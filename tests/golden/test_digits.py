@@ -8,10 +8,11 @@ Where a change of results is meant: `PYTHONPATH=src:. python -m tests.golden.cur
 """
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.golden.curves import ALGORITHMS, FILE, curve
+from tests.golden.curves import ALGORITHMS, CONTIGUOUS, FILE, curve
 
 KEPT = json.loads(FILE.read_text())
 
@@ -21,8 +22,11 @@ def test_there_is_a_curve_for_every_run() -> None:
 
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-def test_the_curve_is_as_it_was(algorithm: str, tmp_path) -> None:
-    kept, drawn = KEPT[algorithm], curve(algorithm, tmp_path / "run")
+@pytest.mark.parametrize(("file", "channels_last"), [(FILE, "auto"), (CONTIGUOUS, False)])
+def test_the_curve_is_as_it_was(algorithm: str, file: Path, channels_last: bool | str, tmp_path) -> None:
+    """In the default layout, and in the contiguous one, which was the only one when its curves were drawn."""
+    kept = json.loads(file.read_text())[algorithm]
+    drawn = curve(algorithm, tmp_path / "run", channels_last=channels_last)
     assert drawn["partition"] == kept["partition"]
     assert drawn["correct"] == kept["correct"]
     for name in ("test_loss", "local_loss"):

@@ -6,6 +6,7 @@ belongs to which purpose, and that images are normalized as `x * 1/(255 std) - m
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,11 +49,13 @@ def mcmahan(seed: int) -> nn.Module:
     )
 
 
-def bare_round(images: Tensor, labels: Tensor, partition: Partition, seed: int) -> dict[str, Tensor]:
+def bare_round(
+    images: Tensor, labels: Tensor, partition: Partition, seed: int, layout: torch.memory_format
+) -> dict[str, Tensor]:
     """The first round of FedAvg: sample, one local epoch each, average by the number of examples."""
     draw = Rng((derive(seed, "seeds", "selection"), "round", 1)).numpy("select")
     cohort = draw.choice(len(partition), COHORT, replace=False)
-    module = mcmahan(derive(seed, "seeds", "initialization"))
+    module = mcmahan(derive(seed, "seeds", "initialization")).to(memory_format=layout)
     start = {name: p.detach().clone() for name, p in module.named_parameters()}
     total, seen = {name: torch.zeros_like(p) for name, p in start.items()}, 0.0
     for slot, client in enumerate(cohort):
@@ -63,7 +66,9 @@ def bare_round(images: Tensor, labels: Tensor, partition: Partition, seed: int) 
         order = held[torch.randperm(len(held), generator=place.torch("batches"))]
         for batch in order.split(BATCH):
             step.zero_grad()
-            nn.functional.cross_entropy(module(images[batch]), labels[batch]).backward()
+            nn.functional.cross_entropy(
+                module(images[batch].contiguous(memory_format=layout)), labels[batch]
+            ).backward()
             step.step()
         for name, p in module.named_parameters():
             total[name].add_(start[name] - p.detach(), alpha=len(held))
@@ -73,11 +78,14 @@ def bare_round(images: Tensor, labels: Tensor, partition: Partition, seed: int) 
 
 
 @pytest.mark.timeout(300)
-def test_a_round_of_fedavg_is_bit_equal_to_a_bare_loop(real_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_round_of_fedavg_is_bit_equal_to_a_bare_loop(
+    channels_last: bool, real_data: Path, tmp_path: Path
+) -> None:
     raw = real_data / "FashionMNIST" / "raw"
     if not raw.is_dir():
         pytest.skip("no FashionMNIST/raw below FEDLENS_DATA")
-    settings = {
+    settings: dict[str, Any] = {
         "seed": 3,
         "rounds": 1,
         "data": {"dataset": "fashion-mnist", "partition": {"name": "iid", "clients": 100}},
@@ -85,14 +93,20 @@ def test_a_round_of_fedavg_is_bit_equal_to_a_bare_loop(real_data: Path, tmp_path
         "select": {"clients_per_round": COHORT},
         "local": {"lr": LR, "momentum": MOMENTUM, "epochs": 1, "batch_size": BATCH},
     }
-    engines = {"inline": {"name": "inline"}, "processes": {"name": "processes", "workers": 2}}
+    engines: dict[str, dict[str, Any]] = {
+        "inline": {"name": "inline"},
+        "processes": {"name": "processes", "workers": 2},
+    }
     results = {
-        name: Experiment(**settings, engine=engine).run(tmp_path / name, data_dir=real_data)
+        name: Experiment(**settings, engine=engine | {"channels_last": channels_last}).run(
+            tmp_path / name, data_dir=real_data
+        )
         for name, engine in engines.items()
     }
     partition = Partition.load(results["inline"].directory / "partition.npz")
     images, labels = published(raw, "train")
-    bare = bare_round(images, labels, partition, seed=3)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    bare = bare_round(images, labels, partition, 3, layout)
     for result in results.values():
         ours = load_file(result.directory / "model.safetensors")
         assert ours.keys() == bare.keys()

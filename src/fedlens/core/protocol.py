@@ -6,6 +6,7 @@ value is the new state of the server. An engine answers asks, in this process, i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ import torch
 from fedlens.core.arithmetic import PLAIN, Arithmetic
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
-from fedlens.core.states import ClientStates
+from fedlens.core.states import STATE_MEMORY, ClientStates
 from fedlens.core.tree import Tree, TreeSpec
 from fedlens.core.types import ClientId, Metrics, Payload
 
@@ -374,9 +375,102 @@ class Engine(Protocol):
         ...
 
 
+class EngineBase(ABC):
+    """An engine and what else it may offer, each with a default: the base class of the engines of fedlens.
+
+    An engine of your own may inherit from it too. One that has only the three methods of `Engine` is wrapped in
+    `BareEngine` where it is made, so that all users of an engine may call everything below.
+
+    Attributes:
+        ahead: whether asks may be sent before their answers are read (`processes`, `ray`). The runner then evaluates
+            beside the next round, where the settings ask for it.
+        state_memory: MiB of client states that the runner keeps in memory, at most.
+        table: the settings that stand in the run's config.toml in place of the request, once `choose` has returned
+            (`auto`); None keeps the request.
+    """
+
+    ahead: bool = False
+    state_memory: int = STATE_MEMORY
+    table: Mapping[str, Any] | None = None
+
+    @abstractmethod
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Takes the program, once, before the first ask."""
+
+    @abstractmethod
+    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """Answers an ask; closing the generator drops what is still out (request order)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends all work and gives back every process and all memory. May be called twice."""
+
+    def warm(self) -> None:  # noqa: B027  (a default, not a method to fill in)
+        """Begins to start up in the background, before the data are read (`processes`, `ray`)."""
+
+    def check(self, ops: Mapping[str, Op]) -> None:  # noqa: B027
+        """Raises `ConfigError` where this machine, or these operations, do not allow what the settings ask for."""
+
+    def choose(
+        self,
+        ops: Mapping[str, Op],
+        data: ClientDataSource,
+        clients: Sequence[ClientId],
+        cohort: int | None,
+        images: float,
+    ) -> str | None:
+        """Chooses what the settings leave open, before the run; one line on it for the user (`auto`), or None.
+
+        Args:
+            clients: those that hold data.
+            cohort: how many train in a round; None where there is no cohort, so one after the other.
+            images: about how many images the whole run trains on, each as often as it is looked at.
+        """
+        return None
+
+    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:  # noqa: B027
+        """Takes, before `open`, a function to tell of a choice made during the run (`default`).
+
+        It gets one line for the user, or None, and the choice as environment.json keeps it.
+        """
+
+    def applied(self, program: Program) -> Program:
+        """The program with the device and the arithmetic that this engine computes with; used by the profiler."""
+        return program
+
+    @property
+    def running(self) -> EngineBase:
+        """The engine that answers: this one, or the one that it has chosen (`auto`); used by the profiler."""
+        return self
+
+
+@dataclass
+class BareEngine(EngineBase):
+    """An engine with no more than the three methods of `Engine`; everything else is at its default."""
+
+    engine: Engine
+
+    @classmethod
+    def wrap(cls, engine: Engine) -> EngineBase:
+        """The engine itself where it has the whole interface, else wrapped."""
+        return engine if isinstance(engine, EngineBase) else cls(engine)
+
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Opens the engine."""
+        self.engine.open(program, states)
+
+    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """Answers an ask."""
+        return self.engine.answer(ask, round, exchange)
+
+    def close(self) -> None:
+        """Closes the engine."""
+        self.engine.close()
+
+
 __all__ = [
-    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "BatchedOp", "Call", "Client", "ClientDataSource",
-    "ClientId", "ClientStates", "Engine", "Evaluation", "Failure", "FederationInfo", "Id", "Metrics", "ModelSpec",
-    "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply", "Request", "Round", "RoundContext",
-    "Schema", "State", "Tree", "TreeSpec", "Trial",
+    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "BareEngine", "BatchedOp", "Call", "Client",
+    "ClientDataSource", "ClientId", "ClientStates", "Engine", "EngineBase", "Evaluation", "Failure", "FederationInfo",
+    "Id", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply", "Request",
+    "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",
 ]  # fmt: skip

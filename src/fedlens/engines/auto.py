@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fedlens.core.arithmetic import channels_last_pays
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
     Answer,
@@ -18,7 +19,7 @@ from fedlens.core.protocol import (
     ClientDataSource,
     ClientId,
     ClientStates,
-    Engine,
+    EngineBase,
     Failure,
     Op,
     Program,
@@ -52,7 +53,7 @@ def auto(
     return Auto(state_memory, Computing(device, precision))
 
 
-class Auto:
+class Auto(EngineBase):
     """See `auto`. Until it has chosen it is `inline`."""
 
     def __init__(self, state_memory: int = STATE_MEMORY, computing: Computing = ON_CPU) -> None:
@@ -72,13 +73,7 @@ class Auto:
         cohort: int | None,
         images: float,
     ) -> str:
-        """Tries the engines on these clients and gives back one line on what it took, and why.
-
-        Args:
-            clients: those that hold data.
-            cohort: how many train in a round; None where there is no cohort, so one after the other.
-            images: about how many images the whole run trains on, each as often as it is looked at.
-        """
+        """Tries the engines on these clients; one line on what it took, and why."""
         batched = [op for op in ops.values() if isinstance(op, BatchedOp)]
         op, one = next(((op, trial) for op in batched if (trial := op.trial(1))), (None, None))
         if op is None or one is None or cohort is None or not clients:
@@ -128,7 +123,10 @@ class Auto:
             return self._take("inline", {}, "no trial came to an end")
         label, (_, name, table) = max(tried.items(), key=lambda item: item[1][0])
         if name != "vectorized" and "group" not in table and trial.convolutions:
-            attempt(f"{label}, channels last", name, table | {"channels_last": True}, max(count, 2 * workers))
+            usual = channels_last_pays(torch.device(self.computing.device))
+            other = table | {"channels_last": not usual}
+            layout = "contiguous" if usual else "channels last"
+            attempt(f"{label}, {layout}", name, other, max(count, 2 * workers))
         by_speed = sorted(tried.items(), key=lambda item: -item[1][0])
         told = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)
         _, name, table = by_speed[0][1]
@@ -137,6 +135,7 @@ class Auto:
     def _take(self, name: str, table: Mapping[str, Any], why: str) -> str:
         given = {**self.common, **table, "state_memory": self.state_memory}
         self.chosen = _KNOWN[name](**given)
+        self.ahead = self.chosen.ahead
         defaults = {key: p.default for key, p in inspect.signature(_KNOWN[name]).parameters.items()}
         # A setting that is None is left unset: TOML has no such value.
         self.table = {"name": name, **{k: v for k, v in {**defaults, **given}.items() if v is not None}}
@@ -178,10 +177,14 @@ class Auto:
 
     # ---- as an engine
 
+    def applied(self, program: Program) -> Program:
+        """The program as the chosen engine computes it."""
+        return self.chosen.applied(program)
+
     @property
-    def ahead(self) -> bool:
-        """Whether asks may be sent before their answers are looked for."""
-        return getattr(self.chosen, "ahead", False)
+    def running(self) -> EngineBase:
+        """The chosen engine."""
+        return self.chosen
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Opens what was chosen."""
@@ -196,7 +199,7 @@ class Auto:
         self.chosen.close()
 
 
-_KNOWN: dict[str, Callable[..., Engine]] = {
+_KNOWN: dict[str, Callable[..., EngineBase]] = {
     "inline": inline, "vectorized": vectorized, "processes": processes,
 }  # fmt: skip
 

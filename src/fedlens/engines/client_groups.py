@@ -9,6 +9,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from fedlens.core.arithmetic import Layout
 from fedlens.core.errors import ConfigError, out_of_memory, told
 from fedlens.core.protocol import Answer, BatchedOp, ClientId, Failure, Op, Payload, Program
 from fedlens.core.schema import Schema
@@ -52,14 +53,19 @@ def whole_blocks(group: int, block: int) -> int:
 
 def check_groups(ops: Mapping[str, Op], group: int, computing: Computing, engine: str) -> None:
     """Raises `ConfigError` where workers cannot compute clients in groups of this size."""
-    if group > 1 and computing.channels_last:
+    if group > 1 and computing.channels_last is True:
         raise ConfigError(
             "clients that are computed together have no layout with the channels last",
             where="engine.channels_last",
-            hint="set it to false, or engine.group = 1",
+            hint="set it to 'auto' or false, or engine.group = 1",
         )
     if group > 1:
         check_stackable(ops, f"'{engine}' with engine.group = {group}")
+
+
+def layout_of(channels_last: Layout, group: int) -> Layout:
+    """The layout of workers that compute `group` clients at once: stacked convolutions are contiguous."""
+    return False if channels_last == "auto" and group > 1 else channels_last
 
 
 class Groups:
@@ -87,7 +93,7 @@ class Groups:
         assert isinstance(batched, BatchedOp)
         device = torch.device(program.device)
         # Of what does not change from round to round, so that a resumed run has the same groups.
-        largest = getattr(program.data, "largest", None) or max(
+        largest = program.data.largest or max(
             (len(program.data.holder(client)) for client in clients), default=1
         )
         data = program.data.holder(clients[0]) if clients else None

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from fedlens.core.arithmetic import Arithmetic, Precision
+from fedlens.core.arithmetic import Arithmetic, Layout, Precision
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Program
 
@@ -34,8 +34,11 @@ PrecisionSetting = Annotated[
     ),
 ]
 ChannelsLast = Annotated[
-    bool,
-    Field(description="images with channels innermost: faster for some models; other sums in the last bits"),
+    Layout,
+    Field(
+        description="images with the channels innermost in memory; 'auto': for models with 2-d convolutions on a CPU "
+        "with AVX2 or AVX-512, where that is faster; changes the last bits"
+    ),
 ]
 
 
@@ -45,7 +48,7 @@ class Computing:
 
     device: str = "cpu"
     precision: Precision = "fp32"
-    channels_last: bool = False
+    channels_last: Layout = False
 
     def check(self) -> None:
         """Raises `ConfigError` where this machine has no such device, or the device no such numbers."""
@@ -112,12 +115,6 @@ class Computing:
 
 
 ON_CPU = Computing()
-
-
-def computing_of(engine: Any) -> Computing:
-    """How an engine computes; one that does not say computes plainly."""
-    found: Computing = getattr(getattr(engine, "chosen", engine), "computing", ON_CPU)
-    return found
 
 
 def usable_cores() -> int:

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program
+from fedlens.core.protocol import Answer, Ask, ClientStates, EngineBase, Failure, Id, Op, Payload, Program
 from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
@@ -36,14 +36,14 @@ def inline(
     threads: Threads = 1,
     device: Device = "cpu",
     precision: PrecisionSetting = "fp32",
-    channels_last: ChannelsLast = False,
+    channels_last: ChannelsLast = "auto",
     state_memory: StateMemory = STATE_MEMORY,
 ) -> Inline:
     """One process, one client after the other; the reference that every other engine is compared with."""
     return Inline(threads, state_memory, Computing(device, precision, channels_last))
 
 
-class Inline:
+class Inline(EngineBase):
     """See `inline`.
 
     In arrival order, requests are worked off in the order in which they were asked, each when its answer is called
@@ -62,12 +62,16 @@ class Inline:
         """Raises `ConfigError` where this machine has no such device, or the device no such precision."""
         self.computing.check()
 
+    def applied(self, program: Program) -> Program:
+        """The program on this engine's device, in its arithmetic."""
+        return self.computing.applied(program)
+
     def open(self, program: Program, states: ClientStates) -> None:
         """Takes the program and sets the number of threads. Raises `ConfigError` as `check` does."""
         self.check(program.ops)
         self._before = torch.get_num_threads()  # from here on there is something to give back
         self._undo = self.computing.begin()
-        self._site, self._states = Executor(self.computing.applied(program)), states
+        self._site, self._states = Executor(self.applied(program)), states
         keep_freed_memory()
         torch.set_num_threads(self.threads)
 

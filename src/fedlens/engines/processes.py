@@ -18,9 +18,9 @@ import torch
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Op, Program, Reply
+from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, EngineBase, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
-from fedlens.engines.client_groups import Group, check_groups
+from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import (
     ON_CPU,
     ChannelsLast,
@@ -61,7 +61,7 @@ def processes(
     group: Group = 1,
     device: Device = "cpu",
     precision: PrecisionSetting = "fp32",
-    channels_last: ChannelsLast = False,
+    channels_last: ChannelsLast = "auto",
     window: Window = 512,
     timeout: Timeout = 3600.0,
     state_memory: StateMemory = STATE_MEMORY,
@@ -74,7 +74,7 @@ def processes(
         raise ConfigError(
             "the engine 'processes' needs Linux or macOS", where="engine.name", hint="use engine.name=inline"
         )
-    computing = Computing(device, precision, channels_last)
+    computing = Computing(device, precision, layout_of(channels_last, group))
     return Processes(workers, threads, window, state_memory, group, computing, timeout)
 
 
@@ -94,7 +94,7 @@ class _Task:
     sent: float
 
 
-class Processes:
+class Processes(EngineBase):
     """See `processes`.
 
     Workers take blocks of requests one at a time, so a slow client does not idle the others. Finished replies that
@@ -123,6 +123,7 @@ class Processes:
         self._tasks: dict[int, _Task] = {}
         self._numbers = itertools.count(1)
         self._pool = Pool()
+        self._program: Region | None = None
         self._threads_before: int | None = None
         self._seconds = 1.0  # a task's time, smoothed: tasks are taken for long until shown otherwise
 
@@ -130,15 +131,24 @@ class Processes:
         """Begins to start up in the background, before the program is known."""
         self._nursery.start()
 
+    @property
+    def started(self) -> bool:
+        """Whether what `warm` began has come to its end, so that `open` need not wait for it."""
+        return self._nursery.started
+
     def check(self, ops: Mapping[str, Op]) -> None:
         """Raises `ConfigError` where there is no such device, or clients cannot be computed in groups as asked."""
         self.computing.check()
         check_groups(ops, self.group, self.computing, "processes")
 
+    def applied(self, program: Program) -> Program:
+        """The program on this engine's device, in its arithmetic."""
+        return self.computing.applied(program)
+
     def open(self, program: Program, states: ClientStates) -> None:
         """Puts the program into shared memory and starts the workers. Raises `ConfigError` as `check` does."""
         self.check(program.ops)
-        program = self.computing.applied(program)
+        program = self.applied(program)
         self._schedule = Schedule(states, self._window, self._dispatch, self._pump, self._retired)
         self._joint = {
             name for name, op in program.ops.items() if self.group > 1 and isinstance(op, BatchedOp)
@@ -159,13 +169,13 @@ class Processes:
         """The process ids of the workers."""
         return [worker.pid for worker in self._workers]
 
-    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers an ask by the workers."""
+    def answer(self, ask: Ask, round: int, exchange: int, first: int = 0) -> Generator[Answer, None, None]:
+        """Answers an ask by the workers, from its `first` slot on."""
         assert self._schedule is not None
         packer = _packed((ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
         shared = _Shared(packer.envelope, self._lay(packer))
         size = block_size(ask, self.group if ask.op in self._joint else 1)
-        return self._schedule.answers(self._schedule.publish(ask, round, exchange, shared, size))
+        return self._schedule.answers(self._schedule.publish(ask, round, exchange, shared, size, first))
 
     def close(self) -> None:
         """Ends the workers and gives back the memory."""
@@ -184,7 +194,7 @@ class Processes:
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
-        if hasattr(self, "_program"):
+        if self._program is not None:
             self._program.close()
 
     def _lay(self, packer: Packer) -> Region | None:

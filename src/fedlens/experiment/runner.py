@@ -15,7 +15,7 @@ from fedlens.core.errors import FedlensError, RunFailed
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
-from fedlens.core.states import STATE_MEMORY, ClientStates, Mark, Saved
+from fedlens.core.states import ClientStates, Mark, Saved
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.progress import Progress
@@ -93,14 +93,14 @@ class Runner:
         self._saved_at = time.monotonic()
         self._saved_round = -1 if run_state is None else run_state.round
         self._files = StateFiles(directory.states_path)
-        memory = getattr(built.engine, "state_memory", STATE_MEMORY)
-        self._states = ClientStates(self._files, memory * 2**20)
+        self._states = ClientStates(self._files, built.engine.state_memory * 2**20)
 
     def run(self) -> None:
         """Runs to the last round. Whatever ends it early, the last whole round is saved first."""
         config, engine, states = self.built.config, self.built.engine, self._states
         self._began = time.monotonic()
         try:
+            engine.listen(self._note_engine)
             engine.open(Program(self.built.algorithm.ops, self.built.holders, config.seeds.training), states)
             gate = Driver(engine, states)
             self._sweep()
@@ -119,6 +119,14 @@ class Runner:
                     self._save()
             finally:
                 engine.close()
+
+    def _note_engine(self, line: str | None, choice: Mapping[str, Any]) -> None:
+        """Keeps what the engine has chosen during the run, and says it."""
+        environment = self.directory.read_environment()
+        if environment is not None:
+            self.directory.write_environment({**environment, "engine": dict(choice)})
+        if line is not None:
+            self.progress.note(line)
 
     @property
     def _reached(self) -> RunState:
@@ -159,7 +167,8 @@ class Runner:
         if round % config.evaluation.every == 0 or round == config.rounds:
             gate.tally = trained.measuring
             steps = self.built.algorithm.evaluate(state, self._context(round))
-            beside = config.evaluation.beside and getattr(self.built.engine, "ahead", False)
+            # An engine that goes on with workers in the middle of a run takes asks ahead from then on.
+            beside = config.evaluation.beside and self.built.engine.ahead and self.built.evaluation_asks == 1
             beside = beside and 0 < round < config.rounds  # there is a round for it to be beside of
             trained.evaluation = gate.begin(steps, round, ahead=beside)
             if beside:

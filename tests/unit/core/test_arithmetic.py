@@ -48,6 +48,21 @@ def test_layers_compute_in_the_type_and_layout_asked_for_and_results_are_fp32(
     assert torch.equal(again, found["logits"])
 
 
+@pytest.mark.parametrize(("capability", "expected"), [("AVX2", True), ("AVX512", True), ("DEFAULT", False)])
+def test_the_layout_of_convolutions_follows_the_processor(
+    capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    auto, module = Arithmetic(channels_last="auto"), Watched()
+    assert auto.lays_out(module, CPU) is expected
+    assert not auto.lays_out(module, torch.device("cuda"))
+    assert not auto.lays_out(nn.Linear(2, 2), CPU)
+    assert not auto.lays_out(Watched().double(), CPU)
+    assert Arithmetic(channels_last=True).lays_out(nn.Linear(2, 2), CPU)
+    auto.fit(module, CPU)(torch.randn(2, 3, 8, 8))
+    assert module.came is expected
+
+
 def test_gradients_of_a_16_bit_pass_are_those_of_the_weights_type() -> None:
     module = Arithmetic("bf16").fit(nn.Linear(4, 2), CPU)
     found = gradients_of(module(torch.ones(3, 4)).sum(), list(module.parameters()), torch.bfloat16)

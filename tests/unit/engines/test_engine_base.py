@@ -1,0 +1,71 @@
+"""What users of an engine may call on any engine, one of three methods included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedlens.core.driver import Driver
+from fedlens.core.protocol import BareEngine, EngineBase, Program
+from fedlens.core.states import STATE_MEMORY
+from fedlens.engines.auto import auto
+from fedlens.engines.inline import inline
+from fedlens.engines.processes import processes
+from tests.unit.engines.engine_kit import OPS, NoData, answers_to, ask, expected, fresh, opened, same, vectors
+
+
+class Bare:
+    """An engine as a user may write one: three methods, and no base class."""
+
+    def __init__(self) -> None:
+        self.engine = inline()
+
+    def open(self, *opened: Any) -> None:
+        self.engine.open(*opened)
+
+    def answer(self, *asked: Any) -> Any:
+        return self.engine.answer(*asked)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def test_an_engine_of_three_methods_has_the_defaults() -> None:
+    engine = BareEngine.wrap(Bare())
+    program = Program(OPS, NoData(), 0)
+    engine.warm()
+    engine.check(OPS)
+    assert engine.choose(OPS, NoData(), [0], 1, 1.0) is None
+    assert (engine.table, engine.ahead, engine.state_memory) == (None, False, STATE_MEMORY)
+    assert engine.applied(program) is program
+    assert engine.running is engine
+
+
+def test_an_engine_of_three_methods_answers() -> None:
+    engine = BareEngine.wrap(Bare())
+    wanted = ask([{}, {}])
+    try:
+        assert same(vectors(answers_to(Driver(*opened(engine)), wanted)), expected(wanted))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("make", [inline, processes, auto])
+def test_an_engine_of_fedlens_is_not_wrapped(make: Any) -> None:
+    engine = make()
+    assert BareEngine.wrap(engine) is engine
+    assert isinstance(engine, EngineBase)
+    engine.close()
+
+
+def test_how_an_engine_computes_is_in_the_program() -> None:
+    program = auto(precision="bf16").applied(Program(OPS, NoData(), 0))
+    assert (program.device, program.arithmetic.precision) == ("cpu", "bf16")
+
+
+def test_which_engines_take_asks_ahead() -> None:
+    with fresh("processes") as driver:
+        assert BareEngine.wrap(driver.engine).ahead
+    assert not inline().ahead
+    assert not auto().ahead
