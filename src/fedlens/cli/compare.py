@@ -29,10 +29,10 @@ def compare(
         if as_json:
             print_json(rows)
         else:
-            told = comparison.readable(rows)
+            texts = comparison.readable(rows)
             words = ("run", "algorithm", "partition", "dataset")
-            numeric = [k for k, column in enumerate(told[0]) if column not in words]
-            print_columns([list(row.values()) for row in told], list(told[0]), numeric)
+            numeric = [k for k, column in enumerate(texts[0]) if column not in words]
+            print_columns([list(row.values()) for row in texts], list(texts[0]), numeric)
         if html is not None:
             page = comparison.write_comparison(directories, html)
             typer.echo(f"page: {page}", err=as_json)

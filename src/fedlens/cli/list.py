@@ -1,4 +1,4 @@
-"""`fedlens list`: what there is to choose from."""
+"""`fedlens list`: the names that settings may use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What can be listed."""
+    """The kinds of names."""
 
     RECIPES = "recipes"
     ALGORITHMS = "algorithms"
@@ -39,7 +39,7 @@ REGISTRIES = {
 def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)], debug: Debug = False
 ) -> None:
-    """List the names that settings may use, with one line on each."""
+    """List the names that settings may use, each with one line of description."""
     with reported(debug):
         if kind is Kind.RECIPES:
             from fedlens.experiment.config_source import recipes
@@ -52,6 +52,6 @@ def list_names(
 
 
 def _first_comment(path: Path) -> str:
-    """The one line that a recipe says of itself."""
+    """The one-line description of a recipe."""
     with path.open(encoding="utf-8") as file:
         return next((line.lstrip("# ").strip() for line in file if line.startswith("#")), "")

@@ -1,4 +1,4 @@
-"""`fedlens`: the verbs, and nothing that is slow to import."""
+"""`fedlens`: the commands; slow imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def _version(wanted: bool) -> None:
 @app.callback(epilog="First steps: [bold]fedlens run digits[/bold], then open the page it names.")
 def fedlens(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning for computer vision: train on scattered data, and see what the scatter costs."""
+    """Federated learning for computer vision: train on partitioned data, and measure what the partition costs."""
 
 
 def main() -> None:
     """The entry point of the `fedlens` command."""
     try:
         app(prog_name="fedlens")
-    except KeyboardInterrupt:  # before there was anything to stop
+    except KeyboardInterrupt:  # before a run has started
         sys.exit(130)

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-Debug = Annotated[bool, typer.Option("--debug", help="On an error, show where it came from.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only where the result is.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the path of the result.")]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
+    bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")
 ]
 DataDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Where the data are; else $FEDLENS_DATA, else ~/.cache/fedlens."),
+    typer.Option(metavar="DIR", help="The data directory; default $FEDLENS_DATA, else ~/.cache/fedlens."),
 ]
 Report = Annotated[
     bool, typer.Option("--report/--no-report", help="Write the result page when the run ends.")

@@ -1,4 +1,4 @@
-"""How the verbs print: errors as one sentence, tables, and JSON that has standard output to itself."""
+"""Prints errors as one sentence, tables, and JSON with nothing else on standard output."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ INTERRUPTED = 130
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, with what to tell the person who sent it."""
+    """Ctrl-C or SIGTERM, with a message for the user."""
 
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Turns what goes wrong inside into one sentence on standard error and the right exit code."""
+    """Turns an exception into one sentence on standard error and the right exit code."""
     try:
         yield
     except FedlensError as error:
@@ -40,9 +40,9 @@ def reported(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        told = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
-        hint = "" if debug else " Run it again with --debug to see where."
-        _complain("error", f"something unexpected went wrong: {told}.{hint}")
+        text = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
+        hint = "" if debug else " Run it again with --debug to see the traceback."
+        _complain("error", f"unexpected error: {text}.{hint}")
         raise typer.Exit(1) from None
 
 
@@ -65,7 +65,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def stdout_kept_clean(wanted: bool) -> Iterator[None]:
-    """What is printed inside, by child processes too, goes to standard error."""
+    """Sends everything printed inside, by child processes too, to standard error."""
     if not wanted:
         yield
         return
@@ -92,7 +92,7 @@ def _descriptor(stream: Any) -> int | None:
 def print_columns(
     rows: Sequence[Sequence[str]], head: Sequence[str] = (), numeric: Sequence[int] = ()
 ) -> None:
-    """Rows in columns: fitted to the terminal where there is one, plain lines of any width elsewhere."""
+    """Prints rows in columns: fitted to a terminal, plain lines of any width elsewhere."""
     from rich.console import Console
 
     console = Console(emoji=False, highlight=False)

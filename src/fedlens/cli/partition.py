@@ -1,4 +1,4 @@
-"""`fedlens partition`: make a scattered dataset, look at it, draw it."""
+"""`fedlens partition`: make, show and plot partitions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedlens.cli.partition_show import show
 
 partition = typer.Typer(
     name="partition",
-    help="Make a partition of a dataset, show what is in one, draw it.",
+    help="Make a partition of a dataset, show its statistics, plot it.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

@@ -1,4 +1,4 @@
-"""`fedlens partition plot`: a partition as pictures."""
+"""`fedlens partition plot`: the figures of a partition."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fedlens.cli.output import reported
 from fedlens.cli.partition_show import PartitionFile
 
 
-class Format(StrEnum):
-    """A kind of picture file."""
+class PictureFormat(StrEnum):
+    """A file format of pictures."""
 
     PNG = "png"
     PDF = "pdf"
@@ -25,8 +25,8 @@ def plot(
     file: PartitionFile,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The directory for the files.")],
     formats: Annotated[
-        list[Format], typer.Option("--format", help="The kind of picture files; may be repeated.")
-    ] = [Format.PNG, Format.PDF],  # noqa: B006
+        list[PictureFormat], typer.Option("--format", help="The file format; may be repeated.")
+    ] = [PictureFormat.PNG, PictureFormat.PDF],  # noqa: B006
     debug: Debug = False,
 ) -> None:
     """Draw a partition: figures for papers, their captions, and a page that opens offline."""

@@ -1,4 +1,4 @@
-"""`fedlens partition show`: what a saved partition has in it."""
+"""`fedlens partition show`: the statistics of a saved partition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as one JSON object.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Print clients, examples, sizes, classes a client, EMD, imbalance and digest of a partition."""
+    """Print clients, examples, sizes, classes per client, EMD, imbalance and digest of a partition."""
     with reported(debug):
         from fedlens.report.partition_statistics import describe, readable
         from fedlens.report.read import read_partition

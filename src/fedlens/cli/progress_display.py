@@ -1,4 +1,4 @@
-"""How a run goes, as it goes: a live line on a terminal, one plain line a round elsewhere."""
+"""Shows the progress of a run: a progress bar on a terminal, one line per round elsewhere."""
 
 from __future__ import annotations
 
@@ -13,53 +13,56 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-class Shown(Protocol):
-    """What a person sees of a run."""
+class RoundDisplay(Protocol):
+    """How rounds are shown; `ProgressDisplay` calls it."""
 
     def started(self, plan: dict[str, Any]) -> None: ...
     def round_done(self, metrics: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
-class Watch:
-    """A run's progress, shown or not, and its directory as soon as it is known."""
+class ProgressDisplay:
+    """The progress of a run, for `Experiment.run`; keeps the run directory for the messages at the end.
 
-    def __init__(self, console: Console, shown: Shown | None) -> None:
+    `display` is None with --quiet.
+    """
+
+    def __init__(self, console: Console, display: RoundDisplay | None) -> None:
         self.directory: Path | None = None
         self._console = console
-        self._shown = shown
+        self._display = display
 
     def started(self, plan: dict[str, Any]) -> None:
-        """The run is about to begin."""
+        """Called before the first round."""
         self.directory = Path(plan["directory"])
-        if self._shown:
-            self._shown.started(plan)
+        if self._display:
+            self._display.started(plan)
 
     def round_done(self, metrics: dict[str, Any]) -> None:
-        """A round is done; `metrics` is its line of metrics.jsonl."""
-        if self._shown:
-            self._shown.round_done(metrics)
+        """Called after each round; `metrics` is its line of metrics.jsonl."""
+        if self._display:
+            self._display.round_done(metrics)
 
     def note(self, text: str) -> None:
-        """One sentence that a person should know, a damaged checkpoint that was passed over for example."""
-        if self._shown:
+        """Prints a sentence that the user should read, for example that a damaged checkpoint was skipped."""
+        if self._display:
             self._console.print(f"note: {text}", style="yellow", soft_wrap=True)
 
     def finished(self, summary: dict[str, Any]) -> None:
-        """The run is over; `result` says how it ended."""
+        """Called after the last round; `result` prints the outcome."""
 
     def close(self) -> None:
-        """Takes the live line away; may be called twice."""
-        if self._shown:
-            self._shown.close()
+        """Removes the progress bar; may be called twice."""
+        if self._display:
+            self._display.close()
 
     def result(self, summary: dict[str, Any], directory: Path) -> None:
-        """How it ended, and where the result page is; without anything shown, its path alone."""
+        """Prints the outcome and the path of the result page; with --quiet only the path."""
         from fedlens.experiment.rundir import RunDir
 
         page = RunDir(directory).report_path
         page = page if page.exists() else directory
-        if self._shown:
+        if self._display:
             for line in closing_lines(summary):
                 self._console.print(line, soft_wrap=True)
             self._console.print(f"result page: {page}", style="bold", soft_wrap=True)
@@ -67,18 +70,18 @@ class Watch:
             print(page)
 
 
-def watch(*, quiet: bool, stderr: bool) -> Watch:
-    """What fits where the output goes: nothing, a live line, or plain lines."""
+def make_display(*, quiet: bool, stderr: bool) -> ProgressDisplay:
+    """The display that fits the output: none, a progress bar, or one line per round."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if quiet:
-        return Watch(console, None)
-    return Watch(console, Live(console) if console.is_terminal else Plain(console))
+        return ProgressDisplay(console, None)
+    return ProgressDisplay(console, RoundBar(console) if console.is_terminal else RoundLines(console))
 
 
-class Plain:
-    """One line a round."""
+class RoundLines:
+    """One line per round."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -96,8 +99,8 @@ class Plain:
         pass
 
 
-class Live:
-    """A bar with the latest numbers and the time left."""
+class RoundBar:
+    """A progress bar with the latest metrics and the remaining time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -117,21 +120,20 @@ class Live:
             SpinnerColumn(),
             TextColumn("round {task.completed}/{task.total}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[told]}", markup=False),
+            TextColumn("{task.fields[text]}", markup=False),
         )
         self._bar = Progress(*columns, console=self._console, transient=True)
-        self._task = self._bar.add_task("", total=self._rounds, told="evaluating the untrained model")
+        self._task = self._bar.add_task("", total=self._rounds, text="evaluating the untrained model")
         self._bar.start()
 
     def round_done(self, metrics: dict[str, Any]) -> None:
         if self._bar is None or self._task is None:
             return
-        told = tested(metrics)
-        if told:
-            self._tested = "  ".join(f"{metric} {metric_value(metric, value)}" for metric, value in told)
+        if values := tested(metrics):
+            self._tested = "  ".join(f"{metric} {metric_value(metric, value)}" for metric, value in values)
         left = self._pace.left(metrics, self._rounds)
         parts = [self._tested, speed(metrics), f"{duration(left)} left" if left is not None else ""]
-        self._bar.update(self._task, completed=metrics["round"], told="  ".join(filter(None, parts)))
+        self._bar.update(self._task, completed=metrics["round"], text="  ".join(filter(None, parts)))
 
     def close(self) -> None:
         if self._bar is not None:
@@ -139,13 +141,13 @@ class Live:
 
 
 class Pace:
-    """The time that is left, from the rounds seen so far (a resumed run begins in the middle)."""
+    """Estimates the remaining time from the rounds seen so far (a resumed run starts at a later round)."""
 
     def __init__(self) -> None:
         self._first: tuple[int, float] | None = None
 
     def left(self, metrics: dict[str, Any], rounds: int | None) -> float | None:
-        """Seconds until `rounds` are done, or None as long as it cannot be said.
+        """Seconds until `rounds` are done, or None before two rounds are seen.
 
         >>> pace = Pace()
         >>> pace.left({"round": 0, "elapsed": 0.0}, 10), pace.left({"round": 2, "elapsed": 3.0}, 10)
@@ -161,27 +163,27 @@ class Pace:
 
 
 def tested(metrics: dict[str, Any]) -> list[tuple[str, float | None]]:
-    """The test metrics of a round, the loss last; empty where the round was not evaluated.
+    """The test metrics of a round, the loss last; empty for a round without evaluation.
 
-    Where there is no one model that could be tested, those of the clients' models on what they hold out.
+    Without a single global model, these are the metrics of the clients' models on the data that they hold out.
 
     >>> tested({"round": 1, "test_loss": 0.5, "test_accuracy": 0.9})
     [('accuracy', 0.9), ('loss', 0.5)]
     """
     pairs = [(pair, finite(value)) for key, value in metrics.items() if (pair := split_of(key))]
     split = "test" if any(pair[0] == "test" for pair, _ in pairs) else "validation"
-    found = [(pair[1], value) for pair, value in pairs if pair[0] == split]
-    return sorted(found, key=lambda pair: pair[0] == "loss")
+    metrics_of_split = [(pair[1], value) for pair, value in pairs if pair[0] == split]
+    return sorted(metrics_of_split, key=lambda pair: pair[0] == "loss")
 
 
 def speed(metrics: dict[str, Any]) -> str:
-    """Images a second in this round, or nothing where there was no training."""
+    """Images per second in this round; empty for a round without training."""
     examples, seconds = finite(metrics.get("examples")), finite(metrics.get("seconds"))
     return f"{count(examples / seconds)} images/s" if examples and seconds else ""
 
 
 def round_line(metrics: dict[str, Any], rounds: int | None) -> str:
-    """A round in one line.
+    """One round as one line.
 
     >>> round_line({"round": 3, "test_accuracy": 0.8123, "test_loss": 0.61, "local_loss": 0.5512,
     ...             "examples": 1532, "seconds": 1.0}, 80)
@@ -205,55 +207,55 @@ def _short(value: float | None) -> str:
 
 
 def opening_lines(plan: dict[str, Any]) -> list[str]:
-    """What is about to be trained, on what, and where it is written."""
+    """What is trained on which data, and the run directory."""
     parameters = finite(plan.get("parameters"))
     model = f"{plan.get('model')} ({count(parameters)} parameters)" if parameters else f"{plan.get('model')}"
     clients, cohort, rounds = (count(finite(plan.get(k))) for k in ("clients", "clients_per_round", "rounds"))
     return [
         f"{plan.get('name')}: {plan.get('algorithm')} on {plan.get('dataset')} with {model}",
-        f"{clients} clients, {cohort} a round, {rounds} rounds, engine {plan.get('engine')}",
+        f"{clients} clients, {cohort} per round, {rounds} rounds, engine {plan.get('engine')}",
         *(f"beyond model updates: {sentence}" for sentence in plan.get("disclosures", ())),
         f"run directory: {plan.get('directory')}",
     ]
 
 
-def _best_told(best: dict[str, Any], metric: str, where: str) -> str:
-    """The best round: the value on test there where it is known, and what it was chosen on."""
+def _best_text(best: dict[str, Any], metric: str, where: str) -> str:
+    """The best round: its test value if it is known, and the split on which it was chosen."""
     if not best:
         return ""
     on, chosen = best.get("chosen_on"), split_of(str(best.get("metric"))) or ("", metric)
-    value, tested_there = finite(best.get("value")), finite(best.get("test_value"))
-    if on == "test" or tested_there is None:
+    value, test_value = finite(best.get("value")), finite(best.get("test_value"))
+    if on == "test" or test_value is None:
         at = "" if on == "test" or where == "at the clients" else f" on {on}"
         return f"; best {metric_value(chosen[1], value)}{at} in round {best.get('round')}, chosen on {on}"
     return (
-        f"; best {metric_value(chosen[1], tested_there)} on test in round {best.get('round')}, chosen on {on}"
+        f"; best {metric_value(chosen[1], test_value)} on test in round {best.get('round')}, chosen on {on}"
     )
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
-    """How a run ended, and what it cost."""
+    """The outcome of a run, and its cost."""
     final, best, totals = (summary.get(key) or {} for key in ("final", "best", "totals"))
     lines = []
-    if told := tested(final):
-        metric, value = told[0]
+    if values := tested(final):
+        metric, value = values[0]
         label = metric.replace("_", " ")
         where = "on test" if f"test_{metric}" in final else "at the clients"
         line = f"{label} {metric_value(metric, value)} {where} after round {final.get('round')}"
         mean, worst = (finite(final.get(f"clients_{metric}_{of}")) for of in ("mean", "worst_decile"))
-        worst_told = (
+        worst_text = (
             "" if worst is None else f", {metric_value(metric, worst)} at the worst tenth of the clients"
         )
         tuned = f"clients_{metric}_mean_before" in final
-        if tuned:  # what the clients use is the tuned model, and all else is said of the global one
+        if tuned:  # clients use the tuned models; all other metrics are of the global model
             lines.append(
                 f"{summary.get('status')}: {label} {metric_value(metric, mean)} at the clients, each after tuning, "
-                f"in round {final.get('round')}{worst_told}"
+                f"in round {final.get('round')}{worst_text}"
             )
-            line = f"the global model, not tuned: {line}"
+            line = f"global model, not tuned: {line}"
         else:
-            line = f"{summary.get('status')}: {line}{worst_told}"
-        lines.append(line + _best_told(best, metric, where))
+            line = f"{summary.get('status')}: {line}{worst_text}"
+        lines.append(line + _best_text(best, metric, where))
     else:
         lines.append(f"{summary.get('status')} after {summary.get('rounds_done')} rounds")
     cost = [
@@ -262,5 +264,5 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         f"{size(finite(totals.get('bytes_down')))} down, {size(finite(totals.get('bytes_up')))} up",
     ]
     if totals.get("failed"):
-        cost.append(f"{count(totals['failed'])} replies lost or refused")
+        cost.append(f"{count(totals['failed'])} replies lost or rejected")
     return [*lines, ", ".join(cost)]

@@ -15,7 +15,7 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a run's result page anew, and print where it is; works while the run goes on."""
+    """Write the result page of a run again, and print its path; works during the run too."""
     with reported(debug):
         from fedlens.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""`fedlens resume`: go on with a run that was stopped."""
+"""`fedlens resume`: continue a stopped run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedlens.cli.training import train
 
 if TYPE_CHECKING:
     from fedlens.api import Result
-    from fedlens.cli.progress_display import Watch
+    from fedlens.cli.progress_display import ProgressDisplay
 
 
 def resume(
@@ -21,9 +21,9 @@ def resume(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Go on with a run that was interrupted or killed, from its last checkpoint."""
+    """Continue an interrupted or killed run from its last checkpoint."""
 
-    def start(progress: Watch) -> Result:
+    def start(progress: ProgressDisplay) -> Result:
         from fedlens import api
 
         return api.resume(directory, data_dir=data_dir, progress=progress, report=report)

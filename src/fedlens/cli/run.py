@@ -1,4 +1,4 @@
-"""`fedlens run`: train what a recipe or a file describes."""
+"""`fedlens run`: train the experiment of a recipe or a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedlens.cli.training import train
 
 if TYPE_CHECKING:
     from fedlens.api import Result
-    from fedlens.cli.progress_display import Watch
+    from fedlens.cli.progress_display import ProgressDisplay
 
 
 def run(
@@ -25,14 +25,16 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed that all randomness comes from.")] = None,
-    engine: Annotated[str | None, typer.Option(metavar="NAME", help="What carries the work out.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of all random numbers.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The engine that trains the clients.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The run directory; else runs/<name>/<run-id>.")
+        Path | None, typer.Option(metavar="DIR", help="The run directory; default runs/<name>/<run-id>.")
     ] = None,
     data_dir: DataDir = None,
-    download: Annotated[bool, typer.Option("--download", help="Get data that are missing.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download missing data.")] = False,
     report: Report = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -43,7 +45,7 @@ def run(
     with reported(debug):
         settings = overrides(changes or (), rounds, seed, engine)
 
-        def start(progress: Watch) -> Result:
+        def start(progress: ProgressDisplay) -> Result:
             from fedlens.api import Experiment
 
             experiment = Experiment.load(recipe, settings)
@@ -53,7 +55,7 @@ def run(
 
 
 def overrides(changes: Sequence[str], rounds: int | None, seed: int | None, engine: str | None) -> list[str]:
-    """All that the command line changes, as key=value; the options of their own come last and win.
+    """The settings of the command line as key=value; those with their own option come last and win.
 
     >>> overrides(["local.lr=0.1"], 5, None, "inline")
     ['local.lr=0.1', 'rounds=5', 'engine.name=inline']

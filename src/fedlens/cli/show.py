@@ -1,4 +1,4 @@
-"""`fedlens show`: a recipe's TOML, ready to be changed."""
+"""`fedlens show`: the TOML of a recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def show(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe (fedlens list recipes).")],
     debug: Debug = False,
 ) -> None:
-    """Print a recipe as it is: `fedlens show digits > my.toml` makes one's own."""
+    """Print a recipe's TOML; `fedlens show digits > my.toml` starts your own."""
     with reported(debug):
         from fedlens.experiment.config_source import recipe_path
 

@@ -1,4 +1,4 @@
-"""What `run` and `resume` have in common: they train, show how it goes, and say where the result is."""
+"""What `run` and `resume` share: train, show the progress, and print where the result is."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.cli.output import Interrupted, print_json, stdout_kept_clean
-from fedlens.cli.progress_display import Watch, watch
+from fedlens.cli.progress_display import ProgressDisplay, make_display
 
 if TYPE_CHECKING:
     from fedlens.api import Result
 
 
-def train(start: Callable[[Watch], Result], *, quiet: bool, as_json: bool) -> None:
-    """Calls `start` with something that shows its progress, and prints how it ended.
+def train(start: Callable[[ProgressDisplay], Result], *, quiet: bool, as_json: bool) -> None:
+    """Calls `start` with a progress display, and prints the outcome.
 
-    Raises what `start` raises; `Interrupted` says how to go on.
+    Raises what `start` raises; `Interrupted` says how to continue.
     """
-    seen = watch(quiet=quiet, stderr=as_json)
+    display = make_display(quiet=quiet, stderr=as_json)
     try:
         with stdout_kept_clean(as_json), terminated_like_interrupted():
             try:
-                result = start(seen)
+                result = start(display)
             finally:
-                seen.close()
+                display.close()
     except KeyboardInterrupt:
-        if seen.directory is None:
+        if display.directory is None:
             raise Interrupted("nothing was started") from None
         if as_json:
-            print_json(_ended(seen.directory, "interrupted", None))
-        raise Interrupted(f"continue with: fedlens resume {shlex.quote(str(seen.directory))}") from None
+            print_json(_ended(display.directory, "interrupted", None))
+        raise Interrupted(f"continue with: fedlens resume {shlex.quote(str(display.directory))}") from None
     except Exception as error:
-        if as_json and seen.directory is not None:
-            print_json(_ended(seen.directory, "failed", str(error)))
+        if as_json and display.directory is not None:
+            print_json(_ended(display.directory, "failed", str(error)))
         raise
     if as_json:
         print_json(result.summary)
-    seen.result(result.summary, Path(result.directory))
+    display.result(result.summary, Path(result.directory))
 
 
 def _ended(directory: Path, status: str, error: str | None) -> dict[str, Any]:
-    """The summary that the run left; where it had no time to, what is known without it."""
+    """The summary of the run; status, error and directory alone if the run could not write one."""
     from fedlens.core.errors import FedlensError
     from fedlens.experiment.rundir import RunDir
 
-    known: dict[str, Any] = {"status": status, "error": error, "directory": str(directory)}
+    outcome: dict[str, Any] = {"status": status, "error": error, "directory": str(directory)}
     try:
-        found = RunDir(directory).read_summary()
+        summary = RunDir(directory).read_summary()
     except FedlensError:
-        return known
-    # A resumed run may have died beside the summary of its first life.
-    return found if found and found.get("status") == status else {**(found or {}), **known}
+        return outcome
+    # A resumed run that was killed leaves the summary of the run before.
+    return summary if summary and summary.get("status") == status else {**(summary or {}), **outcome}
 
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does: what was started is ended in order; a run saves its state and can be resumed."""
+    """Treats SIGTERM like Ctrl-C: workers are stopped in order, and a run saves its state and can be resumed."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return

@@ -1,4 +1,4 @@
-"""Several runs beside each other: a table, and a page with their curves on one axis."""
+"""Compares runs: a table, and a page with their curves on one axis."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ CENTRALIZED = "centralized"
 
 
 def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
-    """One row a run: what it was, how well it did, and what it cost.
+    """One row per run: its settings, its metrics and its cost.
 
     Keys: run, status, algorithm, partition, dataset, model, seed, rounds (done), metric, measured_on ("test", or
-    "validation" where there is no one model that could be tested), final and best (the value of `metric` there),
-    best_round, chosen_on, accuracy and best_accuracy (the same where the metric is accuracy, and None elsewhere),
-    relative_accuracy, clients_mean and clients_worst_decile (of `metric` over clients, where it was measured there),
+    "validation" without a single global model), final and best (the value of `metric` in that round),
+    best_round, chosen_on, accuracy and best_accuracy (the same if the metric is accuracy, else None),
+    relative_accuracy, clients_mean and clients_worst_decile (of `metric` over clients, with per-client evaluation),
     emd, seconds, bytes, directory. What is unknown is None.
 
     relative_accuracy is Acc_federated / Acc_centralized (hsu2020 section 6) of the final values, against the
-    mean of the `centralized` runs of the same dataset and model among `run_dirs`; None where there is none.
+    mean of the `centralized` runs of the same dataset and model among `run_dirs`; None without one.
 
-    Raises `RunDirectoryError` where one of `run_dirs` is no run directory.
+    Raises `RunDirectoryError` if one of `run_dirs` is no run directory.
     """
     return _rows([read_run(directory) for directory in run_dirs])
 
@@ -107,22 +107,22 @@ def _partition(run: Run) -> str | None:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run, with its run id where two share the name, and a number where they share both."""
+    """A name for each run, with its run id if two share the name, and a number if they share both."""
     names = Counter(run.name for run in runs)
-    found = [run.name if names[run.name] == 1 else f"{run.name} ({run.run_id})" for run in runs]
-    repeated = Counter(found)
+    labels = [run.name if names[run.name] == 1 else f"{run.name} ({run.run_id})" for run in runs]
+    repeated = Counter(labels)
     seen: Counter[str] = Counter()
-    for k, label in enumerate(found):
+    for k, label in enumerate(labels):
         seen[label] += 1
         if repeated[label] > 1:
-            found[k] = f"{label} #{seen[label]}"
-    return found
+            labels[k] = f"{label} #{seen[label]}"
+    return labels
 
 
 def write_comparison(run_dirs: Sequence[Path], html_path: Path) -> Path:
     """Writes one page with the curves of all runs on one axis, and the table; returns its path.
 
-    Raises `RunDirectoryError` where one of `run_dirs` is no run directory.
+    Raises `RunDirectoryError` if one of `run_dirs` is no run directory.
     """
     runs = [read_run(directory) for directory in run_dirs]
     rows = _rows(runs)
@@ -140,7 +140,7 @@ def write_comparison(run_dirs: Sequence[Path], html_path: Path) -> Path:
 
 
 def _chart(runs: Sequence[Run], rows: Sequence[dict[str, Any]], metric: str) -> Plot | None:
-    """The test values of one metric over rounds, time and bytes, of those runs that have it."""
+    """The test values of one metric over rounds, time and bytes, for the runs that have it."""
     lines, seconds, sent = [], [], []
     for k, (run, row) in enumerate(zip(runs, rows, strict=True)):
         x, y = run.series(f"{run.split()}_{metric}")
@@ -182,10 +182,10 @@ def _along(run: Run, rounds: Sequence[int], keys: Sequence[str]) -> list[float]:
 
 
 def readable(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """The rows of `compare` as a person reads them: one text a column, the same columns in every row.
+    """The rows of `compare` as text for a table, with the same columns in every row.
 
-    The column `relative` is there where one run has a relative accuracy, those of clients where one run has measured
-    at the clients, and `measured on` where one run has no model that could be tested, but only its clients' own.
+    The column `relative` needs a run with a relative accuracy, the columns of clients a run with per-client
+    evaluation, and `measured on` a run without a single global model.
     """
     relative = any(row["relative_accuracy"] is not None for row in rows)
     metrics = {row["metric"] for row in rows}
@@ -193,15 +193,15 @@ def readable(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     more = [
         key for key in ("clients_mean", "clients_worst_decile") if any(row[key] is not None for row in rows)
     ]
-    told = [_readable(row, relative, name, more) for row in rows]
+    texts = [_readable(row, relative, name, more) for row in rows]
     if any(row["measured_on"] != "test" for row in rows):
-        told = [{**texts, "measured on": row["measured_on"]} for texts, row in zip(told, rows, strict=True)]
-    return told
+        texts = [{**text, "measured on": row["measured_on"]} for text, row in zip(texts, rows, strict=True)]
+    return texts
 
 
 def _readable(row: dict[str, Any], relative: bool, name: str, more: Sequence[str]) -> dict[str, str]:
     unit = "" if name else f" {row['metric']}"
-    told = {
+    text = {
         "run": row["run"],
         "algorithm": row["algorithm"] or MISSING,
         "partition": row["partition"] or MISSING,
@@ -211,11 +211,11 @@ def _readable(row: dict[str, Any], relative: bool, name: str, more: Sequence[str
         f"best{name}": metric_value(row["metric"], row["best"]) + unit,
     }
     if relative:
-        told["relative"] = percent(row["relative_accuracy"])
+        text["relative"] = percent(row["relative_accuracy"])
     titles = {"clients_mean": "mean of clients", "clients_worst_decile": "worst tenth of clients"}
-    told |= {titles[key]: metric_value(row["metric"], row[key]) for key in more}
+    text |= {titles[key]: metric_value(row["metric"], row[key]) for key in more}
     emd = None if row["emd"] is None else round(row["emd"], 3)
-    return told | {"EMD": number(emd), "time": duration(row["seconds"]), "data": size(row["bytes"])}
+    return text | {"EMD": number(emd), "time": duration(row["seconds"]), "data": size(row["bytes"])}
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _winners(rows: Sequence[dict[str, Any]]) -> set[int]:
-    """The federated run that did best in each task that several of them share."""
+    """The best federated run of each task that several of them share."""
     tasks: dict[tuple[Any, ...], list[int]] = {}
     for k, row in enumerate(rows):
         if row["final"] is not None and row["algorithm"] != CENTRALIZED and is_share(row["metric"]):

@@ -45,7 +45,7 @@ class PartitionSample:
     unit: str
 
     def shares(self) -> NDArray[np.float64]:
-        """float64 [clients shown, groups]: the counts of each client as shares; 0 for one that has none."""
+        """float64 [clients shown, groups]: the counts of each client as shares; 0 for an empty client."""
         shares: NDArray[np.float64] = self.counts / np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
         return shares
 
@@ -59,7 +59,7 @@ class PartitionSample:
         return bool(len(marks)) and float(marks.max()) > _LOPSIDED * max(float(np.median(marks)), 1.0)
 
     def fine(self) -> bool:
-        """Whether the cells of a matrix are so small that a pale one is easily overlooked."""
+        """Whether the cells of a matrix are so small that pale ones are hard to see."""
         return self.counts.size > _FINE
 
     def top_share(self) -> float:
@@ -68,7 +68,7 @@ class PartitionSample:
         return max(float(self.shares().max(initial=0)), even)
 
     def by_main_class(self) -> PartitionSample:
-        """The same with the clients in the order of the class that they have most of, the purest first."""
+        """The same sample with the clients sorted by their most frequent class, the purest first."""
         shares = self.shares()
         order = np.lexsort((-shares.max(axis=1, initial=0), shares.argmax(axis=1)))
         ids = tuple(self.ids[k] for k in order)
@@ -78,8 +78,8 @@ class PartitionSample:
 def sample_partition(partition: Partition, census: Census, clients: int, classes: int) -> PartitionSample:
     """At most `clients` clients by at most `classes` classes.
 
-    Of more clients, those at evenly spaced places in the order of size (of position, where sizes are equal), the
-    largest first: the same rule for every picture. Of more classes, neighbours are added up in groups.
+    More clients are sampled at evenly spaced places in the order of size, the largest first (of position, if all
+    sizes are equal). More classes are summed in groups of neighbours.
 
     >>> p = Partition.of_owners(np.repeat(np.arange(5), [1, 4, 2, 5, 3]), 5).counted(np.zeros(15, int))
     >>> some = sample_partition(p, p.census, 3, 10)
@@ -105,7 +105,7 @@ def sample_partition(partition: Partition, census: Census, clients: int, classes
 
 
 def unit(partition: Partition, census: Census) -> str:
-    """What the counts of a census are of: examples, where each has one class, and marks otherwise."""
+    """The unit of a census: "examples" if each has one class, else "marks"."""
     single = len(census.counts) == 0 or int(census.counts.sum()) == len(partition.indices)
     return "examples" if single else "marks"
 
@@ -139,7 +139,7 @@ def ranked(values: NDArray[Any], at_most: int = 400) -> tuple[list[int], list[fl
 
 
 def short(name: str, width: int) -> str:
-    """A name in one line that is at most `width` characters wide, its middle left out where it is longer.
+    """A name in one line of at most `width` characters; longer names lose their middle.
 
     >>> short("a class with a very long name", 16)
     'a class …ng name'

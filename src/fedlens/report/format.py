@@ -1,6 +1,6 @@
-"""Numbers as people read them: 82.3 %, 1.6 MB, 2 min 10 s.
+"""Formats numbers for people: 82.3 %, 1.6 MB, 2 min 10 s.
 
-Everything here takes None for "not known" and answers with `MISSING`.
+Every function takes None for "unknown" and returns `MISSING` for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def percent(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A real number with four significant digits; in powers of ten where it is very large or small.
+    """A real number with four significant digits; very large or small ones as powers of ten.
 
     >>> number(0.612345), number(12.5), number(0), number(3.2e-7), number(float("nan"))
     ('0.6123', '12.5', '0', '3.2e-07', '–')
@@ -89,7 +89,7 @@ def duration(seconds: float | None) -> str:
 
 
 def split_of(key: str) -> tuple[str, str] | None:
-    """The split and the metric in a key of metrics.jsonl, or None where it is not a metric.
+    """The split and the metric in a key of metrics.jsonl, or None if it is not a metric.
 
     >>> split_of("test_accuracy"), split_of("seconds")
     (('test', 'accuracy'), None)
@@ -99,7 +99,7 @@ def split_of(key: str) -> tuple[str, str] | None:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric lies between 0 and 1 and is read as per cent.
+    """Whether a metric lies between 0 and 1 and is shown in per cent.
 
     >>> is_share("accuracy"), is_share("loss")
     (True, False)
@@ -108,7 +108,7 @@ def is_share(metric: str) -> bool:
 
 
 def metric_value(metric: str, value: float | None) -> str:
-    """A metric's value in the unit that people read it in.
+    """A metric's value in its usual unit.
 
     >>> metric_value("accuracy", 0.5), metric_value("loss", 0.5)
     ('50.0 %', '0.5')
@@ -117,7 +117,7 @@ def metric_value(metric: str, value: float | None) -> str:
 
 
 def finite(value: Any) -> float | None:
-    """`value` where it is a finite number, and None otherwise (null, text, NaN).
+    """`value` if it is a finite number, else None (null, text, NaN).
 
     >>> finite(2), finite(None), finite("2"), finite(float("inf"))
     (2, None, None, None)

@@ -1,4 +1,4 @@
-"""A partition in numbers: sizes, classes, distances, imbalance."""
+"""Statistics of a partition: sizes, classes, distances, imbalance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUANTILES = {"min": 0.0, "25%": 0.25, "median": 0.5, "75%": 0.75, "max": 1.0}
 
 
 def imbalance(sizes: ArrayLike) -> dict[str, float]:
-    """How unequal the sizes n_k of K clients are, in three numbers; all NaN where nobody has anything.
+    """How unequal the sizes n_k of K clients are, in three numbers; all NaN if every client is empty.
 
     With m their mean,
 
@@ -44,7 +44,7 @@ def imbalance(sizes: ArrayLike) -> dict[str, float]:
 
 
 def quantiles(values: NDArray[Any]) -> dict[str, float]:
-    """Smallest, quartiles and largest of the values that are not NaN; NaN where there are none.
+    """Smallest, quartiles and largest of the values that are not NaN; NaN if there are none.
 
     >>> quantiles(np.array([1.0, 2.0, 4.0]))["median"]
     2.0
@@ -52,12 +52,12 @@ def quantiles(values: NDArray[Any]) -> dict[str, float]:
     known = values[~np.isnan(values)] if values.dtype.kind == "f" else values
     if not len(known):
         return dict.fromkeys(QUANTILES, math.nan)
-    found = np.quantile(known, list(QUANTILES.values()))
-    return dict(zip(QUANTILES, found.tolist(), strict=True))
+    levels = np.quantile(known, list(QUANTILES.values()))
+    return dict(zip(QUANTILES, levels.tolist(), strict=True))
 
 
 def describe(partition: Partition) -> dict[str, Any]:
-    """All that `fedlens partition show --json` says.
+    """The output of `fedlens partition show --json`.
 
     `clients`, `examples`, `sizes` [clients], `imbalance` (see `imbalance`), `features` by name [clients],
     `dataset`, `spec` and `digest`; and where the classes were counted `classes_per_client` [clients],
@@ -84,7 +84,7 @@ def describe(partition: Partition) -> dict[str, Any]:
 
 
 def recipe_name(partition: Partition) -> str:
-    """What the partition was made by.
+    """The name of the recipe that made the partition.
 
     >>> recipe_name(Partition.of_owners([0], 1, spec={"name": "file", "of": {"name": "iid", "clients": 1}}))
     'iid, from a file'
@@ -96,32 +96,32 @@ def recipe_name(partition: Partition) -> str:
 
 
 def numbers(partition: Partition) -> list[tuple[str, str]]:
-    """The measures of a partition with their names, for a page or a terminal."""
+    """The statistics of a partition with their names, for a page or a terminal."""
     sizes, census = partition.sizes(), partition.census
-    found = [
+    statistics = [
         ("Clients", count(len(partition))),
         ("Examples", count(int(sizes.sum()))),
-        ("Examples a client", _spread(quantiles(sizes))),
+        ("Examples per client", _spread(quantiles(sizes))),
     ]
     if census is not None:
-        found.append(("Classes", count(len(census.classes))))
-        found.append(("Classes a client", _spread(quantiles(census.classes_per_client()))))
-        found.append(("EMD, weighted mean", number(round(census.emd(), 4))))
-        found.append(("EMD of each client", _spread(quantiles(census.client_emds().round(3)))))
+        statistics.append(("Classes", count(len(census.classes))))
+        statistics.append(("Classes per client", _spread(quantiles(census.classes_per_client()))))
+        statistics.append(("EMD, weighted mean", number(round(census.emd(), 4))))
+        statistics.append(("EMD of each client", _spread(quantiles(census.client_emds().round(3)))))
     uneven = imbalance(sizes)
-    found.append(("Largest client over the mean", number(uneven["largest_over_mean"])))
-    found.append(("Sizes: coefficient of variation", number(uneven["coefficient_of_variation"])))
-    found.append(("Sizes: Gini coefficient", number(uneven["gini"])))
+    statistics.append(("Largest client over the mean", number(uneven["largest_over_mean"])))
+    statistics.append(("Sizes: coefficient of variation", number(uneven["coefficient_of_variation"])))
+    statistics.append(("Sizes: Gini coefficient", number(uneven["gini"])))
     for name, values in partition.features.items():
-        found.append((f"Feature {name}", _spread(quantiles(values))))
-    return found
+        statistics.append((f"Feature {name}", _spread(quantiles(values))))
+    return statistics
 
 
-def _spread(found: Mapping[str, float]) -> str:
-    """Smallest, quartiles and largest, or one number where all are the same."""
-    if found["min"] == found["max"]:
-        return number(found["min"])
-    return ", ".join(f"{name} {number(value)}" for name, value in found.items())
+def _spread(levels: Mapping[str, float]) -> str:
+    """Smallest, quartiles and largest, or one number if all are equal."""
+    if levels["min"] == levels["max"]:
+        return number(levels["min"])
+    return ", ".join(f"{name} {number(value)}" for name, value in levels.items())
 
 
 def said(value: Any) -> str:
@@ -139,7 +139,7 @@ def said(value: Any) -> str:
 
 
 def readable(partition: Partition) -> list[tuple[str, str]]:
-    """All that `fedlens partition show` says, name by name."""
+    """The output of `fedlens partition show`, name by name."""
     settings = [f"{key} {said(value)}" for key, value in partition.spec.items() if key != "name"]
     return [
         ("Dataset", partition.dataset or MISSING),
@@ -151,7 +151,7 @@ def readable(partition: Partition) -> list[tuple[str, str]]:
 
 
 def _written(value: Any) -> Any:
-    """A recipe in which what JSON cannot say, an infinite alpha, is a word."""
+    """The recipe with values that JSON lacks, such as an infinite alpha, as text."""
     if isinstance(value, Mapping):
         return {key: _written(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

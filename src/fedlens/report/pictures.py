@@ -1,4 +1,4 @@
-"""A partition as pictures for papers: PNG of 200 dots an inch, PDF with its text as text, SVG.
+"""Draws a partition for papers: PNG of 200 dots per inch, PDF with its text as text, SVG.
 
 matplotlib is imported here and nowhere else; the extra `plot` installs it.
 """
@@ -51,8 +51,8 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
     11), `ranks` (hsu2020 figures 2b, 2c and 3) and `emd` (hsu2020 figure 4, top row), else `ranks` alone; and
     `features` where clients see their images differently. The same partition gives the same bytes.
 
-    Raises `ConfigError` where matplotlib is not installed, `DataError` where there is no client, and
-    `RunDirectoryError` where nothing can be written.
+    Raises `ConfigError` if matplotlib is not installed, `DataError` if there are no clients, and
+    `RunDirectoryError` if a file cannot be written.
     """
     try:
         import matplotlib as mpl
@@ -62,7 +62,7 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
             hint="install it with: pip install 'fedlens[plot]'",
         ) from None
     if not len(partition):
-        raise DataError("there is no client in this partition, so there is nothing to draw")
+        raise DataError("the partition has no clients to draw")
     written = []
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings(
@@ -75,7 +75,7 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
 
 
 def pictures(partition: Partition) -> dict[str, Callable[[], Figure]]:
-    """What there is to draw of a partition, by name."""
+    """The pictures of a partition by name, as functions that draw them."""
     census = partition.census
     drawings: dict[str, Callable[[], Figure]] = {"ranks": lambda: _ranks(partition)}
     if census is not None:
@@ -97,9 +97,9 @@ def _save(figure: Figure, path: Path) -> Path:
         figure.savefig(path, dpi=200, metadata=metadata)
     except OSError as error:
         raise RunDirectoryError(
-            f"the picture cannot be written: {error.strerror}",
+            f"cannot write the picture: {error.strerror}",
             where=str(path),
-            hint="name another directory with --out",
+            hint="choose another directory with --out",
         ) from error
     return path
 
@@ -170,7 +170,7 @@ def _percent(value: float, place: int) -> str:
 
 
 def _caption(figure: Figure, shown: PartitionSample) -> None:
-    """What of the whole is shown, where it is not all."""
+    """Says which part of the partition is shown, unless it is all."""
     lines = [] if shown.whose.startswith(("all", "the one")) else [shown.whose]
     lines += [shown.what] if shown.what else []
     if lines:
@@ -195,7 +195,7 @@ def _name_clients(axes: Axes, ids: Sequence[str]) -> None:
 
 
 def _class_scale(figure: Figure, axes: list[Axes], shown: PartitionSample, colors: Any) -> None:
-    """Which colour is which class, where there are too many for a legend."""
+    """A colour scale of the classes, for more than a legend holds."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -208,7 +208,7 @@ def _class_scale(figure: Figure, axes: list[Axes], shown: PartitionSample, color
 
 
 def _matrix(shown: PartitionSample) -> Figure:
-    """Bubbles of counts where there are few, else a heat map of shares."""
+    """Bubbles of counts for few cells, else a heat map of shares."""
     few = shown.counts.size <= _BUBBLES_AT_MOST and max(shown.counts.shape) <= _TICKS_AT_MOST
     rows = len(shown.ids)
     height = min(max(1.3 + 0.22 * rows, 2.2), 5.2) if few else 4.2
@@ -258,7 +258,7 @@ def _round(number: float) -> int:
 def _heat(figure: Figure, axes: Axes, shown: PartitionSample) -> None:
     from matplotlib.colors import PowerNorm
 
-    # Where cells are small, a small share must not be lost.
+    # Where cells are small, a small share must stay visible.
     norm = PowerNorm(0.5 if shown.fine() else 1.0, 0, shown.top_share())
     image = axes.imshow(shown.shares(), cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
     axes.spines[:].set_visible(False)

@@ -1,7 +1,7 @@
-"""A run as its directory tells it, whatever state the directory is in.
+"""Reads a run directory, in any state of the run.
 
-A report is asked for of runs that are still going, that failed, or that were killed; so everything but the
-settings may be missing here.
+Reports are also written for runs in progress and for failed or killed runs, so everything but the settings may be
+missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedlens.data.partition.partition import Partition
 from fedlens.experiment.rundir import RunDir
 from fedlens.report.format import finite, is_share, split_of
 
-# What `fedlens.algorithms.client_evaluation` calls the metrics of clients on what they hold out of their own.
+# The names that `fedlens.algorithms.client_evaluation` gives to metrics over clients.
 _SPREAD = re.compile(r"clients_(\w+?)_(mean_before|mean|std|worst_decile)")
 
 Row = dict[str, Any]
@@ -25,9 +25,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory says.
+    """The contents of a run directory.
 
-    `metrics` are the lines of metrics.jsonl in order; `partition` is None where it is not known.
+    `metrics` are the lines of metrics.jsonl in order; `partition` is None if it is unknown.
     """
 
     directory: Path
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, failed, interrupted, or running where there is no summary yet."""
+        """finished, failed, interrupted, or running without a summary."""
         return str(self.summary.get("status") or "running")
 
     @property
@@ -59,79 +59,79 @@ class Run:
 
     @property
     def rounds(self) -> int | None:
-        asked = self.summary.get("rounds", self.config.get("rounds"))
-        return asked if isinstance(asked, int) else None
+        rounds = self.summary.get("rounds", self.config.get("rounds"))
+        return rounds if isinstance(rounds, int) else None
 
     def part(self, table: str, key: str = "name") -> str | None:
-        """The name chosen in a table of the settings: `part("model")`, `part("data", "dataset")`."""
+        """The name in a table of the settings: `part("model")`, `part("data", "dataset")`."""
         value = subtable(self.config, table).get(key)
         if isinstance(value, Mapping):
             value = value.get("name")
-        known = self.summary.get(key if table == "data" else table)
         if value is None:
-            value = known.get("name") if isinstance(known, Mapping) else known
+            value = self.summary.get(key if table == "data" else table)
+            value = value.get("name") if isinstance(value, Mapping) else value
         return None if value is None else str(value)
 
     def series(self, key: str) -> tuple[list[int], list[float | None]]:
-        """The rounds that carry `key`, and its value there (None where it was not finite)."""
+        """The rounds that have `key`, and its values (None if not finite)."""
         lines = [line for line in self.metrics if key in line]
         return [int(line["round"]) for line in lines], [finite(line[key]) for line in lines]
 
     def total(self, key: str) -> float | None:
-        """A total of the summary; where there is none yet, the sum over the rounds so far."""
-        known = finite(subtable(self.summary, "totals").get(key))
-        return self.sum(key) if known is None else known
+        """A total of the summary; without one, the sum over the rounds so far."""
+        total = finite(subtable(self.summary, "totals").get(key))
+        return self.sum(key) if total is None else total
 
     def seconds(self) -> float | None:
-        """How long the run took: training, evaluation and all else."""
-        known = finite(subtable(self.summary, "totals").get("seconds"))
+        """The duration of the run with training, evaluation and everything else."""
+        total = finite(subtable(self.summary, "totals").get("seconds"))
         elapsed = [v for line in self.metrics if (v := finite(line.get("elapsed"))) is not None]
-        return known if known is not None else elapsed[-1] if elapsed else self.sum("seconds")
+        return total if total is not None else elapsed[-1] if elapsed else self.sum("seconds")
 
     def sum(self, key: str) -> float | None:
-        """The sum of `key` over the rounds so far, or None where no round has it."""
+        """The sum of `key` over the rounds so far, or None if no round has it."""
         values = [v for line in self.metrics if (v := finite(line.get(key))) is not None]
         return sum(values) if values else None
 
     def metric(self) -> str:
-        """The metric that the run is judged by: accuracy for a classifier."""
+        """The main metric of the run: accuracy for a classifier."""
         chosen = split_of(str(subtable(self.summary, "best").get("metric", "")))
         if chosen and chosen[1] != "loss":
             return chosen[1]
-        found = [parts[1] for line in self.metrics for key in line if (parts := split_of(key))]
-        shares = sorted({metric for metric in found if is_share(metric)}, key=lambda m: (m != "accuracy", m))
-        others = [metric for metric in dict.fromkeys(found) if metric != "loss"]
+        names = [parts[1] for line in self.metrics for key in line if (parts := split_of(key))]
+        shares = sorted({metric for metric in names if is_share(metric)}, key=lambda m: (m != "accuracy", m))
+        others = [metric for metric in dict.fromkeys(names) if metric != "loss"]
         return (shares or others or ["accuracy"])[0]
 
     def split(self) -> str:
-        """What the run is judged on: "test", or "validation" where there is no one model that could be tested.
+        """The split of the main metric: "test", or "validation" without a single global model.
 
-        That is so where parts of the model are the clients' own: each is measured on what it holds out.
+        Personalized models have no test split: each is measured on the data that its client holds out.
         """
         pairs = [pair for line in self.metrics for key in line if (pair := split_of(key))]
         return "test" if any(split == "test" for split, _ in pairs) or not pairs else "validation"
 
     def spread(self) -> dict[str, dict[str, float]]:
-        """How the last measured round did at the clients: by metric, its mean, std, worst_decile, mean_before."""
-        found: dict[str, dict[str, float]] = {}
+        """The last per-client evaluation: by metric, its mean, std, worst_decile, mean_before."""
+        spread: dict[str, dict[str, float]] = {}
         for line in reversed(self.metrics):
             for key, given in line.items():
                 match = _SPREAD.fullmatch(key)
                 if match and (value := finite(given)) is not None:
-                    found.setdefault(match[1], {})[match[2]] = value
-            if found:
+                    spread.setdefault(match[1], {})[match[2]] = value
+            if spread:
                 break
-        return found
+        return spread
 
     def final(self, metric: str) -> tuple[int | None, float | None]:
-        """The last evaluated round and the test value there (see `split`)."""
+        """The last evaluated round and its test value (see `split`)."""
         rounds, values = self.series(f"{self.split()}_{metric}")
         return (rounds[-1], values[-1]) if rounds else (None, None)
 
     def best(self, metric: str) -> tuple[int | None, float | None, str | None]:
         """The best round, the *test* value there (see `split`), and the split on which it was chosen.
 
-        Where the summary does not say, the best test value so far.
+        Without a best round in the summary, the best test value so far.
         """
         best, split = subtable(self.summary, "best"), self.split()
         rounds, values = self.series(f"{split}_{metric}")
@@ -142,10 +142,10 @@ class Run:
             if value is None and chosen == split:
                 value = finite(best.get("value"))
             return at, value, chosen
-        known = [(value, at) for at, value in tested.items() if value is not None and at > 0]
-        if not known:
+        candidates = [(value, at) for at, value in tested.items() if value is not None and at > 0]
+        if not candidates:
             return None, None, None
-        value, at = max(known, key=lambda pair: (pair[0], -pair[1]))
+        value, at = max(candidates, key=lambda pair: (pair[0], -pair[1]))
         return at, value, split
 
     def emd(self) -> float | None:
@@ -157,9 +157,9 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Everything that `directory` says about its run.
+    """Reads everything in a run directory.
 
-    Raises `RunDirectoryError` where it is no run directory, another version wrote it, or its settings, its
+    Raises `RunDirectoryError` if it is no run directory, another version wrote it, or its settings, its
     metrics or its summary are damaged.
     """
     run = RunDir.open(Path(directory))
@@ -176,8 +176,7 @@ def read_run(directory: Path) -> Run:
 def read_partition(path: Path) -> Partition:
     """The partition in a file that `Partition.save` wrote, or in a run directory.
 
-    Raises `DataError` where there is none or it is damaged, `RunDirectoryError` where `path` is a directory
-    without a run.
+    Raises `DataError` if it is missing or damaged, `RunDirectoryError` if `path` is a directory without a run.
     """
     path = path.expanduser()
     if not path.is_dir():
@@ -185,21 +184,21 @@ def read_partition(path: Path) -> Partition:
     run = RunDir.open(path)
     if not run.partition_path.exists():
         raise DataError(
-            "the run has not got as far as to scatter its data",
+            "the run has no partition yet",
             where=str(path),
-            hint=f"'fedlens resume {path}' begins it",
+            hint=f"start it with 'fedlens resume {path}'",
         )
     return Partition.load(run.partition_path)
 
 
 def _rounds(lines: Sequence[Row]) -> list[Row]:
-    """One line a round, the later one where a killed run wrote a round twice."""
-    found = {line["round"]: line for line in lines if isinstance(line.get("round"), int)}
-    return [found[at] for at in sorted(found)]
+    """One line per round, the later one if a killed run wrote a round twice."""
+    by_round = {line["round"]: line for line in lines if isinstance(line.get("round"), int)}
+    return [by_round[at] for at in sorted(by_round)]
 
 
 def _partition(path: Path) -> Partition | None:
-    """Who had what. A file that is damaged, or not there yet, costs a page its pictures and nothing else."""
+    """The partition, or None if its file is missing or damaged: the page then only lacks its figures."""
     try:
         return Partition.load(path)
     except DataError:
@@ -207,6 +206,6 @@ def _partition(path: Path) -> Partition | None:
 
 
 def subtable(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The table `key` of `of`, empty where there is none."""
+    """The table `key` of `of`, empty if there is none."""
     value = of.get(key)
     return value if isinstance(value, Mapping) else {}

@@ -69,8 +69,8 @@ def test_the_unexpected_is_one_sentence_and_exit_code_1(api: Api, recipe: Path) 
     answer = runner.invoke(app, ["run", str(recipe)])
     assert answer.exit_code == 1
     assert answer.stderr == (
-        "error: something unexpected went wrong: ZeroDivisionError: division by zero. "
-        "Run it again with --debug to see where.\n"
+        "error: unexpected error: ZeroDivisionError: division by zero. "
+        "Run it again with --debug to see the traceback.\n"
     )
 
 

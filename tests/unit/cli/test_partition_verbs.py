@@ -173,7 +173,7 @@ def test_show_without_a_census(tmp_path: Path) -> None:
     assert (told["emd"], told["classes_per_client"], told["client_emds"]) == (None, None, None)
     answer = partition("show", tmp_path / "p.npz")
     assert answer.exit_code == 0
-    assert rows(answer)["Examples a client"] == "min 1, 25% 1.25, median 1.5, 75% 1.75, max 2"
+    assert rows(answer)["Examples per client"] == "min 1, 25% 1.25, median 1.5, 75% 1.75, max 2"
     assert "EMD" not in answer.stdout
 
 
@@ -183,7 +183,7 @@ def test_show_takes_a_run(tmp_path: Path) -> None:
     (run / "partition.npz").unlink()
     answer = partition("show", run)
     assert answer.exit_code == 2
-    assert f"'fedlens resume {run}' begins it" in answer.stderr
+    assert f"start it with 'fedlens resume {run}'" in answer.stderr
 
 
 @pytest.mark.parametrize("verb", [("show",), ("show", "--json"), ("plot", "--out", "pictures")])

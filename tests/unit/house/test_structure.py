@@ -82,8 +82,8 @@ PROBES_LEFT = {
 
 # Names that still stand for two things; nothing is added here.
 NAMES_LEFT = {
-    "Annotation", "ClientRule", "Driven", "Format", "Instances", "Plain", "Published", "Row", "Store",
-    "Task", "Watch", "Worker",
+    "Annotation", "ClientRule", "Driven", "Instances", "Published", "Row", "Store",
+    "Task", "Worker",
 }  # fmt: skip
 
 

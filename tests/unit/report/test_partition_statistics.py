@@ -86,7 +86,7 @@ def test_a_person_reads_the_same() -> None:
     assert rows["Settings"].startswith("alpha 0.5, sizes 0, 1, ")
     assert rows["Settings"].endswith("19, ... (50 in all)")
     assert rows["Clients"] == "30"
-    assert rows["Examples a client"].startswith("min ")
+    assert rows["Examples per client"].startswith("min ")
     assert rows["Classes"] == "10"
     assert "Feature blur" not in rows
 

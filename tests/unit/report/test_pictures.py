@@ -168,7 +168,7 @@ def test_without_a_census_and_with_nothing(tmp_path: Path) -> None:
     assert drawn(nothing, "emd").get_suptitle() == "2 clients without any class not shown"
     for name in ("class-bars", "matrix", "ranks"):
         assert_tidy(drawn(nothing, name))
-    with pytest.raises(DataError, match="nothing to draw"):
+    with pytest.raises(DataError, match="no clients to draw"):
         draw(Partition((), np.empty(0, int), np.array([0])), tmp_path)
 
 
@@ -193,7 +193,7 @@ def test_matplotlib_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(RunDirectoryError, match="cannot be written"):
+    with pytest.raises(RunDirectoryError, match="cannot write the picture"):
         draw(make_partition(class_counts(2, 2)), tmp_path / "file")
 
 

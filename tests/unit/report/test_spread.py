@@ -105,7 +105,7 @@ def test_of_a_tuned_run_the_clients_are_told_first_and_which_model_is_which() ->
     assert closing_lines(summary)[:2] == [
         "finished: accuracy 90.0 % at the clients, each after tuning, in round 3, 61.0 % at the worst tenth of the "
         "clients",
-        "the global model, not tuned: accuracy 43.6 % on test after round 3; best 43.0 % on test in round 2, chosen on "
+        "global model, not tuned: accuracy 43.6 % on test after round 3; best 43.0 % on test in round 2, chosen on "
         "validation",
     ]
 
