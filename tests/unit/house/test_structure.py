@@ -67,7 +67,6 @@ PROBES_LEFT = {
     "experiment/build.py: getattr(algorithm, 'discloses', ())",
     "experiment/build.py: getattr(algorithm, 'evaluation_asks', 1)",
     "experiment/build.py: getattr(algorithm, 'select', None)",
-    "experiment/build.py: getattr(algorithm.factory(usual_parts, **required, **changed), slot, None)",
     "experiment/build.py: getattr(config, slot)",
     "experiment/build.py: getattr(engine, 'ahead', False)",
     "experiment/build.py: hasattr(engine, 'check')",
