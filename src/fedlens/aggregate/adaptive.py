@@ -14,11 +14,16 @@ from torch import Tensor
 from fedlens.aggregate.server import Rate
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Payload
+from fedlens.core.registry import Feeds
 from fedlens.core.tree import Tree, map_tree, zeros_like
 
 Kind = Literal["adagrad", "adam", "yogi"]
-Beta1 = Annotated[float, Field(ge=0, lt=1, description="beta_1, how much of m stays from round to round")]
-Beta2 = Annotated[float, Field(ge=0, lt=1, description="beta_2, how much of v stays from round to round")]
+Beta1 = Annotated[
+    float, Field(ge=0, lt=1, description="beta_1, how much of m stays from round to round"), Feeds("server")
+]
+Beta2 = Annotated[
+    float, Field(ge=0, lt=1, description="beta_2, how much of v stays from round to round"), Feeds("server")
+]
 Tau = Annotated[
     float,
     Field(
@@ -26,13 +31,17 @@ Tau = Annotated[
         allow_inf_nan=False,
         description="what is added to sqrt(v): small is adaptive, large is plain momentum at the rate lr / tau",
     ),
+    Feeds("server"),
 ]
 V0 = Annotated[
     float | None,
     Field(gt=0, allow_inf_nan=False, description="v before the first round, at least tau^2, its default"),
+    Feeds("server"),
 ]
 BiasCorrection = Annotated[
-    bool, Field(description="divide m by 1 - beta_1^t and v by 1 - beta_2^t, which the paper does not do")
+    bool,
+    Field(description="divide m by 1 - beta_1^t and v by 1 - beta_2^t, which the paper does not do"),
+    Feeds("server"),
 ]
 
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from fedlens.aggregate.mean import Mean, Weighting
 from fedlens.core.protocol import Answer, Reduce
 from fedlens.core.reduction import How, Update
+from fedlens.core.registry import Feeds
 from fedlens.core.tree import scale
 
 TauEff = Annotated[
@@ -19,6 +20,7 @@ TauEff = Annotated[
         description="steps that the server goes along the mean direction: 'mean', the clients' weighted mean, "
         "or a number"
     ),
+    Feeds("aggregate"),
 ]
 
 

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Payload
-from fedlens.core.registry import Entry, Registry
+from fedlens.core.registry import Entry, Feeds, Registry
 from fedlens.core.tree import Tree, add, map_tree, zeros_like
 
 Rate = Annotated[
-    float, Field(gt=0, allow_inf_nan=False, description="server learning rate gamma (hsu2020 section 5.1)")
+    float,
+    Field(gt=0, allow_inf_nan=False, description="server learning rate gamma (hsu2020 section 5.1)"),
+    Feeds("server"),
 ]
 
 

@@ -97,6 +97,7 @@ class Averaging:
     personal: frozenset[str] = frozenset()
     more_ops: Mapping[str, Op] = field(default_factory=dict)
     tune: Train | None = None
+    replaced: Mapping[str, Any] = field(default_factory=dict)  # by slot, what a table of the user's replaces
 
     @property
     def ops(self) -> Mapping[str, Op]:
@@ -251,7 +252,10 @@ def averaging(
         personal=personal,
     )
     more = {name: make(train) for name, make in rule.ops.items()}
-    return Averaging(parts, choose, train, fold, parts.server or server or Plain(), rule, personal, more)
+    papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or Plain()}
+    replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}
+    step = parts.server or server or Plain()
+    return Averaging(parts, choose, train, fold, step, rule, personal, more, replaced=replaced)
 
 
 def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:

@@ -9,14 +9,19 @@ from pydantic import Field
 from fedlens.aggregate.server import Rate
 from fedlens.aggregate.server import momentum as server_momentum
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.core.registry import Feeds
 
 
 def fedavgm(
     parts: Parts,
     *,
     lr: Rate = 1.0,
-    momentum: Annotated[float, Field(ge=0, lt=1, description="beta, 0.7 to 0.997 in hsu2019")] = 0.9,
-    nesterov: Annotated[bool, Field(description="Nesterov's momentum, as hsu2019 uses")] = False,
+    momentum: Annotated[
+        float, Field(ge=0, lt=1, description="beta, 0.7 to 0.997 in hsu2019"), Feeds("server")
+    ] = 0.9,
+    nesterov: Annotated[
+        bool, Field(description="Nesterov's momentum, as hsu2019 uses"), Feeds("server")
+    ] = False,
 ) -> Averaging:
     """FedAvgM: the server takes the averaged update with momentum.
 

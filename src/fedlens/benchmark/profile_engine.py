@@ -47,8 +47,7 @@ class TimedOp:
         return outcomes[0]
 
     def __getattr__(self, name: str) -> Any:
-        # `obstacle` is asked of the operation itself, which is part of the program too.
-        if name.startswith("__") or name in ("op", "obstacle"):
+        if name.startswith("__") or name == "op":
             raise AttributeError(name)
         value = getattr(self.op, name)
         return self._together if name == "together" else value

@@ -42,6 +42,19 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Feeds:
+    """Stands in a setting's annotation: which slot of an algorithm it is for, so that the slot's table replaces it.
+
+    >>> from typing import Annotated
+    >>> def paper(parts: object, *, lr: Annotated[float, Feeds("server")] = 1.0, mu: float = 0.1) -> None: ...
+    >>> feeding(paper, "server")
+    ['lr']
+    """
+
+    slot: str
+
+
+@dataclass(frozen=True)
 class Registry:
     """A table of names, imported only when asked for.
 
@@ -158,6 +171,12 @@ def settings_model(factory: Factory) -> type[BaseModel]:
     config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
     name = getattr(factory, "__name__", type(factory).__name__)
     return create_model(f"{name}_settings", __config__=config, **fields)
+
+
+def feeding(factory: Factory, slot: str) -> list[str]:
+    """The settings of an algorithm that are for this slot."""
+    fields = settings_model(factory).model_fields
+    return [name for name, field in fields.items() if Feeds(slot) in field.metadata]
 
 
 def read_settings(factory: Factory, values: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
 
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server import SERVERS
 from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
-from fedlens.algorithms.averaging import Parts
+from fedlens.algorithms.averaging import Averaging, Parts
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.protocol import Algorithm, BareEngine, EngineBase, FederationInfo, ModelSpec, Program
-from fedlens.core.registry import Registry, settings_model
+from fedlens.core.registry import Registry, feeding, settings_model
 from fedlens.core.tree import count
 from fedlens.data.augment import AUGMENTS, Chain
 from fedlens.data.client_datasets import ClientDatasets
@@ -186,9 +185,7 @@ def _build(
     chosen["model"].made(model.build)
     parameters = count(parts.spec)
     algorithm = chosen["algorithm"](parts)
-    for slot in ("aggregate", "server"):
-        if slot in chosen:
-            refuse_replaced(chosen["algorithm"], parts, slot, planned.overridden)
+    refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     select = getattr(algorithm, "select", None)
     size = select.size(federation) if select is not None and hasattr(select, "size") else None
     engine = planned.engine() if engine is None else engine
@@ -285,49 +282,28 @@ def _evaluation_asks(algorithm: Algorithm) -> int:
 
 
 def refuse_replaced(
-    algorithm: Resolved, parts: Parts, slot: str, overridden: frozenset[str] = frozenset()
+    paper: Resolved, algorithm: Algorithm, parts: Parts, overridden: frozenset[str] = frozenset()
 ) -> None:
     """Raises `ConfigError` where a setting of the algorithm is for a part of its own that the user's table replaces.
 
-    A setting is for the part that changes with it. One that says what the table says too stands, and so does one that
-    is at its default, unless it was `overridden`: a run's own config.toml has all of them in it.
+    A setting stands where the part is the same anyway, and so does one at its default, unless it was `overridden`: a
+    run's own config.toml has all of them in it.
     """
-    usual_parts = replace(parts, server=None) if slot == "server" else replace(parts, aggregate=None)
-    model = settings_model(algorithm.factory)
-    defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
-    given = {
-        name: value
-        for name, value in algorithm.settings.items()
-        if defaults.get(name, value) != value or (name in defaults and f"algorithm.{name}" in overridden)
-    }
-    required = {name: value for name, value in algorithm.settings.items() if name not in defaults}
-
-    def step(**changed: Any) -> Any:
-        try:
-            return getattr(algorithm.factory(usual_parts, **required, **changed), slot, None)
-        except ConfigError:
-            return None  # the default does not go with something else: nothing to be told from it
-
-    plain = step()
-    for name, value in given.items():
-        changed = step(**{name: value})
-        other = changed if defaults[name] != value else step(**{name: _another(value, model, name)})
-        if None not in (plain, changed, other) and plain != other and changed != parts.slots[slot]:
-            raise ConfigError(
-                f"the table [{slot}] takes the place of the {slot} part that '{algorithm.name}' makes of '{name}'",
-                where=f"algorithm.{name}",
-                hint=f"set {slot}.{name} instead where there is one, or take [{slot}] out",
-            )
-
-
-def _another(value: Any, model: type[BaseModel], name: str) -> Any:
-    """Another value of a setting, whatever is allowed: for finding out what changes with it."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return value / 2 if value else 0.5
-    choices = model.model_json_schema()["properties"][name].get("enum", ())
-    return next((choice for choice in choices if choice != value), value)
+    if not isinstance(algorithm, Averaging):
+        return
+    fields = settings_model(paper.factory).model_fields
+    for slot, part in algorithm.replaced.items():
+        for name in feeding(paper.factory, slot) if part != parts.slots[slot] else ():
+            value, default = paper.settings[name], fields[name].default
+            # A default that is a word, as tau_eff = "mean", is no value that the table could pass over.
+            asked = f"algorithm.{name}" in overridden and not isinstance(default, str)
+            given = value != default or asked
+            if given and not fields[name].is_required():
+                raise ConfigError(
+                    f"the table [{slot}] takes the place of the {slot} part that '{paper.name}' makes of '{name}'",
+                    where=f"algorithm.{name}",
+                    hint=f"set {slot}.{name} instead where there is one, or take [{slot}] out",
+                )
 
 
 def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | None) -> float:

@@ -30,7 +30,7 @@ FOREIGN = {
     "data/dataset.py: getattr(array, 'dtype', type(array).__name__)",
     "data/dataset.py: getattr(array, 'shape', [])",
     "data/download.py: getattr(error, 'reason', error)",
-    "data/formats/formats.py: getattr(import_module(self.module), self.factory)",
+    "data/formats/registry.py: getattr(import_module(self.module), self.factory)",
     "data/formats/probe.py: getattr(image, 'n_frames', 1)",
     "data/formats/probe.py: getattr(image, 'tile', '')",
     "data/images.py: hasattr(os, 'sched_getaffinity')",
@@ -47,44 +47,18 @@ FOREIGN = {
 # Still to be declared; nothing is added here.
 PROBES_LEFT = {
     "algorithms/averaging.py: getattr(select, 'repeats', lambda federation: False)",
-    "api.py: hasattr(engine, 'warm')",
-    "benchmark/contest.py: getattr(contestant, 'about', {})",
-    "benchmark/profile.py: hasattr(engine, 'warm')",
-    "benchmark/profile_rounds.py: getattr(built.engine, 'state_memory', STATE_MEMORY)",
-    "benchmark/profile_seams.py: getattr(found, name)",
-    "benchmark/profile_seams.py: getattr(getattr(op, 'train', op), 'rule', None)",
-    "benchmark/profile_seams.py: getattr(op, 'train', op)",
-    "benchmark/profile_seams.py: hasattr(op, 'task')",
-    "benchmark/profile_watching.py: getattr(engine, 'chosen', engine)",
-    "benchmark/profile_watching.py: getattr(self.op, name)",
+    "benchmark/profile_engine.py: getattr(self.op, name)",
     "data/formats/clients.py: getattr(self, name)",
-    "engines/auto.py: getattr(self.chosen, 'ahead', False)",
-    "engines/client_groups.py: getattr(program.data, 'largest', None)",
-    "engines/devices.py: getattr(engine, 'chosen', engine)",
-    "engines/devices.py: getattr(getattr(engine, 'chosen', engine), 'computing', ON_CPU)",
-    "engines/executor.py: hasattr(self.program.data, 'on')",
-    "engines/processes.py: hasattr(self, '_program')",
     "experiment/build.py: getattr(algorithm, 'discloses', ())",
     "experiment/build.py: getattr(algorithm, 'evaluation_asks', 1)",
     "experiment/build.py: getattr(algorithm, 'select', None)",
-    "experiment/build.py: getattr(algorithm.factory(usual_parts, **required, **changed), slot, None)",
     "experiment/build.py: getattr(config, slot)",
-    "experiment/build.py: getattr(engine, 'ahead', False)",
-    "experiment/build.py: hasattr(engine, 'check')",
-    "experiment/build.py: hasattr(engine, 'choose')",
     "experiment/build.py: hasattr(select, 'size')",
     "experiment/resolve.py: hasattr(made, part)",
-    "experiment/runner.py: getattr(built.engine, 'state_memory', STATE_MEMORY)",
-    "experiment/runner.py: getattr(self.built.engine, 'ahead', False)",
-    "local/vectorized/batches.py: hasattr(data, 'held')",
-    "local/vectorized/batches.py: hasattr(datas[0], 'beside')",
 }
 
 # Names that still stand for two things; nothing is added here.
-NAMES_LEFT = {
-    "Annotation", "ClientRule", "Driven", "Instances", "Published", "Row", "Store",
-    "Task", "Worker",
-}  # fmt: skip
+NAMES_LEFT = {"Plain"}
 
 
 def parsed(source: Path = SOURCE) -> dict[str, ast.Module]:
