@@ -182,7 +182,7 @@ def test_what_is_sent_is_what_arrives_and_nothing_keeps_its_memory(gate: Driver)
         for answer in answers_to(gate, Ask("seen", requests, shared={"big": big}), round):
             assert isinstance(answer, Reply), answer
             assert answer.payload["told"] == {"ends": 299_999.0, "small": 3.0, "aligned": 1.0}
-    workers: Any = gate.engine._crew.workers  # type: ignore[attr-defined]
+    workers: Any = gate.engine._pool.workers  # type: ignore[attr-defined]
     assert ray.get([worker.actor.__ray_call__.remote(kept) for worker in workers]) == [0, 0]
     states = [gate.states.get(k)["memory"] for k in range(4)]
     assert all(float(state.sum()) == 300_000 for state in states)

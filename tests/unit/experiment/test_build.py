@@ -13,6 +13,7 @@ from torch import nn
 from fedlens.algorithms.averaging import Parts, averaging
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.tree import digest
+from fedlens.engines.default import Default
 from fedlens.engines.inline import Inline
 from fedlens.experiment.build import Built, build, data_digest, data_directory, located, plan
 from fedlens.experiment.config import read_config
@@ -81,7 +82,7 @@ def test_what_is_built_fits_together() -> None:
     assert built.partition.census.dense().shape == (4, 10)
     assert built.partition.census.totals().sum() == 45
     assert built.algorithm.parts.measure == ("@test", "@validation", "@train")  # type: ignore[attr-defined]
-    assert isinstance(built.engine, Inline)
+    assert isinstance(built.engine, Default)
 
 
 def test_each_seed_moves_its_own_thing() -> None:

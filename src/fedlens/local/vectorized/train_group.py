@@ -142,7 +142,11 @@ def _moved(
 ) -> tuple[StackedTrees, list[tuple[float, int]], Tensors]:
     """Runs the steps: how far each client moved, its mean loss and the examples it saw, and its weights."""
     trained, losses = Steps(train, model, group).run()
-    moved = [anchor - now for anchor, now in zip(group.anchor, trained, strict=True)]
+    # Weights that no hook looks at any more make room for what they moved by.
+    moved = [
+        torch.sub(anchor, now, out=now) if train.rule.plain else anchor - now
+        for anchor, now in zip(group.anchor, trained, strict=True)
+    ]
     return StackedTrees(dict(zip(group.names, moved, strict=True))), losses, trained
 
 
