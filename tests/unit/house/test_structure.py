@@ -73,8 +73,8 @@ PROBES_LEFT = {
 
 # Names that still stand for two things; nothing is added here.
 NAMES_LEFT = {
-    "Annotation", "ClientRule", "Driven", "Format", "Instances", "Plain", "Published", "Row", "Store",
-    "Task", "Watch", "Worker",
+    "Annotation", "ClientRule", "Format", "Instances", "Plain", "Published", "Store",
+    "Task", "Worker",
 }  # fmt: skip
 
 
