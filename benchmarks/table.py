@@ -22,6 +22,7 @@ def line(row: dict[str, Any], first: bool) -> str:
     """One line of the table."""
     about = row["about"]
     way = f", {about['processes']} x {about['threads']}" if "processes" in about else ""
+    way += f", {about['layout']}" if row["name"] == "limit" else ""
     name = f"`{row['workload']}`" if first else ""
     if row["reason"]:
         return f"| {name} | {row['name']} | did not run: {row['reason']} | | | | |"
@@ -53,6 +54,12 @@ def main() -> None:
     for row in record["rows"]:
         print(line(row, first=row["workload"] != before))
         before = row["workload"]
+    print("\n| workload | goal | at least | measured | met |\n|---|---|---|---|---|")
+    for goal in record["goals"]:
+        pair = f"{goal['engine']} to {goal['reference']}"
+        print(
+            f"| `{goal['workload']}` | {pair} | {goal['least']:g} | {told(goal['measured'])} | {goal['met']} |"
+        )
     environment = record["environment"]
     print()
     for name in best:

@@ -86,6 +86,13 @@ def test_what_goes_on_in_workers_is_timed_there() -> None:
     assert set(found.worker_evaluation) == {"evaluation"}
 
 
+def test_workers_that_train_groups_time_them_too() -> None:
+    measured = measure(built("engine.name=processes", "engine.workers=1", "engine.group=3"), 1)
+    assert measured.processes == 1
+    assert by_part(measured.workers, PARTS)["forward"] > 0
+    assert not any(name.startswith("profile:") for tally in measured.tallies for name in tally.sums)
+
+
 @pytest.mark.parametrize("engine", ["inline", "vectorized"])
 def test_what_a_rule_computes_for_itself_is_the_rules(engine: str) -> None:
     """Mime's gradients at the anchor are no passes of the training."""
