@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedlens.benchmark.contest import Contestant, Lane, take_turns
 from fedlens.benchmark.federation import Federation
+from fedlens.benchmark.interleave import Candidate, Measurement, take_turns
 from fedlens.benchmark.limit import WORKLOADS, Workload
 from fedlens.benchmark.pairs import ratio
 from fedlens.benchmark.profile_peak import peak_of
@@ -93,14 +93,14 @@ class Graphed:
         """Nothing is to be ended."""
 
 
-def in_turn(makers: Mapping[str, Callable[[], Contestant]], pairs: int) -> dict[str, list[float]]:
+def in_turn(makers: Mapping[str, Callable[[], Candidate]], pairs: int) -> dict[str, list[float]]:
     """The seconds of each, taken in turn after one to warm up. Ends with what was wrong where one fails."""
-    lanes = [Lane(name, "fedlens", maker) for name, maker in makers.items()]
-    take_turns(lanes, pairs)
-    for lane in lanes:
-        if not lane.ran:
-            raise SystemExit(f"{lane.name} did not run: {lane.reason}")
-    return {lane.name: lane.seconds for lane in lanes}
+    measurements = [Measurement(name, "fedlens", maker) for name, maker in makers.items()]
+    take_turns(measurements, pairs)
+    for measurement in measurements:
+        if not measurement.ran:
+            raise SystemExit(f"{measurement.name} did not run: {measurement.reason}")
+    return {measurement.name: measurement.seconds for measurement in measurements}
 
 
 def resnet18() -> nn.Module:
@@ -150,7 +150,7 @@ def main() -> None:
     how = {"device": "cuda", "precision": asked.precision}
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **how}
 
-    makers: dict[str, Callable[[], Contestant]] = {
+    makers: dict[str, Callable[[], Candidate]] = {
         name: partial(Federation, MANY, {"name": name, **how}) for name in ("inline", "vectorized")
     }
     took = in_turn({**makers, "CUDA graphs": partial(Graphed, MANY)}, asked.pairs)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from fedlens.benchmark.limit import Learner, Workload, fresh_weights, mnist_cnn
-from fedlens.benchmark.peer import Driven, installed, known_peers, usual_directory
+from fedlens.benchmark.peer import PeerProcess, installed, known_peers, usual_directory
 from fedlens.engines.devices import usable_cores
 
 ROUNDS = 3
@@ -66,11 +66,11 @@ def main() -> None:
         limit = norms_of_limit(peer.name in CHAINED_AT_FIRST)
         python = installed(peer, asked.peers_dir, print)
         for way in peer.ways(usable_cores()):
-            contestant, off = Driven(peer, python, WORKLOAD, way), []
-            with closing(contestant):
+            candidate, off = PeerProcess(peer, python, WORKLOAD, way), []
+            with closing(candidate):
                 for norm in limit:
-                    contestant.round()
-                    off.append(abs(contestant.said["norm"] - norm))
+                    candidate.round()
+                    off.append(abs(candidate.said["norm"] - norm))
             wrong |= max(off) > OFF
             print(
                 f"{peer.title}, {way}: norms {limit[0]:.6f} to {limit[-1]:.6f}, off by at most {max(off):.1e}"

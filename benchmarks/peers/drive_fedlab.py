@@ -19,12 +19,14 @@ class Clients:
     """Every client's tensors, in the form that FedLab's trainer asks for."""
 
     def __init__(self, workload: Any) -> None:
+        self.workload = workload
         self.images, self.labels = workload.tensors()
         self.rng = torch.Generator().manual_seed(1)
 
     def get_dataloader(self, client: int, size: int) -> turns.Batches:
         """The client's batches, shuffled anew whenever they are gone through."""
-        return turns.Batches(self.images[client], self.labels[client], size, self.rng)
+        assert size == self.workload.batch
+        return turns.Batches(self.workload, self.images[client], self.labels[client], self.rng)
 
 
 def main() -> None:
@@ -35,7 +37,7 @@ def main() -> None:
     limit = turns.load_limit()
     limit.keep_freed_memory()
     workload = turns.workload_of(asked.workload)
-    model = turns.start_of(workload)
+    model = turns.start_of(workload, contiguous=True)  # FedLab flattens the weights by `view`
     # A hair more than the share, for FedLab rounds the product down.
     share = (workload.cohort + 0.5) / workload.clients if workload.cohort < workload.clients else 1.0
     server = SyncServerHandler(model, global_round=10**9, sample_ratio=share)

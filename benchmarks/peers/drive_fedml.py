@@ -73,7 +73,7 @@ def main() -> None:
     images, labels = workload.tensors()
     rng = torch.Generator().manual_seed(1)
     clients = range(workload.clients)
-    loaders = {k: turns.Batches(images[k], labels[k], workload.batch, rng) for k in clients}
+    loaders = {k: turns.Batches(workload, images[k], labels[k], rng) for k in clients}
     sizes = dict.fromkeys(clients, workload.examples)
     total = workload.clients * workload.examples
     dataset = [total, 0, None, None, sizes, loaders, dict.fromkeys(clients), 10]

@@ -80,7 +80,8 @@ def train(asked: argparse.Namespace, line: turns.Turns | None) -> None:
 
     def client(user: int) -> Any:
         order = torch.randperm(workload.examples, generator=rng)  # pfl does not shuffle: anew in every round
-        return PyTorchTensorDataset((images[user][order], labels[user][order]), user_id=str(user))
+        tensors = turns.laid_out(workload, images[user][order]), labels[user][order]
+        return PyTorchTensorDataset(tensors, user_id=str(user))
 
     np.random.seed(0)  # the same cohorts in every process
     draw = np.random.RandomState(0)

@@ -51,9 +51,17 @@ def workload_of(text: str) -> Any:
     return limit.Workload(**{**fields, "shape": tuple(fields["shape"])})
 
 
-def start_of(workload: Any) -> Any:
-    """The workload's model, with the weights that all start from."""
+def start_of(workload: Any, contiguous: bool = False) -> Any:
+    """The workload's model in its memory layout, with the weights that all start from.
+
+    `contiguous` is for a peer that flattens weights by `view`, which channels-last weights refuse: there only the
+    images have the workload's layout, which is what convolutions go by.
+    """
+    import torch
+
     model = workload.model()
+    if workload.channels_last and not contiguous:
+        model.to(memory_format=torch.channels_last)
     for parameter, weight in zip(model.parameters(), load_limit().fresh_weights(workload), strict=True):
         parameter.data.copy_(weight)
     return model
@@ -105,15 +113,22 @@ class Turns:
         print(json.dumps(line), file=self._out, flush=True)
 
 
-class Batches:
-    """One client's batches, for a peer that wants a loader: shuffled anew whenever they are gone through."""
+def laid_out(workload: Any, images: Any) -> Any:
+    """The images in the workload's memory layout."""
+    import torch
 
-    def __init__(self, images: Any, labels: Any, size: int, rng: Any) -> None:
-        self.images, self.labels, self.size, self.rng = images, labels, size, rng
+    return images.contiguous(memory_format=torch.channels_last) if workload.channels_last else images
+
+
+class Batches:
+    """One client's batches, for a peer that wants a loader: shuffled anew in every pass."""
+
+    def __init__(self, workload: Any, images: Any, labels: Any, rng: Any) -> None:
+        self.workload, self.images, self.labels, self.rng = workload, images, labels, rng
 
     def __iter__(self) -> Iterator[Any]:
         import torch
 
         order = torch.randperm(len(self.labels), generator=self.rng)
-        parts = (t[order].split(self.size) for t in (self.images, self.labels))
-        return zip(*parts, strict=True)
+        images, size = laid_out(self.workload, self.images[order]), self.workload.batch
+        return zip(images.split(size), self.labels[order].split(size), strict=True)

@@ -156,11 +156,11 @@ def test_it_resumes_exactly_when_it_is_interrupted_again_and_again(tmp_path) -> 
 def test_it_leaves_its_inputs_untouched(algorithm: str, tmp_path) -> None:
     made = experiment(algorithm, "iid")
     built = build(plan(made.config, made._source), tmp_path, download=False)
-    data = built.holders.data
+    data = built.holders.dataset
 
     def fingerprint() -> str:
         held = {"train": data.train.inputs, "labels": data.train.targets, "test": data.test.inputs}
-        return digest({**held, "test labels": data.test.targets, "indices": data.indices})
+        return digest({**held, "test labels": data.test.targets, "indices": built.holders.indices})
 
     before, states = fingerprint(), ClientStates()
     built.engine.open(Program(built.algorithm.ops, built.holders, 0), states)

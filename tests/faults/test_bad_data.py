@@ -27,7 +27,7 @@ from fedlens.cli.data_check import check
 from fedlens.cli.main import app
 from fedlens.core.registry import read_settings
 from fedlens.data.dataset import Dataset
-from fedlens.data.formats.formats import FORMATS
+from fedlens.data.formats.registry import FORMATS
 from tests.unit.data.formats.boxed import (
     OBJECTS,
     SPLITS,
@@ -346,7 +346,7 @@ BOXES = [
     Case("no JSON", "coco-json", lambda: (write_coco(OWN), (OWN / "train.json").write_text("{\n  'images': []}")),
          ["own/train.json, line 2, column 3: the file is not JSON: expecting property name enclosed in double quotes; export the file again."], skips=False),
     Case("no XML", "voc-xml", lambda: (write_voc(OWN), (OWN / "Annotations/d.xml").write_text("<annotation>\n<object>\n")),
-         ["own/Annotations/d.xml, line 3: the XML is broken: no element found (column 1); write the file again, in UTF-8."]),
+         ["own/Annotations/d.xml, line 3: the XML is broken: Premature end of data in tag object line 2 (column 1); write the file again, in UTF-8."]),
     Case("no line of labels", "yolo-txt", lambda: (write_yolo(OWN), (OWN / "labels/test/d.txt").write_text("0 0.5 0.5 0.1\n0 0.5 0.5 0.1 0.1\n")),
          ["own/labels/test/d.txt, line 1: it has 4 values, and 5 are wanted: class cx cy width height; correct the line, or remove it."]),
     Case("labels of boxes that skip numbers", "yolo-txt", lambda: (write_yolo(OWN), (OWN / "classes.txt").unlink(), (OWN / "labels/test/d.txt").write_text("3 0.5 0.5 0.1 0.1\n")),

@@ -348,7 +348,7 @@ def _of_bytes(folder: Path, content: bytes) -> str:
 @pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion-mnist", "cifar100"])
 def test_data_that_are_not_there(folder: Path, name: str) -> None:
     said = refused(*settings(f"data.dataset={name}"))
-    assert said.startswith(f"the data of '{name}' are not there: looked for ")
+    assert said.startswith(f"'{name}' not found: looked for ")
     assert f"({folder / 'none'}" in said
     assert "run again with --download to fetch them, or put the files there" in said
     assert "--data-dir or the environment variable FEDLENS_DATA" in said

@@ -1,13 +1,15 @@
-"""The connection of the engine `ray`: through Ray Client, shared by engines, and its thread; on a Ray that is none."""
+"""The connection of the engine `ray`: refused, watched, shared by engines, and swept up; on a fake Ray."""
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
-import time
 from collections.abc import Iterator
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,10 @@ from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.registry import read_settings
 from fedlens.engines import ray_cluster
 from fedlens.engines.ray import ray
-from fedlens.engines.ray_cluster import Cluster, Lasting
-from tests.unit.engines.engine_kit import answers_to, ask
-from tests.unit.engines.fake_ray import FakeRay, on_fake_ray
+from fedlens.engines.ray_cluster import Cluster
+from tests.unit.engines.fake_ray import FakeRay
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     made = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", made)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray_cluster, "_ours", None)
+    monkeypatch.setattr(ray_cluster, "_shared", None)
     return made
 
 
@@ -43,71 +46,58 @@ def joined(address: str | None, memory: int | None = None) -> Cluster:
     return Cluster(address, cpus=1, memory=memory, threads=1, timeout=1.0)
 
 
-# -- through Ray Client -------------------------------------------------------------------------------------------
+# -- an address ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", ["auto", "ray://"])
-def test_a_cluster_through_ray_client_is_watched_where_it_listens(
-    fake: FakeRay, peer: str, monkeypatch: pytest.MonkeyPatch, address: str
+def test_a_head_that_stops_answering_ends_the_run_after_some_time(
+    fake: FakeRay, peer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    knocked: list[str] = []
-    monkeypatch.setattr(ray_cluster, "_knock", lambda place, _: knocked.append(place))
-    monkeypatch.setattr(ray_cluster, "_PATIENCE", 1.0)
-    monkeypatch.setenv("RAY_ADDRESS", f"ray://{peer}")
-    fake.client = True
-    cluster = joined(address + peer if address == "ray://" else address)
+    monkeypatch.setattr(ray_cluster, "_check_health", lambda *_: None)
+    monkeypatch.setattr(fake, "place", peer)
+    cluster = joined(peer)
     try:
-        assert knocked == [peer]
-        assert str(cluster) == f"the Ray cluster at {peer}"
         for second in range(5):
             cluster.check(float(second))
-        monkeypatch.setattr(
-            ray_cluster, "_connected", lambda *_: socket.create_connection(("127.0.0.1", 1), 1.0)
-        )
+        monkeypatch.setattr(cluster, "_address", "127.0.0.1:1")
         cluster.check(5.0)
-        with pytest.raises(
-            RunFailed, match=rf"^the Ray cluster at {peer} is gone: nothing has answered at {peer}"
-        ):
-            cluster.check(7.0)
+        cluster.check(24.0)
+        with pytest.raises(RunFailed, match=r"is gone: nothing has answered at 127.0.0.1:1 for 20 seconds"):
+            cluster.check(26.0)
     finally:
         cluster.close()
 
 
-@pytest.mark.parametrize("address", [None, "auto"])
-def test_a_connection_of_ray_client_that_somebody_else_made_is_asked_whether_it_is_there(
-    fake: FakeRay, address: str | None
+def test_a_node_that_ends_ends_the_run_before_anything_is_asked_of_ray(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake.client = fake.connected = True
-    cluster = joined(address)
-    cluster.check(0.0)
-    fake.client = False
-    with pytest.raises(
-        RunFailed, match=r"^the Ray cluster at 127.0.0.1:1 is gone: the connection of Ray Client"
-    ):
-        cluster.check(1.0)
+    """Ray would end this process without a word."""
+    with socket.socket() as node:
+        node.bind(("127.0.0.1", 0))
+        node.listen()
+        host, port = node.getsockname()
+        known = [{"NodeID": "none", "NodeManagerAddress": host, "NodeManagerPort": port}]
+        monkeypatch.setattr(fake, "nodes", lambda: known)
+        cluster = joined(None)
+        cluster.check_node()
+    with pytest.raises(RunFailed, match=r"^the local Ray is gone: the node of this machine has ended; "):
+        cluster.check_node()
     cluster.close()
-    assert fake.connected  # it is not ours to end
 
 
-@pytest.mark.parametrize("call", ["put", "wait", "get", "work", "forget"])
-def test_a_connection_that_ends_in_a_round_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, call: str
+def test_an_address_of_ray_client_in_the_environment_is_refused(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray Client raises at whatever it is asked for next."""
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(ConfigError, match=r"^RAY_ADDRESS is ray://head:10001 .*ray job submit"):
+        joined("auto")
+    assert fake.joined == []
 
-    def ended(*_: Any, **__: Any) -> Any:
-        raise ConnectionError("Client is shutting down.")
 
-    with on_fake_ray(monkeypatch, workers=1) as (gate, fake):
-        if call in ("work", "forget"):
-            monkeypatch.setattr(fake.actors[0], call, SimpleNamespace(remote=ended), raising=False)
-        else:
-            monkeypatch.setattr(fake, call, ended)
-        if call == "forget":  # nothing was lost with it
-            assert len(answers_to(gate, ask([{}]))) == 1
-            return
-        with pytest.raises(RunFailed, match=r"^the local Ray is gone: Client is shutting down; "):
-            answers_to(gate, ask([{}]))
+def test_a_process_that_is_connected_through_ray_client_is_refused(fake: FakeRay) -> None:
+    fake.client = fake.connected = True
+    with pytest.raises(ConfigError, match=r"^this process is connected through Ray Client.*ray job submit"):
+        joined(None)
+    assert fake.connected  # somebody else's connection is left alone
 
 
 def test_an_address_in_the_environment_that_has_no_port_is_left_to_ray(
@@ -130,57 +120,76 @@ def test_another_object_store_than_the_one_that_is_there_is_told(
     other = joined(None, 300 * 2**20)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert (
-        "already, and goes on with the object store that it has: engine.object_store = 300 says nothing"
-        in said
-    )
+    assert "already, with the object store that it has: engine.object_store = 300 is ignored" in said
     for cluster in (first, same, none, other):
         assert fake.connected
         cluster.close()
     assert not fake.connected
 
 
-def running() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "fedlens-ray"]
-
-
-def none_left() -> bool:
-    end = time.monotonic() + 5
-    while running() and time.monotonic() < end:
-        time.sleep(0.005)
-    return not running()
-
-
-def test_the_thread_that_started_ray_stays_as_long_as_ray_does(fake: FakeRay) -> None:
-    """Also where its engine is closed before another one that shares its Ray."""
+def test_a_ray_that_is_started_in_the_background_is_shared_too(fake: FakeRay) -> None:
     first: Any = ray(workers=1)
     first.warm()
-    assert first._connecting.result() is None
     second: Any = ray(workers=1)
     second.warm()
-    assert second._connecting.result() is None
+    for engine in (first, second):
+        engine._wait_for_connection()
     first.close()
-    time.sleep(0.05)
-    assert len(running()) == 1
     assert fake.connected
+    assert any(thread.name.startswith("fedlens-ray") for thread in threading.enumerate())  # that started it
     second.close()
     assert not fake.connected
-    assert none_left()
 
 
-def test_a_thread_that_has_started_no_ray_ends_at_once(fake: FakeRay) -> None:
-    def breaks() -> None:
-        raise ValueError("no")
+def test_a_ray_that_does_not_start_in_the_background_says_so_when_it_is_needed(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
+        raise ValueError("no room")
 
-    assert isinstance(Lasting(breaks).result(), ValueError)
-    assert Lasting(lambda: None).result() is None
-    assert none_left()
-    fake.connected = True  # by somebody else
+    monkeypatch.setattr(fake, "init", breaks)
     engine: Any = ray(workers=1)
     engine.warm()
-    engine._connecting.result()
-    assert none_left()
-    engine.close()
+    with pytest.raises(RunFailed, match=r"^Ray did not start on this machine: no room"):
+        engine._wait_for_connection()
+    engine.warm()
+    engine.close()  # says nothing
+
+
+# -- the folder of a local Ray ------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal
+from fedlens.engines.ray_cluster import make_folder
+print(make_folder()[0], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_run_leaves_is_deleted_at_the_next_start(
+    fake: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ray_cluster, "_SHORT_PATH", 1000)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)}
+    if len(str(tmp_path)) + 20 > 40:  # the other process takes /tmp for a path as long as this
+        environment["TMPDIR"] = "/tmp"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True, timeout=100
+    )
+    left = Path(killed.stdout.strip())
+    assert left.is_dir()
+    (left / "session").mkdir()
+    alive, lock = ray_cluster.make_folder()
+    foreign = tmp_path / "fedlens-ray-foreign"
+    foreign.mkdir()
+    joined(None).close()
+    assert not left.exists()
+    assert foreign.is_dir()  # nobody knows whose it is
+    assert Path(alive).is_dir()
+    os.close(lock)
+    joined(None).close()
+    assert list(tmp_path.iterdir()) == [foreign]
 
 
 # -- settings -----------------------------------------------------------------------------------------------------
@@ -218,14 +227,19 @@ def test_settings_that_ray_takes(fake: FakeRay, settings: dict[str, Any]) -> Non
 def test_what_is_no_address(fake: FakeRay, address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_settings(ray, {"address": address}, "engine")
-    assert str(caught.value).startswith(
-        f"'address' is {address!r}: 'host:port', 'ray://host:port' or 'auto' is wanted"
-    )
+    assert str(caught.value).startswith(f"'address' is {address!r}: use 'host:port' or 'auto'")
     assert caught.value.where == "engine.address"
 
 
-@pytest.mark.parametrize(
-    "address", ["auto", "head:6379", "ray://head:10001", "[fe80::1]:6379", "ray://[::1]:1", None]
-)
+@pytest.mark.parametrize("address", ["auto", "head:6379", "[fe80::1]:6379", None])
 def test_what_is_an_address(fake: FakeRay, address: str | None) -> None:
     assert read_settings(ray, {"address": address}, "engine")["address"] == address
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "ray://[::1]:1", "ray://"])
+def test_an_address_of_ray_client_is_refused_with_the_better_way(fake: FakeRay, address: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"through Ray Client .*engine\.address=auto, or submit it"
+    ) as caught:
+        read_settings(ray, {"address": address}, "engine")
+    assert caught.value.where == "engine.address"

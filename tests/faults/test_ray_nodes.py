@@ -27,7 +27,7 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One test, as a cluster takes its time to start."""
-    ray_cluster.found()
+    ray_cluster.import_ray()
     from ray.cluster_utils import Cluster
 
     cluster: Any = Cluster(
@@ -43,7 +43,7 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
         with fresh(address=address, workers=0) as gate:
             engine: Any = gate.engine
             all_ready(gate)
-            assert len(engine._crew.ready) == 2  # one for each CPU of both
+            assert len(engine._pool.ready) == 2  # one for each CPU of both
             wanted = ask([{"seconds": 0.2}] * 40)  # long enough for its end to be noticed on a busy machine
             timer = threading.Timer(0.5, lambda: cluster.remove_node(node, allow_graceful=False))
             timer.start()
@@ -51,7 +51,7 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
             timer.join()
             assert same(vectors(found), expected(wanted))
             assert len({answer.metrics["pid"] for answer in found if isinstance(answer, Reply)}) == 2
-            assert len(engine._crew.ready) == 1  # the other has no room
+            assert len(engine._pool.ready) == 1  # the other has no room
             said = capfd.readouterr()
             assert said.out == ""
             assert "raylet" not in said.err

@@ -14,8 +14,7 @@ from fedlens.core.driver import Driver
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
-from fedlens.engines import ray_pool as ray_crew
-from fedlens.engines import ray_worker
+from fedlens.engines import ray_pool, ray_worker
 from fedlens.engines.ray_worker import Relay
 from tests.unit.engines.engine_kit import answers_to, ask, expected, same, vectors, work
 from tests.unit.engines.fake_ray import on_fake_ray
@@ -26,9 +25,9 @@ def until(gate: Driver, ready: int) -> None:
     """Waits until so many workers are ready."""
     engine: Any = gate.engine
     end = time.monotonic() + 10
-    while len(engine._crew.ready) != ready and time.monotonic() < end:
+    while len(engine._pool.ready) != ready and time.monotonic() < end:
         engine._wait(None)
-    assert len(engine._crew.ready) == ready
+    assert len(engine._pool.ready) == ready
 
 
 # -- those that are lost ------------------------------------------------------------------------------------------
@@ -64,7 +63,7 @@ def test_a_node_that_is_lost_with_all_its_workers_is_no_clients_fault(
 def test_a_run_that_has_lost_all_workers_says_that_it_waits_and_then_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ray_crew, "_SILENT", 0.05)
+    monkeypatch.setattr(ray_pool, "_SILENT", 0.05)
     with on_fake_ray(monkeypatch, "well", "silent", workers=1, connect_timeout=0.4) as (gate, fake):
         fake.actors[0].dead = True
         with pytest.raises(RunFailed) as caught:
@@ -85,12 +84,12 @@ def test_a_run_that_gets_a_worker_again_in_time_goes_on(monkeypatch: pytest.Monk
         fake.actors[0].dead = True
         fates = iter(["silent", "silent"])
 
-        def watched(now: float, watch: Any = gate.engine._crew.watch) -> None:  # type: ignore[attr-defined]
+        def watched(now: float, watch: Any = gate.engine._pool.watch) -> None:  # type: ignore[attr-defined]
             watch(now)
             if len(fake.actors) == 2 and next(fates, None) is None:
                 fake.fates, fake.actors[1].dead = ["well"], True
 
-        monkeypatch.setattr(gate.engine._crew, "watch", watched)  # type: ignore[attr-defined]
+        monkeypatch.setattr(gate.engine._pool, "watch", watched)  # type: ignore[attr-defined]
         assert same(vectors(answers_to(gate, ask([{}] * 2))), expected(ask([{}] * 2)))
 
 
@@ -98,7 +97,7 @@ def test_the_patience_begins_anew_once_a_worker_was_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with on_fake_ray(monkeypatch, "well", workers=1, connect_timeout=20.0) as (gate, _):
-        crew: Any = gate.engine._crew  # type: ignore[attr-defined]
+        crew: Any = gate.engine._pool  # type: ignore[attr-defined]
         for moment, there in [
             (1000.0, False),
             (1019.0, False),
@@ -119,13 +118,13 @@ def test_the_patience_begins_anew_once_a_worker_was_there(
 def test_workers_that_die_as_they_start_do_not_end_a_run_that_has_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ray_crew, "_PAUSE", 0.2)
+    monkeypatch.setattr(ray_pool, "_PAUSE", 0.2)
     with on_fake_ray(monkeypatch, "well", *["dies"] * 7, "well", workers=4) as (gate, fake):
         engine: Any = gate.engine
-        while engine._crew._stillborn < 5:
+        while engine._pool._stillborn < 5:
             engine._wait(None)
         made = len(fake.actors)
-        assert (made, len(engine._crew.workers)) == (4 + 2, 1)
+        assert (made, len(engine._pool.workers)) == (4 + 2, 1)
         assert same(vectors(answers_to(gate, ask([{}] * 3))), expected(ask([{}] * 3)))
         assert len(fake.actors) == made  # none is asked for yet
         until(gate, 4)
@@ -159,13 +158,13 @@ def test_workers_that_die_as_they_start_end_a_run_that_has_no_other(monkeypatch:
 def test_a_node_of_other_versions_that_joins_later_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ray_crew, "_PAUSE", 0.05)
+    monkeypatch.setattr(ray_pool, "_PAUSE", 0.05)
     with on_fake_ray(monkeypatch, "well", "odd", workers=6) as (gate, fake):
         engine: Any = gate.engine
         end = time.monotonic() + 0.5
         while time.monotonic() < end:
             engine._wait(end)
-        assert len(engine._crew.workers) == len(engine._crew.ready) == 1
+        assert len(engine._pool.workers) == len(engine._pool.ready) == 1
         assert len(fake.actors) == 1 + 5 + 3  # as often as that it is tried again
         assert [actor.dead for actor in fake.actors] == [False] + [True] * 8
         assert same(vectors(answers_to(gate, ask([{}] * 3))), expected(ask([{}] * 3)))

@@ -275,7 +275,7 @@ def test_a_run_does_not_go_on_without_its_data(mnist: Path, tmp_path: Path) -> N
     mnist.rename(tmp_path / "elsewhere")
     answer = CliRunner().invoke(app, ["resume", "run", "--json"])
     assert (answer.exit_code, answer.stdout) == (2, "")
-    assert answer.stderr.startswith("error: the data of 'mnist' are not there: looked for ")
+    assert answer.stderr.startswith("error: 'mnist' not found: looked for ")
     assert summary(tmp_path / "run")["status"] == "interrupted"
 
 

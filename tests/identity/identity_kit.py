@@ -38,7 +38,7 @@ Tree = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Points(ClientExamples):
-    """The interface of `fedlens.data.client_datasets.Holding`, in float64."""
+    """The interface of `fedlens.data.client_datasets.ClientDataset`, in float64."""
 
     inputs: Tensor
     targets: Tensor

@@ -8,7 +8,6 @@ from fedlens.algorithms.centralized import centralized
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.core.errors import ConfigError
 from fedlens.core.random import Rng
-from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate
 from fedlens.data.partition.shards import shards
@@ -73,10 +72,9 @@ def test_it_pools_exactly_what_the_clients_hold() -> None:
     whole = Dataset(
         "numbers", examples, examples, tuple("0123456789"), (0.0,), (1 / 255,), "none needed", "counting"
     )
-    data, _ = federate(whole, lambda kept: shards(kept, 3, clients=7), validation=0.1, seed=1)
-    holders = ClientDatasets(data)
+    holders, _ = federate(whole, lambda kept: shards(kept, 3, clients=7), validation=0.1, seed=1)
     pooled, _ = holders.holder("@train").stretch(0, len(holders.holder("@train")))
-    theirs = [holders.holder(k).stretch(0, len(holders.holder(k)))[0] for k in range(data.clients)]
+    theirs = [holders.holder(k).stretch(0, len(holders.holder(k)))[0] for k in range(holders.clients)]
     pooled, held = pooled.flatten().round().long(), torch.cat(theirs).flatten().round().long()
     assert torch.equal(pooled.sort().values, held.sort().values)
     assert len(pooled) == len(pooled.unique()) == holders.held()["@train"] < 103

@@ -12,7 +12,7 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.client_sampling import Everyone, Uniform
 from fedlens.core.protocol import ModelSpec
 from fedlens.data.client_datasets import ClientDataset
-from fedlens.data.federated import TensorExamples
+from fedlens.data.dataset import Examples
 from fedlens.engines.vectorized import vectorized
 from tests.identity.identity_kit import (
     CLASSES,
@@ -32,7 +32,7 @@ class Pictures(World):
         n = sum(sizes) + 1
         images = torch.randint(1, 256, (n, 1, 2, 2), generator=g, dtype=torch.uint8)
         images[0] = 0
-        examples = TensorExamples(images, torch.randint(CLASSES, (n,), generator=g))
+        examples = Examples(images, torch.randint(CLASSES, (n,), generator=g))
         places = (1 + torch.randperm(n - 1, generator=g)).split(list(sizes))
         super().__init__(tuple(ClientDataset(examples, at, (0.0,), (1.0,)) for at in places))  # type: ignore[arg-type]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from hypothesis import assume, given, settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlens.core.errors import ConfigError
@@ -30,16 +32,34 @@ ALPHA = st.one_of(
     st.just(0.0), st.just(float("inf")), st.floats(1e-9, 1e9), st.floats(0, None, allow_infinity=True)
 )
 
+
+def shards_of(
+    labels: np.ndarray, clients: int, each: int, scheme: Literal["distinct", "mcmahan"], seed: int
+) -> Partition:
+    """Shards with at most so many clients and classes for each as the labels allow."""
+    counts = np.bincount(labels)
+    each = min(each, int((counts > 0).sum()))
+    fits = {
+        "distinct": lambda k: np.minimum(counts, k).sum() >= k * each,
+        "mcmahan": lambda k: k * each <= len(labels),
+    }[scheme]
+    most = max(k for k in range(1, clients + 1) if fits(k))
+    return shards(labels, seed, clients=most, classes_per_client=each, scheme=scheme)
+
+
+# Valid by construction: settings that the labels do not allow are lowered. That they are refused is tested below.
 RECIPES = st.one_of(
-    st.builds(lambda k: lambda y, s: iid(y, s, clients=k), CLIENTS),
+    st.builds(lambda k: lambda y, s: iid(y, s, clients=min(k, len(y))), CLIENTS),
     st.builds(
-        lambda k, c, scheme: lambda y, s: shards(y, s, clients=k, classes_per_client=c, scheme=scheme),
+        lambda k, c, scheme: lambda y, s: shards_of(y, k, c, scheme, s),
         CLIENTS,
         st.integers(1, 4),
         st.sampled_from(["distinct", "mcmahan"]),
     ),
     st.builds(
-        lambda k, alpha, prior: lambda y, s: dirichlet(y, s, clients=k, alpha=alpha, prior=prior),
+        lambda k, alpha, prior: (
+            lambda y, s: dirichlet(y, s, clients=min(k, len(y)), alpha=alpha, prior=prior)
+        ),
         CLIENTS,
         ALPHA,
         st.sampled_from(["uniform", "data"]),
@@ -47,21 +67,12 @@ RECIPES = st.one_of(
 )
 
 
-def drawn(recipe: Recipe, labels: np.ndarray, seed: int) -> Partition:
-    """The partition; a refusal is no example (that refusals are right is tested below)."""
-    try:
-        return recipe(labels, seed)
-    except ConfigError:
-        assume(False)
-        raise
-
-
 @settings(deadline=None, max_examples=150)
 @given(RECIPES, LABELS, SEED)
 def test_parts_are_disjoint_in_range_in_order_and_repeatable(
     recipe: Recipe, labels: np.ndarray, seed: int
 ) -> None:
-    p = drawn(recipe, labels, seed)
+    p = recipe(labels, seed)
     assert len(np.unique(p.indices)) == len(p.indices)
     assert p.indices.min() >= 0
     assert p.indices.max() < len(labels)
@@ -72,7 +83,7 @@ def test_parts_are_disjoint_in_range_in_order_and_repeatable(
 @settings(deadline=None, max_examples=100)
 @given(LABELS, CLIENTS, SEED)
 def test_iid_loses_nothing_and_sizes_differ_by_one(labels: np.ndarray, clients: int, seed: int) -> None:
-    assume(clients <= len(labels))
+    clients = min(clients, len(labels))
     p = iid(labels, seed, clients=clients)
     assert len(p.indices) == len(labels)
     assert np.ptp(p.sizes()) <= 1
@@ -83,7 +94,7 @@ def test_iid_loses_nothing_and_sizes_differ_by_one(labels: np.ndarray, clients: 
 def test_dirichlet_clients_are_equal_and_as_large_as_possible(
     labels: np.ndarray, clients: int, alpha: float, seed: int
 ) -> None:
-    assume(clients <= len(labels))
+    clients = min(clients, len(labels))
     p = dirichlet(labels, seed, clients=clients, alpha=alpha)
     assert (p.sizes() == len(labels) // clients).all()
 
@@ -93,7 +104,8 @@ def test_dirichlet_clients_are_equal_and_as_large_as_possible(
 def test_mcmahan_shards_are_equal_and_only_the_remainder_is_lost(
     labels: np.ndarray, clients: int, each: int, seed: int
 ) -> None:
-    assume(clients * each <= len(labels))
+    each = min(each, len(labels))
+    clients = min(clients, len(labels) // each)
     p = shards(labels, seed, clients=clients, classes_per_client=each, scheme="mcmahan")
     assert (p.sizes() == each * (len(labels) // (clients * each))).all()
     assert len(labels) - len(p.indices) < clients * each
@@ -124,6 +136,21 @@ def test_distinct_shards_are_dealt_whenever_it_is_possible(
 
 
 @settings(deadline=None, max_examples=60)
+@given(LABELS, st.integers(1, 25), ALPHA, SEED)
+def test_more_clients_than_examples_are_refused(
+    labels: np.ndarray, more: int, alpha: float, seed: int
+) -> None:
+    clients = len(labels) + more
+    for refused in (
+        lambda: iid(labels, seed, clients=clients),
+        lambda: shards(labels, seed, clients=clients, classes_per_client=1, scheme="mcmahan"),
+        lambda: dirichlet(labels, seed, clients=clients, alpha=alpha),
+    ):
+        with pytest.raises(ConfigError):
+            refused()
+
+
+@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**40), st.integers(1, 50))
 def test_another_seed_gives_another_partition(seed: int, step: int) -> None:
     labels = np.arange(300) % 10
@@ -139,7 +166,7 @@ def test_another_seed_gives_another_partition(seed: int, step: int) -> None:
 @settings(deadline=None, max_examples=80)
 @given(RECIPES, LABELS, SEED)
 def test_counts_and_distances_add_up(recipe: Recipe, labels: np.ndarray, seed: int) -> None:
-    p = drawn(recipe, labels, seed)
+    p = recipe(labels, seed)
     counts = p.class_counts(labels)
     np.testing.assert_array_equal(counts.sum(axis=1), p.sizes())
     np.testing.assert_array_equal(
@@ -159,7 +186,7 @@ def test_counts_and_distances_add_up(recipe: Recipe, labels: np.ndarray, seed: i
 @settings(deadline=None, max_examples=40)
 @given(RECIPES, LABELS, SEED, st.text(max_size=10))
 def test_saving_and_loading_changes_nothing(recipe: Recipe, labels: np.ndarray, seed: int, name: str) -> None:
-    p = drawn(recipe, labels, seed)
+    p = recipe(labels, seed)
     p = Partition(p.ids, p.indices, p.offsets, p.spec, name.encode("utf-8", "ignore").decode())
     with tempfile.TemporaryDirectory() as folder:
         p.save(Path(folder) / "p.npz")

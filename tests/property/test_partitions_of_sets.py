@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlens.core.errors import ConfigError, DataError
@@ -31,19 +32,54 @@ Recipe = Callable[[Table, int], Partition]
 
 SETS = st.lists(st.lists(st.integers(0, 7), max_size=5), min_size=1, max_size=60)
 LABELS = st.lists(st.integers(0, 7), min_size=1, max_size=80)
+LABELLED = st.builds(lambda labels: Table.of(np.array(labels), classes=tuple("abcdefgh")), LABELS)
+ANY_TABLES = st.one_of(st.builds(lambda sets: Table.of_sets(sets, classes=8), SETS), LABELLED)
+# At least one example shows a class.
 TABLES = st.one_of(
-    st.builds(lambda sets: Table.of_sets(sets, classes=8), SETS),
-    st.builds(lambda labels: Table.of(np.array(labels), classes=tuple("abcdefgh")), LABELS),
+    st.builds(lambda one, sets: Table.of_sets([[one], *sets], classes=8), st.integers(0, 7), SETS), LABELLED
 )
 SEED = st.integers(0, 2**63)
 CLIENTS = st.integers(1, 12)
 ALPHA = st.one_of(st.just(0.0), st.just(float("inf")), st.floats(1e-9, 1e9), st.floats(0, None))
 SHARE = st.floats(0, 1)
 
+# Valid by construction: settings that the table does not allow are lowered. That they are refused is tested below.
+
+
+def lda(table: Table, seed: int, clients: int, minimum: int, ignore: list[int], **more: Any) -> Partition:
+    """Ignores no class without which no example has one; the clients and their minimum fit the examples left."""
+    kept = np.isin(table.marks, ignore, invert=True)
+    if not kept.any():
+        ignore, kept = [], np.full(len(table.marks), True)
+    shown = len(np.unique(table.rows[kept]))
+    minimum = min(minimum, shown)
+    clients = min(clients, shown // minimum)
+    return lda_multilabel(table, seed, clients=clients, minimum=minimum, ignore=tuple(ignore), **more)
+
+
+def turns(table: Table) -> int:
+    """How many clients get images if each takes all images that are left of the most frequent class."""
+    left, count = np.unique(np.stack([table.rows, table.marks], axis=1), axis=0), 0
+    while len(left):
+        taken = left[left[:, 1] == np.bincount(left[:, 1]).argmax(), 0]
+        left, count = left[~np.isin(left[:, 0], taken)], count + 1
+    return count
+
+
+def frequency(table: Table, seed: int, clients: int, to: Any) -> Partition:
+    """At most as many clients as get images."""
+    return detection_frequency(table, seed, clients=min(clients, turns(table)), to=to)
+
+
+def features(table: Table, seed: int, clients: int, **widths: float) -> Partition:
+    """At least one feature differs between the clients."""
+    if not any(widths.values()):
+        widths["noise"] = 0.5
+    return feature(table, seed, clients=min(clients, len(table)), rotation=0, **widths)
+
+
 LDA = st.builds(
-    lambda k, alpha, least, ignore, **more: (
-        lambda t, s: lda_multilabel(t, s, clients=k, alpha=alpha, minimum=least, ignore=tuple(ignore), **more)
-    ),
+    lambda k, alpha, least, ignore, **more: lambda t, s: lda(t, s, k, least, ignore, alpha=alpha, **more),
     CLIENTS,
     ALPHA,
     st.integers(1, 4),
@@ -53,14 +89,12 @@ LDA = st.builds(
     order=st.sampled_from(["rarest", "index"]),
 )
 FREQUENCY = st.builds(
-    lambda k, to: lambda t, s: detection_frequency(t, s, clients=k, to=to),
+    lambda k, to: lambda t, s: frequency(t, s, k, to),
     CLIENTS,
     st.sampled_from(["turns", "fewest", "rest"]),
 )
 FEATURE = st.builds(
-    lambda k, b, c, u, n: (
-        lambda t, s: feature(t, s, clients=k, brightness=b, contrast=c, blur=10 * u, rotation=0, noise=n)
-    ),
+    lambda k, b, c, u, n: lambda t, s: features(t, s, k, brightness=b, contrast=c, blur=10 * u, noise=n),
     CLIENTS,
     SHARE,
     SHARE,
@@ -73,27 +107,42 @@ NAMES = {
     "feature": ("fedlens.data.partition.feature:feature", {"rotation": 0}),
     "iid": ("iid", {}),
 }
-TABLED = st.builds(
-    lambda kind, k: {"name": NAMES[kind][0], "clients": k, **NAMES[kind][1]},
-    st.sampled_from(sorted(NAMES)),
-    st.integers(1, 4),
-)
+MOST: dict[str, Callable[[Table], int]] = {
+    "lda": lambda table: len(np.unique(table.rows)),
+    "frequency": turns,
+    "feature": len,
+    "iid": len,
+}
+
+
+def mixed(
+    table: Table, seed: int, outside: tuple[str, int], inside: tuple[str, int], small: Any
+) -> Partition:
+    """Lowers the clients until both take the data; the inner one takes every part, or at least one if others may go."""
+
+    def named(kind: str, clients: int) -> dict[str, Any]:
+        return {"name": NAMES[kind][0], "clients": clients, **NAMES[kind][1]}
+
+    (kind, clients), (within, each) = outside, inside
+    if kind == within == "feature":  # both would say how clients see
+        within = "iid"
+    outer = named(kind, min(clients, MOST[kind](table)))
+    parts = [table.take(row) for row in mix(table, seed, outer=outer, inner=named("iid", 1))]
+    bound = min if small == "stop" else max
+    if not bound(map(MOST[within], parts)):
+        within = "iid"
+    each = min(each, bound(map(MOST[within], parts)))
+    return mix(table, seed, outer=outer, inner=named(within, each), small=small)
+
+
+KIND = st.tuples(st.sampled_from(sorted(NAMES)), st.integers(1, 4))
 MIX = st.builds(
-    lambda outer, inner, small: lambda t, s: mix(t, s, outer=outer, inner=inner, small=small),
-    TABLED,
-    TABLED,
+    lambda outer, inner, small: lambda t, s: mixed(t, s, outer, inner, small),
+    KIND,
+    KIND,
     st.sampled_from(["stop", "whole", "drop"]),
 )
 RECIPES = st.one_of(LDA, FREQUENCY, FEATURE, MIX)
-
-
-def drawn(recipe: Recipe, table: Table, seed: int) -> Partition:
-    """The partition; a refusal is no example (that refusals are right is tested below)."""
-    try:
-        return recipe(table, seed)
-    except ConfigError:
-        assume(False)
-        raise
 
 
 @settings(deadline=None, max_examples=100)
@@ -101,7 +150,7 @@ def drawn(recipe: Recipe, table: Table, seed: int) -> Partition:
 def test_parts_are_disjoint_in_range_in_order_not_empty_and_repeatable(
     recipe: Recipe, table: Table, seed: int
 ) -> None:
-    p = drawn(recipe, table, seed)
+    p = recipe(table, seed)
     assert len(np.unique(p.indices)) == len(p.indices)
     assert p.indices.min() >= 0
     assert p.indices.max() < len(table)
@@ -116,12 +165,12 @@ def test_parts_are_disjoint_in_range_in_order_not_empty_and_repeatable(
 @settings(deadline=None, max_examples=80)
 @given(st.one_of(LDA, FREQUENCY, FEATURE), TABLES, SEED)
 def test_nothing_is_lost(recipe: Recipe, table: Table, seed: int) -> None:
-    p = drawn(recipe, table, seed)
+    p = recipe(table, seed)
     assert sorted(p.indices.tolist()) == list(range(len(table)))
 
 
 @settings(deadline=None, max_examples=100)
-@given(TABLES, CLIENTS, ALPHA, st.integers(1, 5), SEED)
+@given(ANY_TABLES, CLIENTS, ALPHA, st.integers(1, 5), SEED)
 def test_lda_deals_whenever_there_are_enough_images_with_a_class(
     table: Table, clients: int, alpha: float, minimum: int, seed: int
 ) -> None:
@@ -142,8 +191,8 @@ def test_lda_deals_whenever_there_are_enough_images_with_a_class(
 def test_frequency_takes_classes_whole_and_knows_no_order(
     table: Table, clients: int, to: Any, seed: int, random: Any
 ) -> None:
-    recipe = lambda t, s: detection_frequency(t, s, clients=clients, to=to)  # noqa: E731
-    p = drawn(recipe, table, seed)
+    recipe = lambda t, s: frequency(t, s, clients, to)  # noqa: E731
+    p = recipe(table, seed)
     owner = np.empty(len(table), int)
     owner[p.indices] = p.owners()
     counts = np.bincount(np.unique(table.rows * 8 + table.marks) % 8, minlength=8)
@@ -161,10 +210,26 @@ def test_frequency_takes_classes_whole_and_knows_no_order(
 @settings(deadline=None, max_examples=80)
 @given(TABLES, CLIENTS, SEED)
 def test_feature_splits_as_evenly_as_whole_numbers_allow(table: Table, clients: int, seed: int) -> None:
-    p = drawn(lambda t, s: feature(t, s, clients=clients, rotation=0), table, seed)
+    p = feature(table, seed, clients=min(clients, len(table)), rotation=0)
     assert np.ptp(p.sizes()) <= 1
     if table.single:
         assert np.ptp(p.class_counts(table.labels, 8), axis=0).max() <= 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(ANY_TABLES, st.integers(1, 5), st.sampled_from(["turns", "fewest", "rest"]), SEED)
+def test_frequency_refuses_more_clients_than_get_images(table: Table, more: int, to: Any, seed: int) -> None:
+    with pytest.raises(ConfigError):
+        detection_frequency(table, seed, clients=turns(table) + more, to=to)
+
+
+@settings(deadline=None, max_examples=60)
+@given(TABLES, st.integers(1, 5), st.sampled_from(["stop", "whole", "drop"]), SEED)
+def test_mix_refuses_what_no_part_takes(table: Table, more: int, small: Any, seed: int) -> None:
+    one, many = {"name": "iid", "clients": 1}, {"name": "iid", "clients": len(table) + more}
+    for outer, inner in ((many, one), (one, many)):
+        with pytest.raises(ConfigError):
+            mix(table, seed, outer=outer, inner=inner, small=small)
 
 
 @settings(deadline=None, max_examples=50)
@@ -172,7 +237,7 @@ def test_feature_splits_as_evenly_as_whole_numbers_allow(table: Table, clients: 
 def test_clients_of_a_mix_lie_within_those_of_the_outer_partition(
     recipe: Recipe, table: Table, seed: int
 ) -> None:
-    p = drawn(recipe, table, seed)
+    p = recipe(table, seed)
     outer = {"inner": {"name": "iid", "clients": 1}, "outer": p.spec["outer"]}
     whole = mix(table, seed, small="stop", **outer)
     parts = {name.removesuffix("/0"): set(row.tolist()) for name, row in zip(whole.ids, whole, strict=True)}
@@ -196,7 +261,7 @@ def test_a_file_is_the_partition_but_for_what_is_held_out(
     recipe: Recipe, table: Table, seed: int, cut: int
 ) -> None:
     table = replace(table, dataset="toys")
-    p = replace(drawn(recipe, table, seed).counted(table), dataset="toys")
+    p = replace(recipe(table, seed).counted(table), dataset="toys")
     kept = np.flatnonzero(np.random.default_rng(cut).random(len(table)) < 0.7)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/p.npz"

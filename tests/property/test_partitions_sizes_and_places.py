@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlens.core.errors import ConfigError, DataError
@@ -64,20 +64,62 @@ LAWS = st.one_of(
 )
 QUANTITY_LAWS = LAWS | st.builds(lambda x: {"sizes": "dirichlet", "alpha": x}, CONCENTRATION)
 
-IID = st.builds(lambda k, m, law: lambda t, s: iid(t, s, clients=k, minimum=m, **law), CLIENTS, MINIMUM, LAWS)
+# Valid by construction: settings that the table does not allow are lowered. That they are refused is tested below.
+
+
+def fitted(clients: int, minimum: int, table: Table) -> dict[str, int]:
+    """The clients and their minimum, lowered to what the examples allow."""
+    minimum = min(minimum, len(table))
+    return {"clients": min(clients, len(table) // minimum), "minimum": minimum}
+
+
+def given_sizes(table: Table, seed: int, sizes: list[int]) -> Partition:
+    """As many of the sizes as there are examples for; the first is lowered if it is too large by itself."""
+    sizes = [min(sizes[0], len(table)), *sizes[1:]]
+    sizes = [size for size, total in zip(sizes, np.cumsum(sizes), strict=True) if total <= len(table)]
+    return iid(table, seed, clients=len(sizes), sizes=sizes)
+
+
+def users_of(table: Table, min_examples: int, min_classes: int) -> list[str]:
+    """The users with so many examples of so many classes."""
+    users = table.column("client")
+    return [
+        name
+        for name in np.unique(users).tolist()
+        if (users == name).sum() >= min_examples
+        and len(np.unique(table.labels[users == name])) >= min_classes
+    ]
+
+
+def natural_of(table: Table, seed: int, examples: int, classes: int, most: int | None) -> Partition:
+    """Lowers what is asked of a user until there are two; where the table has one user, it is one client."""
+    if len(users_of(table, 1, 0)) < 2:
+        return iid(table, seed, clients=1)
+    while len(users_of(table, examples, classes)) < 2:
+        examples, classes = max(1, examples - 1), max(0, classes - 1)
+    return natural(table, seed, min_examples=examples, min_classes=classes, max_clients=most)
+
+
+def cells_of(table: Table, seed: int, n_max: int, n_min: int | None) -> Partition:
+    """Lowers the least size of a cell until there is such a cell."""
+    sizes = s2(table, seed, n_max=n_max, n_min=1).sizes()
+    return s2(table, seed, n_max=n_max, n_min=n_min and min(n_min, n_max, int(sizes.max())))
+
+
+IID = st.builds(lambda k, m, law: lambda t, s: iid(t, s, **fitted(k, m, t), **law), CLIENTS, MINIMUM, LAWS)
 GIVEN = st.builds(
-    lambda sizes: lambda t, s: iid(t, s, clients=len(sizes), sizes=sizes),
+    lambda sizes: lambda t, s: given_sizes(t, s, sizes),
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
 )
 QUANTITY = st.builds(
-    lambda k, m, law: lambda t, s: quantity(t, s, clients=k, minimum=m, **law),
+    lambda k, m, law: lambda t, s: quantity(t, s, **fitted(k, m, t), **law),
     CLIENTS,
     MINIMUM,
     QUANTITY_LAWS,
 )
 CLASSWISE = st.builds(
     lambda k, a, m, r, b: (
-        lambda t, s: dirichlet_classwise(t, s, clients=k, alpha=a, minimum=m, redraws=r, balance=b)
+        lambda t, s: dirichlet_classwise(t, s, **fitted(k, m, t), alpha=a, redraws=r, balance=b)
     ),
     CLIENTS,
     CONCENTRATION,
@@ -86,38 +128,29 @@ CLASSWISE = st.builds(
     st.booleans(),
 )
 PACHINKO = st.builds(
-    lambda k, a, b: lambda t, s: pachinko(t, s, clients=k, alpha=a, beta=b),
+    lambda k, a, b: lambda t, s: pachinko(t, s, clients=min(k, len(t)), alpha=a, beta=b),
     CLIENTS,
     CONCENTRATION,
     CONCENTRATION,
 )
 NATURAL = st.builds(
-    lambda n, c, k: lambda t, s: natural(t, s, min_examples=n, min_classes=c, max_clients=k),
+    lambda n, c, k: lambda t, s: natural_of(t, s, n, c, k),
     st.integers(1, 6),
     st.integers(0, 3),
     st.none() | st.integers(2, 6),
 )
 S2 = st.builds(
-    lambda n_max, n_min: lambda t, s: s2(t, s, n_max=n_max, n_min=n_min),
+    lambda n_max, n_min: lambda t, s: cells_of(t, s, n_max, n_min),
     st.integers(1, 50),
     st.none() | st.integers(1, 4),
 )
 RECIPES = st.one_of(IID, GIVEN, QUANTITY, CLASSWISE, PACHINKO, NATURAL, S2)
 
 
-def drawn(recipe: Recipe, table: Table, seed: int) -> Partition:
-    """The partition; a refusal is no example (that refusals are right is tested below)."""
-    try:
-        return recipe(table, seed)
-    except (ConfigError, DataError):
-        assume(False)
-        raise
-
-
 @settings(deadline=None, max_examples=300)
 @given(RECIPES, TABLES, SEED)
 def test_parts_are_disjoint_in_range_in_order_and_repeatable(recipe: Recipe, table: Table, seed: int) -> None:
-    p = drawn(recipe, table, seed)
+    p = recipe(table, seed)
     assert len(np.unique(p.indices)) == len(p.indices)
     assert p.indices.min() >= 0
     assert p.indices.max() < len(table)
@@ -130,7 +163,7 @@ def test_parts_are_disjoint_in_range_in_order_and_repeatable(recipe: Recipe, tab
 @settings(deadline=None, max_examples=60)
 @given(RECIPES, TABLES, SEED)
 def test_saving_and_loading_changes_nothing(recipe: Recipe, table: Table, seed: int) -> None:
-    p = drawn(recipe, table, seed).counted(table)
+    p = recipe(table, seed).counted(table)
     with tempfile.TemporaryDirectory() as folder:
         p.save(Path(folder) / "p.npz")
         q = Partition.load(Path(folder) / "p.npz")
@@ -161,10 +194,13 @@ def test_sizes_by_a_law_lose_nothing(
     minimum: int,
     seed: int,
 ) -> None:
-    assume(clients * minimum <= len(table))
-    p = factory(table, seed, clients=clients, minimum=minimum, **law)
+    fits = fitted(clients, minimum, table)
+    p = factory(table, seed, **fits, **law)
     assert len(p.indices) == len(table)
-    assert p.sizes().min() >= minimum
+    assert p.sizes().min() >= fits["minimum"]
+    if clients * minimum > len(table):
+        with pytest.raises(ConfigError):
+            factory(table, seed, clients=clients, minimum=minimum, **law)
 
 
 @settings(deadline=None, max_examples=150)
@@ -172,7 +208,7 @@ def test_sizes_by_a_law_lose_nothing(
 def test_quantity_gives_every_client_its_share_of_every_class(
     table: Table, clients: int, law: dict[str, Any], seed: int
 ) -> None:
-    assume(clients <= len(table))
+    clients = min(clients, len(table))
     p = quantity(table, seed, clients=clients, **law)
     counts = p.class_counts(table.labels)
     exact = p.sizes()[:, None] * np.bincount(table.labels)
@@ -202,7 +238,7 @@ def test_classwise_proportions_lose_nothing_and_reach_the_minimum(
 def test_pachinko_clients_are_equal_and_as_large_as_possible(
     table: Table, clients: int, alpha: float, beta: float, seed: int
 ) -> None:
-    assume(clients <= len(table))
+    clients = min(clients, len(table))
     p = pachinko(table, seed, clients=clients, alpha=alpha, beta=beta)
     assert (p.sizes() == len(table) // clients).all()
 
@@ -212,24 +248,16 @@ def test_pachinko_clients_are_equal_and_as_large_as_possible(
 def test_natural_clients_are_whole_and_only_those_that_are_said_are_dropped(
     table: Table, min_examples: int, min_classes: int, max_clients: int | None, seed: int
 ) -> None:
-    p = drawn(
-        lambda t, s: natural(
-            t, s, min_examples=min_examples, min_classes=min_classes, max_clients=max_clients
-        ),
-        table,
-        seed,
-    )
-    users = table.column("client")
+    users, fit = table.column("client"), set(users_of(table, min_examples, min_classes))
+    if len(fit) < 2:
+        with pytest.raises((ConfigError, DataError)):
+            natural(table, seed, min_examples=min_examples, min_classes=min_classes, max_clients=max_clients)
+        return
+    p = natural(table, seed, min_examples=min_examples, min_classes=min_classes, max_clients=max_clients)
     for name, row in zip(p.ids, p, strict=True):
         assert row.tolist() == np.flatnonzero(users == name).tolist()
         assert len(row) >= min_examples
         assert len(np.unique(table.labels[row])) >= min_classes
-    fit = {
-        name
-        for name in users.tolist()
-        if (users == name).sum() >= min_examples
-        and len(np.unique(table.labels[users == name])) >= min_classes
-    }
     assert set(p.ids) <= fit
     assert len(p) == (len(fit) if max_clients is None else min(len(fit), max_clients))
     assert p.spec["dropped"]["examples"] == len(table) - len(p.indices)
@@ -240,7 +268,10 @@ def test_natural_clients_are_whole_and_only_those_that_are_said_are_dropped(
 def test_cells_are_disjoint_within_bounds_and_split_no_more_than_needed(
     table: Table, n_max: int, n_min: int | None, seed: int
 ) -> None:
-    p = drawn(lambda t, s: s2(t, s, n_max=n_max, n_min=n_min), table, seed)
+    p = cells_of(table, seed, n_max, n_min)
+    if n_min is not None and n_min > p.spec["n_min"]:
+        with pytest.raises(ConfigError):
+            s2(table, seed, n_max=n_max, n_min=n_min)
     lat, lon = table.column("lat").tolist(), table.column("lon").tolist()
     leaves = np.array([s2cell.lat_lon_to_cell_id(*place) for place in zip(lat, lon, strict=True)], np.uint64)
 
@@ -263,7 +294,7 @@ def test_cells_are_disjoint_within_bounds_and_split_no_more_than_needed(
     assert p.spec["dropped"]["examples"] == len(table) - len(p.indices)
     if n_min == 1:
         assert len(p.indices) == len(table)
-    assert s2(table, seed + 1, n_max=n_max, n_min=n_min).digest == p.digest
+    assert s2(table, seed + 1, n_max=n_max, n_min=least).digest == p.digest
 
 
 @settings(deadline=None, max_examples=40)

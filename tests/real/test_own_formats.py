@@ -17,8 +17,8 @@ from fedlens.core.errors import DataError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Finding
-from fedlens.data.formats.check import check_folder
 from fedlens.data.formats.coco_json import coco_json
+from fedlens.data.formats.folder_check import check_folder
 from fedlens.data.formats.voc_xml import voc_xml
 from fedlens.data.formats.yolo_txt import yolo_txt
 

@@ -70,6 +70,13 @@ class Parts:
     aggregate: Aggregate | None = None
     server: ServerStep | None = None
 
+    @property
+    def slots(self) -> dict[str, Any]:
+        """The slots by the names of their tables; None where the settings leave one empty."""
+        return {
+            "select": self.select, "client": self.client, "aggregate": self.aggregate, "server": self.server
+        }  # fmt: skip
+
     @cached_property
     def spec(self) -> dict[str, Leaf]:
         """The spec of the model's tree."""

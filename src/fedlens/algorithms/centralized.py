@@ -114,9 +114,7 @@ def centralized(parts: Parts) -> Centralized:
         >>> [request.client for request in ask.requests]  # not 0 and 1, but the pooled data of both
         ['@train']
     """
-    filled = [
-        slot for slot in ("select", "client", "aggregate", "server") if getattr(parts, slot) is not None
-    ]
+    filled = [slot for slot, part in parts.slots.items() if part is not None]
     if filled:
         raise ConfigError(
             f"'centralized' has no use for a table [{filled[0]}]", where=filled[0], hint="take it out"

@@ -50,7 +50,7 @@ def local_only(parts: Parts) -> Averaging:
         []
     """
     for slot in ("aggregate", "server"):
-        if getattr(parts, slot) is not None:
+        if parts.slots[slot] is not None:
             raise ConfigError(
                 f"with 'local-only' nothing is sent, so a table [{slot}] would do nothing",
                 where=slot,

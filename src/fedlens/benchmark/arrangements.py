@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedlens.benchmark.contest import fastest
 from fedlens.benchmark.federation import Federation
+from fedlens.benchmark.interleave import fastest
 from fedlens.benchmark.limit import BareLimit, BatchedLinear, Workload
 from fedlens.core.registry import read_settings, settings_model
 from fedlens.engines import ENGINES
@@ -65,11 +65,15 @@ def best_by_hand(workload: Workload, cores: int) -> Arrangement:
 def engine_table(text: str) -> dict[str, Any]:
     """The table [engine] that a command line means: `NAME` or `NAME:KEY=VALUE:KEY=VALUE`, values as in TOML.
 
+    `default` is an empty table: nothing about the engine is set.
+
     Raises `ConfigError` where there is no such engine, a setting is not one, or a value is not good.
 
     >>> engine_table("processes:workers=2:threads=1")
     {'name': 'processes', 'workers': 2, 'threads': 1}
     """
+    if text == "default":
+        return {}
     name, *settings = re.split(r":(?=\w+=)", text)  # a value may have colons of its own
     table = override(Source({}), settings).values
     read_settings(ENGINES.find(name, where="--engines"), table, where="--engines")

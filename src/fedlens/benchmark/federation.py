@@ -24,8 +24,8 @@ _MANY = 1_000_000  # rounds: a benchmark takes as many as it likes
 class Federation:
     """Rounds of an algorithm of fedlens on a workload; what is timed is what a run calls a round's `seconds`.
 
-    `engine` is the run's table `[engine]`. Images are random bytes, as many and as large as the limit's, in the
-    form that fedlens trains on. Raises `ConfigError` where the engine's settings are wrong or the engine refuses.
+    `engine` is the run's table `[engine]`; an empty one sets nothing about the engine. Images are random bytes of the
+    number and shape that the limit has. Raises `ConfigError` where the engine's settings are wrong or it refuses them.
 
     >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
     >>> federation = Federation(tiny, {"name": "inline"})
@@ -52,34 +52,34 @@ class Federation:
             "algorithm": algorithm,
             "select": {"clients_per_round": workload.cohort},
             "local": {"lr": workload.lr, "epochs": workload.epochs, "batch_size": workload.batch},
-            "engine": dict(engine),
+            **({"engine": dict(engine)} if engine else {}),
         }
         self.built = build(plan(read_config(settings), Source(settings)), Path(), download=False)
         self.number = 0
-        engine = dict(self.built.config.engine)  # with what `auto` has chosen
+        engine_table = dict(self.built.config.engine)  # with what `auto` has chosen
         self.about = {
-            "processes": engine.get("workers") or 1,
-            "threads": engine.get("threads", 1),
-            "engine": engine,
+            "processes": engine_table.get("workers") or 1,
+            "threads": engine_table.get("threads", 1),
+            "engine": engine_table,
         }
         states = ClientStates()
         self.built.engine.open(Program(self.built.algorithm.ops, self.built.holders, 0), states)
         self.threads = (
             torch.get_num_threads()
         )  # as the engine wants them in this process; others open after it
-        self.gate = Driver(self.built.engine, states)
+        self.driver = Driver(self.built.engine, states)
         self.state = self.built.algorithm.init(self.built.model, self.built.federation)
 
     def round(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """One round; its time in seconds, by default of the wall."""
         self.number += 1
-        self.gate.tally = Tally()
+        self.driver.tally = Tally()
         context = RoundContext(self.number, _MANY, self.built.federation, Rng((0, "round", self.number)))
         torch.set_num_threads(self.threads)
         start = clock()
-        self.state = self.gate.drive(self.built.algorithm.round(self.state, context), self.number)
+        self.state = self.driver.drive(self.built.algorithm.round(self.state, context), self.number)
         seconds = clock() - start
-        assert self.gate.tally.failed == 0
+        assert self.driver.tally.failed == 0
         return seconds
 
     def close(self) -> None:

@@ -50,9 +50,9 @@ class Workload:
     """What is trained: a model, and a population of equal clients that hold random images.
 
     `optimizer` is how a step is taken, by hand (`plain`) or in a form of `torch.optim.SGD`, and `keep_memory` whether
-    freed memory is kept for the next batch: the defaults are what `--variants` found fastest. `channels_last` stays
-    off: it gives other sums than the plain layout, so it is another piece of work, and `--variants` shows what it is
-    worth. Where they are `alike`, a client's examples are one image over and over: their order is of no account.
+    freed memory is kept for the next batch: the defaults are what `--variants` found fastest. `channels_last` is the
+    memory layout of images and convolutions; the benchmark tries both. Where they are `alike`, a client's examples are
+    one image over and over, so that their order does not matter.
     """
 
     name: str
@@ -165,7 +165,10 @@ def fresh_weights(workload: Workload, seed: int = 0) -> list[Tensor]:
     """The weights that the federation starts from."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return [p.detach().clone() for p in workload.model().parameters()]
+        model = workload.model()
+        if workload.channels_last:
+            model.to(memory_format=torch.channels_last)
+        return [p.detach().clone() for p in model.parameters()]
 
 
 class BareLimit:
@@ -187,6 +190,7 @@ class BareLimit:
     ) -> None:
         self.workload = WORKLOADS[workload] if isinstance(workload, str) else workload
         self.processes, self.threads, self.rounds = processes, threads, 0
+        self.about: dict[str, Any] = {}
         self.weights = fresh_weights(self.workload)
         images, labels = self.workload.tensors()
         self._workers: list[Any] = []
@@ -262,6 +266,7 @@ class BatchedLinear:
         assert workload.model is linear
         keep_freed_memory()
         self.workload, self.threads, self.rounds = workload, threads, 0
+        self.about: dict[str, Any] = {}
         self.weights = fresh_weights(workload)
         images, labels = workload.tensors()
         self.images, self.labels = images.flatten(0, 1).flatten(1), labels.flatten()

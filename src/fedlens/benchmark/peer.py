@@ -44,7 +44,8 @@ class Peer:
     version: str
     requirements: tuple[str, ...]
     driver: Path
-    several: bool  # whether it can share a cohort out over processes, as it is driven here
+    several: bool  # whether its driver can spread a cohort over processes
+    channels_last: bool = False  # whether its interface lets a user choose the memory layout
 
     def ways(self, cores: int) -> list[Arrangement]:
         """The arrangements that are tried, on so many cores: those that fedlens and the limit have."""
@@ -76,6 +77,7 @@ def known_peers() -> list[Peer]:
             tuple(table["requirements"]),
             home / table["driver"],
             table["several"],
+            table["channels_last"],
         )
         for name, table in tables.items()
     ]
@@ -118,8 +120,8 @@ def installed(peer: Peer, directory: Path, say: Callable[[str], None] = lambda s
     return Path(done.stdout.strip())
 
 
-class Driven:
-    """A peer as a contestant: a process that trains a round for every line it is sent; `said` is its last answer.
+class PeerProcess:
+    """A peer as a candidate: a process that trains a round for every line it is sent; `said` is its last answer.
 
     Between its rounds the process is stopped (not those that it started), for there are peers that poll while they
     wait. Raises `RunFailed` where the peer ends, says nothing in time, or says something else than how long its round

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.benchmark.contest import Kind
-from fedlens.benchmark.rows import Row
+from fedlens.benchmark.comparison import ComparisonRow
+from fedlens.benchmark.interleave import Kind
 from fedlens.core.errors import ConfigError, RunDirectoryError
 
 _COLOURS: dict[Kind, str] = {
@@ -36,7 +36,7 @@ def check(file: Path) -> None:
         )
 
 
-def draw(rows: Sequence[Row], file: Path) -> None:
+def draw(rows: Sequence[ComparisonRow], file: Path) -> None:
     """Draws the rows into a file, in the format that its ending says.
 
     Raises `ConfigError` where matplotlib is not installed or the ending is no format, and `RunDirectoryError` where
@@ -76,7 +76,7 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _panel(axis: Any, workload: str, rows: Sequence[Row]) -> None:
+def _panel(axis: Any, workload: str, rows: Sequence[ComparisonRow]) -> None:
     speeds = [row.images_per_s or 0.0 for row in rows]
     places = range(len(rows))
     axis.barh(places, speeds, color=[_COLOURS[row.kind] for row in rows], height=0.72)
@@ -99,14 +99,14 @@ def _panel(axis: Any, workload: str, rows: Sequence[Row]) -> None:
             )
 
 
-def named(row: Row) -> str:
+def named(row: ComparisonRow) -> str:
     """Who it is, and in which arrangement."""
     if "processes" not in row.about:
         return row.name
     return f"{row.name}, {row.about['processes']} x {row.about['threads']}"
 
 
-def _beside(row: Row) -> str:
+def _beside(row: ComparisonRow) -> str:
     if row.images_per_s is None:
         return "did not run"
     if row.to_limit is None:

@@ -1,8 +1,9 @@
-"""Where a round of an experiment spends its time, what its model costs, and how near training comes to the chip."""
+"""Profiles an experiment: time by part of a round, cost of the model, share of the chip's peak."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -57,7 +58,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Profile:
-    """All that was measured; `document` is all of it as plain values."""
+    """The measurements of one profile."""
 
     title: dict[str, Any]
     rounds: Rounds
@@ -69,20 +70,23 @@ class Profile:
     environment: dict[str, Any]
 
     def parts(self) -> dict[str, float]:
-        """Seconds a round by part and share of it; what an evaluation takes is spread over the rounds between two."""
-        found = self.rounds.training.mean_parts()
-        measuring = sum(self.rounds.evaluation.mean_parts().values()) / self.every
-        return {**found, "evaluation": found.get("evaluation", 0.0) + measuring}
+        """Seconds a round by part; an evaluation is spread over the rounds between two."""
+        return self._with_evaluation(self.rounds.training.mean_parts(), self.rounds.evaluation.mean_parts())
 
     def worker_parts(self) -> dict[str, float]:
-        """The same inside of the workers, all of them together; empty where the work is done in this process."""
-        found = self.rounds.workers
-        measuring = sum(self.rounds.worker_evaluation.values()) / self.every
-        return {**found, "evaluation": found.get("evaluation", 0.0) + measuring} if found else {}
+        """The same summed over the workers; empty where this process does the work."""
+        workers = self.rounds.workers
+        return self._with_evaluation(workers, self.rounds.worker_evaluation) if workers else {}
+
+    def _with_evaluation(
+        self, training: Mapping[str, float], evaluation: Mapping[str, float]
+    ) -> dict[str, float]:
+        spread = sum(evaluation.values()) / self.every
+        return {**training, "evaluation": training.get("evaluation", 0.0) + spread}
 
     @property
     def seconds(self) -> float:
-        """A round with the clock, and the evaluation's share: what the parts add up to."""
+        """Seconds of a round with the clock, its share of an evaluation included: the sum of the parts."""
         return fmean(self.rounds.training.timed) + fmean(self.rounds.evaluation.timed) / self.every
 
     @property
@@ -122,22 +126,27 @@ def profile(
     *,
     rounds: int | None = None,
     peak: float | None = None,
+    trace: Path | None = None,
     data_dir: Path | None = None,
     download: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
     command: Sequence[str] = (),
 ) -> Profile:
-    """Profiles some rounds of a recipe or a TOML file, and leaves nothing behind.
+    """Profiles some rounds of a recipe or a TOML file without writing a run directory.
 
     Args:
         overrides: `key=value`, on top of its settings.
-        rounds: how many are timed, each beside one that is not; by default as many as take about 20 s.
-        peak: FLOP/s of the chip, where they are known better than they could be measured.
-        data_dir, download, say: as a run has them.
-        command: what was typed, for the record.
+        rounds: how many are timed, each paired with one that is not; by default as many as take about 20 s.
+        peak: the chip's peak in FLOP/s; by default from its data sheet or a measurement.
+        trace: a file for a Chrome trace of one more round.
+        data_dir, download, say: as for a run.
+        command: the command line, for the record.
 
     Raises `FedlensError` as a run of it would.
     """
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # else torch.profiler writes messages of its own to the terminal
     source = read_source(recipe, overrides)
     planned = plan(read_config(source.values, source.locate), source)
     engine = planned.engine()
@@ -146,7 +155,7 @@ def profile(
         built = build(planned, data_directory(data_dir), download, engine, say)
         if rounds is not None and rounds < 1:
             raise ConfigError(f"{rounds} rounds are to be timed", where="--rounds", hint="take at least 1")
-        found = measure(built, rounds)
+        measured = measure(built, rounds, trace)
     finally:
         engine.close()
     config = built.config
@@ -154,17 +163,17 @@ def profile(
     device, precision = program.device, program.arithmetic.precision
     typical = config.local.batch(round(median(_sizes(built))))
     cost = cost_of(built.model.build, built.model.input_shape, typical)
-    workers = max(1, found.processes)
+    workers = max(1, measured.processes)
     cores = min(workers * int(config.engine.get("threads") or 1), usable_cores())
     ceiling = Peak(peak, "given") if peak is not None else peak_of(device, precision, cores)
     return Profile(
         _title(built, device, precision),
-        found,
+        measured,
         config.evaluation.every,
         cost,
-        measure_memory(built, found.asked, found.largest_state),
-        _traffic(built, found),
-        _speed(found, cost, workers, ceiling),
+        measure_memory(built, measured.asked, measured.largest_state),
+        _traffic(built, measured),
+        _speed(measured, cost, workers, ceiling),
         describe_environment(command, config.seed),
     )
 

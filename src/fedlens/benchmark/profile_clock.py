@@ -1,119 +1,73 @@
-"""A clock that asks at every moment which part of a round is going on."""
+"""A clock that charges every moment to one part of a round."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 import torch
 
-# Whatever goes on inside of these counts as theirs: a rule's own passes are not the training's.
+# Parts whose inner parts count as theirs: a rule's own forward passes are not those of training.
 WHOLE = ("evaluation", "rule")
 
 
 class Clock:
-    """Seconds by part. A part that begins inside another one stops the other's clock, so that nothing counts twice.
+    """Seconds by part; `part` is a recorder of `fedlens.core.profiling`.
 
-    A name such as `data.augmentation` is a share of the part `data`.
+    A part inside another one stops the other's clock, so that nothing counts twice. `data.augmentation` is a share of
+    the part `data`.
 
     >>> clock = Clock()
     >>> with clock.part("outer"):
     ...     with clock.part("inner"):
     ...         pass
-    >>> sorted(clock.seconds), clock.calls["inner"]
-    (['inner', 'outer'], 1)
+    >>> sorted(clock.seconds)
+    ['inner', 'outer']
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.calls: Counter[str] = Counter()
-        self._inside: list[str] = []
+        self._open: list[str] = []
         self._since = 0.0
 
-    def enter(self, part: str) -> None:
-        """A part begins; `leave` ends it."""
-        now = self._now()
-        if self._inside:
-            outer = self._inside[-1]
-            self.seconds[outer] += now - self._since
-            if outer in WHOLE:
-                part = outer
-        self._inside.append(part)
-        self.calls[part] += 1
-        self._since = now
+    def part(self, name: str) -> _Part:
+        """A context whose time is charged to this part."""
+        return _Part(self, name)
+
+    def enter(self, name: str) -> None:
+        """Begins a part."""
+        self._charge()
+        self._open.append(self._open[-1] if self._open and self._open[-1] in WHOLE else name)
 
     def leave(self) -> None:
-        """The part that began last ends."""
-        now = self._now()
-        self.seconds[self._inside.pop()] += now - self._since
+        """Ends the part that began last."""
+        self._charge()
+        self._open.pop()
+
+    def _charge(self) -> None:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's
+            torch.cuda.synchronize()  # so that what a part launched is charged to it
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since
         self._since = now
 
-    def within(self, part: str) -> bool:
-        """Whether what is going on is this part already, or counts as a whole whatever is in it."""
-        return bool(self._inside) and (self._inside[-1] == part or self._inside[-1] in WHOLE)
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """The time inside is this part's."""
-        self.enter(name)
-        try:
-            yield
-        finally:
-            self.leave()
+class _Part:
+    def __init__(self, clock: Clock, name: str) -> None:
+        self.clock, self.name = clock, name
 
-    @staticmethod
-    def _now() -> float:
-        if on_gpu():
-            torch.cuda.synchronize()  # what was launched in a part is the part's
-        return time.perf_counter()
+    def __enter__(self) -> None:
+        self.clock.enter(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        self.clock.leave()
 
 
-def on_gpu() -> bool:
-    """Whether this process has used a GPU."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's
-
-
-def timed(clock: Clock, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, its time counted; once, where it calls itself."""
-
-    @wraps(function)
-    def call(*given: Any, **named: Any) -> Any:
-        if clock.within(part):
-            return function(*given, **named)
-        clock.enter(part)
-        try:
-            return function(*given, **named)
-        finally:
-            clock.leave()
-
-    return call
-
-
-def timed_steps(clock: Clock, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes an iterator: each of its steps is counted."""
-
-    @wraps(function)
-    def call(*given: Any, **named: Any) -> Iterator[Any]:
-        step = timed(clock, part, function(*given, **named).__next__)
-        while True:
-            try:
-                item = step()
-            except StopIteration:
-                return
-            yield item
-
-    return call
-
-
-def timed_maker(clock: Clock, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes a function: both are counted."""
-
-    @wraps(function)
-    def call(*given: Any, **named: Any) -> Any:
-        return timed(clock, part, timed(clock, part, function)(*given, **named))
-
-    return call
+def by_part(seconds: Mapping[str, float], parts: Iterable[str]) -> dict[str, float]:
+    """The seconds of each part, its shares added up, in the order of `parts`."""
+    total = dict.fromkeys(parts, 0.0)
+    for name, value in seconds.items():
+        total[name.partition(".")[0]] += value
+    return total

@@ -1,157 +1,77 @@
-"""The memory that training one client takes, by the operating system's account: in a process that does nothing else."""
+"""The memory of tensors that training one client takes, as `torch.profiler` records it."""
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import torch
+from torch.profiler import ProfilerActivity
 
-from fedlens.benchmark.profile_clock import on_gpu
-from fedlens.core.protocol import Ask, ClientDataSource, ClientId, Failure, Id, Payload, Program, Request
-from fedlens.core.registry import load_file, user_files
+from fedlens.core.protocol import Ask, Failure, Id, Payload, Program
+from fedlens.core.random import random_state_kept
 from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor, Item
-from fedlens.engines.memory import keep_freed_memory
-
-if TYPE_CHECKING:
-    from fedlens.experiment.build import Built
-
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from fedlens.experiment.build import Built
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes.
+    """Bytes of tensors.
 
     Attributes:
-        before: the process with PyTorch, the model that was sent, and the client's data.
-        training: what the largest moment of training adds to it.
-        gpu: the largest moment on the GPU, its caches left out; None on a CPU.
+        training: how much training adds at its largest moment, the model and the images not counted.
+        gpu: the largest moment on the GPU, all tensors counted; None on a CPU.
         examples, batch: of the client.
     """
 
-    before: int
     training: int
     gpu: int | None
     examples: int
     batch: int
 
 
-@dataclass(frozen=True)
-class _Alone(ClientDataSource):
-    """The data of one client, and of nobody else."""
-
-    data: Any
-
-    def holder(self, client: ClientId) -> Any:
-        return self.data
-
-
 def measure_memory(built: Built, ask: Ask, state: Payload) -> Memory | str:
-    """Trains the largest client of an ask in a process of its own; what was in the way, in words, where that fails."""
+    """Trains the largest client of an ask once more in this process; the reason as text where that fails."""
     request = max(ask.requests, key=lambda request: len(built.holders.holder(request.client)))
-    data = _compact(built.holders.holder(request.client))
-    path = [entry or os.getcwd() for entry in sys.path]
-    program = Program({ask.op: built.algorithm.ops[ask.op]}, _Alone(data), 0)
-    try:
-        job = cloudpickle.dumps(
-            (
-                built.engine.applied(program),
-                Ask(ask.op, [request], ask.shared, ask.expect),
-                state,
-                built.config.engine.get("threads", 1),
-            )
-        )
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "fedlens.benchmark.profile_memory"],
-            input=cloudpickle.dumps((path, user_files(), job)),
-            capture_output=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-            check=False,
-        )
-    except Exception as error:
-        return f"it cannot be sent to another process: {type(error).__name__}: {error}"
-    if done.returncode != 0:
-        last = done.stderr.decode(errors="replace").strip().splitlines()
-        return last[-1] if last else f"the process ended with {done.returncode} (out of memory?)"
-    found: Mapping[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    batch = built.config.local.batch(found["examples"])
-    return Memory(**found, batch=batch)
-
-
-def _compact(data: Any) -> Any:
-    """The holder's data without that of everybody else."""
-    if data.indices is None:
-        return replace(data, validation=None)
-    at = torch.arange(len(data.indices))
-    return replace(data, examples=data.examples.take(data.indices), indices=at, validation=None)
-
-
-def main() -> None:
-    """Reads a job on standard input, does it, and prints what it took as one line of JSON."""
-    path, files, job = cloudpickle.loads(sys.stdin.buffer.read())
-    sys.path[:] = path
-    for file in files:
-        load_file(Path(file))
-    program, ask, state, threads = cloudpickle.loads(job)
-    del job
-    torch.set_num_threads(threads)
-    Computing(program.device, program.arithmetic.precision, program.arithmetic.channels_last).begin()
-    keep_freed_memory()
-    _warm_up(program.device)
-    request: Request = ask.requests[0]
-    examples = len(program.data.holder(request.client))
+    examples = len(built.holders.holder(request.client))
+    program = Program({ask.op: built.algorithm.ops[ask.op]}, built.holders, built.config.seeds.training)
+    program = built.engine.applied(program)
+    executor = Executor(program)
     item = Item(Id(1, 0, 0), request.client, request.payload, state)
-    before = _begin()
-    answer = Executor(program).answer(ask.op, ask.shared, item, ask.expect)
-    training = max(0, _most() - before)
-    if isinstance(answer, Failure):
-        sys.exit(f"the client failed: {answer.reason}")
-    gpu = torch.cuda.max_memory_allocated() if on_gpu() else None
-    found = {"before": before, "training": training, "gpu": gpu, "examples": examples}
-    sys.stdout.write(json.dumps(found) + "\n")
-
-
-def _warm_up(device: str) -> None:
-    """Loads the libraries that the first layer would load: they belong to PyTorch and not to the client."""
-    layer = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.Flatten(), torch.nn.Linear(1, 1)).to(
-        device
-    )
-    torch.autograd.grad(layer(torch.zeros(1, 1, 1, 1, device=device)).sum(), list(layer.parameters()))
-
-
-def _begin() -> int:
-    """What the process has now; from here on `_most` tells the largest."""
-    if on_gpu():
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    restore = Computing(
+        program.device, program.arithmetic.precision, program.arithmetic.channels_last
+    ).begin()
     try:
-        _CLEAR.write_text("5")  # of Linux: the largest so far is now
-    except OSError:
-        sys.exit("this system does not tell the largest memory since a moment (/proc/self/clear_refs)")
-    return _status("VmRSS")
+        with random_state_kept(executor.device):
+            first = executor.answer(
+                ask.op, ask.shared, item, ask.expect
+            )  # builds the model, fills the caches
+            if isinstance(first, Failure):
+                return f"the client failed: {first.reason}"
+            del first
+            on_gpu = executor.device.type == "cuda"
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+                executor.answer(ask.op, ask.shared, item, ask.expect)
+            gpu = torch.cuda.max_memory_allocated() if on_gpu else None
+    finally:
+        restore()
+    return Memory(_largest(recorded), gpu, examples, built.config.local.batch(examples))
 
 
-def _most() -> int:
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
-    """Bytes of this line of the process's status."""
-    lines = _STATUS.read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
-if __name__ == "__main__":
-    main()
+def _largest(recorded: torch.profiler.profile) -> int:
+    """The most bytes that were allocated at one moment and had not been before."""
+    with tempfile.TemporaryDirectory(prefix="fedlens-profile-") as folder:
+        file = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(file))
+        events = json.loads(file.read_bytes())["traceEvents"]
+    changes = [(event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"]
+    now = largest = 0
+    for _, change in sorted(changes, key=lambda each: each[0]):
+        now += change
+        largest = max(largest, now)
+    return largest

@@ -1,21 +1,22 @@
-"""Rounds of an experiment with the clock and without, in pairs: where their time goes, and what the clock costs."""
+"""Profiles rounds and measures the profiler's own overhead in paired runs."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import torch
+
 from fedlens.benchmark.profile_clock import Clock
-from fedlens.benchmark.profile_seams import Watch
-from fedlens.benchmark.profile_watching import Watched, timed_exchange, timed_ops
+from fedlens.benchmark.profile_engine import TimedEngine, timed_ops
 from fedlens.core.driver import Driver, Tally
+from fedlens.core.profiling import recording
 from fedlens.core.protocol import Ask, Program, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.states import ClientStates
@@ -25,7 +26,8 @@ from fedlens.experiment.runner import RunState, hopeless
 from fedlens.experiment.state_files import StateFiles
 
 PARTS = (
-    "data", "forward", "backward", "optimizer", "rule", "client", "aggregation", "evaluation", "waiting", "other",
+    "data", "forward", "backward", "optimizer", "rule", "client", "aggregate", "engine", "evaluation",
+    "other",
 )  # fmt: skip
 _SECONDS = 20.0  # of rounds, about, unless their number is given
 _FEWEST, _MOST = 2, 30  # pairs
@@ -34,14 +36,14 @@ _MEASURING = 5.0  # seconds of evaluations from which one pair of them is enough
 
 @dataclass
 class Spans:
-    """Wall seconds of the same work with the clock and without, pair by pair; and by part, over all with it."""
+    """Wall seconds of the same work with and without the clock, pair by pair; `parts` sums those with it."""
 
     timed: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def mean_parts(self) -> dict[str, float]:
-        """Seconds a time, by part and share of it."""
+        """Mean seconds by part and share of it."""
         return {name: value / len(self.timed) for name, value in self.parts.items()}
 
     @property
@@ -51,7 +53,7 @@ class Spans:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Between which half of the pairs lie: how far `overhead` is to be believed."""
+        """The quartiles of the overhead over the pairs: how certain `overhead` is."""
         ratios = self._ratios()
         if len(ratios) < 2:
             return ratios[0] - 1, ratios[0] - 1
@@ -64,15 +66,16 @@ class Spans:
 
 @dataclass
 class Rounds:
-    """What was measured of some rounds.
+    """What was measured over some rounds.
 
     Attributes:
-        training, evaluation: their spans; the parts of the second are all `evaluation`.
-        workers: seconds a round by part, inside of operations that ran in other processes; `processes` is how many.
-        tallies: what each round sent and trained on, those without the clock.
-        measuring: the same of one evaluation.
-        model_bytes, checkpoint_bytes: the files of the model and of a checkpoint, as a run would write them.
-        asked: the last ask of a training round, and `states` what its clients had kept.
+        training, evaluation: wall seconds of the rounds and of the evaluations.
+        workers, worker_evaluation: seconds a round by part, inside operations that ran in other processes.
+        processes: how many other processes there were.
+        tallies: what each round without the clock sent and trained on.
+        measuring: the same for one evaluation.
+        model_bytes, checkpoint_bytes: the sizes of the files that a run would write.
+        asked: the last ask of a training round; `largest_state` is what its largest client had kept.
     """
 
     training: Spans
@@ -88,27 +91,28 @@ class Rounds:
     largest_state: Mapping[str, Any]
 
 
-def measure(built: Built, pairs: int | None = None) -> Rounds:
-    """Runs rounds of an experiment, half of them with the clock; closes the engine.
+def measure(built: Built, pairs: int | None = None, trace: Path | None = None) -> Rounds:
+    """Runs rounds of an experiment in pairs, one with and one without the clock; closes the engine.
 
-    Each pair has one cohort. One pair goes before, uncounted: what is made at the first use is made there. Raises
-    `RunFailed` where no client of a round can be trained, as a run does.
+    The rounds of a pair have the same cohort. A first pair is not counted, as it fills the caches. `trace` is a file
+    for one more round as a Chrome trace of `torch.profiler`, with every operator. Raises `RunFailed` where no client
+    of a round can be trained, as a run does.
     """
     with tempfile.TemporaryDirectory(prefix="fedlens-profile-") as scratch:
-        return _Profiled(built, Path(scratch)).measure(pairs)
+        return _Profiled(built, Path(scratch)).measure(pairs, trace)
 
 
 class _Profiled:
     def __init__(self, built: Built, scratch: Path) -> None:
         self.built, self.scratch = built, scratch
         self.states = ClientStates(StateFiles(scratch / "states"), built.engine.state_memory * 2**20)
-        self.engine = Watched(built.engine)
-        self.gate = Driver(self.engine, self.states)
+        self.engine = TimedEngine(built.engine)
+        self.driver = Driver(self.engine, self.states)
         self.training, self.evaluation = Spans(), Spans()
         self.tallies: list[Tally] = []
         self.number = 0
 
-    def measure(self, pairs: int | None) -> Rounds:
+    def measure(self, pairs: int | None, trace: Path | None) -> Rounds:
         built, engine = self.built, self.engine
         program = Program(timed_ops(built.algorithm.ops), built.holders, built.config.seeds.training)
         try:
@@ -123,6 +127,8 @@ class _Profiled:
             measuring, there = self._evaluations(wanted)
             largest = max(asked.requests, key=lambda request: len(built.holders.holder(request.client)))
             kept = self.states.get(largest.client)
+            if trace is not None:
+                self._trace(trace)
         finally:
             engine.close()
         return Rounds(
@@ -145,7 +151,7 @@ class _Profiled:
         return {name: value / pairs for name, value in self.engine.workers.items()}
 
     def _pair(self, pair: int, warm: bool = False) -> None:
-        # Who goes first changes from pair to pair: a machine that slows down counts for both.
+        # The order alternates, so that a machine that slows down affects both alike.
         for with_clock in (False, True) if pair % 2 == 0 else (True, False):
             context = self._context(pair + 1)
             tally, seconds, clock = self._driven(self.built.algorithm.round(self.state, context), with_clock)
@@ -169,37 +175,35 @@ class _Profiled:
         count = len(self.evaluation.timed)
         return tally, {name: value / count for name, value in self.engine.workers.items()}
 
-    def _driven(
-        self, steps: Any, with_clock: bool, part: str = "aggregation.server step"
-    ) -> tuple[Tally, float, Clock | None]:
-        """Drives one round or evaluation; what became of a round is the state from then on."""
+    def _driven(self, steps: Any, with_clock: bool, part: str = "other") -> tuple[Tally, float, Clock | None]:
+        """Drives one round or evaluation; a round's result is the state from then on."""
         self.number += 1
-        self.gate.tally = tally = Tally()
-        if not with_clock:
-            began = time.perf_counter()
-            found = self.gate.drive(steps, self.number)
-            seconds = time.perf_counter() - began
-            clock = None
+        self.driver.tally = tally = Tally()
+        clock = Clock() if with_clock else None
+        began = time.perf_counter()
+        if clock is None:
+            result = self.driver.drive(steps, self.number)
         else:
-            clock = Clock()
-            with self._watched(clock):
-                began = time.perf_counter()
-                with clock.part("other"):
-                    found = self.gate.drive(timed_exchange(clock, part, steps), self.number)
-                seconds = time.perf_counter() - began
+            self.engine.timing = True
+            try:
+                with recording(clock.part), clock.part(part):
+                    result = self.driver.drive(steps, self.number)
+            finally:
+                self.engine.timing = False
+        seconds = time.perf_counter() - began
+        if clock is not None:
             clock.seconds["other"] += seconds - sum(clock.seconds.values())
         if part != "evaluation":
-            self.state = found
+            self.state = result
         return tally, seconds, clock
 
-    @contextmanager
-    def _watched(self, clock: Clock) -> Iterator[None]:
-        self.engine.clock = clock
-        try:
-            with Watch(clock, self.built.algorithm.ops.values()):
-                yield
-        finally:
-            self.engine.clock = None
+    def _trace(self, file: Path) -> None:
+        """Writes one round as a Chrome trace."""
+        self.number += 1
+        steps = self.built.algorithm.round(self.state, self._context(1))
+        with torch.profiler.profile() as recorded, recording(torch.profiler.record_function):
+            self.driver.drive(steps, self.number)
+        recorded.export_chrome_trace(str(file))
 
     def _context(self, round: int) -> RoundContext:
         config = self.built.config
@@ -207,7 +211,7 @@ class _Profiled:
         return RoundContext(round, config.rounds, self.built.federation, rng)
 
     def _sizes(self) -> tuple[int, int]:
-        """The bytes of model.safetensors and of a checkpoint: written as a run writes them."""
+        """The bytes of model.safetensors and of a checkpoint, written as a run writes them."""
         _, tree = self.built.algorithm.model(self.state)
         path = self.scratch / "model.safetensors"
         checkpoint.write_model(path, tree, {})
@@ -230,7 +234,7 @@ def _fitting(pair: float) -> int:
 
 
 def evaluations(rounds: int, every: int) -> int:
-    """How often a run of so many rounds evaluates, the one before the first round among them.
+    """How many evaluations a run of so many rounds has, with the one before its first round.
 
     >>> evaluations(10, 4)  # after rounds 0, 4, 8 and 10
     4

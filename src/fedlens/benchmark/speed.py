@@ -1,20 +1,20 @@
-"""fedlens beside bare PyTorch and beside its peers on one workload, round about in one run."""
+"""Measures fedlens, bare PyTorch and peers on one workload in alternating turns of one run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedlens.benchmark import arrangements
 from fedlens.benchmark.arrangements import Arrangement
-from fedlens.benchmark.contest import Lane, fastest, out_if_it_fails, take_turns
+from fedlens.benchmark.comparison import ComparisonRow, rows_of
 from fedlens.benchmark.federation import Federation
+from fedlens.benchmark.interleave import Measurement, failure_recorded, fastest, take_turns
 from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workload, linear
-from fedlens.benchmark.peer import Driven, Peer, installed, torch_version
-from fedlens.benchmark.rows import Row, rows_of
+from fedlens.benchmark.peer import Peer, PeerProcess, installed, torch_version
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.engines.devices import usable_cores
 
@@ -31,10 +31,10 @@ def workload(name: str) -> Workload:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be measured: engines as tables, peers, and where the peers' environments are.
+class BenchmarkPlan:
+    """What to measure: engines as tables (an empty one is fedlens by default), and peers.
 
-    `turns` pairs of every workload, or as many as `budget` seconds allow.
+    Each workload takes `turns` turns, or as many as `budget` seconds allow. `peers_dir` has the peers' environments.
     """
 
     engines: Sequence[Mapping[str, Any]]
@@ -46,65 +46,84 @@ class Asked:
 
 def measure(
     workload: Workload,
-    asked: Asked,
+    plan: BenchmarkPlan,
     say: Callable[[str], None] = lambda sentence: None,
     cores: int | None = None,
-) -> list[Row]:
-    """The rows of one workload: bare PyTorch first, then what is written by hand, engines, and peers.
+) -> list[ComparisonRow]:
+    """The rows of one workload: the limit in each memory layout, code written by hand, engines, and peers.
 
-    Each is in the arrangement that is the fastest on this machine; `say` hears what goes on. What does not run has
-    a row that says why.
+    Each runs in the arrangement of processes and threads that a short trial finds the fastest, except fedlens by
+    default, which chooses by itself. A peer runs as its documentation tells and, for convolutions, with channels last
+    too, where its interface allows it. What does not run has a row with the reason. `say` reports progress.
     """
     cores = cores or usable_cores()
-    lanes = [_limit(workload, cores, say)]
+    layouts = [workload] if workload.model is linear else [workload, replace(workload, channels_last=True)]
+    measurements = [_limit(each, cores, say) for each in layouts]
     if workload.model is linear:
-        lanes.append(_by_hand(workload, cores, say))
-    lanes += [_engine(workload, table, cores, say) for table in asked.engines]
-    lanes += [_peer(workload, peer, asked.peers_dir, cores, say) for peer in asked.peers]
-    ready = [lane for lane in lanes if lane.ran]
-    take_turns(ready, asked.turns, asked.budget, lambda sentence: say(f"{workload.name}: {sentence}"))
-    return rows_of(workload, lanes)
+        measurements.append(_by_hand(workload, cores, say))
+    measurements += [_engine(workload, table, cores, say) for table in plan.engines]
+    for peer in plan.peers:
+        tried = layouts if peer.channels_last else layouts[:1]
+        measurements += [_peer(each, peer, plan.peers_dir, cores, say) for each in tried]
+    ready = [measurement for measurement in measurements if measurement.ran]
+    take_turns(ready, plan.turns, plan.budget, lambda sentence: say(f"{workload.name}: {sentence}"))
+    return rows_of(workload, measurements)
 
 
-def _limit(workload: Workload, cores: int, say: Callable[[str], None]) -> Lane:
-    say(f"{workload.name}: arranging bare PyTorch")
+def _limit(workload: Workload, cores: int, say: Callable[[str], None]) -> Measurement:
+    name = f"limit, {_layout(workload)}"
+    say(f"{workload.name}: arranging the {name}")
     way = arrangements.best_of_limit(workload, cores)
     start = partial(BareLimit, workload, way.processes, way.threads, apart=True)
-    return Lane("bare PyTorch", "limit", start, _about(way))
+    return Measurement(name, "limit", start, _about(workload, way))
 
 
-def _by_hand(workload: Workload, cores: int, say: Callable[[str], None]) -> Lane:
+def _by_hand(workload: Workload, cores: int, say: Callable[[str], None]) -> Measurement:
     say(f"{workload.name}: arranging the batched product")
     way = arrangements.best_by_hand(workload, cores)
-    return Lane("bmm by hand", "by hand", partial(BatchedLinear, workload, way.threads), _about(way))
+    start = partial(BatchedLinear, workload, way.threads)
+    return Measurement("bmm by hand", "by hand", start, _about(workload, way))
 
 
-def _engine(workload: Workload, table: Mapping[str, Any], cores: int, say: Callable[[str], None]) -> Lane:
-    own = {key: value for key, value in table.items() if key != "name"}
-    name = " ".join([f"fedlens {table['name']}", *(f"{key}={value}" for key, value in own.items())])
+def _engine(
+    workload: Workload, table: Mapping[str, Any], cores: int, say: Callable[[str], None]
+) -> Measurement:
+    if not table:
+        start = partial(Federation, workload, {})
+        return Measurement("fedlens by default", "fedlens", start, {"default": True})
+    settings = {key: value for key, value in table.items() if key != "name"}
+    name = " ".join([f"fedlens {table['name']}", *(f"{key}={value}" for key, value in settings.items())])
     say(f"{workload.name}: arranging {name}")
-    lane = Lane(name, "fedlens", partial(Federation, workload, table))
-    with out_if_it_fails(lane):
+    measurement = Measurement(name, "fedlens", partial(Federation, workload, table))
+    with failure_recorded(measurement):
         table = arrangements.best_of_engine(workload, table, cores)
-        lane.start = partial(Federation, workload, table)
-    return lane
+        measurement.start = partial(Federation, workload, table)
+    return measurement
 
 
-def _peer(workload: Workload, peer: Peer, directory: Path, cores: int, say: Callable[[str], None]) -> Lane:
-    def start(way: Arrangement) -> Driven:
-        return Driven(peer, python, small, way)
+def _peer(
+    workload: Workload, peer: Peer, directory: Path, cores: int, say: Callable[[str], None]
+) -> Measurement:
+    def start(way: Arrangement) -> PeerProcess:
+        return PeerProcess(peer, python, small, way)
 
     small = arrangements.trial(workload)
-    lane = Lane(peer.title, "peer", lambda: Driven(peer, python, workload, way))
-    with out_if_it_fails(lane):
+    title = f"{peer.title}, channels last" if workload.channels_last else peer.title
+    measurement = Measurement(title, "peer", lambda: PeerProcess(peer, python, workload, way))
+    with failure_recorded(measurement):
         python = installed(peer, directory, say)
         ways = peer.ways(cores)
         if len(ways) > 1:
-            say(f"{workload.name}: arranging {peer.title}")
+            say(f"{workload.name}: arranging {title}")
         way = fastest(ways, start)
-        lane.about = {**_about(way), "requirements": list(peer.requirements), "torch": torch_version()}
-    return lane
+        requirements = {"requirements": list(peer.requirements), "torch": torch_version()}
+        measurement.about = {**_about(workload, way), "peer": peer.title, **requirements}
+    return measurement
 
 
-def _about(way: Arrangement) -> dict[str, Any]:
-    return {"processes": way.processes, "threads": way.threads}
+def _about(workload: Workload, way: Arrangement) -> dict[str, Any]:
+    return {"processes": way.processes, "threads": way.threads, "layout": _layout(workload)}
+
+
+def _layout(workload: Workload) -> str:
+    return "channels last" if workload.channels_last else "contiguous"

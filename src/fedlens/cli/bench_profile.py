@@ -49,6 +49,12 @@ def profile(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers here; '-' prints them.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a Chrome trace of one more round here, with every operator."
+        ),
+    ] = None,
     data_dir: DataDir = None,
     download: Annotated[bool, typer.Option("--download", help="Get data that are missing.")] = False,
     debug: Debug = False,
@@ -62,6 +68,7 @@ def profile(
             "--rounds": rounds,
             "--engine": engine,
             "--peak": peak,
+            "--trace": trace,
             "--data-dir": data_dir,
             "--download": download or None,
         }
@@ -72,7 +79,9 @@ def profile(
         else:
             assert recipe is not None
             with stdout_kept_clean(to_stdout), terminated_like_interrupted():
-                document = _recipe(recipe, changes or (), rounds, engine, peak, data_dir, download, layers)
+                document = _recipe(
+                    recipe, changes or (), rounds, engine, peak, trace, data_dir, download, layers
+                )
         _keep(document, json_file)
 
 
@@ -136,6 +145,7 @@ def _recipe(
     rounds: int | None,
     engine: str | None,
     peak: float | None,
+    trace: Path | None,
     data_dir: Path | None,
     download: bool,
     layers: bool,
@@ -148,6 +158,7 @@ def _recipe(
         overrides(changes, None, None, engine),
         rounds=rounds,
         peak=None if peak is None else peak * 1e12,
+        trace=trace,
         data_dir=data_dir,
         download=download,
         say=lambda sentence: print(sentence, file=sys.stderr),

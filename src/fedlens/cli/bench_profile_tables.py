@@ -39,14 +39,14 @@ def part_numeric(found: Profile) -> Sequence[int]:
 
 def part_rows(found: Profile) -> Rows:
     """Where a round's time goes; the last line is their sum."""
+    from fedlens.benchmark.profile_clock import by_part
     from fedlens.benchmark.profile_rounds import PARTS
-    from fedlens.benchmark.profile_watching import tops
 
     here, there = found.parts(), found.worker_parts()
-    driver, workers = tops(here, PARTS), tops(there, PARTS)
+    driver, workers = by_part(here, PARTS), by_part(there, PARTS)
     many, whole = found.rounds.processes, found.seconds
-    # Between its operations a worker waits, checks what comes out, and sends.
-    workers["waiting"] = max(0.0, many * whole - sum(workers.values()))
+    # Between its operations a worker waits, checks replies, adds them up and sends.
+    workers["engine"] = max(0.0, many * whole - sum(workers.values()))
     rows = []
     for part in PARTS:
         cells = [part, f"{driver[part] * 1e3:,.2f}", _share(driver[part], whole)]
@@ -88,7 +88,7 @@ def remarks(found: Profile) -> list[str]:
         )
     if found.rounds.processes:
         lines.append(
-            "The workers' parts were timed in the workers; what is left of their time, between operations, is waiting."
+            "The workers timed their own parts; the time between their operations counts as 'engine'."
         )
     return lines
 
@@ -133,8 +133,8 @@ def cost_rows(found: Profile) -> Rows:
         rows.append(
             (
                 "memory of a client",
-                f"{on}{_bytes(memory.training)} more than the {_bytes(memory.before)} before it "
-                f"({memory.examples} examples, batches of {memory.batch}; a process of its own)",
+                f"{on}{_bytes(memory.training)} of tensors while it trains "
+                f"({memory.examples} examples, batches of {memory.batch})",
             )
         )
     return [

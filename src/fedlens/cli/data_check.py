@@ -13,7 +13,7 @@ from fedlens.cli.options import Debug, Json
 from fedlens.cli.output import print_columns, print_json, reported
 
 if TYPE_CHECKING:
-    from fedlens.data.formats.check import Check
+    from fedlens.data.formats.folder_check import Check
 
 _MOST = 20  # classes, or clients, that a summary names; with --json it names all
 
@@ -39,7 +39,7 @@ def check(
 ) -> None:
     """Read all of your data, decode every image, and list what is broken; exit code 1 where anything is."""
     with reported(debug):
-        from fedlens.data.formats.check import check_folder
+        from fedlens.data.formats.folder_check import check_folder
         from fedlens.experiment.config_source import Source, override
 
         settings = override(Source({}), changes or ()).values

@@ -29,7 +29,7 @@ def plot(
     ] = [Format.PNG, Format.PDF],  # noqa: B006
     debug: Debug = False,
 ) -> None:
-    """Draw who has what: pictures for papers, their captions, and a page that opens offline."""
+    """Draw a partition: figures for papers, their captions, and a page that opens offline."""
     with reported(debug):
         from fedlens.report.captions import write_captions
         from fedlens.report.partition_page import write_page

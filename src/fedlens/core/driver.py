@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from fedlens.core.errors import RunFailed
+from fedlens.core.profiling import scope, scoped
 from fedlens.core.protocol import (
     Answer,
     Answers,
@@ -169,7 +170,7 @@ class Driver:
         staged = self.states.staging()
         answers = sent or self._send(ask, round, exchange)
         try:
-            for answer in answers:
+            for answer in scoped("engine", answers):
                 if answer.id not in self._out:
                     # The first answer stands; this one is counted and goes no further.
                     self.tally.failure(answer.client, "answered a request twice, or one that was not asked")
@@ -211,7 +212,8 @@ class Driven:
     def _asked(self, step: Callable[[], Ask], ahead: bool = False) -> Generator[Answer, None, None] | None:
         """The answers to the next ask; None where there is none, and the value is known."""
         try:
-            ask = step()
+            with scope("aggregate.server"):
+                ask = step()
         except StopIteration as stop:
             self._value = stop.value
             return None

@@ -428,6 +428,12 @@ class EngineBase(ABC):
         """
         return None
 
+    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:  # noqa: B027
+        """Takes, before `open`, a function to tell of a choice made during the run (`default`).
+
+        It gets one line for the user, or None, and the choice as environment.json keeps it.
+        """
+
     def applied(self, program: Program) -> Program:
         """The program with the device and the arithmetic that this engine computes with; used by the profiler."""
         return program

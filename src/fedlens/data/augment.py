@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import Entry, Registry
-from fedlens.data.transforms import Augment, pad_crop_flip
+from fedlens.data.transforms import Augment
 
 _HERE = "fedlens.data.augment"
 
@@ -62,12 +62,37 @@ class Chain:
 
 @dataclass(frozen=True)
 class PadCropFlip:
-    """See `fedlens.data.transforms.pad_crop_flip`."""
+    """Each image moved by up to `pad` pixels each way, zeros coming in, and mirrored with probability 1/2.
 
-    pad: int
+    The usual augmentation of 32x32 photographs: pad all sides with zeros (black, where the images are uint8),
+    cut out a window of the old size at a uniformly random place, flip it left to right for half of the
+    images. It takes images of any type.
+
+    Draws `torch.randint(0, 2 pad + 1, (2, n))`, the top and the left edges of the windows, and then
+    `torch.randint(0, 2, (n,))`, the flips.
+
+    >>> x = torch.arange(4, dtype=torch.uint8).view(1, 1, 2, 2)
+    >>> PadCropFlip(pad=0)(x, torch.Generator().manual_seed(0)).shape
+    torch.Size([1, 1, 2, 2])
+    """
+
+    pad: int = 4
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return pad_crop_flip(images, generator, self.pad)
+        n, channels, height, width = images.shape
+        pad, device, source = self.pad, images.device, generator.device
+        edges = torch.randint(0, 2 * pad + 1, (2, n), generator=generator, device=source).to(device)
+        flips = torch.randint(0, 2, (n,), generator=generator, device=source).to(device)
+        padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
+
+        # One gather does both: the place of each pixel of the result in the padded image, the same for all
+        # channels.
+        across = torch.arange(width, device=device)
+        rows = edges[0, :, None] + torch.arange(height, device=device)
+        columns = edges[1, :, None] + torch.where(flips[:, None] == 1, width - 1 - across, across)
+        places = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]
+        places = places.view(n, 1, height * width).expand(n, channels, -1)
+        return padded.flatten(2).gather(2, places).view(images.shape)
 
 
 @dataclass(frozen=True)

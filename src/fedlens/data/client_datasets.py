@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlens.core.protocol import ClientDataSource, ClientExamples, ClientId
 from fedlens.core.random import Rng
-from fedlens.data.federated import FederatedData, TensorExamples
+from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.shifts import shifted
 from fedlens.data.transforms import Augment, normalize
 
@@ -34,7 +34,7 @@ class ClientDataset(ClientExamples):
         validation: the examples that this holder holds out of its own, where clients do.
     """
 
-    examples: TensorExamples
+    examples: Examples
     indices: Tensor | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -60,13 +60,11 @@ class ClientDataset(ClientExamples):
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Normalized images float32 [k, C, H, W] and labels of the positions start to stop, never augmented."""
         if self.indices is None:
-            taken = self.examples.stretch(start, stop)
-            return normalize(taken.inputs, self.mean, self.std), taken.targets
-        if self.features:
+            images, labels = self.examples.stretch(start, stop)
+        elif self.features:
             images, labels = self._images(torch.arange(start, min(stop, len(self))))
         else:
-            taken = self.examples.take(self.indices[start:stop])
-            images, labels = taken.inputs, taken.targets
+            images, labels = self.examples.batch(self.indices[start:stop])
         return normalize(images, self.mean, self.std), labels
 
     def batches(self, size: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
@@ -112,8 +110,8 @@ class ClientDataset(ClientExamples):
 
     def gather(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """Normalized images float32 [k, C, H, W] and labels at `places`, int64 [k]: what `indices` point to."""
-        taken = self.examples.take(places)
-        return normalize(taken.inputs, self.mean, self.std), taken.targets
+        images, labels = self.examples.batch(places)
+        return normalize(images, self.mean, self.std), labels
 
     @staticmethod
     def orders(
@@ -144,16 +142,15 @@ class ClientDataset(ClientExamples):
     def _images(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """The images uint8 and labels at the positions `at` of this holder, as it sees them."""
         positions = at if self.indices is None else self.indices[at]
-        taken = self.examples.take(positions)
+        images, labels = self.examples.batch(positions)
         if not self.features:
-            return taken.inputs, taken.targets
+            return images, labels
         own = {
             name: values[at] if len(values) > 1 else values.expand(len(at))
             for name, values in self.features.items()
         }
-        images = taken.inputs
         own = {name: values.to(images.device) for name, values in own.items()}
-        return shifted(images, own, positions.to(images.device)), taken.targets
+        return shifted(images, own, positions.to(images.device)), labels
 
     def _from_memory(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         n = len(self)
@@ -175,64 +172,99 @@ class ClientDataset(ClientExamples):
 
 @dataclass(frozen=True)
 class ClientDatasets(ClientDataSource):
-    """Finds the data of every client, and of the server.
+    """Gives the data of each client, and of the server.
 
     The server has `@test`, `@validation` (what is held out), and `@train`, all clients' examples pooled. Test
     images are seen as they are; held-out and training images as the client sees them that they belong to.
+
+    Args:
+        dataset: its splits are tensors or files (`Examples.tensors`); `indices` point into the training split.
+        indices, offsets: int64; client k holds the examples at `indices[offsets[k] : offsets[k + 1]]`.
+        features: float32 [clients] by name, how each client sees its images; see `fedlens.data.shifts`.
+        held_out: int64, the positions that are held out for validation, or None.
+        held_out_offsets: int64 [clients + 1], where each client held out its own: client k holds out
+            `held_out[held_out_offsets[k] : held_out_offsets[k + 1]]`; None where they were held out of all.
+        augment: applied to the clients' training images.
     """
 
-    data: FederatedData
+    dataset: Dataset
+    indices: Tensor
+    offsets: NDArray[np.int64]
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+    held_out: Tensor | None = None
+    held_out_offsets: NDArray[np.int64] | None = None
     augment: Augment | None = None
 
     @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.offsets) - 1
+
+    @property
     def largest(self) -> int:
-        """The examples of the largest client."""
-        return int(self.data.sizes().max())
+        """The number of examples of the largest client."""
+        return int(np.diff(self.offsets).max())
+
+    def client_indices(self, client: int) -> Tensor:
+        """int64 [n_k]: the positions in the training split that this client holds; a view."""
+        return self.indices[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+    def client_held_out(self, client: int) -> Tensor | None:
+        """int64 [m_k]: the positions that this client holds out; None where no client does."""
+        if self.held_out is None or self.held_out_offsets is None:
+            return None
+        return self.held_out[int(self.held_out_offsets[client]) : int(self.held_out_offsets[client + 1])]
+
+    def held_out_sizes(self) -> NDArray[np.int64] | None:
+        """int64 [clients]: how many examples each client holds out; None where no client does."""
+        return None if self.held_out_offsets is None else np.diff(self.held_out_offsets)
 
     def on(self, device: torch.device, /) -> ClientDatasets:
-        """The same, for work on a device; the images lie there if half of what it has free has room for them."""
+        """The same for training on `device`; the images are kept there if they fit in half of its free memory."""
         room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**62
-        train = self.data.train.on(device, room)
-        # What holders are told apart by is the set that they point into.
-        test = train if self.data.test is self.data.train else self.data.test.on(device, room // 4)
-        return replace(self, data=replace(self.data, train=train, test=test))
+        train = self.dataset.train.on(device, room)
+        # Which clients share their examples is told by the identity of the examples.
+        same = self.dataset.test is self.dataset.train
+        test = train if same else self.dataset.test.on(device, room // 4)
+        return replace(self, dataset=replace(self.dataset, train=train, test=test))
 
     def holder(self, client: ClientId, /) -> ClientDataset:
-        """The data of this holder. Raises `KeyError` for one that there is not."""
-        data = self.data
+        """The data of this client. Raises `KeyError` for an unknown name."""
+        train = self.dataset.train
         if not isinstance(client, str):
-            own = {name: values[client : client + 1] for name, values in data.features.items()}
-            held = data.client_held(client)
-            validation = None if held is None else self._of(data.train, held, None, own)
-            return self._of(data.train, data.client_indices(client), self.augment, own, validation)
+            features = {name: values[client : client + 1] for name, values in self.features.items()}
+            held_out = self.client_held_out(client)
+            validation = None if held_out is None else self._of(train, held_out, None, features)
+            return self._of(train, self.client_indices(client), self.augment, features, validation)
         if client == "@train":
-            return self._of(data.train, data.indices, self.augment, self._each(data.offsets))
-        if client == "@validation" and data.held is not None:
-            return self._of(data.train, data.held, None, self._each(data.held_offsets))
+            return self._of(train, self.indices, self.augment, self._each(self.offsets))
+        if client == "@validation" and self.held_out is not None:
+            return self._of(train, self.held_out, None, self._each(self.held_out_offsets))
         if client == "@test":
-            return self._of(data.test, None, None, {})
+            return self._of(self.dataset.test, None, None, {})
         raise KeyError(client)
 
     def _of(
         self,
-        examples: TensorExamples,
+        examples: Examples,
         indices: Tensor | None,
         augment: Augment | None,
         features: Mapping[str, Tensor],
         validation: ClientDataset | None = None,
     ) -> ClientDataset:
-        return ClientDataset(examples, indices, self.data.mean, self.data.std, augment, features, validation)
+        mean, std = self.dataset.mean, self.dataset.std
+        return ClientDataset(examples, indices, mean, std, augment, features, validation)
 
     def _each(self, offsets: NDArray[np.int64] | None) -> dict[str, Tensor]:
         """The features of each example of all clients, one client after the other."""
         if offsets is None:
             return {}
         counts = torch.from_numpy(np.diff(offsets))
-        return {name: values.repeat_interleave(counts) for name, values in self.data.features.items()}
+        return {name: values.repeat_interleave(counts) for name, values in self.features.items()}
 
     def held(self) -> dict[str, int]:
         """How many examples the server can measure on, by name."""
-        sizes = {"@test": len(self.data.test), "@train": len(self.data.indices)}
-        if self.data.held is not None:
-            sizes["@validation"] = len(self.data.held)
+        sizes = {"@test": len(self.dataset.test), "@train": len(self.indices)}
+        if self.held_out is not None:
+            sizes["@validation"] = len(self.held_out)
         return sizes

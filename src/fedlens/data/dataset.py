@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.boxes import Boxes
+from fedlens.data.decode_cache import fingerprint
 from fedlens.data.diagnostics import OnError
 from fedlens.data.images import ImageFiles
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Kind = Literal["classification", "segmentation", "detection", "language"]
 VOID = 255  # the id of a mask's pixel that counts for nothing
@@ -38,6 +45,9 @@ class Examples:
     Args:
         columns: what else is known of each example, by name: [n] of strings or numbers. `client` is whose it is.
         origin: a digest of the names of the files that the images came from, where they are decoded.
+        device: the device that batches are moved to; None leaves them where the examples are.
+
+    Readers give arrays or files. Training reads batches, for which `tensors` makes tensors of the arrays.
 
     Raises `DataError` where shapes, types or lengths do not fit.
 
@@ -46,22 +56,23 @@ class Examples:
     (2, 'classification')
     """
 
-    inputs: Any  # an array or ImageFiles
-    targets: Any  # an array, ImageFiles or Boxes
+    inputs: Any  # an array, a tensor or ImageFiles
+    targets: Any  # an array, a tensor, ImageFiles or Boxes
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     origin: str = ""
+    device: torch.device | None = None
 
     def __post_init__(self) -> None:
         inputs, targets = self.inputs, self.targets
         if self.kind == "language":
-            if inputs.dtype.kind != "i":
+            if not _dtype(inputs).startswith("int"):
                 raise DataError(f"the tokens are {_found(inputs)}, and have to be whole numbers [n, T]")
-        elif inputs.dtype != np.uint8 or len(inputs.shape) != 4:
+        elif _dtype(inputs) != "uint8" or len(inputs.shape) != 4:
             raise DataError(f"the images are {_found(inputs)}, and have to be uint8 [n, C, H, W]")
         if self.kind == "segmentation":
             if targets.shape[1:] != inputs.shape[2:]:
                 raise DataError(f"the masks are {_found(targets)}, and the images {_found(inputs)}")
-        elif self.kind == "classification" and (targets.dtype != np.int64 or targets.ndim != 1):
+        elif self.kind == "classification" and (_dtype(targets) != "int64" or targets.ndim != 1):
             raise DataError(f"the labels are {_found(targets)}, and have to be int64 [n]")
         if len(inputs) != len(targets):
             what = "labels" if self.kind == "classification" else "targets"
@@ -93,6 +104,53 @@ class Examples:
         else:
             targets = self.targets.take(rows) if isinstance(self.targets, Boxes) else self.targets[rows]
         return Examples(inputs, targets, {name: column[rows] for name, column in self.columns.items()})
+
+    def tensors(self) -> Examples:
+        """The examples for training: tensors that share the memory of the arrays, without the columns.
+
+        Read-only arrays are copied, because PyTorch has no read-only tensors.
+        """
+        return Examples(_tensor(self.inputs), _tensor(self.targets))
+
+    @property
+    def values(self) -> int:
+        """The number of values of one input."""
+        return prod(self.inputs.shape[1:])
+
+    def batch(self, index: Tensor) -> tuple[Any, Any]:
+        """(inputs, targets) at the positions `index`, int64 [k], copied. Needs `tensors`."""
+        return self._moved(_batch(self.inputs, index)), self._moved(_batch(self.targets, index))
+
+    def stretch(self, start: int, stop: int) -> tuple[Any, Any]:
+        """(inputs, targets) from `start` to before `stop`: views, where they lie in memory. Needs `tensors`."""
+        inputs, targets = _stretch(self.inputs, start, stop), _stretch(self.targets, start, stop)
+        return self._moved(inputs), self._moved(targets)
+
+    def on(self, device: torch.device, room: int) -> Examples:
+        """The same tensors for training on `device`: kept there if they take at most `room` bytes.
+
+        Otherwise each batch is moved when it is read.
+        """
+        parts = (self.inputs, self.targets)
+        if any(isinstance(part, ImageFiles | Boxes) for part in parts) or sum(p.nbytes for p in parts) > room:
+            return replace(self, device=device)
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), device=device)
+
+    def _moved(self, part: Any) -> Any:
+        if self.device is None or isinstance(part, Boxes):
+            return part
+        return part.to(self.device, non_blocking=True)
+
+    def feed(self, hashed: hashlib._Hash) -> None:
+        """Feeds a hash with the bytes in memory; for files, with their names and contents."""
+        for part in (self.inputs, self.targets):
+            if isinstance(part, ImageFiles):
+                hashed.update(fingerprint(part).encode())
+                continue
+            for array in (part.boxes, part.labels, part.offsets) if isinstance(part, Boxes) else (part,):
+                plain = np.ascontiguousarray(array)
+                hashed.update(f"torch.{plain.dtype} {plain.shape}\n".encode())
+                hashed.update(plain.data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,8 +275,34 @@ def _shown_in(masks: ImageFiles) -> list[NDArray[np.int64]]:
         return list(pool.map(one, range(len(masks))))
 
 
+def _dtype(array: Any) -> str:
+    """The name of the type of an array's or a tensor's numbers."""
+    return str(array.dtype).removeprefix("torch.")
+
+
 def _found(array: Any) -> str:
     return f"{getattr(array, 'dtype', type(array).__name__)} {list(getattr(array, 'shape', []))}"
+
+
+def _tensor(array: Any) -> Any:
+    """A tensor that shares the memory of an array; anything else as it is."""
+    import torch  # here, because listing and partitioning data start without PyTorch
+
+    if not isinstance(array, np.ndarray):
+        return array
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _batch(part: Any, index: Tensor) -> Any:
+    if isinstance(part, ImageFiles | Boxes):
+        return _tensor(part.take(index.numpy()))
+    return part.index_select(0, index.to(part.device))
+
+
+def _stretch(part: Any, start: int, stop: int) -> Any:
+    if isinstance(part, ImageFiles | Boxes):
+        return _tensor(part.take(np.arange(start, min(stop, len(part)))))
+    return part[start:stop]
 
 
 def check_labels(labels: NDArray[Any], classes: int, where: str) -> None:

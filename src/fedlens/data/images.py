@@ -55,7 +55,7 @@ class Paths:
 
 
 @dataclass(frozen=True, eq=False)
-class Store:
+class DecodedImages:
     """Decoded images in memory: `slots` of them, spread evenly over all.
 
     Which images have a slot is fixed. Over an epoch every image is wanted once, so that a choice that never
@@ -69,7 +69,7 @@ class Store:
     slots: int
 
     @classmethod
-    def of(cls, slots: int, each: int) -> Store:
+    def of(cls, slots: int, each: int) -> DecodedImages:
         """An empty store of images of `each` bytes. It costs no memory until it is written to."""
         return cls(np.zeros(max(_SHARED, slots * (1 + each)), np.uint8), slots)
 
@@ -111,7 +111,7 @@ class ImageFiles:
     width: int
     fit: Fit = "crop"
     ids: NDArray[np.uint8] | None = None
-    store: Store | None = None
+    store: DecodedImages | None = None
     upright: bool = False
     opener: str | None = None
     contents: str | None = None
@@ -157,7 +157,7 @@ class ImageFiles:
         """The same images, of which as many as fit in `nbytes` are kept once they are decoded."""
         each = int(np.prod(self.shape[1:]))
         slots = min(len(self), nbytes // (1 + each))
-        return replace(self, store=Store.of(slots, each) if slots > 0 else None)
+        return replace(self, store=DecodedImages.of(slots, each) if slots > 0 else None)
 
     def decode(self, at: int) -> NDArray[np.uint8]:
         """uint8 [C, H, W] or [H, W]: one image, from its file."""
@@ -244,10 +244,10 @@ def sample_moments(
 
 __all__ = [
     "MASK_MODES",
+    "DecodedImages",
     "Fit",
     "ImageFiles",
     "Paths",
-    "Store",
     "decode",
     "decode_all",
     "decode_threads",

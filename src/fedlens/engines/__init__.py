@@ -5,6 +5,10 @@ from fedlens.core.registry import Entry, Registry
 ENGINES = Registry(
     "engine",
     {
+        "default": Entry(
+            "fedlens.engines.default:default",
+            "inline, and processes once the first clients show that the run is long; the same bits",
+        ),
         "auto": Entry(
             "fedlens.engines.auto:auto",
             "the fastest of inline, vectorized and processes, by trial",

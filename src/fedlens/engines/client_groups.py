@@ -93,7 +93,7 @@ class Groups:
         assert isinstance(batched, BatchedOp)
         device = torch.device(program.device)
         # Of what does not change from round to round, so that a resumed run has the same groups.
-        largest = getattr(program.data, "largest", None) or max(
+        largest = program.data.largest or max(
             (len(program.data.holder(client)) for client in clients), default=1
         )
         data = program.data.holder(clients[0]) if clients else None

@@ -12,6 +12,7 @@ import torch
 
 from fedlens.core.errors import told
 from fedlens.core.outcomes import StackedOutcomes
+from fedlens.core.profiling import scope
 from fedlens.core.protocol import (
     Answer,
     BatchedOp,
@@ -79,7 +80,7 @@ class Executor:
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
         self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as it came and on the device
-        if self.device.type != "cpu" and hasattr(self.program.data, "on"):
+        if self.device.type != "cpu":
             self.program = replace(self.program, data=self.program.data.on(self.device))
 
     def answer(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
@@ -91,7 +92,8 @@ class Executor:
             torch.default_generator.manual_seed(call.rng.seed("torch"))
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(call.rng.seed("torch"))
-            outcome = Outcome(*self.program.ops[op](*call))
+            with scope("client"):
+                outcome = Outcome(*self.program.ops[op](*call))
         except (Exception, SystemExit) as error:
             return Failure(item.id, item.client, told(error))
         return _checked(item, outcome, expect)
@@ -114,7 +116,8 @@ class Executor:
                 answers[at] = Failure(item.id, item.client, told(error))
         joint = self.program.ops[op]
         assert isinstance(joint, BatchedOp)
-        outcomes = joint.together(list(calls.values())) if calls else []
+        with scope("client"):
+            outcomes = joint.together(list(calls.values())) if calls else []
         if isinstance(outcomes, StackedOutcomes):
             answers |= zip(calls, _checked_stack([items[at] for at in calls], outcomes, expect), strict=True)
             return [answers[at] for at in range(len(items))]
@@ -213,8 +216,9 @@ def _checked_stack(items: Sequence[Item], outcomes: StackedOutcomes, expect: Sch
 def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
     """The reply, or the failure that it is where something about it is not good."""
     try:
-        metrics = {name: float(value) for name, value in outcome.metrics.items()}
-        fault = expect.fault(outcome.payload) or _fault(outcome, metrics)
+        with scope("client.check"):
+            metrics = {name: float(value) for name, value in outcome.metrics.items()}
+            fault = expect.fault(outcome.payload) or _fault(outcome, metrics)
     except Exception as error:
         return Failure(item.id, item.client, told(error))
     if fault is not None:
@@ -319,12 +323,14 @@ class Fold:
             self.rows.append(answer.payload)  # nobody works on in the memory of a group's rows
         else:
             # After the copies: what is fresh is changed in place.
-            fold(self.total, self.reduce, answer.payload, fresh=answer.fresh)
+            with scope("aggregate"):
+                fold(self.total, self.reduce, answer.payload, fresh=answer.fresh)
         return left
 
     def result(self) -> Payload | None:
         """The folded payload; None where every reply of the block failed."""
         if self.rows:
-            fold_rows(self.total, self.reduce, self.rows)
+            with scope("aggregate"):
+                fold_rows(self.total, self.reduce, self.rows)
             self.rows = []
         return self.total or None

@@ -131,6 +131,11 @@ class Processes(EngineBase):
         """Begins to start up in the background, before the program is known."""
         self._nursery.start()
 
+    @property
+    def started(self) -> bool:
+        """Whether what `warm` began has come to its end, so that `open` need not wait for it."""
+        return self._nursery.started
+
     def check(self, ops: Mapping[str, Op]) -> None:
         """Raises `ConfigError` where there is no such device, or clients cannot be computed in groups as asked."""
         self.computing.check()
@@ -164,13 +169,13 @@ class Processes(EngineBase):
         """The process ids of the workers."""
         return [worker.pid for worker in self._workers]
 
-    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers an ask by the workers."""
+    def answer(self, ask: Ask, round: int, exchange: int, first: int = 0) -> Generator[Answer, None, None]:
+        """Answers an ask by the workers, from its `first` slot on."""
         assert self._schedule is not None
         packer = _packed((ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
         shared = _Shared(packer.envelope, self._lay(packer))
         size = block_size(ask, self.group if ask.op in self._joint else 1)
-        return self._schedule.answers(self._schedule.publish(ask, round, exchange, shared, size))
+        return self._schedule.answers(self._schedule.publish(ask, round, exchange, shared, size, first))
 
     def close(self) -> None:
         """Ends the workers and gives back the memory."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import time
 from collections.abc import Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Annotated, Any
 
 import torch
@@ -15,31 +15,33 @@ from pydantic import AfterValidator, Field
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, EngineBase, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
-from fedlens.data.images import Store
+from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import ChannelsLast, Computing, PrecisionSetting, usable_cores
 from fedlens.engines.executor import copied
 from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.processes import Timeout, Window
-from fedlens.engines.ray_cluster import PLACE, Cluster, Lasting, found, sigterm_kept
-from fedlens.engines.ray_pool import Crew, Lost, Size, Task, Worker, no_room
+from fedlens.engines.ray_cluster import HOST_AND_PORT, NO_RAY_CLIENT, Cluster, import_ray, sigterm_kept
+from fedlens.engines.ray_pool import RayPool, RemoteWorker, SentBlock, WorkerLost, WorkerSize, no_room
 from fedlens.engines.ray_worker import Emptied, Packed, pack, unpacked
 from fedlens.engines.schedule import DEATHS, Job, Schedule, block_size
 
 
 def _whole_address(address: str | None) -> str | None:
-    if address in (None, "auto") or re.fullmatch(rf"(ray://)?{PLACE}", address):
+    if address in (None, "auto") or re.fullmatch(HOST_AND_PORT, address):
         return address
+    if address.startswith("ray://"):
+        raise ValueError(NO_RAY_CLIENT)
     raise ValueError(
-        "'host:port', 'ray://host:port' or 'auto' is wanted; a head started by itself has port 6379"
+        "use 'host:port' or 'auto'; the head of a cluster has port 6379 unless it was given another"
     )
 
 
 Address = Annotated[
     str | None,
     Field(
-        description="of the cluster: `host:port`, `auto` for the one this machine is part of, or `ray://host:port`; "
+        description="of the cluster: `host:port`, or `auto` for the one this machine is part of; "
         "left out, Ray is started on this machine for the run",
     ),
     AfterValidator(_whole_address),
@@ -73,6 +75,8 @@ ObjectStore = Annotated[
 _SHORT = 0.2  # seconds: below it a worker gets its next block before it has finished, so that it never waits
 _GONE = f"its worker was lost {DEATHS} times (out of memory?)"
 _LEAST = 0.0001  # of a CPU or a GPU, that Ray can count
+# A local Ray ends with the thread that started it, so this thread stays.
+_STARTER = ThreadPoolExecutor(1, "fedlens-ray")
 _TICK = 1.0  # seconds after which it is looked again whether the cluster is still there
 
 
@@ -93,9 +97,9 @@ def ray(
     timeout: Timeout = 3600.0,
 ) -> Ray:
     """Workers on a Ray cluster, on one machine or many; bit-identical to `inline` with the same threads."""
-    found()
+    import_ray()
     _check(address, cpus, gpus, object_store)
-    size = Size(threads, cpus or float(threads), gpus, group)
+    size = WorkerSize(threads, cpus or float(threads), gpus, group)
     computing = Computing("cuda" if gpus else "cpu", precision, layout_of(channels_last, group))
     return Ray(
         address, workers, size, window, state_memory, object_store, connect_timeout, timeout, computing
@@ -145,7 +149,7 @@ class Ray(EngineBase):
         self,
         address: str | None,
         workers: int,
-        size: Size,
+        size: WorkerSize,
         window: int,
         state_memory: int,
         object_store: int,
@@ -160,10 +164,10 @@ class Ray(EngineBase):
             object_store * 2**20,
             connect_timeout,
         )
-        self._crew: Crew | None = None
+        self._pool: RayPool | None = None
         self._cluster: Cluster | None = None
         self._schedule: Schedule | None = None
-        self._connecting: Lasting | None = None
+        self._connecting: Future[None] | None = None
         self._threads_before: int | None = None
         self._seconds = 1.0  # a block's time, smoothed: blocks are taken for long until shown otherwise
         self._checked = 0.0  # when the cluster was last seen to be there
@@ -175,7 +179,7 @@ class Ray(EngineBase):
         if self._address is not None:
             self._connect()
         elif self._cluster is None and self._connecting is None:
-            self._connecting = Lasting(self._connect)
+            self._connecting = _STARTER.submit(self._connect)
 
     def check(self, ops: Mapping[str, Op]) -> None:
         """Raises `ConfigError` where clients cannot be computed as asked: in groups, or in this precision.
@@ -199,7 +203,7 @@ class Ray(EngineBase):
         self._wait_for_connection()
         self._connect()
         assert self._cluster is not None
-        self._ray = found()
+        self._ray = import_ray()
         room = self._cluster.room(self._size.cpus, self._size.gpus)
         if room == 0 and self._cluster.local:
             raise no_room(self._ray, self._cluster, self._size)
@@ -215,10 +219,8 @@ class Ray(EngineBase):
         # What the server computes has the threads that the engine says, as with `inline`: the same bits.
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._size.threads)
-        guarded = self._cluster.guarded
-        send, wait = guarded(self._send), guarded(self._wait)
-        self._schedule = Schedule(states, self._window, send, wait, self._retired)
-        self._crew = Crew(self._ray, self._cluster, self._size, count, laid, self._connect_timeout)
+        self._schedule = Schedule(states, self._window, self._send, self._wait, self._retired)
+        self._pool = RayPool(self._ray, self._cluster, self._size, count, laid, self._connect_timeout)
         self._wait_for_a_worker()
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
@@ -228,17 +230,17 @@ class Ray(EngineBase):
         shared = pack((ask.op, ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
         self._cluster.check_node()
         size = block_size(ask, self._size.group if ask.op in self._joint else 1)
-        laid = self._cluster.guarded(self._ray.put)(shared)
+        laid = self._ray.put(shared)
         return self._schedule.answers(self._schedule.publish(ask, round, exchange, laid, size))
 
     def close(self) -> None:
         """Ends the workers, and a local Ray."""
         if self._connecting is not None:
-            self._connecting.result()
+            self._connecting.exception()
             self._connecting = None
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            crew.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
         if self._schedule is not None:
             self._schedule.close()
             self._schedule = None
@@ -259,18 +261,18 @@ class Ray(EngineBase):
 
     def _wait_for_connection(self) -> None:
         if self._connecting is not None:
-            failed, self._connecting = self._connecting.result(), None
+            connecting, self._connecting = self._connecting, None
+            wait([connecting])
             with sigterm_kept():
                 pass
-            if failed is not None:
-                raise failed
+            connecting.result()
 
     def _wait_for_a_worker(self) -> None:
         """Until one is ready; the others join when they are."""
-        assert self._crew is not None
+        assert self._pool is not None
         assert self._cluster is not None
         until = time.monotonic() + self._connect_timeout
-        while not self._crew.ready:
+        while not self._pool.ready:
             if time.monotonic() > until:
                 raise no_room(self._ray, self._cluster, self._size, self._connect_timeout)
             self._wait(until)
@@ -281,12 +283,12 @@ class Ray(EngineBase):
         """Gives blocks to every worker that has room for one."""
         assert self._schedule is not None
         assert self._cluster is not None
-        assert self._crew is not None
+        assert self._pool is not None
         depth = 2 if self._seconds < _SHORT else 1
-        ready = self._crew.ready
+        ready = self._pool.ready
         while ready:
-            worker = min(ready, key=lambda w: len(w.tasks))
-            job = self._schedule.next(current, len(ready)) if len(worker.tasks) < depth else None
+            worker = min(ready, key=lambda w: len(w.blocks))
+            job = self._schedule.next(current, len(ready)) if len(worker.blocks) < depth else None
             if job is None:
                 return
             block, items = self._schedule.following(job)
@@ -298,29 +300,29 @@ class Ray(EngineBase):
             # The last time they are computed one by one, in case that it was memory.
             alone = job.deaths.get(block, 0) == DEATHS - 1
             promise = worker.actor.work.remote(job.number, shared, packed, alone)
-            if not worker.tasks:
+            if not worker.blocks:
                 worker.since = time.monotonic()
-            worker.tasks.append(Task(job, block, time.monotonic(), promise))
+            worker.blocks.append(SentBlock(job, block, time.monotonic(), promise))
 
     def _wait(self, due: float | None) -> None:
         """Takes in what comes first; comes back without anything after a while."""
         assert self._cluster is not None
-        assert self._crew is not None
+        assert self._pool is not None
         self._cluster.check_node()
         now = time.monotonic()
-        self._crew.watch(now)
-        promises = {promise: worker for worker in self._crew.workers for promise in worker.awaited()}
+        self._pool.watch(now)
+        promises = {promise: worker for worker in self._pool.workers for promise in worker.awaited()}
         patience = _TICK if due is None else min(_TICK, max(0.0, due - now))
-        came = self._cluster.came(list(promises), patience)
+        came = self._cluster.first(list(promises), patience)
         if came is not None:
             worker = promises[came]
             if worker.asked is None:
-                self._answered(worker, next(task for task in worker.tasks if task.promise == came))
+                self._answered(worker, next(sent for sent in worker.blocks if sent.promise == came))
             else:
-                self._crew.heard(worker)
+                self._pool.heard(worker)
         now = time.monotonic()
-        for worker in [w for w in self._crew.workers if w.tasks and now - w.since > self.timeout]:
-            if self._cluster.came([worker.tasks[0].promise], 0.0) is not None:
+        for worker in [w for w in self._pool.workers if w.blocks and now - w.since > self.timeout]:
+            if self._cluster.first([worker.blocks[0].promise], 0.0) is not None:
                 continue  # it has answered, and was not listened to
             # What it has done of the others is kept; the one that it sits at counts as one that ended it.
             self._replace(worker, why=f"no answer came within {self.timeout:g} s, {DEATHS} times")
@@ -328,54 +330,53 @@ class Ray(EngineBase):
             self._checked = now
             self._cluster.check(now)
 
-    def _answered(self, worker: Worker, task: Task) -> None:
-        assert self._crew is not None
+    def _answered(self, worker: RemoteWorker, sent: SentBlock) -> None:
+        assert self._pool is not None
         try:
-            reply: Packed = self._crew.fetched(task.promise)
-        except Lost:
+            reply: Packed = self._pool.fetched(sent.promise)
+        except WorkerLost:
             self._replace(worker)
         else:
             worker.there = True
-            worker.tasks.remove(task)
+            worker.blocks.remove(sent)
             worker.since = time.monotonic()
-            self._take(task, reply)
+            self._take(sent, reply)
 
-    def _take(self, task: Task, packed: Packed) -> None:
+    def _take(self, sent: SentBlock, packed: Packed) -> None:
         assert self._schedule is not None
-        self._seconds += 0.2 * (time.monotonic() - task.sent - self._seconds)
+        self._seconds += 0.2 * (time.monotonic() - sent.sent - self._seconds)
         answers: list[Answer] = unpacked(packed)
         for answer in answers:
             if isinstance(answer, Reply) and answer.state is not None:
                 # A state outlives the round: a copy of its own lets the object store have its memory back.
                 answer.state = copied(answer.state)
-        self._schedule.finished(task.job, task.block, answers)
+        self._schedule.finished(sent.job, sent.block, answers)
 
-    def _replace(self, worker: Worker, why: str = _GONE) -> None:
+    def _replace(self, worker: RemoteWorker, why: str = _GONE) -> None:
         """A worker is gone: what it has not answered is to be done again, and a new worker takes its place."""
         assert self._schedule is not None
-        assert self._crew is not None
-        self._crew.replace(worker)
+        assert self._pool is not None
+        self._pool.replace(worker)
         undone = []
-        for task in worker.tasks:
+        for sent in worker.blocks:
             try:
-                reply = self._crew.fetched(task.promise)
-            except Lost:
-                undone.append(task)
+                reply = self._pool.fetched(sent.promise)
+            except WorkerLost:
+                undone.append(sent)
             else:
-                self._take(task, reply)
-        for task in reversed(undone):
+                self._take(sent, reply)
+        for sent in reversed(undone):
             # Only the first was being worked on; the others merely waited.
-            self._schedule.lost(task.job, task.block, task is undone[0], why)
-        self._crew.doubt()
+            self._schedule.lost(sent.job, sent.block, sent is undone[0], why)
+        self._pool.doubt()
 
     def _retired(self, job: Job) -> None:
-        for worker in self._crew.workers if self._crew else ():
+        for worker in self._pool.workers if self._pool else ():
             if job.number in worker.knows:
                 worker.knows.remove(job.number)
-                with contextlib.suppress(ConnectionError):  # Ray Client's, where all ends
-                    worker.actor.forget.remote(job.number)
+                worker.actor.forget.remote(job.number)
         job.shared = None
 
 
 def _emptied(workers: int) -> Any:
-    return lambda value: Emptied(value, workers) if isinstance(value, Store) else None
+    return lambda value: Emptied(value, workers) if isinstance(value, DecodedImages) else None

@@ -1,9 +1,9 @@
-"""Reaching a Ray cluster, or starting one on this machine for as long as it is wanted."""
+"""Joins a Ray cluster, or starts Ray on this machine for as long as a run needs it."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import fcntl
 import logging
 import math
 import os
@@ -11,30 +11,42 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError, RunFailed
 
-PLACE = r"([^\s/:\[\]]+|\[[0-9a-fA-F:]+\]):\d+"  # host:port
-_PATIENCE = 20.0  # seconds: Ray ends this very process when its cluster has not been there for sixty
-_SHORT_PATH = 40  # characters: Ray lays sockets below its folder, whose whole path may have a hundred
-# What Ray says on the terminal of things that are put right here, or told in one sentence.
-_KNOWN = "A worker died or was killed|node with node id|Raylet is terminated"
-# What a client of gRPC says first: that it speaks HTTP/2, and that it has no settings.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+HOST_AND_PORT = r"([^\s/:\[\]]+|\[[0-9a-fA-F:]+\]):\d+"
+NO_RAY_CLIENT = (
+    "through Ray Client (ray://) every tensor would cross one connection, and the run would end when it breaks: run "
+    "fedlens on a machine of the cluster with engine.address=auto, or submit it with "
+    "'ray job submit --address=http://HEAD:8265 -- fedlens run ...'"
+)
+_PATIENCE = 20.0  # seconds without the head; after 60, Ray itself would end this process
+_SHORT_PATH = (
+    40  # characters: Ray keeps sockets in its folder, and the path of a socket has about 100 at most
+)
+_PREFIX = "fedlens-ray-"
+_OWNER = (
+    "fedlens-owner"  # a file in a local Ray's folder, locked as long as the process lives that started it
+)
+# Messages of Ray about what this engine repairs, or reports in a sentence of its own.
+_REPORTED_HERE = "A worker died or was killed|node with node id|Raylet is terminated"
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
 
 
-def found() -> Any:
+def import_ray() -> Any:
     """The package `ray`. Raises `ConfigError` where it is not installed."""
-    quiet = {} if "RAY_DEDUP_LOGS_SKIP_REGEX" in os.environ else {"RAY_DEDUP_LOGS_SKIP_REGEX": _KNOWN}
+    quiet = {} if "RAY_DEDUP_LOGS_SKIP_REGEX" in os.environ else {"RAY_DEDUP_LOGS_SKIP_REGEX": _REPORTED_HERE}
     try:
-        with _set(quiet):  # read when it is first imported
+        with _environment(quiet):  # Ray reads it at the first import
             import ray
     except ImportError:
         raise ConfigError(
@@ -46,30 +58,28 @@ def found() -> Any:
 
 
 @dataclass
-class _Ours:
-    """The connection that fedlens made in this process; Ray allows one at a time, so engines share it."""
+class _Connection:
+    """A connection that this module made. Ray allows one in a process, so engines share it."""
 
     address: str | None
-    folder: str | None  # of a local Ray: its logs and sockets
-    memory: int | None  # bytes of its object store, as asked for
+    folder: tuple[str, int] | None  # of a local Ray, for logs and sockets, and its locked file
+    memory: int | None  # bytes of its object store, as requested
     users: int = 0
-    thread: int = field(default_factory=threading.get_ident)  # that made it
-    ended: threading.Event = field(default_factory=threading.Event)
 
 
-_ours: _Ours | None = None
+_shared: _Connection | None = None
 _lock = threading.Lock()
 
 
 class Cluster:
-    """A connection to a cluster, until `close`. A connection that was there before is left as it is.
+    """A connection to a cluster, until `close`. One that existed before is left as it is.
 
     Args:
-        address: `host:port`, `auto` or `ray://host:port`; None starts Ray on this machine.
+        address: `host:port` or `auto`; None starts Ray on this machine.
         cpus: of a local Ray.
         memory: bytes of a local Ray's object store; None leaves it to Ray.
-        threads: of a computation in a local Ray's workers.
-        timeout: seconds after which an address that does not answer is given up.
+        threads: of one computation in a local Ray's workers.
+        timeout: seconds to wait for an address to answer.
 
     Raises `ConfigError` where no cluster is reached, `RunFailed` where a local one does not start.
     """
@@ -77,47 +87,39 @@ class Cluster:
     def __init__(
         self, address: str | None, cpus: int, memory: int | None, threads: int, timeout: float
     ) -> None:
-        global _ours
-        self._ray = ray = found()
+        global _shared
+        self._ray = ray = import_ray()
         with _lock:
             if not ray.is_initialized():
                 folder = _start(cpus, memory, threads) if address is None else None
                 if address is not None:
                     _join(address, timeout)
-                if _ours is not None:  # ended by somebody else
-                    _ours.ended.set()
-                _ours = _Ours(address, folder, memory)
-            elif address not in (None, "auto", _ours.address if _ours else None, _gcs(ray)):
+                _shared = _Connection(address, folder, memory)
+            elif ray.util.client.ray.is_connected():
+                raise ConfigError("this process is connected through Ray Client", hint=NO_RAY_CLIENT)
+            elif address not in (None, "auto", _shared.address if _shared else None, _head(ray)):
                 raise ConfigError(
-                    f"this process is connected to the Ray at {_gcs(ray)} already, and not to {address}",
+                    f"this process is connected to the Ray at {_head(ray)} already, and not to {address}",
                     where="engine.address",
                     hint="call ray.shutdown() first, or leave engine.address out to use that one",
                 )
-            elif memory is not None and (_ours is None or _ours.memory != memory):
+            elif memory is not None and (_shared is None or _shared.memory != memory):
                 sys.stderr.write(
-                    f"this process is on the Ray at {_gcs(ray)} already, and goes on with the object store that it "
-                    f"has: engine.object_store = {memory // 2**20} says nothing here\n"
+                    f"this process uses the Ray at {_head(ray)} already, with the object store that it has: "
+                    f"engine.object_store = {memory // 2**20} is ignored\n"
                 )
-            self._users = _ours
-            if _ours is not None:
-                _ours.users += 1
-            self.local = _ours is not None and _ours.folder is not None
-            self._node: _Pulse | None = None
-            if _is_client(ray):
-                # The cluster's own address need not be reachable from here; of a connection that somebody else made,
-                # no more is known than whether it is there.
-                self._place = _place(_ours.address) if _ours else None
-                self._address = self._place or _gcs(ray)
-            else:
-                self._place = self._address = _gcs(ray)
-                self._node = _own_node(ray)
+            self._connection = _shared
+            if _shared is not None:
+                _shared.users += 1
+            self.local = _shared is not None and _shared.folder is not None
+            self._address, self._node = _head(ray), _own_node(ray)
             self._gone_since: float | None = None
 
     def __str__(self) -> str:
         return "the local Ray" if self.local else f"the Ray cluster at {self._address}"
 
     def room(self, cpus: float, gpus: float) -> int:
-        """How many workers of this size the living nodes have room for, if nobody else is there."""
+        """How many workers of this size fit on the living nodes when nothing else runs there."""
         total = 0
         for node in self._ray.nodes():
             if node["Alive"]:
@@ -126,34 +128,18 @@ class Cluster:
                 total += math.floor(min(fits) + 1e-9)
         return total
 
-    def came(self, promises: Sequence[Any], timeout: float) -> Any:
-        """The first of these promises that is kept or broken within so many seconds; None where none is."""
+    def first(self, promises: Sequence[Any], timeout: float) -> Any:
+        """The first of these promises that is fulfilled or broken in this many seconds, or None."""
         if not promises:
-            time.sleep(timeout)  # Ray would come back at once
+            time.sleep(timeout)  # Ray would return at once
             return None
-        came, _ = self._ray.wait(list(promises), num_returns=1, timeout=timeout)
-        return came[0] if came else None
-
-    def guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, which raises `RunFailed` where Ray Client has lost its connection, at whatever it was asked for."""
-
-        @functools.wraps(call)
-        def guarding(*arguments: Any) -> Any:
-            try:
-                return call(*arguments)
-            except ConnectionError as error:
-                raise self._gone(one_line(error)) from error
-
-        return guarding
+        ready, _ = self._ray.wait(list(promises), num_returns=1, timeout=timeout)
+        return ready[0] if ready else None
 
     def check(self, now: float) -> None:
-        """Raises `RunFailed` where the cluster has not been there for some time; to be called every second or so."""
+        """Raises `RunFailed` where the cluster has been gone for some time; call it about every second."""
         self.check_node()
-        if self._place is None:
-            if not _is_client(self._ray):
-                raise self._gone("the connection of Ray Client has ended")
-            return
-        with contextlib.suppress(OSError), _connected(self._place, 2.0):
+        with contextlib.suppress(OSError), _connected(self._address, 2.0):
             self._gone_since = None
             return
         self._gone_since = now if self._gone_since is None else self._gone_since
@@ -161,90 +147,59 @@ class Cluster:
             raise self._gone(f"nothing has answered at {self._address} for {_PATIENCE:.0f} seconds")
 
     def check_node(self) -> None:
-        """Raises `RunFailed` where the node is gone that this process belongs to; costs microseconds.
+        """Raises `RunFailed` where the node of this process is gone.
 
-        To be called before anything is asked of Ray: it ends this process, without a word, where its node is gone.
+        Call it before asking anything of Ray, which ends this process without a message where its node is gone.
         """
-        if self._node is not None and not self._node.lives():
-            raise self._gone("the node of this machine has ended")
+        if self._node is None:
+            return
+        try:
+            _connected(self._node, 2.0).close()
+        except ConnectionRefusedError:
+            raise self._gone("the node of this machine has ended") from None
+        except OSError:
+            pass  # too busy to answer
 
     def _gone(self, why: str) -> RunFailed:
         return RunFailed(
             f"{self} is gone: {why}",
-            hint="start it again, and go on with 'fedlens resume'; engine.name=processes runs without it",
+            hint="start it again, and continue with 'fedlens resume'; engine.name=processes runs without it",
         )
 
     def close(self) -> None:
-        """Disconnects, and ends a local Ray, when the last engine is done with it. May be called twice."""
-        global _ours
+        """Disconnects after the last engine, and ends a local Ray. May be called twice."""
+        global _shared
         with _lock:
-            mine, self._users = self._users, None
-            if self._node is not None:
-                self._node.close()
-            if mine is None:
+            connection, self._connection = self._connection, None
+            if connection is None:
                 return
-            mine.users -= 1
-            if mine.users == 0 and mine is _ours:
-                _ours = None
+            connection.users -= 1
+            if connection.users == 0 and connection is _shared:
+                _shared = None
                 with sigterm_kept():
                     self._ray.shutdown()
-                mine.ended.set()
-                if mine.folder is not None:
-                    _remove(mine.folder)
+                if connection.folder is not None:
+                    _remove(connection.folder[0])
+                    os.close(connection.folder[1])
 
 
-def _remove(folder: str) -> None:
-    """Deletes a folder; what is about to end may still be writing a last line there."""
-    for _ in range(50):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not os.path.exists(folder):
-            return
-        time.sleep(0.1)
+# -- a Ray of the run's own -------------------------------------------------------------------------------------------
 
 
-class Lasting:
-    """Does something in the background, in a thread that stays as long as the Ray that it has started, if it has.
-
-    A local Ray is ended by the operating system when the thread is that started it.
-    """
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._done = threading.Event()
-        self._failed: BaseException | None = None
-        threading.Thread(target=self._run, args=[[work]], name="fedlens-ray", daemon=True).start()
-
-    def result(self) -> BaseException | None:
-        """Waits for it; what it raised."""
-        self._done.wait()
-        return self._failed
-
-    def _run(self, work: list[Callable[[], None]]) -> None:
-        try:
-            work.pop()()  # the engine that it belongs to may go before the thread does
-        except BaseException as error:
-            self._failed = error
-        ours = _ours
-        self._done.set()
-        if ours is not None and ours.thread == threading.get_ident():
-            ours.ended.wait()
-
-
-def _start(cpus: int, memory: int | None, threads: int) -> str:
-    """Starts Ray on this machine, in a folder of its own."""
-    ray = found()
-    folder = tempfile.mkdtemp(prefix="fedlens-ray-")
-    if len(folder) > _SHORT_PATH:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="fedlens-ray-", dir="/tmp")
+def _start(cpus: int, memory: int | None, threads: int) -> tuple[str, int]:
+    """Starts Ray on this machine, and returns the folder that was made for it, with its lock."""
+    ray = import_ray()
+    sweep()
+    folder, lock = make_folder()
     environment = {
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # Ray's own 15 would have whatever else runs here go first
+        "RAY_worker_niceness": "0",  # with Ray's default of 15, everything else on this machine goes first
     }
     try:
-        with _set(environment), sigterm_kept():
+        with _environment(environment), sigterm_kept():
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -255,23 +210,62 @@ def _start(cpus: int, memory: int | None, threads: int) -> str:
             )
     except (Exception, SystemExit) as error:
         ray.shutdown()
+        os.close(lock)
         raise RunFailed(
             f"Ray did not start on this machine: {one_line(error)}", hint=f"its logs are below {folder}"
         ) from error
-    return folder
+    return folder, lock
 
 
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+def make_folder() -> tuple[str, int]:
+    """A folder for a Ray of this process, and the locked file in it that marks its owner as alive."""
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    if len(folder) > _SHORT_PATH:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
+    lock = os.open(Path(folder, "new"), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(
+        Path(folder, "new"), Path(folder, _OWNER)
+    )  # `sweep` sees the file when it is locked, not before
+    return folder, lock
+
+
+def sweep() -> None:
+    """Deletes the folders of local Rays whose runs were killed.
+
+    Ray's processes end with the run that started them, however it ends; their folder stays. A folder without the
+    owner's file was not made here and is left alone, and so is one whose owner still holds the lock.
+    """
+    for parent in {tempfile.gettempdir(), "/tmp"}:
+        for marker in Path(parent).glob(f"{_PREFIX}*/{_OWNER}"):
+            with contextlib.suppress(OSError), marker.open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(str(marker.parent))
+
+
+def _remove(folder: str) -> None:
+    """Deletes a folder; processes that are about to end may still write there."""
+    for _ in range(50):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            return
+        time.sleep(0.1)
+
+
+# -- a cluster that runs already --------------------------------------------------------------------------------------
 
 
 def _join(address: str, timeout: float) -> None:
-    """Connects to a cluster that is there. Ray itself would try for minutes, and then end this process."""
-    ray = found()
-    place = _place(address)
-    if place is not None:
-        _knock(place, timeout)
+    """Connects to a running cluster. Ray itself would try for minutes, and then end this process."""
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    if named.startswith("ray://"):
+        raise ConfigError(f"RAY_ADDRESS is {named}", where="engine.address", hint=NO_RAY_CLIENT)
+    if re.fullmatch(HOST_AND_PORT, named):
+        _check_health(named, timeout)
+    ray = import_ray()
     try:
-        with _set({"RAY_USAGE_STATS_ENABLED": "0"}), sigterm_kept():
+        with _environment({"RAY_USAGE_STATS_ENABLED": "0"}), sigterm_kept():
             ray.init(address=address, **_QUIET)
     except (Exception, SystemExit) as error:
         ray.shutdown()
@@ -282,27 +276,17 @@ def _join(address: str, timeout: float) -> None:
         ) from error
 
 
-def _place(address: str | None) -> str | None:
-    """The host:port of an address, where it has one; that of `auto` is the environment's to say, as it is with Ray."""
-    named = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else address
-    found = re.fullmatch(rf"(?:ray://)?({PLACE})", named or "")
-    return found[1] if found else None
-
-
-def _knock(place: str, timeout: float) -> None:
-    """Raises `ConfigError` where nothing answers as a Ray head does: in the protocol of gRPC, which is HTTP/2."""
-    trouble = "it took the connection and said nothing that a Ray head says"
+def _check_health(place: str, timeout: float) -> None:
+    """Raises `ConfigError` where no Ray head answers in time, as `ray health-check` sees it."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", place]
+    trouble = "what listens there is not the head of a Ray cluster"
     try:
-        with _connected(place, timeout) as peer:
-            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-                return
-            peer.sendall(_HELLO)
-            answer = peer.recv(9)
-            if len(answer) == 9 and answer[3] == 4:  # its settings
-                return
-    except TimeoutError:
+        _connected(place, timeout).close()
+        if subprocess.run(command, capture_output=True, timeout=timeout).returncode == 0:
+            return
+    except (TimeoutError, subprocess.TimeoutExpired):
         trouble = f"no answer within {timeout:g} seconds"
-    except (OSError, ValueError) as error:
+    except OSError as error:
         trouble = one_line(error)
     raise ConfigError(
         f"no Ray cluster answers at {place}: {trouble}",
@@ -316,64 +300,31 @@ def _connected(place: str, timeout: float) -> socket.socket:
     return socket.create_connection((host.strip("[]"), int(port)), timeout)
 
 
-def _gcs(ray: Any) -> str:
+def _head(ray: Any) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-class _Pulse:
-    """A connection to a process of this machine, kept only to see when it closes."""
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-        self._peer: socket.socket | None = None
-
-    def lives(self) -> bool:
-        """Whether the process is there."""
-        try:
-            while self._peer is not None and self._peer.recv(4096):
-                pass
-        except BlockingIOError:
-            return True  # nothing new was said
-        except OSError:
-            pass
-        self.close()  # it has ended, or does not keep a connection with who never says anything
-        try:
-            self._peer = _connected(self._place, 2.0)
-            self._peer.setblocking(False)
-        except ConnectionRefusedError:
-            return False
-        except OSError:
-            pass  # too busy to answer
-        return True
-
-    def close(self) -> None:
-        if self._peer is not None:
-            self._peer.close()
-            self._peer = None
-
-
-def _own_node(ray: Any) -> _Pulse | None:
-    """The node that this process belongs to."""
+def _own_node(ray: Any) -> str | None:
+    """The host:port of the node that this process belongs to."""
     own = ray.get_runtime_context().get_node_id()
-    found = [node for node in ray.nodes() if node["NodeID"] == own]
-    return _Pulse(f"{found[0]['NodeManagerAddress']}:{found[0]['NodeManagerPort']}") if found else None
+    nodes = [node for node in ray.nodes() if node["NodeID"] == own]
+    return f"{nodes[0]['NodeManagerAddress']}:{nodes[0]['NodeManagerPort']}" if nodes else None
 
 
-def _is_client(ray: Any) -> bool:
-    return bool(ray.util.client.ray.is_connected())
+# -- small things -----------------------------------------------------------------------------------------------------
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said[:300].rstrip(".")
+    """The message of an exception, in one line."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    return message[:300].rstrip(".")
 
 
 @contextlib.contextmanager
-def _set(environment: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for what is started inside."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for the processes that are started inside."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -386,9 +337,9 @@ def _set(environment: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; what it does in this process is not Ray's to say.
+    """Puts back this process's handler of SIGTERM, which Ray replaces.
 
-    Only the main thread can take it back. What was connected in another thread is followed by an empty block in it.
+    Only the main thread can do so. After a connection made in another thread, it enters an empty block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

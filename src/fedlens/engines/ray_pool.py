@@ -18,7 +18,7 @@ _SILENT = 5.0  # seconds that a run without any worker says nothing: one that is
 
 
 @dataclass(frozen=True)
-class Size:
+class WorkerSize:
     """Of one worker."""
 
     threads: int
@@ -28,7 +28,7 @@ class Size:
 
 
 @dataclass(eq=False)
-class Task:
+class SentBlock:
     """A block of requests that a worker has."""
 
     job: Job
@@ -38,8 +38,8 @@ class Task:
 
 
 @dataclass(eq=False)
-class Worker:
-    """One worker, as the driver sees it. `tasks` are those it has not answered, the oldest first."""
+class RemoteWorker:
+    """One worker, as the driver sees it. `blocks` are those it has not answered, the oldest first."""
 
     actor: Any
     asked: (
@@ -47,20 +47,20 @@ class Worker:
     )
     started: bool = False
     there: bool = False  # whether it was heard of since it began, and since any other was lost
-    tasks: list[Task] = field(default_factory=list)
+    blocks: list[SentBlock] = field(default_factory=list)
     since: float = 0.0  # when it began with the first of its tasks (monotonic seconds)
     knows: set[int] = field(default_factory=set)  # asks whose shared part it has
 
     def awaited(self) -> list[Any]:
         """The promises that it has not kept."""
-        return [task.promise for task in self.tasks] if self.asked is None else [self.asked]
+        return [sent.promise for sent in self.blocks] if self.asked is None else [self.asked]
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """A worker, or what it answered, is gone. Says what Ray says."""
 
 
-class Crew:
+class RayPool:
     """The workers of a run.
 
     Args:
@@ -73,7 +73,7 @@ class Crew:
     """
 
     def __init__(
-        self, ray: Any, cluster: Cluster, size: Size, wanted: int, program: Any, patience: float
+        self, ray: Any, cluster: Cluster, size: WorkerSize, wanted: int, program: Any, patience: float
     ) -> None:
         self._ray, self._cluster, self._size = ray, cluster, size
         self._wanted, self._program, self._patience = wanted, program, patience
@@ -88,7 +88,7 @@ class Crew:
         self.workers = [self._new() for _ in range(wanted)]
 
     @property
-    def ready(self) -> list[Worker]:
+    def ready(self) -> list[RemoteWorker]:
         """Those that take work."""
         return [worker for worker in self.workers if worker.there]
 
@@ -98,14 +98,14 @@ class Crew:
         for worker in workers:
             self._end(worker)
 
-    def _new(self) -> Worker:
+    def _new(self) -> RemoteWorker:
         size = self._size
         actor = self._kind.options(num_cpus=size.cpus, num_gpus=size.gpus, max_restarts=0).remote()
         # In a list, so that Ray hands on the promise and the worker looks at its versions before what it stands for.
         how = (size.threads, size.group)
-        return Worker(actor, actor.start.remote(self._versions, how, self._sources, [self._program]))
+        return RemoteWorker(actor, actor.start.remote(self._versions, how, self._sources, [self._program]))
 
-    def _end(self, worker: Worker) -> None:
+    def _end(self, worker: RemoteWorker) -> None:
         with contextlib.suppress(Exception):  # it is gone, or the whole cluster is
             self._ray.kill(worker.actor, no_restart=True)
 
@@ -114,7 +114,7 @@ class Crew:
     def fetched(self, promise: Any) -> Any:
         """What a promise stands for; what was written meanwhile comes out on standard error.
 
-        Raises `Lost` where whoever made it is gone, `RunFailed` where it broke.
+        Raises `WorkerLost` where whoever made it is gone, `RunFailed` where it broke.
         """
         errors = self._ray.exceptions
         self._cluster.check_node()
@@ -124,7 +124,7 @@ class Crew:
             cause = error.cause if isinstance(error.cause, BaseException) else error
             raise self._broken(f"{type(cause).__name__}: {one_line(cause)}", str(error)) from error
         except errors.RayError as error:
-            raise Lost(one_line(error)) from error
+            raise WorkerLost(one_line(error)) from error
         value, written, fault = report
         if written:
             sys.stderr.write(written)
@@ -141,14 +141,14 @@ class Crew:
             hint="where is above; engine.name=inline runs without workers",
         )
 
-    def heard(self, worker: Worker) -> None:
+    def heard(self, worker: RemoteWorker) -> None:
         """Takes in what a worker was asked for: that it has started, or is still there.
 
         Raises `ConfigError` where the first has other versions, `RunFailed` where workers die as they start.
         """
         try:
             found = self.fetched(worker.asked)
-        except Lost as lost:
+        except WorkerLost as lost:
             if worker.started:
                 self.replace(worker)
             else:
@@ -164,7 +164,7 @@ class Crew:
 
     # -- those that are lost, or cannot start ---------------------------------------------------------------------
 
-    def replace(self, worker: Worker) -> None:
+    def replace(self, worker: RemoteWorker) -> None:
         """A new worker takes the place of one that is gone."""
         self._end(worker)
         self.workers.remove(worker)
@@ -178,10 +178,10 @@ class Crew:
         for worker in self.workers:
             if worker.there:
                 worker.there = False
-                if not worker.tasks:
+                if not worker.blocks:
                     worker.asked = worker.actor.there.remote()
 
-    def _died(self, worker: Worker, lost: Lost) -> None:
+    def _died(self, worker: RemoteWorker, lost: WorkerLost) -> None:
         self._stillborn += 1
         if self._stillborn < DEATHS:
             self.replace(worker)
@@ -194,7 +194,7 @@ class Crew:
             f"{died}; the run goes on with the others, and asks again every {_PAUSE:g} seconds", "died"
         )
 
-    def _leave_odd(self, worker: Worker, theirs: dict[str, str]) -> None:
+    def _leave_odd(self, worker: RemoteWorker, theirs: dict[str, str]) -> None:
         differ = [name for name, ours in self._versions.items() if theirs[name] != ours]
         has = ", ".join(
             f"{name} {theirs[name]}" if theirs[name] != "none" else f"no {name}" for name in differ
@@ -212,7 +212,7 @@ class Crew:
             raise RunFailed(what, where="engine.address", hint=hint)
         self._say_once(f"{what}: it is left out; {hint}")
 
-    def _leave_out(self, worker: Worker) -> None:
+    def _leave_out(self, worker: RemoteWorker) -> None:
         self._end(worker)
         self.workers.remove(worker)
         self._next = time.monotonic() + _PAUSE
@@ -246,7 +246,7 @@ class Crew:
             sys.stderr.write(f"{sentence}\n")
 
 
-def no_room(ray: Any, cluster: Cluster, size: Size, waited: float | None = None) -> ConfigError:
+def no_room(ray: Any, cluster: Cluster, size: WorkerSize, waited: float | None = None) -> ConfigError:
     """That no worker could start, and what one takes."""
     held, free = ray.cluster_resources(), ray.available_resources()
     wanted = {"CPU": size.cpus} | ({"GPU": size.gpus} if size.gpus else {})

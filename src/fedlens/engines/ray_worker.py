@@ -18,7 +18,7 @@ import torch
 
 from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.registry import USER_MODULE_PREFIX
-from fedlens.data.images import Store
+from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Groups
 from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor
@@ -205,12 +205,12 @@ class Emptied:
     one machine keep no more than was allowed, each has room for its share.
     """
 
-    def __init__(self, store: Store, workers: int) -> None:
+    def __init__(self, store: DecodedImages, workers: int) -> None:
         each = (store.memory.size - store.slots) // store.slots if store.slots else 0
         self._made = (store.slots // workers, each)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store.of, self._made
+        return DecodedImages.of, self._made
 
 
 # -- the user's own files ---------------------------------------------------------------------------------------------

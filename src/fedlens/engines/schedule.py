@@ -98,10 +98,10 @@ class Schedule:
         self._begun: list[Job] = []  # what was asked and nobody waits for yet: done where a worker would idle
         self._block_bytes = 0  # of a block's replies, at most so far
 
-    def publish(self, ask: Ask, round: int, exchange: int, shared: Any, size: int) -> Job:
-        """Takes an ask in, cut into blocks of so many slots; see `block_size`."""
+    def publish(self, ask: Ask, round: int, exchange: int, shared: Any, size: int, first: int = 0) -> Job:
+        """Takes an ask in, from its `first` slot on, cut into blocks of so many slots; see `block_size`."""
         slots = len(ask.requests)
-        blocks = [range(first, min(first + size, slots)) for first in range(0, slots, size)]
+        blocks = [range(start, min(start + size, slots)) for start in range(first, slots, size)]
         due = None if ask.deadline is None else time.monotonic() + ask.deadline
         held = [self._states.hold(request.client) for request in ask.requests]
         job = Job(next(self._numbers), ask, round, exchange, due, blocks, held, shared)

@@ -82,6 +82,11 @@ class WorkerPool:
                     ) from error
         return self.worker(device, group, again=False)
 
+    @property
+    def started(self) -> bool:
+        """Whether workers can be had without waiting for the process that makes them."""
+        return self._ready or (self._process is not None and self._control.poll())
+
     def close(self) -> None:
         """Ends every worker and waits until the group is gone."""
         if self._process is None:

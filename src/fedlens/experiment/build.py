@@ -34,7 +34,8 @@ from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.resolve import Resolved, located, resolve
 from fedlens.local.chain import chain
 from fedlens.models import MODELS
-from fedlens.tasks.classification import Classification
+from fedlens.tasks import TASKS
+from fedlens.tasks.evaluation import Task
 
 _SLOT_REGISTRIES = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVERS}
 
@@ -67,10 +68,11 @@ class Built:
     model: ModelSpec
     parameters: int
     federation: FederationInfo
-    task: Classification
+    task: Task
     clients_per_round: int | None
     notes: tuple[str, ...] = ()  # what was left out of the data, or put right, while they were read
     discloses: tuple[str, ...] = ()  # what leaves the clients beyond model updates, as sentences
+    evaluation_asks: int = 1  # how many times an evaluation asks, at most
 
     @property
     def layout(self) -> str:
@@ -157,10 +159,10 @@ def _build(
     planned: Plan, data_dir: Path, download: bool, engine: EngineBase | None, say: Callable[[str], None]
 ) -> Built:
     config, chosen = planned.config, planned.chosen
-    holders, partition, notes = _scattered(planned, data_dir, download, say)
-    data = holders.data
+    holders, partition, task = _distributed(planned, data_dir, download, say)
+    data = holders.dataset
     federation = FederationInfo(
-        partition.sizes(), len(data.classes), data.input_shape, holders.held(), data.held_sizes()
+        partition.sizes(), len(data.classes), data.input_shape, holders.held(), holders.held_out_sizes()
     )
     model = ModelSpec(
         chosen["model"].factory,
@@ -170,7 +172,6 @@ def _build(
         len(data.classes),
         config.seeds.initialization,
     )
-    task = Classification()
     parts = Parts(
         model,
         task,
@@ -204,15 +205,16 @@ def _build(
         federation,
         task,
         size,
-        notes,
+        data.notes,
         disclosed,
+        _evaluation_asks(algorithm),
     )
 
 
-def _scattered(
+def _distributed(
     planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None]
-) -> tuple[ClientDatasets, Partition, tuple[str, ...]]:
-    """The data at their holders, how they are scattered, and what there is to say about them."""
+) -> tuple[ClientDatasets, Partition, Task]:
+    """The data of the clients, the partition that they were drawn with, and the task of their kind."""
     config, chosen = planned.config, planned.chosen
     if config.data.validation_from == "client" and not config.data.validation:
         raise ConfigError(
@@ -221,30 +223,32 @@ def _scattered(
             hint="set data.validation, say to 0.1",
         )
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
-    if dataset.kind != "classification":
+    if dataset.kind not in TASKS:
         raise ConfigError(
             f"'{dataset.name}' is for {dataset.kind}, and there is no training for that yet",
             where="data.dataset",
             hint="its partitions can be made and looked at with 'fedlens partition'",
         )
+    task: Task = TASKS.find(dataset.kind)()
     dataset = loaded(dataset, int(config.data.cache * 2**30), say)
+    if config.data.normalize == "unit":
+        channels = len(dataset.mean)
+        dataset = replace(dataset, mean=(0.0,) * channels, std=(1.0,) * channels)
+    steps = tuple(choice(dataset.input_shape) for choice in planned.augments)
     data, partition = federate(
         dataset,
         lambda table: chosen["data.partition"](table, config.seeds.partition),
         config.data.validation,
         config.seeds.data,
         config.data.validation_from,
+        Chain(steps) if steps else None,
     )
-    if len(data.test) == 0:
+    if len(dataset.test) == 0:
         raise DataError(
             f"the dataset '{dataset.name}' has no test images, so there is nothing to measure a model on",
             where="data.dataset",
         )
-    if config.data.normalize == "unit":
-        channels = len(data.mean)
-        data = replace(data, mean=(0.0,) * channels, std=(1.0,) * channels)
-    steps = tuple(choice(data.input_shape) for choice in planned.augments)
-    return ClientDatasets(data, Chain(steps) if steps else None), partition, dataset.notes
+    return data, partition, task
 
 
 def _fitting(
@@ -264,7 +268,7 @@ def _fitting(
         say(line)
     if engine.table is not None:
         config = config.model_copy(update={"engine": engine.table})
-    asks = getattr(algorithm, "evaluation_asks", 1)
+    asks = _evaluation_asks(algorithm)
     if config.evaluation.beside and engine.ahead and asks > 1:
         raise ConfigError(
             f"an evaluation asks {asks} times here, of the server and of clients, and one that goes on beside the next "
@@ -273,6 +277,11 @@ def _fitting(
             hint="set evaluation.clients = 'none', or evaluation.beside = false",
         )
     return config
+
+
+def _evaluation_asks(algorithm: Algorithm) -> int:
+    asks: int = getattr(algorithm, "evaluation_asks", 1)
+    return asks
 
 
 def refuse_replaced(
@@ -303,7 +312,7 @@ def refuse_replaced(
     for name, value in given.items():
         changed = step(**{name: value})
         other = changed if defaults[name] != value else step(**{name: _another(value, model, name)})
-        if None not in (plain, changed, other) and plain != other and changed != getattr(parts, slot):
+        if None not in (plain, changed, other) and plain != other and changed != parts.slots[slot]:
             raise ConfigError(
                 f"the table [{slot}] takes the place of the {slot} part that '{algorithm.name}' makes of '{name}'",
                 where=f"algorithm.{name}",
@@ -336,7 +345,7 @@ def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | 
 
 def data_digest(built: Built) -> str:
     """SHA-256 in hexadecimal of the images and labels that are trained and tested on."""
-    data = built.holders.data
+    data = built.holders.dataset
     hashed = hashlib.sha256()
     for split in (data.train, data.test):
         split.feed(hashed)

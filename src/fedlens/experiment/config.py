@@ -134,7 +134,7 @@ class Config(_Table):
     evaluation: Evaluation = Field(default_factory=Evaluation)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
     record: Record = Field(default_factory=Record)
-    engine: Named = Field(default_factory=lambda: {"name": "inline"})
+    engine: Named = Field(default_factory=lambda: {"name": "default"})
     seeds: Seeds
 
     @model_validator(mode="before")

@@ -20,6 +20,7 @@ from fedlens.data.partition.partition import Partition
 from fedlens.experiment.config import DataSettings
 from fedlens.experiment.config_source import Source, override
 from fedlens.experiment.resolve import Resolved, resolve
+from fedlens.tasks import TASKS
 
 _ARGUMENTS = {"name": "PARTITION", "dataset.name": "DATASET"}
 
@@ -40,7 +41,7 @@ class Made:
 
     def run_options(self, path: Path) -> str | None:
         """The options that make `fedlens run` take the partition, saved at `path`; None where no model is trained."""
-        return run_options(path, self.data_seed) if self.kind == "classification" else None
+        return run_options(path, self.data_seed) if self.kind in TASKS else None
 
 
 def make_partition(

@@ -121,7 +121,7 @@ def _write_model(built: Built, path: Path, state: State) -> None:
 
 def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
     """What a model file says of itself: how to build the module, the classes, the preprocessing."""
-    data = built.holders.data
+    data = built.holders.dataset
     spec = {
         "name": built.config.model["name"],
         "settings": dict(model.settings),

@@ -100,6 +100,7 @@ class Runner:
         config, engine, states = self.built.config, self.built.engine, self._states
         self._began = time.monotonic()
         try:
+            engine.listen(self._note_engine)
             engine.open(Program(self.built.algorithm.ops, self.built.holders, config.seeds.training), states)
             gate = Driver(engine, states)
             self._sweep()
@@ -118,6 +119,14 @@ class Runner:
                     self._save()
             finally:
                 engine.close()
+
+    def _note_engine(self, line: str | None, choice: Mapping[str, Any]) -> None:
+        """Keeps what the engine has chosen during the run, and says it."""
+        environment = self.directory.read_environment()
+        if environment is not None:
+            self.directory.write_environment({**environment, "engine": dict(choice)})
+        if line is not None:
+            self.progress.note(line)
 
     @property
     def _reached(self) -> RunState:
@@ -158,7 +167,8 @@ class Runner:
         if round % config.evaluation.every == 0 or round == config.rounds:
             gate.tally = trained.measuring
             steps = self.built.algorithm.evaluate(state, self._context(round))
-            beside = config.evaluation.beside and self.built.engine.ahead
+            # An engine that goes on with workers in the middle of a run takes asks ahead from then on.
+            beside = config.evaluation.beside and self.built.engine.ahead and self.built.evaluation_asks == 1
             beside = beside and 0 < round < config.rounds  # there is a round for it to be beside of
             trained.evaluation = gate.begin(steps, round, ahead=beside)
             if beside:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
+from fedlens.core.profiling import scope, scoped
 from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
@@ -181,28 +182,35 @@ class Train:
         twin = problem.twin("anchor") if rule.traits.anchored else None
         trees = rule.looks(context) if rule.looks is not None else {}
         looking = Looking(context, trees) if trees else None
-        for inputs, targets in self._batches(context, rng):
+        for inputs, targets in scoped("data", self._batches(context, rng)):
             context.batch = inputs, targets
             if twin is not None:
-                context.at_anchor = _replayed(twin, problem, context.batch)
-            outputs = module(inputs)
-            loss = self.task.loss(outputs, targets)
-            bent = loss if rule.risk is None else rule.risk(outputs, targets, context)
-            if looking is not None:
-                context.features = looking.take(inputs)
-            if rule.loss is not None:
-                bent = rule.loss(bent, outputs, targets, context)
+                with scope("rule"):
+                    context.at_anchor = _replayed(twin, problem, context.batch)
+            with scope("forward"):
+                outputs = module(inputs)
+                loss = self.task.loss(outputs, targets)
+            with scope("rule"):
+                bent = loss if rule.risk is None else rule.risk(outputs, targets, context)
+                if looking is not None:
+                    context.features = looking.take(inputs)
+                if rule.loss is not None:
+                    bent = rule.loss(bent, outputs, targets, context)
             losses.append(loss.detach())
             counts.append(len(targets))
             if descend is not None:
-                descend(bent)
+                with scope("backward"):
+                    descend(bent)
             else:
-                gradients = gradients_of(bent, parameters, problem.learner.half)
+                with scope("backward"):
+                    gradients = gradients_of(bent, parameters, problem.learner.half)
                 if rule.grad is not None:
-                    gradients = rule.grad(gradients, weights, context)
-                if settings.clip_norm is not None:
-                    gradients = clip(gradients, settings.clip_norm)
-                step(weights, gradients)
+                    with scope("rule"):
+                        gradients = rule.grad(gradients, weights, context)
+                with scope("optimizer"):
+                    if settings.clip_norm is not None:
+                        gradients = clip(gradients, settings.clip_norm)
+                    step(weights, gradients)
                 del gradients
             del outputs, loss, bent  # or they would lie beside those of the next step
         seen = sum(counts)

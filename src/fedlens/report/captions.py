@@ -1,4 +1,4 @@
-"""What stands below the pictures of a partition in a paper."""
+"""Captions for the figures of a partition in a paper."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.atomic_files import write_atomically
-from fedlens.report.downsample import Excerpt, unit
+from fedlens.report.downsample import PartitionSample, unit
 from fedlens.report.format import count, many
-from fedlens.report.partition import bars_of, cells_of
+from fedlens.report.partition_charts import class_bars, class_matrix
 from fedlens.report.partition_statistics import recipe_name, said
 
 
@@ -29,31 +29,31 @@ def captions(partition: Partition) -> dict[str, str]:
     nothing = int((sizes == 0).sum())
     left_out = f" {many(nothing, 'client')} without examples {_are(nothing)} not shown." if nothing else ""
     of = "Examples" if census is None else "Examples and classes"
-    found = {"ranks": f"{of} of each client, each ranked from the largest down. {whole}{left_out}"}
+    texts = {"ranks": f"{of} of each client, each ranked from the largest down. {whole}{left_out}"}
     if census is not None:
         kind = unit(partition, census)
-        bars, cells = bars_of(partition, census), cells_of(partition, census)
+        bars, cells = class_bars(partition, census), class_matrix(partition, census)
         how = (
             "shares of the classes, below the size of each client" if bars.lopsided() else f"{kind} by class"
         )
-        found["class-bars"] = f"Who has what: {how}, one bar a client. {_excerpt(bars)}{whole}"
-        found["matrix"] = f"Clients by classes. {_excerpt(cells)}{whole}"
+        texts["class-bars"] = f"Data per client: {how}, one bar a client. {_sample(bars)}{whole}"
+        texts["matrix"] = f"Clients by classes. {_sample(cells)}{whole}"
         unknown = int(np.isnan(census.client_emds()).sum())
         left_out = (
             f" {many(unknown, 'client')} without any class {_are(unknown)} not shown." if unknown else ""
         )
         mean = census.emd()
         line = "" if np.isnan(mean) else f"; the dashed line is the mean weighted by size, {mean:.3f}"
-        found["emd"] = (
+        texts["emd"] = (
             "Earth mover's distance (L1, 0 to 2) of each client's class distribution from the population's"
             f"{line}. {whole}{left_out}"
         )
         if kind == "marks":
             for name in ("class-bars", "matrix", "emd"):
-                found[name] += " An example may be of several classes, and has one mark for each."
+                texts[name] += " An example may be of several classes, and has one mark for each."
     if partition.features:
-        found["features"] = f"How each client sees its images, one dot a client. {whole}"
-    return dict(sorted(found.items()))
+        texts["features"] = f"How each client sees its images, one dot a client. {whole}"
+    return dict(sorted(texts.items()))
 
 
 def _whole(partition: Partition) -> str:
@@ -70,9 +70,9 @@ def _whole(partition: Partition) -> str:
     )
 
 
-def _excerpt(shown: Excerpt) -> str:
-    what = f"; {shown.what}" if shown.what else ""
-    return f"{shown.whose[0].upper()}{shown.whose[1:]}{what}. "
+def _sample(sample: PartitionSample) -> str:
+    what = f"; {sample.what}" if sample.what else ""
+    return f"{sample.whose[0].upper()}{sample.whose[1:]}{what}. "
 
 
 def _are(number: int) -> str:

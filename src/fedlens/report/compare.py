@@ -5,13 +5,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from html import escape
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedlens.experiment.atomic_files import write_atomically
-from fedlens.report import templates as parts
+from fedlens.report import figures
 from fedlens.report.format import (
     MISSING,
     count,
@@ -25,6 +23,7 @@ from fedlens.report.format import (
 )
 from fedlens.report.palette import TEN
 from fedlens.report.read import Run, read_run
+from fedlens.report.render import BORDERS, Plot, View, write_page
 
 CENTRALIZED = "centralized"
 
@@ -127,35 +126,21 @@ def write_comparison(run_dirs: Sequence[Path], html_path: Path) -> Path:
     """
     runs = [read_run(directory) for directory in run_dirs]
     rows = _rows(runs)
-    metrics = list(dict.fromkeys(row["metric"] for row in rows))
-    charts = [chart for metric in metrics if (chart := _chart(runs, rows, metric))]
-    head = f"<header><h1>{len(runs)} runs compared</h1><p>{_said(rows)}</p></header>"
-    losses = _chart(runs, rows, "loss")
-    body = (
-        head
-        + "".join(parts.card(chart) for chart in charts)
-        + _table(rows)
-        + (parts.card(losses) if losses else "")
-    )
-    html_path = Path(html_path)
-    html_path.parent.mkdir(parents=True, exist_ok=True)
-    foot = "<footer>Made by fedlens from the run directories; opens offline.</footer>"
-    write_atomically(
-        html_path, parts.document("Runs compared · fedlens", "fedlens", "", body + foot).encode()
-    )
-    return html_path
+    metrics = dict.fromkeys(row["metric"] for row in rows)
+    context = {
+        "title": "Runs compared · fedlens",
+        "aside": "",
+        "algorithms": ", ".join(sorted({str(row["algorithm"]) for row in rows})),
+        "datasets": ", ".join(sorted({str(row["dataset"]) for row in rows})),
+        "charts": [chart for metric in metrics if (chart := _chart(runs, rows, metric))],
+        "losses": [chart for chart in [_chart(runs, rows, "loss")] if chart],
+        **_table(rows),
+    }
+    return write_page(Path(html_path), "compare.html.j2", context)
 
 
-def _said(rows: Sequence[dict[str, Any]]) -> str:
-    datasets = sorted({str(row["dataset"]) for row in rows})
-    algorithms = sorted({str(row["algorithm"]) for row in rows})
-    return f"<b>{escape(', '.join(algorithms))}</b> on <b>{escape(', '.join(datasets))}</b>"
-
-
-def _chart(runs: Sequence[Run], rows: Sequence[dict[str, Any]], metric: str) -> str:
+def _chart(runs: Sequence[Run], rows: Sequence[dict[str, Any]], metric: str) -> Plot | None:
     """The test values of one metric over rounds, time and bytes, of those runs that have it."""
-    from fedlens.report import figures
-
     lines, seconds, sent = [], [], []
     for k, (run, row) in enumerate(zip(runs, rows, strict=True)):
         x, y = run.series(f"{run.split()}_{metric}")
@@ -166,7 +151,7 @@ def _chart(runs: Sequence[Run], rows: Sequence[dict[str, Any]], metric: str) -> 
         seconds.append(_along(run, x, ("seconds",)))
         sent.append(_along(run, x, ("bytes_up", "bytes_down")))
     if not lines:
-        return ""
+        return None
     where = "on test data" if all(row["measured_on"] == "test" for row in rows) else "as measured"
     title = f"{metric.replace('_', ' ').capitalize()} {where}"
     rounds = [list(line.x) for line in lines]
@@ -175,21 +160,18 @@ def _chart(runs: Sequence[Run], rows: Sequence[dict[str, Any]], metric: str) -> 
         views.append(_view("time", seconds, "seconds of training", "%{x:,.4~r} s"))
     if all(any(x) for x in sent):
         views.append(_view("data", sent, "bytes sent, both ways", "%{x:.3~s}B"))
-    return parts.plot(
-        figures.curves(lines, metric), title, f"{title} of {len(lines)} runs.", shape="tall", views=views
-    )
+    about = f"{title} of {len(lines)} runs."
+    return Plot(figures.curves(lines, metric), title, about, shape="tall", views=views)
 
 
-def _view(label: str, x: Sequence[Sequence[float]], title: str, hover: str) -> parts.View:
-    from fedlens.report import figures
-
+def _view(label: str, x: Sequence[Sequence[float]], title: str, hover: str) -> View:
     axis = {
         "xaxis.title.text": title,
         "xaxis.range": figures.x_range(max(max(along) for along in x)),
         "xaxis.tickformat": "~s" if label == "data" else ",",
         "xaxis.unifiedhovertitle.text": hover,
     }
-    return parts.View(label, {"x": x}, axis)
+    return View(label, {"x": x}, axis)
 
 
 def _along(run: Run, rounds: Sequence[int], keys: Sequence[str]) -> list[float]:
@@ -236,30 +218,26 @@ def _readable(row: dict[str, Any], relative: bool, name: str, more: Sequence[str
     return told | {"EMD": number(emd), "time": duration(row["seconds"]), "data": size(row["bytes"])}
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    told = readable(rows)
-    best = _winners(rows)
-    head = [column for column in told[0] if column not in ("algorithm", "dataset", "partition", "rounds")]
-    head += ["partition", "rounds"]
-    body = []
-    for k, (row, texts) in enumerate(zip(rows, told, strict=True)):
-        cells = [escape(texts[column]) for column in head]
-        cells[0] = _name(k, row)
-        if k in best:
-            cells[1] = f'<span class="top-of">{cells[1]}</span>'
-        body.append(cells)
+def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    texts = readable(rows)
+    winners = _winners(rows)
+    head = [key for key in texts[0] if key not in ("run", "algorithm", "dataset", "partition", "rounds")]
     lead = (
-        "Relative is the final accuracy over that of the centralized run on the same dataset and model."
-        if "relative" in head
-        else ""
+        "Relative is the final accuracy divided by that of the centralized run on the same dataset and model."
     )
-    return parts.card(
-        parts.table(
-            head, body, numeric=[k for k, column in enumerate(head) if column not in ("run", "partition")]
-        ),
-        "Results",
-        lead,
-    )
+    names = []
+    for k, (row, cells) in enumerate(zip(rows, texts, strict=True)):
+        color, dash = _mark(k, row)
+        about = [str(row[key]) for key in ("algorithm", "dataset", "model") if row[key]]
+        about += [row["status"]] if row["status"] != "finished" else []
+        style = f"border-top:3px {BORDERS[dash]} {color};vertical-align:middle"
+        name = {"run": row["run"], "style": style, "about": " · ".join(about)}
+        names.append(name | {"cells": cells, "best": k in winners})
+    return {
+        "head": [*head, "partition", "rounds"],
+        "lead": lead if "relative" in head else "",
+        "names": names,
+    }
 
 
 def _winners(rows: Sequence[dict[str, Any]]) -> set[int]:
@@ -271,20 +249,7 @@ def _winners(rows: Sequence[dict[str, Any]]) -> set[int]:
     return {max(members, key=lambda k: rows[k]["final"]) for members in tasks.values() if len(members) > 1}
 
 
-def _name(position: int, row: dict[str, Any]) -> str:
-    color, dash = _mark(position, row)
-    about = [str(row[key]) for key in ("algorithm", "dataset", "model") if row[key]]
-    about += [row["status"]] if row["status"] != "finished" else []
-    style = f"border-top:3px {parts.BORDERS.get(dash, 'solid')} {color};vertical-align:middle"
-    return (
-        f'<div class="name"><span class="swatch" style="{style}"></span> '
-        f"{escape(row['run'])}<small>{escape(' · '.join(about))}</small></div>"
-    )
-
-
 def _mark(position: int, row: dict[str, Any]) -> tuple[str, str]:
     """Colour and dash of a run in every chart; the centralized bound is dashed, as in hsu2019 figure 3."""
-    from fedlens.report.figures import DASHES
-
     again = position // len(TEN) + (row["algorithm"] == CENTRALIZED)
-    return TEN[position % len(TEN)], DASHES[again % len(DASHES)]
+    return TEN[position % len(TEN)], figures.DASHES[again % len(figures.DASHES)]

@@ -1,4 +1,4 @@
-"""Which clients and classes a picture shows where there are more than it has room for, and how it says so."""
+"""Samples the clients and groups the classes of a large partition for its figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FINE = 2000
 
 
 @dataclass(frozen=True)
-class Excerpt:
+class PartitionSample:
     """Some clients, and their marks by class or by group of neighbouring classes.
 
     Args:
@@ -62,7 +62,12 @@ class Excerpt:
         """Whether the cells of a matrix are so small that a pale one is easily overlooked."""
         return self.counts.size > _FINE
 
-    def by_main_class(self) -> Excerpt:
+    def top_share(self) -> float:
+        """The end of a matrix's colour scale: the largest share, or twice an even share where that is more."""
+        even = 2 / max(len(self.labels), 2)
+        return max(float(self.shares().max(initial=0)), even)
+
+    def by_main_class(self) -> PartitionSample:
         """The same with the clients in the order of the class that they have most of, the purest first."""
         shares = self.shares()
         order = np.lexsort((-shares.max(axis=1, initial=0), shares.argmax(axis=1)))
@@ -70,14 +75,14 @@ class Excerpt:
         return replace(self, ids=ids, counts=self.counts[order], sizes=self.sizes[order])
 
 
-def excerpt(partition: Partition, census: Census, clients: int, classes: int) -> Excerpt:
+def sample_partition(partition: Partition, census: Census, clients: int, classes: int) -> PartitionSample:
     """At most `clients` clients by at most `classes` classes.
 
     Of more clients, those at evenly spaced places in the order of size (of position, where sizes are equal), the
     largest first: the same rule for every picture. Of more classes, neighbours are added up in groups.
 
     >>> p = Partition.of_owners(np.repeat(np.arange(5), [1, 4, 2, 5, 3]), 5).counted(np.zeros(15, int))
-    >>> some = excerpt(p, p.census, 3, 10)
+    >>> some = sample_partition(p, p.census, 3, 10)
     >>> some.ids, some.sizes.tolist(), some.whose
     (('3', '4', '0'), [5, 3, 1], '3 of 5 clients, evenly spread over the sizes')
     """
@@ -96,7 +101,7 @@ def excerpt(partition: Partition, census: Census, clients: int, classes: int) ->
         each = f"{low}" if low == high else f"{low} or {high}"
         what = f"{len(names):,} classes in {groups} groups of {each} neighbours"
     ids = tuple(partition.ids[k] for k in shown)
-    return Excerpt(ids, counts, sizes[shown], labels, starts, whose, what, unit(partition, census))
+    return PartitionSample(ids, counts, sizes[shown], labels, starts, whose, what, unit(partition, census))
 
 
 def unit(partition: Partition, census: Census) -> str:

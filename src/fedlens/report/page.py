@@ -5,17 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
-from fedlens.report import templates as parts
 from fedlens.report.format import MISSING, count, duration, finite, metric_value, size, split_of
-from fedlens.report.partition import partition_section
+from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
+from fedlens.report.render import Plot, write_page
 
 _FAILURES_AT_MOST = 50
 
@@ -23,85 +21,82 @@ _FAILURES_AT_MOST = 50
 def write_report(run_dir: Path) -> Path:
     """Writes report.html into a run directory and returns its path.
 
-    Works on runs of any status: what a directory does not say yet is left out.
+    Works on runs of any status; parts without data are left out.
 
     Raises `RunDirectoryError` where `run_dir` is no run directory.
     """
     run = read_run(run_dir)
-    path = RunDir(run.directory).report_path
-    write_atomically(path, render(run).encode())
-    return path
+    started = _start_time(run.environment)
+    context = {
+        "title": f"{run.name} · {run.status} · fedlens",
+        "aside": " · ".join(filter(None, [run.run_id, started])),
+        **_header(run),
+        "banner": _banner(run),
+        "kpis": _kpis(run),
+        "curves": _curves(run),
+        "spread": _spread(run),
+        "partition": partition_section(run.partition),
+        "disclosures": _disclosures(run),
+        "failures": _failures(run),
+        "settings": _settings(run),
+        "totals": _totals(run),
+        **_reproduce(run),
+        "environment": list(_flat(run.environment)),
+    }
+    return write_page(RunDir(run.directory).report_path, "run.html.j2", context)
 
 
-def render(run: Run) -> str:
-    """The page of a run, as text."""
-    sections = (
-        _header(run),
-        _banner(run),
-        _kpis(run),
-        _curves(run),
-        _spread(run),
-        partition_section(run.partition),
-        _disclosures(run),
-        _failures(run),
-        _settings(run),
-        _foot(run),
-    )
-    started = _moment(run.environment)
-    title = f"{run.name} · {run.status} · fedlens"
-    return parts.document(
-        title, "fedlens", " · ".join(filter(None, [run.run_id, started])), "\n".join(sections)
-    )
-
-
-def _moment(environment: Mapping[str, Any]) -> str:
+def _start_time(environment: Mapping[str, Any]) -> str:
     """When the run started: 2026-11-20 10:15 UTC."""
-    known = next((v for key, v in environment.items() if key.startswith("start") and isinstance(v, str)), "")
+    started = next(
+        (v for key, v in environment.items() if key.startswith("start") and isinstance(v, str)), ""
+    )
     try:
-        return datetime.fromisoformat(known).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return datetime.fromisoformat(started).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
-        return known
+        return started
 
 
-def _header(run: Run) -> str:
+def _header(run: Run) -> dict[str, Any]:
     parameters = subtable(run.summary, "model").get("parameters")
-    model = escape(run.part("model") or "")
-    if model and parameters is not None:
-        model = f"<b>{model}</b> ({count(finite(parameters))} parameters)"
-    elif model:
-        model = f"<b>{model}</b>"
-    said = [
-        f"<b>{escape(run.part('algorithm') or 'an algorithm')}</b>",
-        f"on <b>{escape(run.part('data', 'dataset') or 'a dataset')}</b>",
-        f"with {model}" if model else "",
-    ]
-    if scatter := run.part("data", "partition"):
-        said[-1] += f", scattered by <b>{escape(scatter)}</b>"
-    badge = f'<span class="badge {_kind(run)}">{escape(run.status)}</span>'
-    return f"<header><h1>{escape(run.name)}{badge}</h1><p>{' '.join(filter(None, said))}</p></header>"
+    return {
+        "name": run.name,
+        "status": run.status,
+        "kind": run.status if run.status in ("finished", "failed", "interrupted") else "running",
+        "algorithm": run.part("algorithm") or "an algorithm",
+        "dataset": run.part("data", "dataset") or "a dataset",
+        "model": run.part("model"),
+        "parameters": None if parameters is None else count(finite(parameters)),
+        "recipe": run.part("data", "partition"),
+    }
 
 
-def _kind(run: Run) -> str:
-    return run.status if run.status in ("finished", "failed", "interrupted") else "running"
-
-
-def _banner(run: Run) -> str:
-    reached = f"Round {run.rounds_done} of {count(run.rounds)} was the last one done."
+def _banner(run: Run) -> dict[str, Any] | None:
+    """The reason why there is no final result, and how to continue."""
+    if run.status == "finished":
+        return None
+    reached = f"The last completed round is {run.rounds_done} of {count(run.rounds)}."
     resume = f"fedlens resume {shlex.quote(_directory(run))}"
     error = str(run.summary.get("error") or "")
     if run.status == "failed":
         reason = error[:1].upper() + error[1:] if error else "The reason was not recorded."
-        return parts.banner("failed", "The run failed", [reason, reached])
+        return {"title": "The run failed", "texts": [reason, reached], "code": ""}
     if run.status == "interrupted":
-        said = [*([error] if error else []), f"{reached} Continue it with:"]
-        return parts.banner("interrupted", "The run was interrupted", said, resume)
-    if run.status != "finished":
-        said = ["It is still going, or it was killed. This page shows what was there when it was written."]
-        return parts.banner("running", "No result yet", [*said, "A killed run continues with:"], resume)
-    return ""
+        texts = [*([error] if error else []), f"{reached} Continue with:"]
+        return {"title": "The run was interrupted", "texts": texts, "code": resume}
+    texts = [
+        "The run is in progress, or it was killed. This page shows its state when the page was written.",
+        "Continue a killed run with:",
+    ]
+    return {"title": "No result yet", "texts": texts, "code": resume}
 
 
-def _kpis(run: Run) -> str:
+def _kpi(label: str, value: str, sub: str = "", of: str = "") -> dict[str, str]:
+    return {"label": label, "value": value, "sub": sub, "of": of}
+
+
+def _kpis(run: Run) -> list[dict[str, str]]:
+    """The main numbers; the first one is highlighted."""
     metric = run.metric()
     at, final = run.final(metric)
     best_at, best, chosen = run.best(metric)
@@ -110,27 +105,20 @@ def _kpis(run: Run) -> str:
     seconds, down, up = run.seconds(), run.total("bytes_down"), run.total("bytes_up")
     per_round = seconds / run.rounds_done if seconds is not None and run.rounds_done else None
     best_sub = f"round {best_at}, chosen on {chosen}" if chosen and best_at is not None else "not known yet"
+    kpis = []
     tuned = run.spread().get(metric, {})
-    at_clients: list[str] = []
-    if "mean_before" in tuned:  # what the clients use; the global model that is tested is not
+    if "mean_before" in tuned:  # clients use the tuned models; the test set measures the global one
         mean, before = metric_value(metric, tuned.get("mean")), metric_value(metric, tuned["mean_before"])
-        at_clients = [
-            parts.kpi(f"{label} after tuning", mean, f"mean of the clients; {before} before", main=True)
-        ]
-    cards = (
-        *at_clients,
-        parts.kpi(f"Final {label}", metric_value(metric, final), _at(at, run.split()), main=not at_clients),
-        parts.kpi(f"Best {label}", metric_value(metric, best), best_sub),
-        parts.kpi(
-            "Rounds", count(run.rounds_done), "done", of=f"of {count(run.rounds)}" if run.rounds else ""
-        ),
-        parts.kpi("Clients a round", cohort, f"of {count(population)}" if population else ""),
-        parts.kpi(
-            "Time", duration(seconds), f"{duration(per_round)} a round" if per_round is not None else ""
-        ),
-        parts.kpi("Data sent down", size(down), f"{size(up)} sent up"),
-    )
-    return f'<dl class="kpis">{"".join(cards)}</dl>'
+        kpis.append(_kpi(f"{label} after tuning", mean, f"mean of the clients; {before} before"))
+    return [
+        *kpis,
+        _kpi(f"Final {label}", metric_value(metric, final), _at(at, run.split())),
+        _kpi(f"Best {label}", metric_value(metric, best), best_sub),
+        _kpi("Rounds", count(run.rounds_done), "done", f"of {count(run.rounds)}" if run.rounds else ""),
+        _kpi("Clients per round", cohort, f"of {count(population)}" if population else ""),
+        _kpi("Time", duration(seconds), f"{duration(per_round)} per round" if per_round is not None else ""),
+        _kpi("Data sent down", size(down), f"{size(up)} sent up"),
+    ]
 
 
 def _at(at: int | None, split: str) -> str:
@@ -140,23 +128,19 @@ def _at(at: int | None, split: str) -> str:
     return f"{where}, after round {at}" if at else f"{where}, untrained"
 
 
-def _spread(run: Run) -> str:
-    """How the model does at the clients, each on what it holds out of its own data."""
-    found = run.spread()
-    if not found:
-        return ""
+def _spread(run: Run) -> dict[str, Any] | None:
+    """The metrics over clients, each on the data that it holds out."""
+    spread = run.spread()
+    if not spread:
+        return None
     columns = {"mean": "mean", "mean_before": "mean before tuning", "std": "standard deviation"}
     columns["worst_decile"] = "worst tenth of the clients"
-    shown = {key: title for key, title in columns.items() if any(key in row for row in found.values())}
+    shown = {key: title for key, title in columns.items() if any(key in row for row in spread.values())}
     rows = [
-        [escape(_label(metric)), *(metric_value(metric, row.get(key)) for key in shown)]
-        for metric, row in sorted(found.items())
+        [_label(metric), *(metric_value(metric, row.get(key)) for key in shown)]
+        for metric, row in sorted(spread.items())
     ]
-    table = parts.table(["", *shown.values()], rows, numeric=range(1, len(shown) + 1))
-    said = (
-        "Each client's model on what that client holds out of its own data, every client counting the same."
-    )
-    return parts.card(table, "At the clients", said)
+    return {"head": ["", *shown.values()], "rows": rows}
 
 
 def _cohort(run: Run) -> tuple[str, float | None]:
@@ -172,20 +156,15 @@ def _cohort(run: Run) -> tuple[str, float | None]:
     return (count(replied[0]) if len(replied) == 1 else f"{replied[0]:,}–{replied[-1]:,}"), population
 
 
-def _curves(run: Run) -> str:
-    """The main metric and the loss side by side, and every other metric below."""
-    keys = [key for line in run.metrics for key in line]
-    found = [pair[1] for key in keys if (pair := split_of(key))]
+def _curves(run: Run) -> list[Plot]:
+    """The main metric, the loss, and every other metric."""
+    metrics = {pair[1] for line in run.metrics for key in line if (pair := split_of(key))}
     main = run.metric()
-    metrics = sorted(set(found), key=lambda metric: (metric != main, metric != "loss", metric))
-    drawn = [plot for metric in metrics if (plot := _curve(run, metric))]
-    if not drawn:
-        return parts.card("", "Curves", "No round has been evaluated yet.")
-    cards = "".join(f'<section class="card">{plot}</section>' for plot in drawn)
-    return f'<div class="pair">{cards}</div>' if len(drawn) > 1 else cards
+    ordered = sorted(metrics, key=lambda metric: (metric != main, metric != "loss", metric))
+    return [plot for metric in ordered if (plot := _curve(run, metric))]
 
 
-def _curve(run: Run, metric: str) -> str:
+def _curve(run: Run, metric: str) -> Plot | None:
     lines = []
     for split in ("test", "validation", "train", "local"):
         rounds, values = run.series(f"{split}_{metric}")
@@ -194,30 +173,26 @@ def _curve(run: Run, metric: str) -> str:
             label = figures.SPLIT_LABELS[split]
             lines.append(figures.Curve(label, rounds, values, f"var(--{split})", width=width))
     if not lines:
-        return ""
+        return None
     figure = figures.curves(lines, metric)
     at, best, chosen = run.best(metric) if metric == run.metric() else (None, None, None)
     if at is not None and best is not None and len(run.metrics) > 1:
-        figures.star(figure, at, best, f"best, chosen on {chosen}")
+        figure["data"].append(figures.star(at, best, f"best, chosen on {chosen}"))
     title = _label(metric).capitalize()
     ends = [f"{line.label} {metric_value(metric, line.y[-1])} after round {line.x[-1]}" for line in lines]
-    return parts.plot(figure, title, f"{title} over rounds: {'; '.join(ends)}.")
+    return Plot(figure, title, f"{title} over rounds: {'; '.join(ends)}.")
 
 
 def _label(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def _disclosures(run: Run) -> str:
-    told = run.summary.get("disclosures")
-    sentences = [str(sentence) for sentence in told] if isinstance(told, list) else []
-    if not sentences:
-        return ""
-    body = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
-    return parts.card(body, "What left the clients beyond model updates")
+def _disclosures(run: Run) -> list[str]:
+    sentences = run.summary.get("disclosures")
+    return [str(sentence) for sentence in sentences] if isinstance(sentences, list) else []
 
 
-def _failures(run: Run) -> str:
+def _failures(run: Run) -> dict[str, Any] | None:
     table = subtable(run.summary, "failures")
     rows = [
         (str(client), str(reason), int(finite(times) or 0))
@@ -226,33 +201,26 @@ def _failures(run: Run) -> str:
         for reason, times in reasons.items()
     ]
     if not rows:
-        return ""
+        return None
     rows.sort(key=lambda row: (-row[2], row[0], row[1]))
     total = sum(row[2] for row in rows)
     clients = len({row[0] for row in rows})
     lead = (
-        f"{count(total)} {'reply was' if total == 1 else 'replies were'} lost or refused, "
+        f"{count(total)} {'reply was' if total == 1 else 'replies were'} lost or rejected, "
         f"from {count(clients)} {'client' if clients == 1 else 'clients'}. "
-        "None of them was folded into the model."
+        "The model contains none of them."
     )
-    cells = [
-        (escape(client), escape(reason), count(times)) for client, reason, times in rows[:_FAILURES_AT_MOST]
-    ]
+    cells = [(client, reason, count(times)) for client, reason, times in rows[:_FAILURES_AT_MOST]]
     more = len(rows) - len(cells)
-    body = parts.table(("client", "reason", "times"), cells, numeric=(2,))
-    return parts.card(
-        body + (f"<p>And {count(more)} more lines in summary.json.</p>" if more else ""), "Failures", lead
-    )
+    return {"lead": lead, "rows": cells, "more": count(more) if more else ""}
 
 
-def _settings(run: Run) -> str:
+def _settings(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Each table of config.toml with its settings; those outside of tables come first."""
     tables = {key: value for key, value in run.config.items() if isinstance(value, Mapping)}
     scalars = {key: value for key, value in run.config.items() if not isinstance(value, Mapping)}
     groups = [("run", list(_flat(scalars)))] if scalars else []
-    groups += [(key, list(_flat(value)) or [("defaults", "")]) for key, value in tables.items()]
-    return parts.card(
-        parts.settings(groups), "Settings", "All of them, as the run resolved them (config.toml)."
-    )
+    return groups + [(key, list(_flat(value)) or [("defaults", "")]) for key, value in tables.items()]
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -265,60 +233,45 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
         elif key == "memory" and isinstance(value, int):
             yield f"{prefix}{key}", size(value)
         else:
-            yield f"{prefix}{key}", _plain(value)
+            yield f"{prefix}{key}", _format_setting(value)
 
 
-def _plain(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}" if value != round(value, 6) or abs(value) >= 1e6 else repr(value)
     if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value)) or "none"
+        return ", ".join(map(_format_setting, value)) or "none"
     return "not set" if value is None else str(value)
 
 
-def _foot(run: Run) -> str:
+def _totals(run: Run) -> list[tuple[str, str]]:
     training, examples = run.sum("seconds"), run.total("examples")
     speed = examples / training if examples is not None and training else None
-    totals = [
-        ("Time in all", duration(run.seconds())),
-        ("of it, training", duration(training)),
+    return [
+        ("Total time", duration(run.seconds())),
+        ("Training time", duration(training)),
         ("Examples trained on", count(examples)),
-        ("Examples a second of training", count(speed)),
-        ("Replies folded", count(run.total("clients"))),
-        ("Replies lost or refused", count(run.total("failed"))),
+        ("Examples per second of training", count(speed)),
+        ("Replies aggregated", count(run.total("clients"))),
+        ("Replies lost or rejected", count(run.total("failed"))),
         ("Sent down to clients", size(run.total("bytes_down"))),
         ("Sent up by clients", size(run.total("bytes_up"))),
         ("Engine", run.part("engine") or MISSING),
     ]
-    pair = parts.card(parts.lines(totals), "Totals") + _reproduce(run)
-    environment = list(_flat(run.environment))
-    folded = parts.folded("Environment", parts.lines(environment)) if environment else ""
-    version = run.environment.get("fedlens")
-    maker = f"fedlens {escape(str(version))}" if version else "fedlens"
-    made = f"Made by {maker} from the run directory; opens offline."
-    return f'<div class="pair">{pair}</div>{folded}<footer>{made}</footer>'
 
 
-def _reproduce(run: Run) -> str:
+def _reproduce(run: Run) -> dict[str, str]:
     command = run.environment.get("command")
-    if isinstance(command, list):
-        command = shlex.join(map(str, command))
+    version = run.environment.get("fedlens")
     config = shlex.quote(str(Path(_directory(run)) / "config.toml"))
-    body = (
-        '<p class="lead">From the settings of this run, seed included:</p>'
-        + f"<pre>fedlens run {escape(config)}</pre>"
-    )
-    if command:
-        body += '<p class="lead next">It was started with:</p>' + f"<pre>{escape(str(command))}</pre>"
-    digest = subtable(run.summary, "partition").get("digest")
-    if digest:
-        body += (
-            '<p class="lead next">A run on the same partition shows this digest: '
-            f"<code>{escape(str(digest)[:16])}</code></p>"
-        )
-    return parts.card(body, "Do it again")
+    return {
+        "reproduce": f"fedlens run {config}",
+        "command": shlex.join(map(str, command)) if isinstance(command, list) else str(command or ""),
+        "digest": str(subtable(run.summary, "partition").get("digest") or "")[:16],
+        "maker": f"fedlens {version}" if version else "fedlens",
+    }
 
 
 def _directory(run: Run) -> str:

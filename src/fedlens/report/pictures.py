@@ -14,13 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
-from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
-from fedlens.report.downsample import Excerpt, ranked, short
+from fedlens.report import partition_charts as charts
+from fedlens.report.downsample import PartitionSample, short
 from fedlens.report.format import many
 from fedlens.report.palette import TEN, class_colors
-from fedlens.report.partition import UNITS, bars_of, cells_of
-from fedlens.report.partition_figures import EMD_BINS, top_share
 
 Axes: TypeAlias = Any  # matplotlib's own types differ from release to release
 Figure: TypeAlias = Any
@@ -79,16 +77,16 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
 def pictures(partition: Partition) -> dict[str, Callable[[], Figure]]:
     """What there is to draw of a partition, by name."""
     census = partition.census
-    found: dict[str, Callable[[], Figure]] = {"ranks": lambda: _ranks(partition)}
+    drawings: dict[str, Callable[[], Figure]] = {"ranks": lambda: _ranks(partition)}
     if census is not None:
-        found |= {
-            "class-bars": lambda: _bars(bars_of(partition, census)),
-            "matrix": lambda: _matrix(cells_of(partition, census)),
-            "emd": lambda: _distances(census),
+        drawings |= {
+            "class-bars": lambda: _bars(charts.class_bars(partition, census)),
+            "matrix": lambda: _matrix(charts.class_matrix(partition, census)),
+            "emd": lambda: _distances(charts.emd_histogram(census)),
         }
     if partition.features:
-        found["features"] = lambda: _features(partition)
-    return dict(sorted(found.items()))
+        drawings["features"] = lambda: _features(charts.feature_strips(partition))
+    return dict(sorted(drawings.items()))
 
 
 def _save(figure: Figure, path: Path) -> Path:
@@ -112,7 +110,7 @@ def _figure(width: float = _WIDTH, height: float = _HEIGHT) -> Figure:
     return Figure((width, height), layout="constrained")
 
 
-def _bars(shown: Excerpt) -> Figure:
+def _bars(shown: PartitionSample) -> Figure:
     """Stacked bars; where sizes differ too much for that, shares below, and above them the sizes."""
     from matplotlib.colors import ListedColormap
 
@@ -171,7 +169,7 @@ def _percent(value: float, place: int) -> str:
     return f"{100 * value:.3g} %"
 
 
-def _caption(figure: Figure, shown: Excerpt) -> None:
+def _caption(figure: Figure, shown: PartitionSample) -> None:
     """What of the whole is shown, where it is not all."""
     lines = [] if shown.whose.startswith(("all", "the one")) else [shown.whose]
     lines += [shown.what] if shown.what else []
@@ -196,7 +194,7 @@ def _name_clients(axes: Axes, ids: Sequence[str]) -> None:
         axes.set_xlabel(f"{len(ids)} clients")
 
 
-def _class_scale(figure: Figure, axes: list[Axes], shown: Excerpt, colors: Any) -> None:
+def _class_scale(figure: Figure, axes: list[Axes], shown: PartitionSample, colors: Any) -> None:
     """Which colour is which class, where there are too many for a legend."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -209,7 +207,7 @@ def _class_scale(figure: Figure, axes: list[Axes], shown: Excerpt, colors: Any) 
     bar.ax.tick_params(length=0)
 
 
-def _matrix(shown: Excerpt) -> Figure:
+def _matrix(shown: PartitionSample) -> Figure:
     """Bubbles of counts where there are few, else a heat map of shares."""
     few = shown.counts.size <= _BUBBLES_AT_MOST and max(shown.counts.shape) <= _TICKS_AT_MOST
     rows = len(shown.ids)
@@ -237,7 +235,7 @@ def _matrix(shown: Excerpt) -> Figure:
     return figure
 
 
-def _bubbles(figure: Figure, axes: Axes, shown: Excerpt) -> None:
+def _bubbles(figure: Figure, axes: Axes, shown: PartitionSample) -> None:
     rows, columns = shown.counts.nonzero()
     counts = shown.counts[rows, columns]
     largest = int(counts.max(initial=1))
@@ -257,11 +255,11 @@ def _round(number: float) -> int:
     return int(float(f"{number:.1g}"))
 
 
-def _heat(figure: Figure, axes: Axes, shown: Excerpt) -> None:
+def _heat(figure: Figure, axes: Axes, shown: PartitionSample) -> None:
     from matplotlib.colors import PowerNorm
 
     # Where cells are small, a small share must not be lost.
-    norm = PowerNorm(0.5 if shown.fine() else 1.0, 0, top_share(shown))
+    norm = PowerNorm(0.5 if shown.fine() else 1.0, 0, shown.top_share())
     image = axes.imshow(shown.shares(), cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
     axes.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=axes, aspect=40, pad=0.01, format=_percent)
@@ -270,55 +268,47 @@ def _heat(figure: Figure, axes: Axes, shown: Excerpt) -> None:
 
 
 def _ranks(partition: Partition) -> Figure:
-    sizes, census = partition.sizes(), partition.census
-    panels = [("examples", sizes)] + ([] if census is None else [("classes", census.classes_per_client())])
-    figure = _figure(width=_WIDTH if len(panels) > 1 else _WIDTH / 2, height=2.4)
-    for axes, (name, values) in zip(np.ravel(figure.subplots(1, len(panels))), panels, strict=True):
-        rank, value = ranked(values[values > 0])
-        axes.plot(rank, value, ".-" if len(rank) <= 30 else "-", color=TEN[0], linewidth=1.4)
-        top = max([*value, 10])
-        axes.set(xscale="log", yscale="log", ylabel=f"{name} of the client", xlabel="client, by rank")
-        axes.set(ylim=(0.8, 1.25 * top), xlim=(0.9, 1.12 * max(len(sizes), 2)))
+    curves = charts.rank_curves(partition)
+    figure = _figure(width=_WIDTH if len(curves) > 1 else _WIDTH / 2, height=2.4)
+    for axes, curve in zip(np.ravel(figure.subplots(1, len(curves))), curves, strict=True):
+        marks = ".-" if len(curve.ranks) <= 30 else "-"
+        axes.plot(curve.ranks, curve.values, marks, color=TEN[0], linewidth=1.4)
+        top, clients = max([*curve.values, 10]), curve.clients
+        axes.set(xscale="log", yscale="log", ylabel=f"{curve.name} of the client", xlabel="client, by rank")
+        axes.set(ylim=(0.8, 1.25 * top), xlim=(0.9, 1.12 * max(clients, 2)))
         axes.grid(visible=True)
-        if len(sizes) < 10:
-            axes.set_xticks(range(1, len(sizes) + 1), map(str, range(1, len(sizes) + 1)), minor=False)
+        if clients < 10:
+            axes.set_xticks(range(1, clients + 1), map(str, range(1, clients + 1)), minor=False)
             axes.set_xticks([], minor=True)
         else:
             _count(axes.xaxis)
         _count(axes.yaxis)
-    if nothing := int((sizes == 0).sum()):
-        _headline(figure, f"{many(nothing, 'client')} without examples not shown")
+    if empty := int((partition.sizes() == 0).sum()):
+        _headline(figure, f"{many(empty, 'client')} without examples not shown")
     return figure
 
 
-def _distances(census: Census) -> Figure:
-    distances, mean = census.client_emds(), census.emd()
+def _distances(histogram: charts.EmdHistogram) -> Figure:
     figure = _figure(width=_WIDTH / 2, height=2.2)
     axes = figure.subplots()
-    known = distances[~np.isnan(distances)]
-    axes.hist(known, bins=EMD_BINS, range=(0.0, 2.0), color=TEN[0], rwidth=0.92)
-    if not math.isnan(mean):
+    axes.bar(histogram.centers, histogram.counts, 0.92 * 2 / charts.EMD_BINS, color=TEN[0])
+    if not math.isnan(mean := histogram.mean):
         axes.axvline(mean, color=_MEAN, linestyle="--", linewidth=1.2)
-        place = "left" if mean < 0.6 else "right" if mean > 1.4 else "center"
-        at = (mean, 1.01)
-        said = f"weighted mean {round(mean, 3):.3g}"
-        axes.text(*at, said, color=_MEAN, ha=place, va="bottom", transform=axes.get_xaxis_transform())
+        place, transform = histogram.mean_align, axes.get_xaxis_transform()
+        axes.text(mean, 1.01, histogram.mean_label, color=_MEAN, ha=place, va="bottom", transform=transform)
     axes.set(xlim=(-0.02, 2.02), xlabel="EMD from the population", ylabel="clients")
     _count(axes.yaxis)
-    if nothing := len(distances) - len(known):
-        _headline(figure, f"{many(nothing, 'client')} without any class not shown")
+    if histogram.unknown:
+        _headline(figure, f"{many(histogram.unknown, 'client')} without any class not shown")
     return figure
 
 
-def _features(partition: Partition) -> Figure:
-    count = len(partition.features)
-    figure = _figure(width=_WIDTH / 2, height=0.35 + 0.75 * count)
-    up = np.arange(len(partition)) * ((math.sqrt(5) - 1) / 2) % 1
-    for axes, (name, values) in zip(
-        np.ravel(figure.subplots(count, 1)), partition.features.items(), strict=True
-    ):
-        size = 14 if len(values) <= 300 else 4
-        axes.scatter(values, up, s=size, color=TEN[0], alpha=0.6, linewidths=0, rasterized=len(values) > 5000)
-        axes.set(yticks=[], ylim=(-0.15, 1.15), xlabel=f"{name}, {UNITS[name]}" if name in UNITS else name)
+def _features(strips: Sequence[charts.FeatureStrip]) -> Figure:
+    figure = _figure(width=_WIDTH / 2, height=0.35 + 0.75 * len(strips))
+    for axes, strip in zip(np.ravel(figure.subplots(len(strips), 1)), strips, strict=True):
+        dots, many_dots = 14 if len(strip.values) <= 300 else 4, len(strip.values) > 5000
+        axes.scatter(strip.values, strip.heights, dots, TEN[0], alpha=0.6, linewidths=0, rasterized=many_dots)
+        xlabel = f"{strip.name}, {strip.unit}" if strip.unit else strip.name
+        axes.set(yticks=[], ylim=(-0.15, 1.15), xlabel=xlabel)
         axes.spines["left"].set_visible(False)
     return figure

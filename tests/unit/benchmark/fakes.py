@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedlens.benchmark.contest import Lane
+from fedlens.benchmark.interleave import Measurement
 from fedlens.benchmark.limit import Workload, linear
 from fedlens.benchmark.peer import Peer
 
@@ -27,7 +27,7 @@ class Fake:
     """Takes the seconds that it is told, and writes down when it is asked."""
 
     def __init__(self, name: str, seconds: Iterator[float], log: list[str]) -> None:
-        self.name, self.seconds, self.log = name, seconds, log
+        self.name, self.seconds, self.log, self.about = name, seconds, log, {"name": name}
 
     def round(self) -> float:
         self.log.append(self.name)
@@ -37,8 +37,10 @@ class Fake:
         self.log.append(f"{self.name} ends")
 
 
-def lane(name: str, seconds: Callable[[], Iterator[float]], log: list[str], **more: str) -> Lane:
-    return Lane(name, more.get("kind", "fedlens"), lambda: Fake(name, seconds(), log))  # type: ignore[arg-type]
+def measurement(
+    name: str, seconds: Callable[[], Iterator[float]], log: list[str], **more: str
+) -> Measurement:
+    return Measurement(name, more.get("kind", "fedlens"), lambda: Fake(name, seconds(), log))  # type: ignore[arg-type]
 
 
 def peer(driver: Path, source: str, **more: tuple[str, ...]) -> Peer:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.benchmark.limit import WORKLOADS, BareLimit, Workload, fresh_weights, linear
+from fedlens.benchmark.limit import WORKLOADS, BareLimit, Workload, fresh_weights, linear, mnist_cnn
 
 TINY = Workload(
     "tiny", linear, clients=6, examples=25, shape=(1, 28, 28), cohort=3, batch=10, keep_memory=False
@@ -42,6 +42,15 @@ def test_two_processes_come_to_the_weights_of_one() -> None:
     for mine, theirs, before in zip(here, there, start, strict=True):
         torch.testing.assert_close(mine, theirs)
         assert not torch.allclose(mine, before)
+
+
+def test_channels_last_comes_to_the_same_weights_in_another_layout() -> None:
+    load = replace(TINY, model=mnist_cnn, clients=2, cohort=2, examples=10)
+    plain, inner = (rounds(BareLimit(replace(load, channels_last=last)), 2) for last in (False, True))
+    for mine, theirs in zip(plain, inner, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert inner[2].is_contiguous(memory_format=torch.channels_last)  # the weights of the second convolution
+    assert not plain[2].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_round_is_federated_averaging() -> None:

@@ -16,7 +16,7 @@ import pytest
 from fedlens.benchmark import peer as peers
 from fedlens.benchmark.arrangements import Arrangement
 from fedlens.benchmark.limit import WORKLOADS
-from fedlens.benchmark.peer import Driven, Peer, as_argument, installed, known_peers, scripts
+from fedlens.benchmark.peer import Peer, PeerProcess, as_argument, installed, known_peers, scripts
 from fedlens.core.errors import RunFailed
 from tests.unit.benchmark.fakes import GOOD, TINY, peer
 
@@ -24,15 +24,15 @@ ONE = Arrangement(1, 1)
 PYTHON = Path(sys.executable)
 
 
-def driven(one: Peer, **seconds: float) -> Driven:
-    return Driven(one, PYTHON, TINY, ONE, **{"start_seconds": 30.0, "round_seconds": 30.0, **seconds})
+def driven(one: Peer, **seconds: float) -> PeerProcess:
+    return PeerProcess(one, PYTHON, TINY, ONE, **{"start_seconds": 30.0, "round_seconds": 30.0, **seconds})
 
 
 def test_rounds_are_what_the_peer_says(tmp_path: Path) -> None:
-    contestant = driven(peer(tmp_path / "driver.py", GOOD))
-    assert [contestant.round() for _ in range(3)] == [0.25, 0.5, 0.75]
-    contestant.close()
-    assert contestant._process.returncode == 0
+    candidate = driven(peer(tmp_path / "driver.py", GOOD))
+    assert [candidate.round() for _ in range(3)] == [0.25, 0.5, 0.75]
+    candidate.close()
+    assert candidate._process.returncode == 0
 
 
 def test_it_is_told_what_to_train_and_nothing_of_this_python(
@@ -45,7 +45,7 @@ told = [sys.argv[1:], {{k: v for k, v in os.environ.items() if k.startswith(("PY
 open({str(tmp_path / "told.json")!r}, "w").write(json.dumps(told))
 """
     one = peer(tmp_path / "driver.py", source + GOOD)
-    Driven(one, PYTHON, TINY, Arrangement(3, 2)).close()
+    PeerProcess(one, PYTHON, TINY, Arrangement(3, 2)).close()
     (load, *way), environment = json.loads((tmp_path / "told.json").read_text())
     assert json.loads(load) == {**vars(TINY), "model": "linear", "shape": [1, 28, 28]}
     assert way == ["--processes", "3", "--threads", "2"]
@@ -56,15 +56,15 @@ open({str(tmp_path / "told.json")!r}, "w").write(json.dumps(told))
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the state of a process from /proc")
 def test_it_stands_still_while_the_others_have_their_turn(tmp_path: Path) -> None:
-    contestant = driven(peer(tmp_path / "driver.py", GOOD))
-    stat = Path(f"/proc/{contestant._process.pid}/stat")
+    candidate = driven(peer(tmp_path / "driver.py", GOOD))
+    stat = Path(f"/proc/{candidate._process.pid}/stat")
     for _ in range(2):
         deadline = time.monotonic() + 10
         while stat.read_text().split()[2] != "T" and time.monotonic() < deadline:
             time.sleep(0.01)
         assert stat.read_text().split()[2] == "T"
-        contestant.round()
-    contestant.close()
+        candidate.round()
+    candidate.close()
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ def test_what_fails_in_a_round_says_why_and_leaves_nothing(
         "import subprocess\nother = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
     )
     tell = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(other.pid))\n"
-    contestant = driven(
+    candidate = driven(
         peer(tmp_path / "driver.py", READY.replace("\nprint", f"\n{child}{tell}print") + source),
         round_seconds=0.5 if "sleep" in source else 3600.0,  # an end is noticed long before
     )
     with pytest.raises(RunFailed, match=says):
-        contestant.round()
-    contestant.close()
-    assert contestant._process.returncode is not None
+        candidate.round()
+    candidate.close()
+    assert candidate._process.returncode is not None
     if sys.platform != "win32":
         assert gone(int((tmp_path / "pid").read_text()))
 

@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from fedlens.benchmark.profile_clock import Clock, timed, timed_maker, timed_steps
+from fedlens.benchmark.profile_clock import Clock, by_part
+from fedlens.core.profiling import recording, scope, scoped
 
 
 @pytest.fixture
@@ -45,51 +46,24 @@ def test_an_exception_ends_its_part(seconds: list[float]) -> None:
         raise ValueError("no")
 
     with clock.part("other"):
-        with pytest.raises(ValueError, match="no"):
-            timed(clock, "forward", breaks)()
+        with pytest.raises(ValueError, match="no"), clock.part("forward"):
+            breaks()
         seconds[0] += 1
     assert clock.seconds == {"other": 1, "forward": 4}
 
 
-def test_the_steps_of_an_iterator_are_counted_and_not_what_is_done_between_them(seconds: list[float]) -> None:
+def test_recorded_scopes_are_charged_to_their_parts(seconds: list[float]) -> None:
     def batches(n: int):  # type: ignore[no-untyped-def]
         for k in range(n):
             seconds[0] += 1
             yield k
 
     clock = Clock()
-    with clock.part("other"):
-        for _ in timed_steps(clock, "data", batches)(3):
+    with recording(clock.part), scope("other"):
+        for _ in scoped("data", batches(3)):
             seconds[0] += 10
     assert clock.seconds == {"other": 30, "data": 3}
 
 
-def test_a_function_that_is_made_is_counted_too(seconds: list[float]) -> None:
-    def made(by: float):  # type: ignore[no-untyped-def]
-        seconds[0] += 1
-
-        def step() -> float:
-            seconds[0] += by
-            return by
-
-        return step
-
-    clock = Clock()
-    step = timed_maker(clock, "optimizer", made)(5.0)
-    assert step() + step() == 10
-    assert clock.seconds == {"optimizer": 11}
-
-
-def test_a_function_that_calls_itself_is_counted_once(seconds: list[float]) -> None:
-    clock = Clock()
-
-    def down(n: int) -> None:
-        seconds[0] += 1
-        if n:
-            again(n - 1)
-
-    again = timed(clock, "reply", down)
-    with clock.part("other"):
-        again(3)
-    assert clock.seconds == {"other": 0, "reply": 4}
-    assert clock.calls["reply"] == 1
+def test_shares_count_for_their_part() -> None:
+    assert by_part({"data": 1.0, "data.augmentation": 2.0}, ("data", "rule")) == {"data": 3.0, "rule": 0.0}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +16,14 @@ from typer.testing import CliRunner
 
 from fedlens.benchmark import arrangements, speed
 from fedlens.benchmark.arrangements import best_of_engine, engine_table, trial
+from fedlens.benchmark.comparison import ComparisonRow
 from fedlens.benchmark.federation import Federation
-from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workload
-from fedlens.benchmark.rows import Row
-from fedlens.benchmark.speed import Asked, measure
+from fedlens.benchmark.goals import goals_of
+from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workload, mnist_cnn
+from fedlens.benchmark.speed import BenchmarkPlan, measure
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, RunDirectoryError, RunFailed
-from tests.unit.benchmark.fakes import GOOD, TINY, peer
+from tests.unit.benchmark.fakes import GOOD, TINY, Fake, peer
 
 
 def test_a_round_of_fedlens_is_a_round_of_the_limit_on_the_same_data() -> None:
@@ -64,6 +68,7 @@ def test_threads_stay_as_each_engine_wants_them() -> None:
 
 
 def test_engines_are_told_by_name_and_settings() -> None:
+    assert engine_table("default") == {}
     assert engine_table("inline") == {"name": "inline"}
     assert engine_table("processes:workers=2:threads=1") == {"name": "processes", "workers": 2, "threads": 1}
     with pytest.raises(ConfigError, match="inlien"):
@@ -111,8 +116,6 @@ def test_who_does_not_run_has_a_row_and_the_rest_goes_on(
     bad = peer(tmp_path / "bad.py", "raise SystemExit('out of luck')")
 
     def python(one: object, *_: object) -> Path:
-        import sys
-
         return Path(sys.executable)
 
     monkeypatch.setattr(speed, "installed", python)
@@ -120,7 +123,7 @@ def test_who_does_not_run_has_a_row_and_the_rest_goes_on(
     monkeypatch.setattr(speed, "BareLimit", lambda load, processes, threads, apart: BareLimit(load))
     said: list[str] = []
     tables = [{"name": "inline"}, {"name": "processes", "workers": -1}]
-    rows = measure(TINY, Asked(tables, [good, bad], tmp_path, turns=2), said.append, cores=1)
+    rows = measure(TINY, BenchmarkPlan(tables, [good, bad], tmp_path, turns=2), said.append, cores=1)
     assert [row.kind for row in rows] == ["limit", "by hand", "fedlens", "fedlens", "peer", "peer"]
     limit, by_hand, inline, wrong, toy, broken = rows
     assert all(len(row.seconds) == 2 for row in (limit, by_hand, inline, toy))
@@ -135,22 +138,52 @@ def test_who_does_not_run_has_a_row_and_the_rest_goes_on(
         raise RunFailed("it cannot be installed: no such version")
 
     monkeypatch.setattr(speed, "installed", impossible)
-    rows = measure(TINY, Asked([], [good], tmp_path, turns=1), cores=1)
+    rows = measure(TINY, BenchmarkPlan([], [good], tmp_path, turns=1), cores=1)
     assert rows[-1].reason == "it cannot be installed: no such version"
     assert rows[0].images_per_s
 
 
+def test_of_a_convolutional_model_both_layouts_of_the_limit_and_of_peers_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A driver whose rounds take 2 seconds in channels last and 3 else, as it says.
+    driver = """
+import json, sys
+print('{"ready": true}', flush=True)
+for line in sys.stdin:
+    print('{"seconds": %d}' % (2 if json.loads(sys.argv[1])["channels_last"] else 3), flush=True)
+"""
+    both = replace(peer(tmp_path / "both.py", driver), channels_last=True)
+    one = replace(peer(tmp_path / "one.py", driver), title="Plain 1", channels_last=False)
+    monkeypatch.setattr(speed, "installed", lambda *_: Path(sys.executable))
+    monkeypatch.setattr(
+        speed,
+        "BareLimit",
+        lambda load, *_, **__: Fake("limit", itertools.repeat(1.0 if load.channels_last else 1.5), []),
+    )
+    load = replace(TINY, model=mnist_cnn, clients=2, cohort=2, examples=10)
+    rows = measure(load, BenchmarkPlan([{}], [both, one], tmp_path, turns=2), cores=1)
+    assert [row.reason for row in rows] == [None] * 6
+    names = ["limit, contiguous", "limit", "fedlens by default", "Toy 1", "Toy 1, channels last", "Plain 1"]
+    assert [row.name for row in rows] == names
+    assert [row.seconds[0] for row in rows if row.kind != "fedlens"] == [1.5, 1.0, 3.0, 2.0, 3.0]
+    references = ["limit", "limit, contiguous"]
+    references += ["Toy 1, as documented", "Toy 1, in its best layout"]
+    references += ["Plain 1, as documented", "Plain 1, in its best layout"]
+    assert [goal.reference for goal in goals_of(rows)] == references
+
+
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Asked]:
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BenchmarkPlan]:
     """What the command asks for, instead of measuring it."""
     monkeypatch.chdir(tmp_path)
-    asked: list[Asked] = []
+    asked: list[BenchmarkPlan] = []
 
-    def fake(load: Workload, wanted: Asked, say: object) -> list[Row]:
+    def fake(load: Workload, wanted: BenchmarkPlan, say: object) -> list[ComparisonRow]:
         asked.append(wanted)
         about = {"processes": 2, "threads": 1}
-        ran = Row(load.name, "bare PyTorch", "limit", about, 1.0, (2.0, 2.0), 1234.5)
-        return [ran, Row(load.name, "Toy 1", "peer", reason="it cannot be installed")]
+        ran = ComparisonRow(load.name, "bare PyTorch", "limit", about, 1.0, (2.0, 2.0), 1234.5)
+        return [ran, ComparisonRow(load.name, "Toy 1", "peer", reason="it cannot be installed")]
 
     monkeypatch.setattr(speed, "measure", fake)
     return asked
@@ -161,7 +194,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_the_command_measures_writes_and_says_where(bench: list[Asked], tmp_path: Path) -> None:
+def test_the_command_measures_writes_and_says_where(bench: list[BenchmarkPlan], tmp_path: Path) -> None:
     code, said = run("linear", "--engines", "inline:threads=1,processes", "--pairs", "3", "--seconds", "9")
     assert code == 0
     assert bench[0].engines == [{"name": "inline", "threads": 1}, {"name": "processes"}]
@@ -176,7 +209,7 @@ def test_the_command_measures_writes_and_says_where(bench: list[Asked], tmp_path
     assert (tmp_path / "fedlens-bench.png").is_file()
 
 
-def test_it_is_what_bench_does_unless_told_otherwise(bench: list[Asked]) -> None:
+def test_it_is_what_bench_does_unless_told_otherwise(bench: list[BenchmarkPlan]) -> None:
     assert run("speed", "mnist-cnn")[0] == 0
     assert run("mnist-cnn")[0] == 0
     assert len(bench) == 2
@@ -187,12 +220,12 @@ def test_it_is_what_bench_does_unless_told_otherwise(bench: list[Asked]) -> None
 
 
 def test_by_default_all_workloads_and_engines_and_the_files_where_they_are_wanted(
-    bench: list[Asked], tmp_path: Path
+    bench: list[BenchmarkPlan], tmp_path: Path
 ) -> None:
     code, _ = run("--out", "here", "--json", "there.json", "--peers", "--peers-dir", "envs")
     assert code == 0
     assert len(bench) == 3
-    assert [table["name"] for table in bench[0].engines] == ["inline", "vectorized", "processes"]
+    assert [table.get("name") for table in bench[0].engines] == [None, "inline", "vectorized", "processes"]
     assert bench[0].turns == 12
     assert {"flower", "pfl"} <= {one.name for one in bench[0].peers}
     assert bench[0].peers_dir == Path("envs")
@@ -201,13 +234,13 @@ def test_by_default_all_workloads_and_engines_and_the_files_where_they_are_wante
     assert not (tmp_path / "here" / "fedlens-bench.json").exists()
 
 
-def test_sigterm_ends_what_was_started(bench: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: object) -> list[Row]:
+def test_sigterm_ends_what_was_started(bench: list[BenchmarkPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> list[ComparisonRow]:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             raise AssertionError("it goes on")
         finally:
-            bench.append(Asked([]))  # as what was started is ended on the way out
+            bench.append(BenchmarkPlan([]))  # as what was started is ended on the way out
 
     monkeypatch.setattr(speed, "measure", killed)
     code, said = run("linear")
@@ -231,7 +264,7 @@ def test_sigterm_ends_what_was_started(bench: list[Asked], monkeypatch: pytest.M
         (["profil"], "did you mean 'profile'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(bench: list[Asked], arguments: list[str], says: str) -> None:
+def test_what_cannot_be_meant_is_refused(bench: list[BenchmarkPlan], arguments: list[str], says: str) -> None:
     Path("taken").touch()
     code, said = run(*arguments)
     assert code == 2
@@ -239,15 +272,15 @@ def test_what_cannot_be_meant_is_refused(bench: list[Asked], arguments: list[str
     assert not bench, "and nothing was measured before it was told"
 
 
-def test_some_peers_alone(bench: list[Asked]) -> None:
+def test_some_peers_alone(bench: list[BenchmarkPlan]) -> None:
     assert run("linear", "--peer", "pfl", "--peer", "flower")[0] == 0
     assert [one.name for one in bench[0].peers] == ["pfl", "flower"]
 
 
 def test_an_engine_that_did_not_run_ends_it_with_1(
-    bench: list[Asked], monkeypatch: pytest.MonkeyPatch
+    bench: list[BenchmarkPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = Row("linear", "fedlens ray", "fedlens", reason="it is not installed")
+    lost = ComparisonRow("linear", "fedlens ray", "fedlens", reason="it is not installed")
     monkeypatch.setattr(speed, "measure", lambda *given: [lost])
     code, said = run("linear", "--engines", "ray")
     assert code == 1
@@ -255,12 +288,12 @@ def test_an_engine_that_did_not_run_ends_it_with_1(
 
 
 def test_what_was_measured_is_shown_where_it_cannot_be_written_in_the_end(
-    bench: list[Asked], monkeypatch: pytest.MonkeyPatch
+    bench: list[BenchmarkPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise RunDirectoryError("the file cannot be written: No space left on device")
 
-    monkeypatch.setattr("fedlens.benchmark.record.write", full)
+    monkeypatch.setattr("fedlens.benchmark.results_file.write", full)
     code, said = run("linear")
     assert code == 2
     assert "1,234" in said
@@ -268,10 +301,8 @@ def test_what_was_measured_is_shown_where_it_cannot_be_written_in_the_end(
 
 
 def test_without_matplotlib_there_is_no_picture_unless_it_was_asked_for(
-    bench: list[Asked], monkeypatch: pytest.MonkeyPatch
+    bench: list[BenchmarkPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, said = run("linear")
     assert code == 0

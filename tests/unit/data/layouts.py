@@ -15,7 +15,7 @@ def idx_bytes(array: np.ndarray, magic: int) -> bytes:
     return struct.pack(f">{1 + array.ndim}I", magic, *array.shape) + array.astype(np.uint8).tobytes()
 
 
-def write_mnist(root: Path, what: idx.Published, suffix: str = "") -> dict[str, np.ndarray]:
+def write_mnist(root: Path, what: idx.IdxRelease, suffix: str = "") -> dict[str, np.ndarray]:
     """The four files of MNIST's layout with `what.counts` images; the arrays by file name."""
     rng = np.random.default_rng(0)
     folder = root / what.folder
@@ -32,7 +32,7 @@ def write_mnist(root: Path, what: idx.Published, suffix: str = "") -> dict[str, 
     return written
 
 
-def cifar_batches(what: cifar.Published) -> list[tuple[np.ndarray, np.ndarray]]:
+def cifar_batches(what: cifar.CifarRelease) -> list[tuple[np.ndarray, np.ndarray]]:
     """(pixels, labels) of each training file, then of the test file."""
     rng = np.random.default_rng(1)
     each = what.counts[0] // len(what.binary.train)
@@ -43,7 +43,7 @@ def cifar_batches(what: cifar.Published) -> list[tuple[np.ndarray, np.ndarray]]:
     ]
 
 
-def write_cifar_binary(root: Path, what: cifar.Published) -> None:
+def write_cifar_binary(root: Path, what: cifar.CifarRelease) -> None:
     folder = root / what.binary.folder
     folder.mkdir(parents=True)
     for file, (pixels, labels) in zip(
@@ -54,7 +54,7 @@ def write_cifar_binary(root: Path, what: cifar.Published) -> None:
         (folder / file).write_bytes(records.tobytes())
 
 
-def write_cifar_python(root: Path, what: cifar.Published) -> None:
+def write_cifar_python(root: Path, what: cifar.CifarRelease) -> None:
     folder = root / what.python.folder
     folder.mkdir(parents=True)
     for file, (pixels, labels) in zip(

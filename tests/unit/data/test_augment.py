@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlens.core.errors import ConfigError
 from fedlens.data import augment
-from fedlens.data.transforms import Augment, pad_crop_flip
+from fedlens.data.transforms import Augment
 
 COLOUR = (3, 32, 24)
 GREY = (1, 28, 28)
@@ -53,7 +53,7 @@ def test_crop_and_then_flip_is_what_one_pass_does() -> None:
     for k in range(len(x)):
         top, left = edges[:, k].tolist()
         assert torch.equal(cropped[k], padded[k, :, top : top + 32, left : left + 24])
-    one_pass = pad_crop_flip(x, generator())
+    one_pass = augment.PadCropFlip()(x, generator())
     same = (one_pass == cropped).flatten(1).all(1)
     mirrored = (one_pass == cropped.flip(3)).flatten(1).all(1)
     assert bool((same | mirrored).all())

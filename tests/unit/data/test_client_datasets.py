@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from fedlens.core.random import Rng
+from fedlens.data.augment import PadCropFlip
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.datasets.digits import digits
 from fedlens.data.federated import federate
 from fedlens.data.partition.partition import Partition
-from fedlens.data.transforms import pad_crop_flip
 
 
 def holders(augment=None) -> ClientDatasets:
     owners = np.random.RandomState(0).randint(0, 5, len(digits(Path(), False, 0).train))
     data, _ = federate(
-        digits(Path(), False, 0), lambda table: Partition.of_owners(owners, 5, spec={}), 0.0, 0, "global"
+        digits(Path(), False, 0), lambda table: Partition.of_owners(owners, 5, spec={}), augment=augment
     )
-    return ClientDatasets(data, augment)
+    return data
 
 
 @pytest.mark.parametrize("size", [1, 7, 32, 10_000])
@@ -62,7 +62,7 @@ def test_what_is_not_simply_read_is_not_gathered() -> None:
     there = holders()
     one = there.holder(1)
     assert not one.beside([there.holder("@test")])  # of another set
-    bent = holders(pad_crop_flip).holder(1)
+    bent = holders(PadCropFlip()).holder(1)
     assert not bent.beside([])
     assert not one.beside([bent])
     shaded = replace(one, features={"brightness": torch.ones(1)})

@@ -326,7 +326,7 @@ def test_cifar_is_fetched_and_unpacked_when_asked(
 
 
 @pytest.mark.parametrize("what", [idx.MNIST, idx.FASHION_MNIST])
-def test_the_constants_are_those_that_torchvision_publishes(what: idx.Published) -> None:
+def test_the_constants_are_those_that_torchvision_publishes(what: idx.IdxRelease) -> None:
     from torchvision.datasets import MNIST, FashionMNIST
 
     theirs = MNIST if what is idx.MNIST else FashionMNIST
@@ -336,7 +336,7 @@ def test_the_constants_are_those_that_torchvision_publishes(what: idx.Published)
 
 
 @pytest.mark.parametrize("what", [cifar.CIFAR10, cifar.CIFAR100])
-def test_the_constants_of_cifar_are_those_that_torchvision_publishes(what: cifar.Published) -> None:
+def test_the_constants_of_cifar_are_those_that_torchvision_publishes(what: cifar.CifarRelease) -> None:
     from torchvision.datasets import CIFAR10, CIFAR100
 
     theirs = CIFAR10 if what is cifar.CIFAR10 else CIFAR100

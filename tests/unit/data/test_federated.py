@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.synthetic import synthetic
-from fedlens.data.federated import TensorExamples, federate, hold_out, hold_out_each
+from fedlens.data.federated import federate, hold_out, hold_out_each
 from fedlens.data.partition.iid import iid
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.shards import shards
@@ -23,22 +22,17 @@ def dataset() -> Dataset:
 
 def test_the_images_are_there_once(dataset: Dataset) -> None:
     data, _ = federate(dataset, lambda labels: iid(labels, 0, clients=8))
-    assert data.train.inputs.data_ptr() == dataset.train.inputs.ctypes.data
-    assert data.test.targets.data_ptr() == dataset.test.targets.ctypes.data
-    assert data.held is None
-    assert (data.classes, data.mean, data.std, data.input_shape) == (
-        dataset.classes,
-        dataset.mean,
-        dataset.std,
-        (1, 4, 4),
-    )
+    assert data.dataset.train.inputs.data_ptr() == dataset.train.inputs.ctypes.data
+    assert data.dataset.test.targets.data_ptr() == dataset.test.targets.ctypes.data
+    assert data.held_out is None
+    assert (data.dataset.classes, data.dataset.mean) == (dataset.classes, dataset.mean)
 
 
 def test_clients_are_views_of_the_partition(dataset: Dataset) -> None:
     data, partition = federate(dataset, lambda labels: shards(labels, 0, clients=8))
     assert data.clients == len(partition) == 8
     assert partition.dataset == "synthetic"
-    assert data.sizes().tolist() == partition.sizes().tolist()
+    assert np.diff(data.offsets).tolist() == partition.sizes().tolist()
     for client in range(8):
         row = data.client_indices(client)
         assert row.tolist() == partition[client].tolist()
@@ -55,8 +49,8 @@ def test_held_out_examples_go_to_nobody_and_indices_count_in_the_original_split(
     data, partition = federate(dataset, partitioner, validation=0.1, seed=3)
     kept, held = hold_out(200, 0.1, 3)
     assert seen == [180]
-    assert data.held is not None
-    assert torch.equal(data.held, torch.from_numpy(held))
+    assert data.held_out is not None
+    assert torch.equal(data.held_out, torch.from_numpy(held))
     assert not set(partition.indices.tolist()) & set(held.tolist())
     plain = shards(dataset.train.targets[kept], 0, clients=4)
     np.testing.assert_array_equal(
@@ -90,31 +84,30 @@ def test_a_partitioner_that_points_outside_is_an_error(dataset: Dataset) -> None
 
 
 def test_taking_copies_and_keeps_order(dataset: Dataset) -> None:
-    examples = TensorExamples.of(dataset.train)
-    taken = examples.take(torch.tensor([5, 3]))
-    assert len(taken) == 2
-    assert torch.equal(taken.inputs, examples.inputs[[5, 3]])
-    assert taken.targets.tolist() == dataset.train.targets[[5, 3]].tolist()
+    examples = dataset.train.tensors()
+    inputs, targets = examples.batch(torch.tensor([5, 3]))
+    assert torch.equal(inputs, examples.inputs[[5, 3]])
+    assert targets.tolist() == dataset.train.targets[[5, 3]].tolist()
 
 
 def test_a_read_only_array_is_copied(dataset: Dataset) -> None:
     array = dataset.test.inputs.copy()
     array.flags.writeable = False
-    examples = TensorExamples.of(Examples(array, dataset.test.targets))
+    examples = Examples(array, dataset.test.targets).tensors()
     assert examples.inputs.data_ptr() != array.ctypes.data
 
 
 def test_each_client_holds_out_its_own_share_and_keeps_something(dataset: Dataset) -> None:
     drawn = Partition.of_owners(np.repeat([0, 1, 2, 3], [100, 60, 39, 1]), 4)
     data, partition = federate(dataset, lambda table: drawn, validation=0.25, seed=1, scope="client")
-    assert data.held is not None
-    assert data.held_offsets is not None
-    counts = np.diff(data.held_offsets)
+    assert data.held_out is not None
+    assert data.held_out_offsets is not None
+    counts = np.diff(data.held_out_offsets)
     assert counts[:2].tolist() == [25, 15]
     assert counts[2] in (9, 10)
     assert counts[3] == 0  # it has one example, and trains on it
     for client in range(4):
-        held, kept = data.client_held(client), data.client_indices(client)
+        held, kept = data.client_held_out(client), data.client_indices(client)
         assert held is not None
         together = np.sort(np.concatenate([held.numpy(), kept.numpy()]))
         np.testing.assert_array_equal(together, drawn[client])
@@ -122,8 +115,8 @@ def test_each_client_holds_out_its_own_share_and_keeps_something(dataset: Datase
     assert partition.census is not None
     assert partition.census.sizes.tolist() == (drawn.sizes() - counts).tolist()
     other, _ = federate(dataset, lambda table: drawn, validation=0.25, seed=2, scope="client")
-    assert other.held is not None
-    assert other.held.tolist() != data.held.tolist()
+    assert other.held_out is not None
+    assert other.held_out.tolist() != data.held_out.tolist()
 
 
 def test_rounding_of_each_clients_share_is_right_on_average() -> None:
@@ -143,10 +136,10 @@ def test_a_share_that_holds_out_nothing_is_refused() -> None:
 def test_the_server_sees_held_out_examples_as_their_clients_do(dataset: Dataset) -> None:
     drawn = Partition.of_owners(np.arange(200) % 4, 4)
     seen = replace(drawn, features={"brightness": np.array([1.0, 0.5, 0.0, 1.5])})
-    data, _ = federate(dataset, lambda table: seen, validation=0.2, seed=0, scope="client")
-    holders = ClientDatasets(data)
+    holders, _ = federate(dataset, lambda table: seen, validation=0.2, seed=0, scope="client")
+    data = holders.dataset
     own = [holders.holder(client) for client in range(4)]
-    assert [len(one.validation or ()) for one in own] == np.diff(data.held_offsets).tolist()  # type: ignore[arg-type]
+    assert [len(one.validation or ()) for one in own] == np.diff(holders.held_out_offsets).tolist()  # type: ignore[arg-type]
     for name, parts in (("@validation", [one.validation for one in own]), ("@train", own)):
         pooled = holders.holder(name)
         images, labels = pooled.stretch(0, len(pooled))
@@ -162,11 +155,11 @@ def test_the_server_sees_held_out_examples_as_their_clients_do(dataset: Dataset)
 
 def test_a_pooled_validation_set_is_drawn_before_the_partition(dataset: Dataset) -> None:
     data, _ = federate(dataset, lambda table: iid(table, 0, clients=4), validation=0.1, seed=3)
-    assert data.client_held(0) is None
-    assert ClientDatasets(data).holder(0).validation is None
-    assert len(ClientDatasets(data).holder("@validation")) == 20
+    assert data.client_held_out(0) is None
+    assert data.holder(0).validation is None
+    assert len(data.holder("@validation")) == 20
     with pytest.raises(KeyError):
-        ClientDatasets(data).holder("@nobody")
+        data.holder("@nobody")
 
 
 def test_texts_have_no_brightness() -> None:
@@ -176,7 +169,7 @@ def test_texts_have_no_brightness() -> None:
     data, partition = federate(texts, lambda table: plain)
     assert partition.census is not None
     assert partition.census.dense().tolist() == [[1, 1], [1, 1]]
-    assert data.train.take(torch.tensor([1])).inputs.tolist() == [[0, 0, 0]]
+    assert data.dataset.train.batch(torch.tensor([1]))[0].tolist() == [[0, 0, 0]]
     bright = replace(plain, features={"brightness": np.array([1.0, 2.0])})
     with pytest.raises(ConfigError, match="'letters' is text, which has no brightness"):
         federate(texts, lambda table: bright)

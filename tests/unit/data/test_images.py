@@ -9,7 +9,7 @@ import torch
 
 from fedlens.core.errors import DataError
 from fedlens.data import images as module
-from fedlens.data.images import ImageFiles, Paths, Store, decode_all, sample_moments
+from fedlens.data.images import DecodedImages, ImageFiles, Paths, decode_all, sample_moments
 from fedlens.engines.shared_memory import Packer, Region, unpack
 from tests.unit.data.engine_on_images import seen_by_two_workers
 from tests.unit.data.pictures import pixels, write
@@ -116,7 +116,7 @@ def test_a_file_that_fails_fills_no_slot(ten: ImageFiles) -> None:
 
 
 def test_an_empty_store_costs_no_memory_in_a_region_and_is_shared_by_all_that_map_it(ten: ImageFiles) -> None:
-    large = replace(ten, store=Store.of(300_000, 192))  # 58 MB
+    large = replace(ten, store=DecodedImages.of(300_000, 192))  # 58 MB
     payload = {"images": large, "weights": torch.arange(2000.0)}
     packer = Packer(payload)
     region = Region(packer.size)

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fedlens.core.random import Rng
 from fedlens.data.augment import Chain, make_pad_crop_flip
 from fedlens.data.client_datasets import ClientDataset
-from fedlens.data.federated import TensorExamples
+from fedlens.data.dataset import Examples
 
 GPU = torch.device("cuda")
 
@@ -27,7 +27,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def holding(resident: bool, **more: object) -> ClientDataset:
     images = torch.zeros(20, 1, 4, 4, dtype=torch.uint8)
-    examples = TensorExamples(images, torch.zeros(20, dtype=torch.int64)).on(GPU, 10_000 if resident else 0)
+    examples = Examples(images, torch.zeros(20, dtype=torch.int64)).on(GPU, 10_000 if resident else 0)
     assert examples.inputs.device.type == ("cuda" if resident else "cpu")
     return replace(ClientDataset(examples, torch.arange(3, 13), (0.5,), (0.2,)), **more)
 
@@ -60,8 +60,8 @@ def test_augmentation_is_computed_there_too(fake: None, resident: bool) -> None:
 
 
 def test_nothing_moves_unless_it_is_asked_for() -> None:
-    plain = TensorExamples(torch.arange(12).view(4, 3), torch.arange(4))
-    taken = plain.take(torch.tensor([2, 0]))
-    assert taken.inputs.tolist() == [[6, 7, 8], [0, 1, 2]]
+    plain = Examples(torch.arange(12).view(4, 3), torch.arange(4))
+    taken, _ = plain.batch(torch.tensor([2, 0]))
+    assert taken.tolist() == [[6, 7, 8], [0, 1, 2]]
     there = plain.on(torch.device("cpu"), 1000)
-    assert torch.equal(there.take(torch.tensor([2, 0])).inputs, taken.inputs)
+    assert torch.equal(there.batch(torch.tensor([2, 0]))[0], taken)

@@ -15,7 +15,6 @@ from torch import Tensor
 from fedlens.core.errors import DataError
 from fedlens.core.random import Rng
 from fedlens.data import shifts
-from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.datasets.digits import digits
 from fedlens.data.federated import federate
 from fedlens.data.partition.feature import NEUTRAL, feature
@@ -257,21 +256,21 @@ def test_what_is_no_image_or_no_feature_is_an_error() -> None:
 def test_each_client_sees_its_images_in_its_own_way_everywhere() -> None:
     """In one go, in batches, as held-out examples, and as part of all training examples."""
     whole = digits(Path(), False, 0)
-    data, partition = federate(
+    holders, partition = federate(
         whole, lambda table: feature(table, 0, clients=5, blur=1.0), validation=0.2, scope="client"
     )
-    holders = ClientDatasets(data)
+    data = holders.dataset
     seen, held = [], []
     for client in range(5):
         own = {name: torch.tensor(values[client]).float() for name, values in partition.features.items()}
         holding = holders.holder(client)
         for found, indices, into in (
-            (holding, data.client_indices(client), seen),
-            (holding.validation, data.client_held(client), held),
+            (holding, holders.client_indices(client), seen),
+            (holding.validation, holders.client_held_out(client), held),
         ):
             assert found is not None
             assert indices is not None
-            images = data.train.take(indices).inputs
+            images = data.train.batch(indices)[0]
             by = {name: value.expand(len(images)) for name, value in own.items()}
             wanted = normalize(shifted(images, by, indices), data.mean, data.std)
             assert not torch.equal(wanted, normalize(images, data.mean, data.std))

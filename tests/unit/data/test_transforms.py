@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.data.transforms import normalize, pad_crop_flip
+from fedlens.data.augment import PadCropFlip
+from fedlens.data.transforms import normalize
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -71,7 +72,7 @@ def by_hand(x: Tensor, generator: torch.Generator, pad: int) -> Tensor:
 def test_pad_crop_flip_is_that_image_by_image(pad: int, dtype: torch.dtype) -> None:
     x = images(n=40)[:, :, :12, :20].to(dtype)
     before = x.clone()
-    ours = pad_crop_flip(x, torch.Generator().manual_seed(5), pad)
+    ours = PadCropFlip(pad)(x, torch.Generator().manual_seed(5))
     assert torch.equal(ours, by_hand(x, torch.Generator().manual_seed(5), pad))
     assert ours.dtype == dtype
     assert torch.equal(x, before)
@@ -79,15 +80,15 @@ def test_pad_crop_flip_is_that_image_by_image(pad: int, dtype: torch.dtype) -> N
 
 def test_pad_crop_flip_takes_channels_last_and_no_images() -> None:
     x = images().to(memory_format=torch.channels_last)
-    a, b = (pad_crop_flip(y, torch.Generator().manual_seed(1)) for y in (x, x.contiguous()))
+    a, b = (PadCropFlip()(y, torch.Generator().manual_seed(1)) for y in (x, x.contiguous()))
     assert torch.equal(a, b)
-    assert pad_crop_flip(images(0), torch.Generator()).shape == (0, 3, 32, 32)
+    assert PadCropFlip()(images(0), torch.Generator()).shape == (0, 3, 32, 32)
 
 
 def test_all_moves_and_flips_occur_equally_often() -> None:
     x = torch.zeros(9000, 1, 5, 5, dtype=torch.uint8)
     x[:, 0, 2, 1] = 1  # off the middle line, so that a flip shows
-    moved = pad_crop_flip(x, torch.Generator().manual_seed(0), pad=1)
+    moved = PadCropFlip(pad=1)(x, torch.Generator().manual_seed(0))
     counts = moved.sum(dim=(0, 1), dtype=torch.int64)
     assert counts[0].sum() == counts[4].sum() == 0
     # Left edge 0 to 2 puts the dot in column 2, 1, 0, or flipped in 2, 3, 4: column 2 twice as often.

@@ -68,6 +68,7 @@ class FakeRay:
         self.actors: list[Actor] = []
         self.joined: list[str] = []
         self.connected = self.client = False
+        self.place = "127.0.0.1:1"
         self.util = SimpleNamespace(
             client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: self.client))
         )
@@ -84,7 +85,7 @@ class FakeRay:
         self.connected = False
 
     def get_runtime_context(self) -> Any:
-        return SimpleNamespace(gcs_address="127.0.0.1:1", get_node_id=lambda: "none")
+        return SimpleNamespace(gcs_address=self.place, get_node_id=lambda: "none")
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True, "NodeID": "one", "Resources": {"CPU": 4.0}}]
@@ -128,7 +129,7 @@ def on_fake_ray(
     from fedlens.engines import ray as engines_ray
     from fedlens.engines import ray_cluster
 
-    monkeypatch.setattr(ray_cluster, "_ours", None)
+    monkeypatch.setattr(ray_cluster, "_shared", None)
     monkeypatch.setattr(ray_cluster.Cluster, "check", lambda *_: None)
     monkeypatch.setattr(engines_ray, "_TICK", 0.02)
     engine = engines_ray.ray(**{"connect_timeout": 20.0, **settings})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,11 +18,9 @@ NEEDS_RAY = pytest.mark.skipif(
 )
 
 
-def leftovers() -> set[str]:
-    """What a local Ray could leave behind: processes (zombies too), named shared memory, folders."""
-    below = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
-    memory = {path.name for path in Path("/dev/shm").glob("*plasma*")}
-    return below | memory | {path.name for path in Path("/tmp").glob("fedlens-ray-*")}
+def children() -> set[int]:
+    """The processes below this one, zombies too."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def made(**settings: Any) -> Any:
@@ -46,7 +43,7 @@ def fresh(ops: Any = OPS, **settings: Any) -> Iterator[Driver]:
 def all_ready(gate: Driver) -> None:
     """Waits until every worker of the engine has started."""
     engine: Any = gate.engine
-    while len(engine._crew.ready) < len(engine._crew.workers):
+    while len(engine._pool.ready) < len(engine._pool.workers):
         engine._wait(None)
 
 
@@ -55,7 +52,7 @@ def pids(gate: Driver) -> list[int]:
     engine: Any = gate.engine
     import ray
 
-    return [ray.get(worker.actor.__ray_call__.remote(_pid)) for worker in engine._crew.workers]
+    return [ray.get(worker.actor.__ray_call__.remote(_pid)) for worker in engine._pool.workers]
 
 
 def _pid(actor: Any) -> int:

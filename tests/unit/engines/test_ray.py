@@ -22,7 +22,7 @@ from fedlens.core.driver import Driver
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Reduce, Reply, Request
 from fedlens.core.random import Rng
-from fedlens.data.images import Store
+from fedlens.data.images import DecodedImages
 from fedlens.engines.devices import Computing
 from fedlens.engines.ray import _emptied
 from fedlens.engines.ray_worker import pack, unpacked
@@ -182,7 +182,7 @@ def test_what_is_sent_is_what_arrives_and_nothing_keeps_its_memory(gate: Driver)
         for answer in answers_to(gate, Ask("seen", requests, shared={"big": big}), round):
             assert isinstance(answer, Reply), answer
             assert answer.payload["told"] == {"ends": 299_999.0, "small": 3.0, "aligned": 1.0}
-    workers: Any = gate.engine._crew.workers  # type: ignore[attr-defined]
+    workers: Any = gate.engine._pool.workers  # type: ignore[attr-defined]
     assert ray.get([worker.actor.__ray_call__.remote(kept) for worker in workers]) == [0, 0]
     states = [gate.states.get(k)["memory"] for k in range(4)]
     assert all(float(state.sum()) == 300_000 for state in states)
@@ -202,7 +202,7 @@ def test_tensors_lie_where_torch_would_lay_them() -> None:
 
 def test_a_store_of_decoded_images_arrives_empty_and_with_a_share_of_the_room() -> None:
     """What it holds is no part of the program, and could be gigabytes."""
-    store = Store.of(1000, 50)
+    store = DecodedImages.of(1000, 50)
     store.memory[:] = 1
     packed = pack({"train": store, "test": store}, "it", code=True, instead=_emptied(4))
     assert packed[1].size < 1000

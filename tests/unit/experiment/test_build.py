@@ -13,7 +13,7 @@ from torch import nn
 from fedlens.algorithms.averaging import Parts, averaging
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.tree import digest
-from fedlens.engines.inline import Inline
+from fedlens.engines.default import Default
 from fedlens.experiment.build import Built, build, data_digest, data_directory, located, plan
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source, override, read_source
@@ -81,7 +81,7 @@ def test_what_is_built_fits_together() -> None:
     assert built.partition.census.dense().shape == (4, 10)
     assert built.partition.census.totals().sum() == 45
     assert built.algorithm.parts.measure == ("@test", "@validation", "@train")  # type: ignore[attr-defined]
-    assert isinstance(built.engine, Inline)
+    assert isinstance(built.engine, Default)
 
 
 def test_each_seed_moves_its_own_thing() -> None:
@@ -100,7 +100,7 @@ def test_each_seed_moves_its_own_thing() -> None:
 def test_the_digest_of_the_data_sees_every_image_and_label() -> None:
     built = made()
     before = data_digest(built)
-    for split in (built.holders.data.train, built.holders.data.test):
+    for split in (built.holders.dataset.train, built.holders.dataset.test):
         for tensor in (split.inputs, split.targets):
             old = tensor.view(-1)[-1].item()
             tensor.view(-1)[-1] = (old + 1) % 10

@@ -29,7 +29,7 @@ def test_a_name_alone_is_short_for_a_table_and_the_rest_has_defaults() -> None:
     config = read_config(LEAST)
     assert config.model == {"name": "linear"}
     assert config.data.dataset == {"name": "digits"}
-    assert (config.algorithm, config.engine) == ({"name": "fedavg"}, {"name": "inline"})
+    assert (config.algorithm, config.engine) == ({"name": "fedavg"}, {"name": "default"})
     assert (config.seed, config.select, config.evaluation.every, config.checkpoint.seconds) == (
         0,
         None,

@@ -47,8 +47,6 @@ FOREIGN = {
 # Still to be declared; nothing is added here.
 PROBES_LEFT = {
     "algorithms/averaging.py: getattr(select, 'repeats', lambda federation: False)",
-    "algorithms/centralized.py: getattr(parts, slot)",
-    "algorithms/personal.py: getattr(parts, slot)",
     "api.py: hasattr(engine, 'warm')",
     "benchmark/contest.py: getattr(contestant, 'about', {})",
     "benchmark/profile.py: hasattr(engine, 'warm')",
@@ -72,7 +70,6 @@ PROBES_LEFT = {
     "experiment/build.py: getattr(algorithm.factory(usual_parts, **required, **changed), slot, None)",
     "experiment/build.py: getattr(config, slot)",
     "experiment/build.py: getattr(engine, 'ahead', False)",
-    "experiment/build.py: getattr(parts, slot)",
     "experiment/build.py: hasattr(engine, 'check')",
     "experiment/build.py: hasattr(engine, 'choose')",
     "experiment/build.py: hasattr(select, 'size')",
@@ -145,6 +142,26 @@ def repeated(modules: dict[str, ast.Module]) -> set[str]:
     return {name for name, paths in places.items() if len(paths) > 1}
 
 
+def naming_a_task(modules: dict[str, ast.Module]) -> set[str]:
+    """The modules that name classification in their code, where only the dataset's kind may say what the task is."""
+    rooms = ("local/", "engines/", "algorithms/", "experiment/")
+    return {
+        path
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if path.startswith(rooms) and "classification" in (_named(node) or "").lower().rpartition(".")[2]
+    }
+
+
+def _named(node: ast.AST) -> str | None:
+    match node:
+        case ast.ImportFrom(module=name) | ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Constant(value=str(text)) if text.isidentifier():
+            return text
+    return None
+
+
 def test_no_modules_import_one_another_in_a_circle() -> None:
     graph = imports(parsed())
     # The package looks `Experiment` up in `fedlens.api` when it is asked for.
@@ -158,6 +175,16 @@ def test_no_attribute_of_the_project_is_looked_for_by_a_string() -> None:
 
 def test_no_class_name_stands_for_two_things() -> None:
     assert repeated(parsed()) - NAMES_LEFT == set()
+
+
+def test_only_the_kind_of_the_data_says_what_the_task_is() -> None:
+    assert naming_a_task(parsed()) == set()
+    for line in (
+        "from fedlens.tasks.classification import X",
+        "kind == 'classification'",
+        "Classification()",
+    ):
+        assert naming_a_task({"engines/new.py": ast.parse(line)}) == {"engines/new.py"}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fedlens.algorithms import ALGORITHMS
 from fedlens.core.protocol import Arithmetic, Call, Client, ModelSpec, RoundContext
 from fedlens.core.random import Rng, Secrets
 from fedlens.data.client_datasets import ClientDataset
-from fedlens.data.federated import TensorExamples
+from fedlens.data.dataset import Examples
 from fedlens.engines.executor import moved
 from fedlens.local import training
 from fedlens.local.vectorized import model as stacked_model
@@ -58,7 +58,7 @@ def small(shape: Any, classes: int) -> nn.Module:
 
 def there(k: int) -> Client:
     images, labels = torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64)
-    examples = TensorExamples(images, labels).on(GPU, 10_000)
+    examples = Examples(images, labels).on(GPU, 10_000)
     data = ClientDataset(examples, torch.arange(3, 13), (0.5,), (0.2,))
     return Client(k, data, {}, Secrets((k,)), {}, GPU)
 

@@ -5,13 +5,13 @@ import pytest
 
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
-from fedlens.report.downsample import Excerpt, excerpt, ranked, short
+from fedlens.report.downsample import PartitionSample, ranked, sample_partition, short
 from tests.unit.report.fake_run import class_counts, make_partition
 
 
-def shown(p: Partition, clients: int = 10, classes: int = 10) -> Excerpt:
+def shown(p: Partition, clients: int = 10, classes: int = 10) -> PartitionSample:
     assert p.census is not None
-    return excerpt(p, p.census, clients, classes)
+    return sample_partition(p, p.census, clients, classes)
 
 
 def test_all_of_few_clients_in_their_order() -> None:

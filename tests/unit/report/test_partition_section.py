@@ -116,24 +116,24 @@ def test_zeros_are_counted_where_an_axis_cannot_show_them(tmp_path: Path) -> Non
 
 def test_nobody_has_anything(tmp_path: Path) -> None:
     words = page_of(make_partition(np.zeros((3, 2), int)), tmp_path).words
-    assert "Examples a client 0" in words
+    assert "Examples per client 0" in words
     assert "Mean EMD" not in words
 
 
 def test_one_client(tmp_path: Path) -> None:
     words = page_of(make_partition(np.array([[3, 4]])), tmp_path).words
-    assert "scattered over 1 client by own" in words
+    assert "partitioned over 1 client by own" in words
     assert "Share of each class, the one client" in words
 
 
 def test_no_client(tmp_path: Path) -> None:
     empty = Partition((), np.empty(0, int), np.array([0]))
-    assert "Who has what" not in page_of(empty, tmp_path).words
+    assert "Data per client" not in page_of(empty, tmp_path).words
 
 
 def test_without_a_census_there_are_sizes(tmp_path: Path) -> None:
     page = page_of(replace(make_partition(class_counts(30, even=False)), census=None), tmp_path)
-    assert "The classes were not counted" in page.words
+    assert "Only sizes are shown" in page.words
     assert {trace["type"] for trace in page.traces()} == {"scatter"}
 
 
@@ -197,6 +197,6 @@ def test_nothing_that_a_user_names_becomes_markup(tmp_path: Path) -> None:
 def test_the_page_says_how_it_was_made(tmp_path: Path) -> None:
     p = make_partition(class_counts(3), spec={"name": "dirichlet", "alpha": 0.1, "size": None})
     words = page_of(p, tmp_path).words
-    for said in ("digits", "scattered over 3 clients by dirichlet", "alpha 0.1", "size not set", p.digest):
+    for said in ("digits", "partitioned over 3 clients by dirichlet", "alpha 0.1", "size not set", p.digest):
         assert said in words
     assert "Sizes: Gini coefficient 0" in words

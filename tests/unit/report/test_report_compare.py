@@ -120,7 +120,7 @@ def test_the_page_has_all_curves_on_one_axis_and_the_table(tmp_path: Path) -> No
 def test_curves_can_be_seen_over_time_and_bytes(tmp_path: Path) -> None:
     page = comparison([reaching(tmp_path, 0.6)], tmp_path)
     views = [value for name, value in page.attributes if name == "data-data"]
-    assert views[:3] == ['{"x": [[0, 1, 2]]}', '{"x": [[0, 1.5, 3.0]]}', '{"x": [[0, 360000, 720000]]}']
+    assert views[:3] == ['{"x":[[0,1,2]]}', '{"x":[[0,1.5,3.0]]}', '{"x":[[0,360000,720000]]}']
 
 
 def test_more_runs_than_colours_differ_in_dash(tmp_path: Path) -> None:

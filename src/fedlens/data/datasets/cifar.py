@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples, check_labels
 from fedlens.data.datasets.cifar_classes import CIFAR10_CLASSES, CIFAR100_CLASSES
-from fedlens.data.datasets.files import DAMAGED, missing
+from fedlens.data.datasets.missing_files import DAMAGED, missing
 from fedlens.data.download import Resource, extract, fetch
 
 SHAPE = (3, 32, 32)
@@ -32,7 +32,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Published:
+class CifarRelease:
     """What is published under a name: both forms, the archive to fetch, and what is known of the images."""
 
     name: str
@@ -50,7 +50,7 @@ class Published:
 
 _BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
-CIFAR10 = Published(
+CIFAR10 = CifarRelease(
     name="cifar10",
     binary=Form("cifar-10-batches-bin", tuple(f"{name}.bin" for name in _BATCHES), "test_batch.bin"),
     python=Form("cifar-10-batches-py", _BATCHES, "test_batch"),
@@ -68,7 +68,7 @@ CIFAR10 = Published(
     std=(0.2470, 0.2435, 0.2616),
 )
 
-CIFAR100 = Published(
+CIFAR100 = CifarRelease(
     name="cifar100",
     binary=Form("cifar-100-binary", ("train.bin",), "test.bin"),
     python=Form("cifar-100-python", ("train",), "test"),
@@ -108,7 +108,7 @@ def cifar100(root: Path, download: bool, seed: int) -> Dataset:
     return read_published(CIFAR100, root, download)
 
 
-def read_published(what: Published, root: Path, download: bool) -> Dataset:
+def read_published(what: CifarRelease, root: Path, download: bool) -> Dataset:
     """The dataset `what` below `root`, fetched first where neither form is there and `download` says so."""
     form = _find(what, root)
     if form is None and download:
@@ -136,7 +136,7 @@ def read_published(what: Published, root: Path, download: bool) -> Dataset:
     )
 
 
-def _find(what: Published, root: Path) -> Form | None:
+def _find(what: CifarRelease, root: Path) -> Form | None:
     """The form all of whose files are there: the binary one first, because it needs no unpickling."""
     for form in (what.binary, what.python):
         if all((root / form.folder / file).is_file() for file in (*form.train, form.test)):
@@ -145,7 +145,7 @@ def _find(what: Published, root: Path) -> Form | None:
 
 
 def _read_split(
-    what: Published, form: Form, paths: list[Path], count: int, coarse: NDArray[np.int64]
+    what: CifarRelease, form: Form, paths: list[Path], count: int, coarse: NDArray[np.int64]
 ) -> Examples:
     """All files of a split, each read straight into its place; the groups of the classes go into `coarse`."""
     each = count // len(paths)

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples, channel_moments, check_labels
-from fedlens.data.datasets.files import missing
 from fedlens.data.datasets.idx import IMAGES_MAGIC, LABELS_MAGIC, SIDE, read_idx
+from fedlens.data.datasets.missing_files import missing
 from fedlens.data.datasets.zips import unzip
 from fedlens.data.download import Resource, fetch
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from fedlens.core.errors import DataError, nearest
-from fedlens.data.datasets.files import DAMAGED
+from fedlens.data.datasets.missing_files import DAMAGED
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.settings import WholePath
 from fedlens.data.table import Table

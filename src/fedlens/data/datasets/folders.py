@@ -16,7 +16,7 @@ PHOTO_MEAN, PHOTO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def by_hand(name: str, folder: Path, wanted: str, how: str) -> DataError:
     """The error for a dataset that is not on disk and that --download does not fetch: `how` to get it."""
     return DataError(
-        f"the data of '{name}' are not there, and --download does not fetch them: looked for {wanted}",
+        f"'{name}' not found, and --download does not fetch it: looked for {wanted}",
         where=str(folder),
         hint=f"{how}; --data-dir or the environment variable FEDLENS_DATA names another folder to look in",
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples, check_labels
-from fedlens.data.datasets.files import DAMAGED, missing
+from fedlens.data.datasets.missing_files import DAMAGED, missing
 from fedlens.data.download import Resource, fetch
 
 IMAGES_MAGIC, LABELS_MAGIC = 2051, 2049
@@ -22,7 +22,7 @@ SIDE = 28
 
 
 @dataclass(frozen=True)
-class Published:
+class IdxRelease:
     """What is published under a name: where it is, how much of it there is, and what it says."""
 
     name: str
@@ -44,7 +44,7 @@ FILES = (
     "t10k-labels-idx1-ubyte",
 )
 
-MNIST = Published(
+MNIST = IdxRelease(
     name="mnist",
     folder="MNIST/raw",
     mirrors=("https://ossci-datasets.s3.amazonaws.com/mnist/",),
@@ -62,7 +62,7 @@ MNIST = Published(
     source="MNIST, LeCun, Cortes and Burges 1998",
 )
 
-FASHION_MNIST = Published(
+FASHION_MNIST = IdxRelease(
     name="fashion-mnist",
     folder="FashionMNIST/raw",
     mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
@@ -110,7 +110,7 @@ def fashion_mnist(root: Path, download: bool, seed: int) -> Dataset:
     return read_published(FASHION_MNIST, root, download)
 
 
-def read_published(what: Published, root: Path, download: bool) -> Dataset:
+def read_published(what: IdxRelease, root: Path, download: bool) -> Dataset:
     """The dataset `what` below `root`, fetched first where it is not there and `download` says so."""
     folder = root / what.folder
     paths = [_find(folder, file) for file in FILES]

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.files import DAMAGED, missing
 from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand
 from fedlens.data.datasets.inaturalist_lists import (
     GEO,
@@ -31,6 +30,7 @@ from fedlens.data.datasets.inaturalist_metadata import (
     find_metadata,
     read_metadata,
 )
+from fedlens.data.datasets.missing_files import DAMAGED, missing
 from fedlens.data.datasets.picture_size import Size, size_of
 from fedlens.data.images import ImageFiles, Paths
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from fedlens.core.errors import DataError
 from fedlens.data.datasets.federated_csv import Listing, check_apart, read_header, read_list
-from fedlens.data.datasets.files import DAMAGED
 from fedlens.data.datasets.inaturalist_metadata import (
     FOLDER,
     HOW,
@@ -21,6 +20,7 @@ from fedlens.data.datasets.inaturalist_metadata import (
     stems,
     walk,
 )
+from fedlens.data.datasets.missing_files import DAMAGED
 from fedlens.data.download import Resource, fetch
 
 LISTS = "federated_vision_datasets"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.data.datasets.files import DAMAGED
+from fedlens.data.datasets.missing_files import DAMAGED
 from fedlens.data.partition.drawing import streams
 from fedlens.data.table import Table
 

@@ -13,9 +13,9 @@ from pydantic import Field
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.federated_csv import Listing, check_apart, read_list, read_rows
-from fedlens.data.datasets.files import DAMAGED, missing
 from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD
 from fedlens.data.datasets.landmark_rules import Rules, kept_images, leftover_images
+from fedlens.data.datasets.missing_files import DAMAGED, missing
 from fedlens.data.datasets.picture_size import Size, size_of
 from fedlens.data.datasets.zips import unzip
 from fedlens.data.download import Resource, fetch
@@ -40,7 +40,7 @@ _TFF = "https://storage.googleapis.com/tff-datasets-public"
 
 
 @dataclass(frozen=True)
-class Published:
+class LandmarkLists:
     """The lists of a published population. URLs and MD5s are those in TensorFlow Federated's source.
 
     Args:
@@ -58,7 +58,7 @@ class Published:
     counts: tuple[int, int, int, int] | None
 
 
-USER_160K = Published(
+USER_160K = LandmarkLists(
     name="landmarks-user-160k",
     folder="landmarks-user-160k",
     train="federated_train.csv",
@@ -72,7 +72,7 @@ USER_160K = Published(
     ),
     counts=(164_172, 1_262, 2_028, 19_526),
 )
-GLD23K = Published(
+GLD23K = LandmarkLists(
     name="gld23k",
     folder="gld23k",
     train="mini_gld_train_split.csv",
@@ -145,7 +145,7 @@ def gld23k(root: Path, download: bool, seed: int, *, size: Size = 224) -> Datase
     return _from_lists(GLD23K, found, root, size_of(size))
 
 
-def _find_lists(what: Published, root: Path, download: bool) -> tuple[Path, Path] | None:
+def _find_lists(what: LandmarkLists, root: Path, download: bool) -> tuple[Path, Path] | None:
     """(training list, test list), fetched where they are not there and `download` says so."""
     folder = root / LISTS / what.folder
     lists = folder / what.train, folder / what.test
@@ -158,11 +158,11 @@ def _find_lists(what: Published, root: Path, download: bool) -> tuple[Path, Path
     return lists if all(path.is_file() for path in lists) else None
 
 
-def _members(what: Published) -> tuple[str, str]:
+def _members(what: LandmarkLists) -> tuple[str, str]:
     return f"{what.folder}/{what.train}", f"{what.folder}/{what.test}"
 
 
-def _from_lists(what: Published, found: tuple[Path, Path], root: Path, size: tuple[int, int]) -> Dataset:
+def _from_lists(what: LandmarkLists, found: tuple[Path, Path], root: Path, size: tuple[int, int]) -> Dataset:
     train, test = read_list(found[0]), read_list(found[1], None)
     check_apart(train, test)
     assert train.users is not None
@@ -171,7 +171,7 @@ def _from_lists(what: Published, found: tuple[Path, Path], root: Path, size: tup
     return _dataset(what.name, root, size, classes, _Split.of(train), _Split.of(test), (), False)
 
 
-def _check_counts(what: Published, train: Listing, test: Listing) -> None:
+def _check_counts(what: LandmarkLists, train: Listing, test: Listing) -> None:
     users = len(set(train.users.tolist())) if train.users is not None else 0
     counts = len(train), users, len(np.unique(train.classes)), len(test)
     if what.counts is not None and counts != what.counts:

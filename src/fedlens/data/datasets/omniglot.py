@@ -16,8 +16,8 @@ from pydantic import Field
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples, channel_moments
-from fedlens.data.datasets.files import DAMAGED, missing
 from fedlens.data.datasets.folders import folders_in, images_in
+from fedlens.data.datasets.missing_files import DAMAGED, missing
 from fedlens.data.datasets.zips import unzip
 from fedlens.data.decoding import fitted
 from fedlens.data.download import Resource, fetch

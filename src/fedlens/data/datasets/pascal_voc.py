@@ -11,8 +11,8 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets import sbd
-from fedlens.data.datasets.files import missing
 from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, check_present
+from fedlens.data.datasets.missing_files import missing
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
 from fedlens.data.datasets.voc_files import VocFolder, detection, no_leak
 from fedlens.data.download import Resource, extract, fetch

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.files import missing
 from fedlens.data.datasets.folders import read_lines
+from fedlens.data.datasets.missing_files import missing
 from fedlens.data.datasets.text import LETTER_NAMES, letter_ids
 from fedlens.data.download import Resource, fetch
 

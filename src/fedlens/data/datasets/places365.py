@@ -9,9 +9,9 @@ from pydantic import Field
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.files import missing
 from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, check_present, read_lines
 from fedlens.data.datasets.imagenet import photographs
+from fedlens.data.datasets.missing_files import missing
 from fedlens.data.download import Resource, extract, fetch
 
 FOLDERS = ("places365", "places365_standard", ".")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.files import missing
 from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, check_present, read_lines
 from fedlens.data.datasets.imagenet import class_names, in_class_folders, photographs, read_words
+from fedlens.data.datasets.missing_files import missing
 from fedlens.data.datasets.zips import unzip
 from fedlens.data.download import Resource, fetch
 

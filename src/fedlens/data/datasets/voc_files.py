@@ -14,7 +14,7 @@ from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Examples
 from fedlens.data.datasets.folders import check_present
-from fedlens.data.formats.xml_tree import Element, read_xml
+from fedlens.data.formats.xml_tree import Element, read_xml, text_of
 from fedlens.data.images import Fit, ImageFiles, Paths
 
 _HINT = "it is damaged or not the published file: fetch it again"
@@ -112,20 +112,21 @@ def read_annotation(path: Path) -> Annotation:
         raise _damaged(f"the image is said to be {width:g}x{height:g}", size, path)
     # Direct children only: an object of VOC may have parts (head, hand, foot) with boxes of their own.
     return Annotation(
-        int(width), int(height), tuple(_object(element, path) for element in root.all("object"))
+        int(width), int(height), tuple(_object(element, path) for element in root.findall("object"))
     )
 
 
 def _object(element: Element, path: Path) -> VocObject:
     box = _child(element, "bndbox", path)
     left, top, right, bottom = (_number(box, edge, path) for edge in ("xmin", "ymin", "xmax", "ymax"))
-    mark = element.first("difficult")
-    name = _child(element, "name", path).text
-    return VocObject(name, (left, top, right, bottom), mark is not None and mark.text == "1", element.line)
+    _child(element, "name", path)
+    name = text_of(element, "name") or ""
+    difficult = text_of(element, "difficult") == "1"
+    return VocObject(name, (left, top, right, bottom), difficult, element.sourceline)
 
 
 def _child(element: Element, name: str, path: Path) -> Element:
-    found = element.first(name)
+    found = element.find(name)
     if found is None:
         raise _damaged(f"<{element.tag}> has no <{name}>", element, path)
     return found
@@ -134,17 +135,18 @@ def _child(element: Element, name: str, path: Path) -> Element:
 def _number(element: Element, name: str, path: Path) -> float:
     """A number; some published corners have decimals."""
     child = _child(element, name, path)
+    text = (child.text or "").strip()
     try:
-        number = float(child.text)
+        number = float(text)
     except ValueError:
         number = float("nan")
     if not np.isfinite(number):
-        raise _damaged(f"<{name}> is '{child.text}', not a number", child, path)
+        raise _damaged(f"<{name}> is '{text}', not a number", child, path)
     return number
 
 
 def _damaged(what: str, element: Element, path: Path) -> DataError:
-    return DataError(what, where=f"{path}, line {element.line}", hint=_HINT)
+    return DataError(what, where=f"{path}, line {element.sourceline}", hint=_HINT)
 
 
 def detection(

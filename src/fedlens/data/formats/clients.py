@@ -24,7 +24,7 @@ _USES = {"path": "which file it is", "label": "its class", "split": "its split"}
 
 
 @dataclass(frozen=True)
-class ClientRule:
+class ClientAssignment:
     """How an example's client is found: at most one of the three; with none, a table's column `client` is taken.
 
     Args:
@@ -64,7 +64,7 @@ class ClientRule:
                 )
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> ClientRule:
+    def of(cls, settings: Mapping[str, Any]) -> ClientAssignment:
         """The rule in a reader's settings `client_column`, `client_level` and `client_pattern`."""
         return cls(*(settings.get(f"client_{name}") for name in ("column", "level", "pattern")))
 
@@ -122,7 +122,7 @@ def describe(
     >>> described.columns["client"].tolist()
     ['mercy', 'mercy', 'north']
     """
-    rule = ClientRule.of(settings)
+    rule = ClientAssignment.of(settings)
     described = Described()
     cells: dict[str, list[Any]] = {name: list(values) for name, values in (records or {}).items()}
     source: list[str] = [str(folder / name) for name in names]
@@ -230,7 +230,7 @@ def _splits(cells: Sequence[Any], source: Sequence[str], bad: set[int], findings
 
 
 def _clients(
-    rule: ClientRule,
+    rule: ClientAssignment,
     cells: Mapping[str, Sequence[Any]],
     names: Sequence[str],
     source: Sequence[str],
@@ -265,7 +265,7 @@ def _clients(
     return [client for client, _ in found]
 
 
-def _by_path(rule: ClientRule, name: str) -> tuple[str, str]:
+def _by_path(rule: ClientAssignment, name: str) -> tuple[str, str]:
     """(client, what is wrong where it is empty)."""
     if rule.pattern is not None:
         match = re.search(rule.pattern, name)

@@ -18,7 +18,7 @@ _AGAIN = "export the file again"
 
 
 @dataclass(frozen=True)
-class Image:
+class CocoImage:
     """One entry of `images`: its id, its file, its size where it is stated, and whatever else stands there."""
 
     key: int | str
@@ -28,7 +28,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Instances:
+class CocoInstances:
     """What a file of instances says.
 
     Args:
@@ -39,12 +39,12 @@ class Instances:
     """
 
     path: Path
-    images: list[Image]
+    images: list[CocoImage]
     categories: dict[int, str]
     crowds: int = 0
     annotations: dict[int | str, list[Mapping[str, Any]]] = field(default_factory=dict, repr=False)
 
-    def boxes(self, image: Image, findings: Findings) -> Iterator[RawBox]:
+    def boxes(self, image: CocoImage, findings: Findings) -> Iterator[RawBox]:
         """The objects of one image; `bbox` is [x, y, width, height], counted from 0.
 
         An annotation whose `bbox` is not four numbers is a finding.
@@ -61,7 +61,7 @@ class Instances:
             yield RawBox(where, key, (x, y, x + width, y + height), tuple(box))
 
 
-def read_instances(path: Path, findings: Findings) -> Instances | None:
+def read_instances(path: Path, findings: Findings) -> CocoInstances | None:
     """What the file `path` says, in COCO's format of instances (cocodataset.org, "Data format").
 
     What is wrong in it is added to `findings`: no JSON (with line and column), a table that is missing, entries
@@ -83,7 +83,7 @@ def read_instances(path: Path, findings: Findings) -> Instances | None:
     categories = _categories(tables["categories"], path, findings)
     images = _images(tables["images"], path, findings)
     annotations, crowds = _annotations(tables["annotations"], {image.key for image in images}, path, findings)
-    return Instances(path, images, categories, crowds, annotations)
+    return CocoInstances(path, images, categories, crowds, annotations)
 
 
 def read_json(path: Path, findings: Findings) -> Any:
@@ -142,8 +142,8 @@ def _categories(entries: list[Mapping[str, Any]], path: Path, findings: Findings
     return dict(sorted(found.items()))
 
 
-def _images(entries: list[Mapping[str, Any]], path: Path, findings: Findings) -> list[Image]:
-    found: dict[int | str, Image] = {}
+def _images(entries: list[Mapping[str, Any]], path: Path, findings: Findings) -> list[CocoImage]:
+    found: dict[int | str, CocoImage] = {}
     files: dict[str, int | str] = {}
     for number, entry in enumerate(entries, 1):
         key, file = entry.get("id"), entry.get("file_name")
@@ -167,7 +167,7 @@ def _images(entries: list[Mapping[str, Any]], path: Path, findings: Findings) ->
             if stated is None and (width, height) != (None, None):
                 what = f"its size is {_shown(width)} x {_shown(height)}"
                 findings.add(where, what, "write width and height in pixels")
-            found[key] = Image(key, inner, stated, entry)
+            found[key] = CocoImage(key, inner, stated, entry)
             files[inner] = key
     return list(found.values())
 

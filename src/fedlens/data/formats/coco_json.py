@@ -13,8 +13,8 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError
 from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats import options
-from fedlens.data.formats.coco_instances import Image, Instances, read_instances
+from fedlens.data.formats import common_settings as common
+from fedlens.data.formats.coco_instances import CocoImage, CocoInstances, read_instances
 from fedlens.data.formats.detection import below, detected, stored_sizes
 from fedlens.data.formats.scan import Scan, read
 from fedlens.data.formats.splits import split_named
@@ -31,7 +31,7 @@ def coco_json(
     download: bool,
     seed: int,
     *,
-    path: options.Folder,
+    path: common.Folder,
     annotations: Annotated[
         Files,
         Field(
@@ -46,15 +46,15 @@ def coco_json(
             "first image is found"
         ),
     ] = None,
-    size: options.Size = 512,
-    channels: options.Channels = 3,
-    fit: options.Fit = "pad",
-    test: options.Test = 0.2,
-    table: options.TableFile = None,
-    client_column: options.ClientColumn = None,
-    client_level: options.ClientLevel = None,
-    client_pattern: options.ClientPattern = None,
-    on_error: options.OnError = "stop",
+    size: common.Size = 512,
+    channels: common.Channels = 3,
+    fit: common.Fit = "pad",
+    test: common.Test = 0.2,
+    table: common.TableFile = None,
+    client_column: common.ClientColumn = None,
+    client_level: common.ClientLevel = None,
+    client_pattern: common.ClientPattern = None,
+    on_error: common.OnError = "stop",
 ) -> Dataset:
     """Boxes as COCO has them: JSON with `images`, `annotations` and `categories`, `bbox` as [x, y, width, height].
 
@@ -74,8 +74,8 @@ def coco_json(
     files; see `fedlens data check`.
     """
     settings = {
-        **options.form(path, size, channels, fit, test, on_error),
-        **options.whose(table, client_column, client_level, client_pattern),
+        **common.form(path, size, channels, fit, test, on_error),
+        **common.whose(table, client_column, client_level, client_pattern),
         "annotations": annotations,
         "images": images,
     }
@@ -87,7 +87,7 @@ class _Part:
     """One file of instances, the split it is for, and the folder that its images are in."""
 
     split: str | None
-    content: Instances
+    content: CocoInstances
     images: str
 
 
@@ -155,7 +155,7 @@ def _split_of(file: Path) -> str | None:
     return None
 
 
-def _image_folder(path: Path, given: Files, split: str | None, content: Instances) -> str:
+def _image_folder(path: Path, given: Files, split: str | None, content: CocoInstances) -> str:
     """The folder of a file's images, below `path`."""
     if isinstance(given, str):
         return given
@@ -178,7 +178,7 @@ def _image_folder(path: Path, given: Files, split: str | None, content: Instance
     return next((c for c in candidates if any((path / c / file).is_file() for file in first)), ".")
 
 
-def _categories(contents: Sequence[Instances], findings: Findings) -> dict[int, str]:
+def _categories(contents: Sequence[CocoInstances], findings: Findings) -> dict[int, str]:
     """The categories of all files by id; files that contradict each other are a finding."""
     found: dict[int, str] = {}
     for content in contents:
@@ -194,7 +194,7 @@ def _categories(contents: Sequence[Instances], findings: Findings) -> dict[int, 
     return dict(sorted(found.items()))
 
 
-def _records(images: Sequence[Image]) -> dict[str, list[Any]]:
+def _records(images: Sequence[CocoImage]) -> dict[str, list[Any]]:
     """What the entries of the images say beyond COCO's own fields, by name."""
     given = [{name: v for name, v in i.fields.items() if isinstance(v, str | int | float)} for i in images]
     names = dict.fromkeys(name for fields in given for name in fields if name not in _COCO_FIELDS)

@@ -12,10 +12,10 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats import options
+from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.cell_labels import as_setting, classes_in_cells, labels_of_cells
 from fedlens.data.formats.clients import Described, describe, listed, table_path
-from fedlens.data.formats.files import folders, image_names
+from fedlens.data.formats.folder_listing import folders, image_names
 from fedlens.data.formats.probe import probe_all
 from fedlens.data.formats.scan import Scan, read
 from fedlens.data.formats.splits import split_named
@@ -26,23 +26,23 @@ def image_folder(
     download: bool,
     seed: int,
     *,
-    path: options.Folder,
-    size: options.Size = 224,
-    channels: options.Channels = 3,
-    fit: options.Fit = "crop",
-    classes: options.Classes = None,
+    path: common.Folder,
+    size: common.Size = 224,
+    channels: common.Channels = 3,
+    fit: common.Fit = "crop",
+    classes: common.Classes = None,
     label_level: Annotated[
         int | None,
         Field(
             ge=1, description="folder that says the class, counted as client_level; by default 1, the first"
         ),
     ] = None,
-    test: options.Test = 0.2,
-    table: options.TableFile = None,
-    client_column: options.ClientColumn = None,
-    client_level: options.ClientLevel = None,
-    client_pattern: options.ClientPattern = None,
-    on_error: options.OnError = "stop",
+    test: common.Test = 0.2,
+    table: common.TableFile = None,
+    client_column: common.ClientColumn = None,
+    client_level: common.ClientLevel = None,
+    client_pattern: common.ClientPattern = None,
+    on_error: common.OnError = "stop",
 ) -> Dataset:
     """Photographs in folders: `path/CLASS/*.jpg`, `path/SPLIT/CLASS/*.jpg`, or a table `path,label,client,split`.
 
@@ -62,8 +62,8 @@ def image_folder(
     files; see `fedlens data check`.
     """
     settings = {
-        **options.form(path, size, channels, fit, test, on_error),
-        **options.whose(table, client_column, client_level, client_pattern),
+        **common.form(path, size, channels, fit, test, on_error),
+        **common.whose(table, client_column, client_level, client_pattern),
         "classes": classes,
         "label_level": label_level,
     }

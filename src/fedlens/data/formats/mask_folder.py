@@ -15,9 +15,9 @@ from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.dataset import VOID, Dataset
 from fedlens.data.decoding import stored_ids
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats import options
+from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.clients import describe, listed
-from fedlens.data.formats.files import folders, image_names
+from fedlens.data.formats.folder_listing import folders, image_names
 from fedlens.data.formats.probe import probe_all
 from fedlens.data.formats.scan import Scan, read
 from fedlens.data.formats.splits import split_named
@@ -31,7 +31,7 @@ def mask_folder(
     download: bool,
     seed: int,
     *,
-    path: options.Folder,
+    path: common.Folder,
     classes: Annotated[
         list[str],
         Field(min_length=2, max_length=255, description="names of the classes, in the order of `ids`"),
@@ -42,21 +42,21 @@ def mask_folder(
             description="number that the masks have for each class; by default 0 for the first, then 1, ..."
         ),
     ] = None,
-    size: options.Size = 256,
-    channels: options.Channels = 3,
-    fit: options.Fit = "crop",
+    size: common.Size = 256,
+    channels: common.Channels = 3,
+    fit: common.Fit = "crop",
     images: Annotated[str, Field(min_length=1, description="folder of the images, below `path`")] = "images",
     masks: Annotated[str, Field(min_length=1, description="folder of the masks, below `path`")] = "masks",
     suffix: Annotated[
         str, Field(description="what a mask's name has beyond its image's, before the ending: '_mask'")
     ] = "",
     void: Annotated[int, Field(ge=0, le=255, description="the id of pixels that count for nothing")] = VOID,
-    test: options.Test = 0.2,
-    table: options.TableFile = None,
-    client_column: options.ClientColumn = None,
-    client_level: options.ClientLevel = None,
-    client_pattern: options.ClientPattern = None,
-    on_error: options.OnError = "stop",
+    test: common.Test = 0.2,
+    table: common.TableFile = None,
+    client_column: common.ClientColumn = None,
+    client_level: common.ClientLevel = None,
+    client_pattern: common.ClientPattern = None,
+    on_error: common.OnError = "stop",
 ) -> Dataset:
     """Images and masks of class ids: `path/images/x.jpg` with `path/masks/x.png`, or `.../train/x.jpg` in both.
 
@@ -75,8 +75,8 @@ def mask_folder(
     files; see `fedlens data check`.
     """
     settings = {
-        **options.form(path, size, channels, fit, test, on_error),
-        **options.whose(table, client_column, client_level, client_pattern),
+        **common.form(path, size, channels, fit, test, on_error),
+        **common.whose(table, client_column, client_level, client_pattern),
         "classes": classes,
         "ids": ids,
         "images": images,

@@ -16,8 +16,8 @@ from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.diagnostics import Findings
+from fedlens.data.formats.common_settings import height_width
 from fedlens.data.formats.leaks import check_leaks, same_content
-from fedlens.data.formats.options import height_width
 from fedlens.data.formats.splits import check_splits, draw_test
 from fedlens.data.images import Fit, ImageFiles, Paths, sample_moments
 

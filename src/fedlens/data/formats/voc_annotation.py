@@ -9,13 +9,13 @@ from pathlib import Path
 from fedlens.core.errors import DataError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.objects import RawBox
-from fedlens.data.formats.xml_tree import Element, read_xml
+from fedlens.data.formats.xml_tree import Element, read_xml, text_of
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 @dataclass(frozen=True)
-class Annotation:
+class VocAnnotation:
     """What the file of one image says: the file name and size it states, and its objects."""
 
     path: Path
@@ -25,7 +25,7 @@ class Annotation:
     difficult: int
 
 
-def read_annotation(path: Path, findings: Findings, first_pixel: int = 1) -> Annotation | None:
+def read_annotation(path: Path, findings: Findings, first_pixel: int = 1) -> VocAnnotation | None:
     """What the file `path` says; None, and a finding, where it is no XML of that kind.
 
     VOC counts pixels from 1 and includes the last one: a box over the whole of a 640 x 480 image is 1, 1, 640,
@@ -42,61 +42,60 @@ def read_annotation(path: Path, findings: Findings, first_pixel: int = 1) -> Ann
         return None
     if root.tag != "annotation":
         what = f"it is a <{root.tag}>, and an <annotation> is wanted"
-        findings.add(f"{path}, line {root.line}", what, "export it in the format of Pascal VOC")
+        findings.add(f"{path}, line {root.sourceline}", what, "export it in the format of Pascal VOC")
         return None
     objects = []
     difficult = 0
-    for entry in root.all("object"):
+    for entry in root.findall("object"):
         found = _object(entry, path, first_pixel, findings)
         if found is not None:
             objects.append(found)
-            difficult += _text(entry, "difficult") == "1"
-    return Annotation(path, _text(root, "filename"), _size(root, path, findings), tuple(objects), difficult)
+            difficult += text_of(entry, "difficult") == "1"
+    return VocAnnotation(
+        path, text_of(root, "filename"), _size(root, path, findings), tuple(objects), difficult
+    )
 
 
 def _object(entry: Element, path: Path, first_pixel: int, findings: Findings) -> RawBox | None:
-    where = f"{path}, line {entry.line}"
-    name, box = _text(entry, "name"), entry.first("bndbox")
+    where = f"{path}, line {entry.sourceline}"
+    name, box = text_of(entry, "name"), entry.find("bndbox")
     if not name:
         findings.add(where, "the object has no <name>", "name its class, or remove the object")
         return None
     if box is None:
         findings.add(where, f"the object '{name}' has no <bndbox>", "draw its box, or remove the object")
         return None
-    texts = [_text(box, side) for side in _SIDES]
+    texts = [text_of(box, side) for side in _SIDES]
     for side, text in zip(_SIDES, texts, strict=True):
         if text is None or _float(text) is None:
             what = f"<{side}> is missing" if text is None else f"<{side}> is '{text}', not a number"
-            inner = box.first(side) or box
-            findings.add(f"{path}, line {inner.line}", what, "correct the number, or remove the object")
+            inner = box if text is None else box.find(side)
+            findings.add(f"{path}, line {inner.sourceline}", what, "correct the number, or remove the object")
             return None
     xmin, ymin, xmax, ymax = (float(text) for text in texts if text is not None)
     away = first_pixel if xmax > xmin and ymax > ymin else 0
-    return RawBox(f"{path}, line {box.line}", name, (xmin - away, ymin - away, xmax, ymax), tuple(texts))
+    return RawBox(
+        f"{path}, line {box.sourceline}", name, (xmin - away, ymin - away, xmax, ymax), tuple(texts)
+    )
 
 
 def _size(root: Element, path: Path, findings: Findings) -> tuple[int, int] | None:
     """(width, height) where the file states them. That they are missing is no fault: the image has them."""
-    size = root.first("size")
+    size = root.find("size")
     if size is None:
         return None
     sides = []
     for side in ("width", "height"):
-        text = _text(size, side)
+        text = text_of(size, side)
         number = None if text is None else _float(text)
         if number is None or number < 1 or number != int(number):
             what = f"<{side}> is missing" if text is None else f"<{side}> is '{text}'"
-            inner = size.first(side) or size
+            inner = size if text is None else size.find(side)
             hint = "write the pixels of the image, or remove <size>"
-            findings.add(f"{path}, line {inner.line}", what, hint)
+            findings.add(f"{path}, line {inner.sourceline}", what, hint)
             return None
         sides.append(int(number))
     return sides[0], sides[1]
-
-
-def _text(element: Element, tag: str) -> str | None:
-    found = element.first(tag)
-    return None if found is None else found.text
 
 
 def _float(text: str) -> float | None:

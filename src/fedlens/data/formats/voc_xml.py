@@ -11,12 +11,12 @@ from pydantic import Field
 
 from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats import options
+from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.detection import below, by_stem, detected, folder_splits, numbered, stored_sizes
-from fedlens.data.formats.files import folders, image_names
+from fedlens.data.formats.folder_listing import folders, image_names
 from fedlens.data.formats.scan import Scan, read
 from fedlens.data.formats.texts import read_text
-from fedlens.data.formats.voc_annotation import Annotation, read_annotation
+from fedlens.data.formats.voc_annotation import VocAnnotation, read_annotation
 
 
 def voc_xml(
@@ -24,7 +24,7 @@ def voc_xml(
     download: bool,
     seed: int,
     *,
-    path: options.Folder,
+    path: common.Folder,
     images: Annotated[str, Field(description="folder of the images, below `path`")] = "JPEGImages",
     annotations: Annotated[str, Field(description="folder of the XML files, below `path`")] = "Annotations",
     lists: Annotated[
@@ -42,16 +42,16 @@ def voc_xml(
             description="1: boxes count pixels from 1 and include the last, as VOC; 0: edges counted from 0"
         ),
     ] = 1,
-    classes: options.Classes = None,
-    size: options.Size = 512,
-    channels: options.Channels = 3,
-    fit: options.Fit = "pad",
-    test: options.Test = 0.2,
-    table: options.TableFile = None,
-    client_column: options.ClientColumn = None,
-    client_level: options.ClientLevel = None,
-    client_pattern: options.ClientPattern = None,
-    on_error: options.OnError = "stop",
+    classes: common.Classes = None,
+    size: common.Size = 512,
+    channels: common.Channels = 3,
+    fit: common.Fit = "pad",
+    test: common.Test = 0.2,
+    table: common.TableFile = None,
+    client_column: common.ClientColumn = None,
+    client_level: common.ClientLevel = None,
+    client_pattern: common.ClientPattern = None,
+    on_error: common.OnError = "stop",
 ) -> Dataset:
     """Boxes as Pascal VOC has them: `path/JPEGImages/x.jpg`, `path/Annotations/x.xml`, lists in `ImageSets/Main`.
 
@@ -72,8 +72,8 @@ def voc_xml(
     files; see `fedlens data check`.
     """
     settings = {
-        **options.form(path, size, channels, fit, test, on_error),
-        **options.whose(table, client_column, client_level, client_pattern),
+        **common.form(path, size, channels, fit, test, on_error),
+        **common.whose(table, client_column, client_level, client_pattern),
         "images": images,
         "annotations": annotations,
         "lists": lists,
@@ -194,7 +194,7 @@ def _picture(row: _Row, layout: _Layout, findings: Findings) -> str | None:
 
 def _annotation(
     row: _Row, name: str, layout: _Layout, first_pixel: int, findings: Findings
-) -> Annotation | None:
+) -> VocAnnotation | None:
     """What is said of the image `name`; None, and a finding, where that is nothing that can be used."""
     if row.stem not in layout.texts:
         what = f"the image has no '{row.stem}.xml' in {layout.annotations.name}"

@@ -1,27 +1,25 @@
-"""The names of the classes of a YOLO dataset: one a line in a text file, or the `names` of data.yaml."""
+"""The class names of a YOLO dataset: one per line in a text file, or the `names` of data.yaml."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedlens.core.errors import DataError
+
+if TYPE_CHECKING:
+    import yaml
 
 LISTS = ("classes.txt", "labels/classes.txt", "obj.names", "data/obj.names")
 YAMLS = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 
-_NAMES = re.compile(r"names\s*:(?:\s+(.*)|)$")
-_WORD = r"'(?:[^']|'')*'|\"[^\"\\]*\"|[^\s'\"\[\]{},:#&*!|>%@`-][^'\"\[\]{},:#]*"
-_ITEM = re.compile(rf"-\s+({_WORD})\s*$")
-_PAIR = re.compile(rf"(\d+)\s*:\s+({_WORD})\s*$")
-_QUOTED_OR_COMMENT = re.compile(r"('[^']*'|\"[^\"]*\")|(?:^|\s)#.*$")
 _HINT = 'write them as a list, names: ["cat", "dog"], or give the setting classes'
 
 
 def find_names(folder: Path) -> tuple[list[str], Path] | None:
-    """(names in the order of their numbers, the file they stand in); None where no such file is in `folder`.
+    """(class names in the order of their numbers, the file with them); None if `folder` has no such file.
 
-    Raises `DataError` where the file cannot be read as one.
+    Raises `DataError` if the file cannot be read.
     """
     for name in (*LISTS, *YAMLS):
         path = folder / name
@@ -47,88 +45,49 @@ def _lines(text: str, path: Path) -> list[str]:
 
 
 def yaml_names(text: str, where: str) -> list[str]:
-    """The names of the classes in a data.yaml, of which nothing else is read.
+    """The class names in the text of a data.yaml: a list, or names numbered from 0.
 
-    They may stand as a list or numbered from 0, in one line or one a line. Raises `DataError` where they stand
-    in another way: YAML has many more.
+    Names are taken as they are written: `yes` and `1.0` are strings. No object is constructed from the file.
+
+    Raises `DataError` with the line if the YAML is broken or `names` is neither form.
 
     >>> yaml_names("nc: 2\\nnames: ['cat', dog]  # in order", "data.yaml")
     ['cat', 'dog']
     >>> yaml_names("names:\\n  0: cat\\n  1: dog\\n", "data.yaml")
     ['cat', 'dog']
     """
-    lines = [
-        _QUOTED_OR_COMMENT.sub(lambda found: found[1] or "", line).rstrip() for line in text.splitlines()
-    ]
-    for number, line in enumerate(lines):
-        if match := _NAMES.match(line):
-            rest = (match[1] or "").strip()
-            items = _flow(lines, number, rest) if rest else _block(lines[number + 1 :])
-            names = _in_order(items)
-            if not names:
-                raise DataError(
-                    "the names of the classes cannot be read",
-                    where=f"{where}, line {number + 1}",
-                    hint=_HINT,
-                )
+    import yaml  # here, because only this format needs it
+
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:  # recursion: thousands of brackets
+        problem, line = str(error).partition("\n")[0], ""
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            problem, line = str(error.problem), f", line {error.problem_mark.line + 1}"
+        raise DataError(f"the YAML is broken: {problem}", where=f"{where}{line}", hint=_HINT) from error
+    entries = root.value if isinstance(root, yaml.MappingNode) else []
+    for key, value in entries:
+        if key.value == "names":
+            names = [node.value for node in _in_order(value)]
+            # A name of several lines, or a list in place of a name, is a slip.
+            if not names or not all(isinstance(name, str) and name and name.isprintable() for name in names):
+                place = f"{where}, line {key.start_mark.line + 1}"
+                raise DataError("the names of the classes cannot be read", where=place, hint=_HINT)
             return _distinct(names, where)
     raise DataError("there are no 'names' in it", where=where, hint=_HINT)
 
 
-def _flow(lines: list[str], number: int, rest: str) -> list[str]:
-    """The items between brackets, each `word` or `number: word`; none where it is something else."""
-    close = {"[": "]", "{": "}"}.get(rest[0])
-    if close is None:
+def _in_order(names: yaml.Node) -> list[yaml.Node]:
+    """The nodes of the names; empty unless they are a list, or numbered from 0 without gaps."""
+    import yaml
+
+    if isinstance(names, yaml.SequenceNode):
+        return list(names.value)
+    if not isinstance(names, yaml.MappingNode):
         return []
-    text = rest
-    for line in lines[number + 1 :]:
-        if text.endswith(close):
-            break
-        text += f" {line.strip()}"
-    if not text.endswith(close):
-        return []
-    item = _WORD if close == "]" else rf"\d+\s*:\s+(?:{_WORD})"
-    inner = text[1:-1].strip().removesuffix(",").strip()
-    found = [match[0].strip() for match in re.finditer(item, inner)]
-    # What is left between the items has to be their commas, and nothing else.
-    left = re.sub(r"\s", "", re.sub(item, "", inner))
-    return found if left == "," * (len(found) - 1) else []
-
-
-def _block(lines: list[str]) -> list[str]:
-    """The items one a line, each `- word` or `number: word`; none where a line is something else."""
-    found: list[str] = []
-    for line in lines:
-        if not line.strip():
-            continue
-        if not line[0].isspace() and not line.startswith("-"):
-            break
-        text = line.strip()
-        if item := _ITEM.fullmatch(text):
-            found.append(item[1].strip())
-        elif _PAIR.fullmatch(text):
-            found.append(text)
-        else:
-            return []
-    return found
-
-
-def _in_order(items: list[str]) -> list[str]:
-    """The bare names; none where some are numbered and not all from 0 on."""
-    pairs = [_PAIR.fullmatch(item) for item in items]
-    if not any(pairs):
-        return [_bare(item) for item in items]
-    numbered = {int(pair[1]): _bare(pair[2].strip()) for pair in pairs if pair}
-    if len(numbered) < len(items) or sorted(numbered) != list(range(len(items))):
-        return []
-    return [numbered[at] for at in range(len(items))]
-
-
-def _bare(word: str) -> str:
-    quote = word[0]
-    if quote in "'\"":
-        return word[1:-1].replace("''", "'") if quote == "'" else word[1:-1]
-    return word
+    numbered = {key.value: value for key, value in names.value if isinstance(key, yaml.ScalarNode)}
+    nodes = [numbered.get(str(number)) for number in range(len(names.value))]
+    return [node for node in nodes if node is not None] if None not in nodes else []
 
 
 def _distinct(names: list[str], where: str) -> list[str]:

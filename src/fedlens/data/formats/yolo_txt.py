@@ -11,10 +11,10 @@ from typing import Any
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats import options
+from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.clients import listed
 from fedlens.data.formats.detection import by_stem, detected, folder_splits, numbered, stored_sizes
-from fedlens.data.formats.files import image_names
+from fedlens.data.formats.folder_listing import image_names
 from fedlens.data.formats.objects import RawBox
 from fedlens.data.formats.scan import Scan, read
 from fedlens.data.formats.texts import read_text
@@ -29,17 +29,17 @@ def yolo_txt(
     download: bool,
     seed: int,
     *,
-    path: options.Folder,
-    classes: options.Classes = None,
-    size: options.Size = 512,
-    channels: options.Channels = 3,
-    fit: options.Fit = "pad",
-    test: options.Test = 0.2,
-    table: options.TableFile = None,
-    client_column: options.ClientColumn = None,
-    client_level: options.ClientLevel = None,
-    client_pattern: options.ClientPattern = None,
-    on_error: options.OnError = "stop",
+    path: common.Folder,
+    classes: common.Classes = None,
+    size: common.Size = 512,
+    channels: common.Channels = 3,
+    fit: common.Fit = "pad",
+    test: common.Test = 0.2,
+    table: common.TableFile = None,
+    client_column: common.ClientColumn = None,
+    client_level: common.ClientLevel = None,
+    client_pattern: common.ClientPattern = None,
+    on_error: common.OnError = "stop",
 ) -> Dataset:
     """Boxes as YOLO has them: `path/images/train/x.jpg` and `path/labels/train/x.txt`, `class cx cy w h` a line.
 
@@ -61,8 +61,8 @@ def yolo_txt(
     files; see `fedlens data check`.
     """
     settings = {
-        **options.form(path, size, channels, fit, test, on_error),
-        **options.whose(table, client_column, client_level, client_pattern),
+        **common.form(path, size, channels, fit, test, on_error),
+        **common.whose(table, client_column, client_level, client_pattern),
         "classes": classes,
     }
     return read(scan, settings, seed)

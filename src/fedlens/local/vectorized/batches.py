@@ -38,12 +38,12 @@ def batches(group: Group, like: Tensor) -> Iterator[Batch]:
 
 
 def held(data: Any, n: int) -> int:
-    """The bytes of images that each of the clients holds while it trains, where they have n examples and such data."""
-    return 0 if _gatherable([data]) or not hasattr(data, "held") else int(data.held(n))
+    """The bytes of images that a client with n examples keeps in memory while it trains."""
+    return 0 if _gatherable([data]) else int(data.held(n))
 
 
 def _gatherable(datas: Sequence[Any]) -> bool:
-    return hasattr(datas[0], "beside") and bool(datas[0].beside(datas[1:]))
+    return bool(datas[0].beside(datas[1:]))
 
 
 def stretches(contexts: Sequence[LocalContext], like: Tensor) -> Iterator[Batch]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.arithmetic import gradients_of
+from fedlens.core.profiling import scope, scoped
 from fedlens.local.optimizers import OptimizerState, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors
 from fedlens.local.training import Train
@@ -53,7 +54,7 @@ class Steps:
         counts: list[list[int]] = []
         n = len(self.group)
         with self.model.ready(self.group.masks) as masks:
-            for batch in batches(self.group, self.weights[0]):
+            for batch in scoped("data", batches(self.group, self.weights[0])):
                 masks.begin(batch.counts, batch.inputs.shape[1])
                 losses.append(self._step(batch, masks))
                 counts.append(batch.counts)
@@ -72,7 +73,8 @@ class Steps:
         at_anchor: Tensors = []
         if rule.traits.anchored:
             anchor = [value.expand(active, *value.shape) for value in self.group.anchor]
-            _, at_anchor = gradients(self.train, self.model, anchor, batch, contexts)
+            with scope("rule"):
+                _, at_anchor = gradients(self.train, self.model, anchor, batch, contexts)
             masks.again()
             for context in contexts:
                 context.problem.seen += 1
@@ -80,11 +82,13 @@ class Steps:
             return self._straight(batch, weights, contexts)
         losses, found = gradients(self.train, self.model, weights, batch, contexts, self.looks)
         if rule.grad is not None:
-            found = self._bent(found, weights, at_anchor, batch)
+            with scope("rule"):
+                found = self._bent(found, weights, at_anchor, batch)
         if self.train.settings.clip_norm is not None:
             found = _clipped(found, self.train.settings.clip_norm)
         kept = {name: [v[:active] if v.dim() else v for v in values] for name, values in self.kept.items()}
-        optimizer(self.train.settings, self.group.lr, kept)(weights, found)
+        with scope("optimizer"):
+            optimizer(self.train.settings, self.group.lr, kept)(weights, found)
         self.kept = kept  # whoever has no steps left has no use for it any more
         return losses
 
@@ -93,10 +97,15 @@ class Steps:
         lr, stack = self.group.lr, self.model.stack
         stack.products = []
         try:
-            (losses, root), leaves = descended(self.train, self.model, weights, batch, contexts, self.looks)
-            slopes = batch.weights.to(root.dtype) if root.dim() else None
-            found = differentiated(root, leaves, slopes)
-            descend(weights, found, stack.products, lr)
+            with scope("forward"):
+                (losses, root), leaves = descended(
+                    self.train, self.model, weights, batch, contexts, self.looks
+                )
+            with scope("backward"):
+                slopes = batch.weights.to(root.dtype) if root.dim() else None
+                found = differentiated(root, leaves, slopes)
+            with scope("optimizer"):
+                descend(weights, found, stack.products, lr)
         finally:
             stack.products = None
         return losses
@@ -191,9 +200,11 @@ def gradients(
     looks: StackedLooks | None = None,
 ) -> tuple[Tensor, Tensors]:
     """The mean of the task's loss at each client, [A], and the gradients of what it descends, each [A, ...]."""
-    (losses, root), leaves = descended(train, model, weights, batch, contexts, looks)
-    total = (root * batch.weights).sum() if root.dim() else root
-    return losses, gradients_of(total, leaves, model.learner.half, stacked=True)
+    with scope("forward"):
+        (losses, root), leaves = descended(train, model, weights, batch, contexts, looks)
+        total = (root * batch.weights).sum() if root.dim() else root
+    with scope("backward"):
+        return losses, gradients_of(total, leaves, model.learner.half, stacked=True)
 
 
 def _clipped(gradients: Tensors, largest: float) -> Tensors:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.errors import out_of_memory, told
-from fedlens.core.protocol import Call, Client, Obstacle, Outcome, Payload
+from fedlens.core.protocol import Call, Client, ClientExamples, Obstacle, Outcome, Payload
 from fedlens.core.random import Rng, Secrets, random_state_kept
 from fedlens.core.tree import Tree, tree_of
 from fedlens.local.features import OWN
@@ -183,7 +183,7 @@ def _loss(loss: Tensor, outputs: Tensor, targets: Tensor, context: LocalContext)
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Rows(ClientExamples):
     """A small client's data, in the given order again and again."""
 
     inputs: Tensor

@@ -76,5 +76,5 @@ def test_a_label_out_of_range_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_fetched(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--download does not fetch them"):
+    with pytest.raises(DataError, match="--download does not fetch it"):
         femnist(tmp_path, True, 0)

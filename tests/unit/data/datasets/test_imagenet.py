@@ -80,7 +80,7 @@ def test_names_are_told_apart() -> None:
 
 def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path)
-    with pytest.raises(DataError, match="--download does not fetch them") as caught:
+    with pytest.raises(DataError, match="--download does not fetch it") as caught:
         imagenet(tmp_path, True, 0)
     assert "image-net.org" in str(caught.value.hint)
     data = write_flat(folder, [1, 2, 3])

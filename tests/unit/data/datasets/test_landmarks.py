@@ -31,7 +31,7 @@ TRAIN = [("7", "0a1", 0), ("12", "0b2", 1), ("7", "1c3", 2), ("12", "1d4", 0), (
 TEST = [("f00", 0), ("f01", 2)]
 
 
-def write_lists(root: Path, what: landmarks.Published) -> None:
+def write_lists(root: Path, what: landmarks.LandmarkLists) -> None:
     folder = root / "federated_vision_datasets" / what.folder
     folder.mkdir(parents=True, exist_ok=True)
     rows = [f"{user},{image},{kind}\n" for user, image, kind in TRAIN]
@@ -51,7 +51,7 @@ IDS = [image for _, image, _ in TRAIN] + [image for image, _ in TEST]
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> landmarks.Published:
+def small(monkeypatch: pytest.MonkeyPatch) -> landmarks.LandmarkLists:
     what = replace(USER_160K, counts=(5, 3, 3, 2))
     monkeypatch.setattr(landmarks, "USER_160K", what)
     return what
@@ -59,7 +59,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> landmarks.Published:
 
 @pytest.mark.parametrize("layout", ["train/{0}/{1}/{2}/{id}.jpg", "{0}/{1}/{2}/{id}.jpg", "images/{id}.jpg"])
 def test_the_published_lists_are_read_with_images_in_either_layout(
-    tmp_path: Path, small: landmarks.Published, layout: str
+    tmp_path: Path, small: landmarks.LandmarkLists, layout: str
 ) -> None:
     write_lists(tmp_path, small)
     write_images(tmp_path, layout, IDS)
@@ -89,7 +89,7 @@ def test_gld23k_has_lists_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_partition_needs_no_images_and_who_wants_them_hears_how_to_get_them(
-    tmp_path: Path, small: landmarks.Published
+    tmp_path: Path, small: landmarks.LandmarkLists
 ) -> None:
     write_lists(tmp_path, small)
     bare = landmarks_user_160k(tmp_path, False, 0)
@@ -145,7 +145,7 @@ def test_nothing_there_says_what_was_looked_for(tmp_path: Path) -> None:
 
 
 def test_download_fetches_the_lists_and_takes_them_out_of_their_archive(
-    tmp_path: Path, small: landmarks.Published, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: landmarks.LandmarkLists, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_lists(tmp_path / "made", small)
     asked = []

@@ -157,7 +157,7 @@ def test_the_folders_are_found_where_people_put_them(tmp_path: Path, place: str)
 
 def test_missing_folders_and_files_are_an_error_that_says_how_to_make_them(tmp_path: Path) -> None:
     (tmp_path / "femnist" / "train").mkdir(parents=True)
-    with pytest.raises(DataError, match="the data of 'femnist' are not there") as caught:
+    with pytest.raises(DataError, match="'femnist' not found") as caught:
         split_folders(tmp_path, "femnist")
     assert "./preprocess.sh" in str(caught.value.hint)
     assert "FEDLENS_DATA" in str(caught.value.hint)

@@ -8,7 +8,7 @@ import pytest
 
 from fedlens.core.errors import ConfigError
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.clients import ClientRule, Described, describe, listed
+from fedlens.data.formats.clients import ClientAssignment, Described, describe, listed
 
 NAMES = ["north/ward1/a.png", "north/ward2/b.png", "south/ward1/c.png"]
 
@@ -300,7 +300,7 @@ def test_numbers_that_are_no_coordinates_are_left_alone(tmp_path: Path) -> None:
 )
 def test_rules_that_are_none(settings: dict, where: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what) as caught:
-        ClientRule.of(settings)
+        ClientAssignment.of(settings)
     assert caught.value.where == where
 
 

@@ -14,7 +14,7 @@ from fedlens.core.registry import read_settings
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.coco_instances import read_instances
 from fedlens.data.formats.coco_json import coco_json, scan
-from fedlens.data.formats.formats import FORMATS
+from fedlens.data.formats.registry import FORMATS
 from fedlens.data.formats.scan import examine
 from tests.unit.data.formats.boxed import (
     HEIGHT,

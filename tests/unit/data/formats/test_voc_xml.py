@@ -66,11 +66,13 @@ def test_boxes_move_with_the_pixels(tmp_path: Path) -> None:
         ("", "DATA/x.xml: the file is empty; write it again, or remove it."),
         (
             "<annotation>\n<object>\n</annotation>",
-            "DATA/x.xml, line 3: the XML is broken: mismatched tag (column 3); write the file again, in UTF-8.",
+            "DATA/x.xml, line 3: the XML is broken: Opening and ending tag mismatch: object line 2 "
+            "and annotation (column 14); write the file again, in UTF-8.",
         ),
         (
             "<annotation>\n<object>\n",
-            "DATA/x.xml, line 3: the XML is broken: no element found (column 1); write the file again, in UTF-8.",
+            "DATA/x.xml, line 3: the XML is broken: Premature end of data in tag object line 2 (column 1); "
+            "write the file again, in UTF-8.",
         ),
         (
             "<!DOCTYPE a [<!ENTITY b 'c'>]>\n<annotation>&b;</annotation>",
@@ -79,7 +81,8 @@ def test_boxes_move_with_the_pixels(tmp_path: Path) -> None:
         ),
         (
             b'<?xml version="1.0" encoding="nonesuch"?><annotation/>',
-            "DATA/x.xml: the XML cannot be read: unknown encoding: nonesuch; save it in UTF-8.",
+            "DATA/x.xml, line 1: the XML is broken: Unsupported encoding: nonesuch (column 40); "
+            "write the file again, in UTF-8.",
         ),
         (
             "\n<html></html>",

@@ -247,14 +247,34 @@ def test_names_in_yaml(text: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["nc: 1\nnames: *x", "nc: 1\nnames: [a, [b]]", "nc: 1\nnames: [a,, b]", "nc: 1\nnames: []",
-     "nc: 1\nnames:\n  0: a\n  - b", "nc: 1\nnames:\n  1: a\n  2: b", "nc: 1\nnames: {0: a, 1 b}",
-     "nc: 1\nnames: [a, b", "nc: 1\nnames: a", "nc: 1\nnames: [a: b]", "nc: 1\nnames:\n  0: a\n  0: b",
+    ["nc: 1\nnames: [a, [b]]", "nc: 1\nnames: []", "nc: 1\nnames:\n  1: a\n  2: b", "nc: 1\nnames: {0: a, 1 b}",
+     "nc: 1\nnames: a", "nc: 1\nnames: [a: b]", "nc: 1\nnames:\n  0: a\n  0: b",
      "nc: 1\nnames: |\n  a", "nc: 1\nnames: [\"a\\n\"]"],
 )  # fmt: skip
 def test_names_in_more_of_yaml_are_refused(text: str) -> None:
     with pytest.raises(DataError, match=r"cannot be read \(data.yaml, line 2\); write them as a list"):
         yaml_names(text, "data.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nc: 1\nnames: *x", r"found undefined alias 'x' \(data.yaml, line 2\)"),
+        ("nc: 1\nnames: [a,, b]", r"expected the node content, but found ',' \(data.yaml, line 2\)"),
+        ("nc: 1\nnames:\n  0: a\n  - b", r"expected <block end>, but found '-' \(data.yaml, line 4\)"),
+        ("nc: 1\nnames: [a, b", r"but got '<stream end>' \(data.yaml, line 2\)"),
+        ("names: [a\x07]", r"special characters are not allowed \(data.yaml\)"),
+        ("names: " + "[" * 5000, r"recursion"),
+    ],
+)
+def test_broken_yaml_is_named_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(DataError, match=f"the YAML is broken: .*{said}.*; write them as a list"):
+        yaml_names(text, "data.yaml")
+
+
+def test_nothing_is_constructed_from_yaml() -> None:
+    text = "x: !!python/object/apply:os.abort []\na: &a [b, b]\nnames: &n [yes, 1.0]\ny: *a"
+    assert yaml_names(text, "data.yaml") == ["yes", "1.0"]
 
 
 def test_files_of_names_at_fault_are_named(tmp_path: Path) -> None:

@@ -76,15 +76,15 @@ def test_holding_out_in_a_run_leaves_everybody_what_is_not_held_out(whole: Datas
     _, made = federate(whole, lambda table: dirichlet(table, 3, clients=10, alpha=0.3))
     path = saved(made, tmp_path)
     data, used = federate(whole, lambda table: from_file(table, 0, path=path), 0.25, seed=5)
-    assert data.held is not None
-    out = set(data.held.tolist())
+    assert data.held_out is not None
+    out = set(data.held_out.tolist())
     assert [row.tolist() for row in used] == [[i for i in row.tolist() if i not in out] for row in made]
     assert used.digest != made.digest
     assert used.spec["digest"] == made.digest
     # Each client holding out of its own is another matter: then nothing is missing when the file is read.
     data, used = federate(whole, lambda table: from_file(table, 0, path=path), 0.25, seed=5, scope="client")
-    assert data.held is not None
-    assert sorted([*used.indices.tolist(), *data.held.tolist()]) == sorted(made.indices.tolist())
+    assert data.held_out is not None
+    assert sorted([*used.indices.tolist(), *data.held_out.tolist()]) == sorted(made.indices.tolist())
 
 
 def test_a_file_of_other_data_is_an_error(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import moon
 from fedlens.core.protocol import ModelSpec
 from fedlens.data.client_datasets import ClientDataset
-from fedlens.data.federated import TensorExamples
+from fedlens.data.dataset import Examples
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Traits
 from fedlens.local.training import Train
 from fedlens.local.vectorized import steps as stacked_steps
@@ -162,7 +162,7 @@ def test_the_batch_that_is_counted_is_one_that_a_client_has() -> None:
 
 
 def test_images_that_each_client_holds_while_it_trains_are_counted() -> None:
-    examples = TensorExamples(torch.zeros(9, 1, 2, 2, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64))
+    examples = Examples(torch.zeros(9, 1, 2, 2, dtype=torch.uint8), torch.zeros(9, dtype=torch.int64))
     plain = ClientDataset(examples, torch.arange(5), (0.5,), (0.2,))
     train = trained(model(), batch_size=2)
     none = train.footprint(CPU, 5)

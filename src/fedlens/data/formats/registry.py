@@ -13,7 +13,7 @@ _HERE = "fedlens.data.formats"
 
 
 @dataclass(frozen=True)
-class Format:
+class FormatEntry:
     """One row: the module with `scan`, the dataset factory in it, and one line on what it is."""
 
     module: str
@@ -32,16 +32,20 @@ class Format:
 
 
 FORMATS = {
-    "image-folder": Format(f"{_HERE}.image_folder", "image_folder", "a folder of images for each class"),
-    "csv": Format(f"{_HERE}.image_folder", "image_folder", "images, and a table path,label[,client][,split]"),
-    "mask-folder": Format(f"{_HERE}.mask_folder", "mask_folder", "images, and masks of class ids by name"),
-    "coco-json": Format(f"{_HERE}.coco_json", "coco_json", "images, and boxes in COCO's JSON"),
-    "voc-xml": Format(f"{_HERE}.voc_xml", "voc_xml", "images, and boxes in Pascal VOC's XML"),
-    "yolo-txt": Format(f"{_HERE}.yolo_txt", "yolo_txt", "images, and boxes in YOLO's text files"),
+    "image-folder": FormatEntry(f"{_HERE}.image_folder", "image_folder", "a folder of images for each class"),
+    "csv": FormatEntry(
+        f"{_HERE}.image_folder", "image_folder", "images, and a table path,label[,client][,split]"
+    ),
+    "mask-folder": FormatEntry(
+        f"{_HERE}.mask_folder", "mask_folder", "images, and masks of class ids by name"
+    ),
+    "coco-json": FormatEntry(f"{_HERE}.coco_json", "coco_json", "images, and boxes in COCO's JSON"),
+    "voc-xml": FormatEntry(f"{_HERE}.voc_xml", "voc_xml", "images, and boxes in Pascal VOC's XML"),
+    "yolo-txt": FormatEntry(f"{_HERE}.yolo_txt", "yolo_txt", "images, and boxes in YOLO's text files"),
 }
 
 
-def find_format(name: str) -> Format:
+def find_format(name: str) -> FormatEntry:
     """The format called `name`. Raises `ConfigError` with the nearest right name where there is none."""
     if name not in FORMATS:
         raise ConfigError(f"there is no format '{name}'", where="--format", hint=nearest(name, FORMATS))

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.core.registry import read_settings
-from fedlens.data.formats.formats import FORMATS
-from fedlens.data.formats.options import form, whose
+from fedlens.data.formats.common_settings import form, whose
+from fedlens.data.formats.registry import FORMATS
 from tests.unit.data.pictures import pixels, write
 
 runner = CliRunner()

@@ -1,4 +1,4 @@
-"""The sentences about files that every reader needs."""
+"""Errors for dataset files that are missing or damaged, shared by all readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DAMAGED = "it is damaged or not the published file: remove it, and fetch it agai
 def missing(name: str, folder: Path, wanted: str) -> DataError:
     """The error for a dataset that is not on disk: what was looked for, where, and the two ways to get it."""
     return DataError(
-        f"the data of '{name}' are not there: looked for {wanted}",
+        f"'{name}' not found: looked for {wanted}",
         where=str(folder),
         hint="run again with --download to fetch them, or put the files there; "
         "--data-dir or the environment variable FEDLENS_DATA names another folder to look in",

@@ -1,4 +1,4 @@
-"""The settings that the readers of a user's own data share, each written down once."""
+"""The settings shared by the readers of a user's own data, each written once."""
 
 from __future__ import annotations
 

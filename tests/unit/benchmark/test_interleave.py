@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedlens.benchmark.contest import Lane, fastest, take_turns
+from fedlens.benchmark.interleave import Measurement, fastest, take_turns
 from fedlens.core.errors import RunFailed
-from tests.unit.benchmark.fakes import Fake, lane
+from tests.unit.benchmark.fakes import Fake, measurement
 
 
 def breaks(after: int, error: BaseException) -> Iterator[float]:
@@ -20,16 +20,23 @@ def breaks(after: int, error: BaseException) -> Iterator[float]:
 
 def test_the_first_round_warms_up_and_the_order_is_drawn_for_each_turn() -> None:
     log: list[str] = []
-    a, b = lane("a", lambda: itertools.count(10.0), log), lane("b", lambda: itertools.count(20.0), log)
+    a, b = (
+        measurement("a", lambda: itertools.count(10.0), log),
+        measurement("b", lambda: itertools.count(20.0), log),
+    )
     take_turns([a, b], 8)
     assert (a.seconds, b.seconds) == (list(range(11, 19)), list(range(21, 29)))
+    assert (a.first_round, b.first_round, a.about) == (10.0, 20.0, {"name": "a"})
     assert (log[:2], log[-2:]) == (["a", "b"], ["b ends", "a ends"])
     turns = ["".join(log[at : at + 2]) for at in range(2, 18, 2)]
     assert set(turns) == {"ab", "ba"}
 
 
 def test_two_of_one_name_have_rounds_of_their_own() -> None:
-    one, two = lane("same", lambda: itertools.count(1.0), []), lane("same", lambda: itertools.count(5.0), [])
+    one, two = (
+        measurement("same", lambda: itertools.count(1.0), []),
+        measurement("same", lambda: itertools.count(5.0), []),
+    )
     take_turns([one, two], 2)
     assert (one.seconds, two.seconds) == ([2, 3], [6, 7])
 
@@ -37,8 +44,8 @@ def test_two_of_one_name_have_rounds_of_their_own() -> None:
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_who_fails_is_out_and_says_why(after: int) -> None:
     log: list[str] = []
-    good = lane("good", lambda: itertools.count(1.0), log)
-    bad = lane("bad", lambda: breaks(after, RunFailed("the worker is gone", hint="mend it")), log)
+    good = measurement("good", lambda: itertools.count(1.0), log)
+    bad = measurement("bad", lambda: breaks(after, RunFailed("the worker is gone", hint="mend it")), log)
     take_turns([bad, good], 3)
     assert good.seconds == [2, 3, 4]
     assert (bad.seconds, bad.ran, bad.reason) == ([], False, "the worker is gone; mend it")
@@ -52,15 +59,15 @@ def test_what_cannot_be_started_is_out() -> None:
     def start() -> Fake:
         raise ValueError("two\nlines")
 
-    good, bad = lane("good", lambda: itertools.repeat(1.0), log), Lane("bad", "peer", start)
+    good, bad = measurement("good", lambda: itertools.repeat(1.0), log), Measurement("bad", "peer", start)
     take_turns([good, bad], 1)
     assert (bad.reason, good.seconds) == ("ValueError: two lines", [1.0])
 
 
 def test_an_interrupt_ends_all_and_is_passed_on() -> None:
     log: list[str] = []
-    a = lane("a", lambda: itertools.repeat(1.0), log)
-    b = lane("b", lambda: breaks(2, KeyboardInterrupt()), log)
+    a = measurement("a", lambda: itertools.repeat(1.0), log)
+    b = measurement("b", lambda: breaks(2, KeyboardInterrupt()), log)
     with pytest.raises(KeyboardInterrupt):
         take_turns([a, b], 3)
     assert log[-2:] == ["b ends", "a ends"]
@@ -74,7 +81,7 @@ def test_a_budget_ends_the_turns_but_never_before_the_first() -> None:
             time.sleep(0.02)
             yield 0.02
 
-    none, some = lane("none", slow, log), lane("some", slow, log)
+    none, some = measurement("none", slow, log), measurement("some", slow, log)
     take_turns([none], 5, budget=0.0)
     take_turns([some], 1000, budget=0.1)
     assert len(none.seconds) == 1
@@ -98,7 +105,10 @@ def test_the_fastest_has_the_shortest_round_and_a_failing_one_is_not_taken() -> 
 
 def test_a_turn_of_short_rounds_has_as_many_as_take_half_a_second() -> None:
     log: list[str] = []
-    quick, slow = lane("q", lambda: itertools.repeat(0.2), log), lane("s", lambda: itertools.repeat(9.0), log)
+    quick, slow = (
+        measurement("q", lambda: itertools.repeat(0.2), log),
+        measurement("s", lambda: itertools.repeat(9.0), log),
+    )
     take_turns([quick, slow], 2)
     assert quick.seconds == pytest.approx([0.2, 0.2])
     assert (log.count("q"), log.count("s")) == (1 + 2 * 3, 1 + 2 * 1)

@@ -1,4 +1,4 @@
-"""A benchmark as a file: the machine, the versions, the command, and every pair's raw seconds."""
+"""Writes a benchmark's results: machine, versions, command, and the raw seconds of every pair."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedlens.benchmark.comparison import ComparisonRow
+from fedlens.benchmark.goals import goals_of
 from fedlens.benchmark.limit import Workload
-from fedlens.benchmark.rows import Row
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.environment import describe_environment
 
-FORMAT = 1
+FORMAT = 2
 
 
-def as_record(rows: Sequence[Row], workloads: Sequence[Workload], command: Sequence[str]) -> dict[str, Any]:
-    """What the file says.
+def as_record(
+    rows: Sequence[ComparisonRow], workloads: Sequence[Workload], command: Sequence[str]
+) -> dict[str, Any]:
+    """The contents of the file.
 
-    `environment` is what a run's `environment.json` says; `workloads` has every field of each by its name; `rows` has
-    the fields of `Row`, `seconds` a number for each turn: those of two rows of one workload are pairs.
+    `environment` is as in a run's `environment.json`; `workloads` has every field of each by its name; `rows` has the
+    fields of `ComparisonRow`, with `seconds` for each turn, so that two rows of one workload are pairs; `goals` has
+    the fields of `Goal`.
     """
     environment: Mapping[str, Any] = describe_environment(command, seed=0)
     return {
@@ -28,11 +32,12 @@ def as_record(rows: Sequence[Row], workloads: Sequence[Workload], command: Seque
         "environment": {key: value for key, value in environment.items() if key != "seed"},
         "workloads": {load.name: {**vars(load), "model": load.model.__name__} for load in workloads},
         "rows": [asdict(row) for row in rows],
+        "goals": [{**asdict(goal), "met": goal.met} for goal in goals_of(rows)],
     }
 
 
 def writable(file: Path) -> None:
-    """Raises `RunDirectoryError` where a file cannot be written there; told before hours are measured."""
+    """Raises `RunDirectoryError` where the file cannot be written, before hours are spent on measuring."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a"):

@@ -6,8 +6,8 @@ import pytest
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import settings_model
-from fedlens.data.formats.check import check_folder, natural
-from fedlens.data.formats.formats import FORMATS, find_format
+from fedlens.data.formats.folder_check import check_folder, natural
+from fedlens.data.formats.registry import FORMATS, find_format
 from tests.unit.data.formats.boxed import told, write_coco, write_voc, write_yolo
 from tests.unit.data.pictures import pixels, write
 

@@ -11,7 +11,7 @@ from typing import Any
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 from fedlens.data.diagnostics import Finding
-from fedlens.data.formats.formats import find_format
+from fedlens.data.formats.registry import find_format
 from fedlens.data.formats.scan import examine
 
 
@@ -29,7 +29,7 @@ class Check:
 
 
 def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None = None) -> Check:
-    """Reads the whole of `folder`, in a format of `fedlens.data.formats.formats.FORMATS`, and decodes every image.
+    """Reads the whole of `folder`, in a format of `fedlens.data.formats.registry.FORMATS`, and decodes every image.
 
     `settings` are those of the dataset of that name. With the format `csv` the table may be left out where the
     folder has one only.

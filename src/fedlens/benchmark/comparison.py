@@ -1,0 +1,98 @@
+"""Compares the candidates of a workload pair by pair: one row of numbers for each."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedlens.benchmark.interleave import Kind, Measurement
+from fedlens.benchmark.limit import Workload
+from fedlens.benchmark.pairs import Ratio, ratio
+
+TARGET_MS, TARGET_SHARE = 1.0, 0.01  # of overhead: so much a client, and so much of the limit
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One candidate on one workload. Where it did not run all numbers are None, and `reason` says why.
+
+    The limit is the fastest layout of bare PyTorch in these turns. `to_limit` and `to_by_hand` are how many times as
+    fast the candidate is as the limit and as the batched product written by hand; `fedlens_to_it` is how many times as
+    fast as the candidate `engine` is, the fastest engine of fedlens. Overhead is against the limit, in milliseconds a
+    client. `first_round` is in seconds; it fills caches and is not among `seconds`.
+    """
+
+    workload: str
+    name: str
+    kind: Kind
+    about: dict[str, Any] = field(default_factory=dict)
+    start_up: float = 0.0
+    seconds: tuple[float, ...] = ()
+    images_per_s: float | None = None
+    to_limit: Ratio | None = None
+    to_by_hand: Ratio | None = None
+    fedlens_to_it: Ratio | None = None
+    engine: str | None = None
+    overhead_ms: float | None = None
+    within_target: bool | None = None
+    reason: str | None = None
+    first_round: float | None = None
+
+
+def rows_of(workload: Workload, measurements: Sequence[Measurement]) -> list[ComparisonRow]:
+    """The rows of a workload whose turns were taken; the measurements' seconds pair up turn by turn.
+
+    A candidate that is set beside one that did not run has no number there.
+    """
+    limit, by_hand, best = (_fastest(measurements, kind) for kind in ("limit", "by hand", "fedlens"))
+    return [_row(workload, measurement, limit, by_hand, best) for measurement in measurements]
+
+
+def _fastest(measurements: Sequence[Measurement], kind: Kind) -> Measurement | None:
+    ran = [measurement for measurement in measurements if measurement.kind == kind and measurement.seconds]
+    return min(ran, key=lambda measurement: statistics.median(measurement.seconds), default=None)
+
+
+def _row(
+    workload: Workload,
+    measurement: Measurement,
+    limit: Measurement | None,
+    by_hand: Measurement | None,
+    best: Measurement | None,
+) -> ComparisonRow:
+    row = {
+        "workload": workload.name,
+        "name": "limit" if measurement is limit else measurement.name,
+        "kind": measurement.kind,
+        "about": dict(measurement.about),
+    }
+    if not measurement.seconds:
+        return ComparisonRow(**row, reason=measurement.reason)  # type: ignore[arg-type]
+    own = measurement.seconds
+
+    def beside(other: Measurement | None) -> Ratio | None:
+        return ratio(other.seconds, own) if other is not None and other is not measurement else None
+
+    overhead = within = None
+    if limit is not None and limit is not measurement:
+        more = [1000 * (mine - bare) / workload.cohort for bare, mine in zip(limit.seconds, own, strict=True)]
+        beyond = [
+            1000 * (mine - (1 + TARGET_SHARE) * bare) / workload.cohort
+            for bare, mine in zip(limit.seconds, own, strict=True)
+        ]
+        overhead, within = statistics.median(more), statistics.median(beyond) <= TARGET_MS
+    return ComparisonRow(
+        **row,  # type: ignore[arg-type]
+        start_up=measurement.start_up,
+        first_round=measurement.first_round,
+        seconds=tuple(own),
+        images_per_s=workload.images / statistics.median(own),
+        to_limit=beside(limit),
+        to_by_hand=beside(by_hand) if measurement.kind == "fedlens" else None,
+        fedlens_to_it=ratio(own, best.seconds) if best and measurement.kind == "peer" else None,
+        engine=best.name if best and measurement.kind == "peer" else None,
+        overhead_ms=overhead,
+        within_target=within,
+    )

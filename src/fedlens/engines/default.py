@@ -1,0 +1,194 @@
+"""The engine of a run that names none: one process, and workers on all cores once they pay."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from fedlens.core.errors import RunFailed
+from fedlens.core.protocol import (
+    Answer,
+    Ask,
+    ClientDataSource,
+    ClientId,
+    ClientStates,
+    EngineBase,
+    Op,
+    Program,
+    Reply,
+)
+from fedlens.core.schema import nbytes
+from fedlens.core.states import STATE_MEMORY
+from fedlens.engines.devices import ChannelsLast, Computing, Device, PrecisionSetting, default_workers
+from fedlens.engines.inline import Inline, StateMemory, Threads
+from fedlens.engines.processes import Processes, Timeout, Window, Workers
+
+_MEASURED = 0.5  # seconds of training that are timed before anything is decided
+_PAYS = 10.0  # seconds of training left, from which on starting workers pays
+_WORKER_MEMORY = 2**28  # bytes of a worker besides its trees
+_TREES = 6  # of a model's size, that a worker has at once: weights, gradients, the optimizer's state, a reply
+
+
+def default(
+    *,
+    workers: Workers = 0,
+    threads: Threads = 1,
+    device: Device = "cpu",
+    precision: PrecisionSetting = "fp32",
+    channels_last: ChannelsLast = "auto",
+    window: Window = 512,
+    timeout: Timeout = 3600.0,
+    state_memory: StateMemory = STATE_MEMORY,
+) -> Default:
+    """Begins as `inline` and goes on as `processes` where the run is long enough; the same bits either way."""
+    computing = Computing(device, precision, channels_last)
+    return Default(
+        Inline(threads, state_memory, computing),
+        lambda count: Processes(count, threads, window, state_memory, 1, computing, timeout),
+        workers or default_workers(computing, threads),
+    )
+
+
+class Default(EngineBase):
+    """See `default`.
+
+    The first clients are trained in this process and timed. Where the rest of the run would take long, workers are
+    started in the background, and from the next block of requests on they do the work. Because `inline` and
+    `processes` give the same bits, the moment of the change does not show in a result. Asks in arrival order are
+    always answered in this process: workers would answer them in another order.
+    """
+
+    def __init__(self, inline: Inline, processes: Callable[[int], Processes], workers: int) -> None:
+        self._inline, self._make, self._workers = inline, processes, workers
+        self.state_memory = inline.state_memory
+        self._starting: Processes | None = None  # started, and not open yet
+        self._processes: Processes | None = None
+        self._images = 0.0  # that are left of the run
+        self._seconds = self._timed = 0.0  # of training in this process, and the images in it
+        self._first = True
+        self._tell: Callable[[str | None, Mapping[str, Any]], None] = lambda line, facts: None
+
+    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
+        """Takes the function that is told which engine works, and how many workers."""
+        self._tell = tell
+
+    def check(self, ops: Mapping[str, Op]) -> None:
+        """Raises `ConfigError` where this machine has no such device, or the device no such precision."""
+        self._inline.check(ops)
+
+    def choose(
+        self,
+        ops: Mapping[str, Op],
+        data: ClientDataSource,
+        clients: Sequence[ClientId],
+        cohort: int | None,
+        images: float,
+    ) -> None:
+        """Notes how much there is to train; the choice itself is made during the run."""
+        self._images = images
+
+    def applied(self, program: Program) -> Program:
+        """The program on this engine's device, in its arithmetic."""
+        return self._inline.applied(program)
+
+    @property
+    def running(self) -> EngineBase:
+        """The engine that answers at the moment."""
+        return self._processes or self._inline
+
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Takes the program. Raises `ConfigError` as `check` does."""
+        self._inline.open(program, states)
+        self._program, self._states = program, states
+        self._tell(None, {"name": "inline"})
+
+    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """Answers an ask, in this process or by workers."""
+        if ask.order == "arrival":
+            return self._inline.answer(ask, round, exchange)
+        if self._processes is not None:
+            return self._processes.answer(ask, round, exchange)
+        return self._here(ask, self._inline.answer(ask, round, exchange), round, exchange)
+
+    def close(self) -> None:
+        """Ends the workers, where there are any, and gives back the threads."""
+        for engine in (self._starting, self._processes, self._inline):
+            if engine is not None:
+                engine.close()
+
+    def _here(
+        self, ask: Ask, answers: Generator[Answer, None, None], round: int, exchange: int
+    ) -> Generator[Answer, None, None]:
+        """Answers in this process, until workers can take over."""
+        block = ask.reduce.block if ask.reduce else 1
+        slots = len(ask.requests)
+        try:
+            for slot in range(slots):
+                if slot % block == 0 and ask.deadline is None and self._ready(ask, slots - slot):
+                    break
+                began = time.perf_counter()
+                held = [next(answers)]
+                self._first = self._first and slot < block
+                self._note(held[0], time.perf_counter() - began)
+                yield held.pop()  # no name keeps the reply while the next one is made
+            else:
+                return
+        finally:
+            answers.close()
+        assert self._processes is not None
+        yield from self._processes.answer(ask, round, exchange, first=slot)
+
+    def _note(self, answer: Answer, seconds: float) -> None:
+        """Counts what a client trained; the first block is not timed, as it makes what all others use."""
+        if not isinstance(answer, Reply) or "batches" not in answer.metrics:
+            return
+        images = answer.metrics.get("examples", 0.0)
+        self._images -= images
+        if not self._first:
+            self._seconds, self._timed = self._seconds + seconds, self._timed + images
+
+    def _ready(self, ask: Ask, left: int) -> bool:
+        """Whether workers take over from here; starts them where that pays."""
+        if self._starting is None:
+            self._start(ask)
+            return False
+        if not self._starting.started or left < 2:
+            return False
+        starting, self._starting = self._starting, None
+        try:
+            starting.open(self._program, self._states)
+        except RunFailed as failure:
+            starting.close()
+            self._workers = 1  # not tried again
+            self._tell(f"the run stays in one process: {failure}", {"name": "inline"})
+            return False
+        self._processes, self.ahead = starting, True
+        return True
+
+    def _start(self, ask: Ask) -> None:
+        if self._workers < 2 or self._timed <= 0 or self._seconds < _MEASURED or sys.platform == "win32":
+            return
+        seconds = self._seconds * self._images / self._timed
+        if seconds < _PAYS:
+            return
+        each = _WORKER_MEMORY + _TREES * nbytes(ask.shared)
+        count = min(self._workers, len(ask.requests), _free_memory() // each)
+        if count < 2:
+            return
+        self._starting = self._make(count)
+        self._starting.warm()
+        self._tell(
+            f"about {seconds:,.0f} s of training are left for one process: {count} workers take over",
+            {"name": "processes", "workers": count},
+        )
+
+
+def _free_memory() -> int:
+    """The bytes of memory that are free; where the system does not say, more than is ever needed."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 2**62

@@ -1,0 +1,176 @@
+"""The default engine: one process at first, workers once they pay, and the same bits whenever it changes over."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from fedlens.api import Experiment, Result, resume
+from fedlens.core.driver import Driver
+from fedlens.core.protocol import Client, Outcome, Payload
+from fedlens.core.random import Rng
+from fedlens.engines import default as module
+from fedlens.engines.default import Default, default
+from tests.unit.engines.engine_kit import answers_to, ask, children, expected, opened, same, vectors
+
+
+def trains(payload: Payload, client: Client, rng: Rng) -> Outcome:
+    """As `work` of the kit, with the numbers of a training."""
+    vector = torch.rand(16, generator=rng.torch("work"))
+    return Outcome({"vector": vector}, None, {"examples": 1, "batches": 1})
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers pay at once."""
+    monkeypatch.setattr(module, "_MEASURED", 0.0)
+    monkeypatch.setattr(module, "_PAYS", 0.0)
+
+
+def waiting(engine: Default) -> None:
+    """Returns when the workers that were started can take over."""
+    end = time.monotonic() + 60
+    while engine._starting is not None and not engine._starting.started:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("change", [3, 7])
+def test_workers_take_over_in_the_middle_of_an_ask_with_the_same_bits(change: int) -> None:
+    engine, told = default(workers=2), []
+    engine.listen(lambda line, facts: told.append((line, facts)))
+    engine._images = 1e9
+    wanted = ask([{}] * 10)
+    try:
+        driver = Driver(*opened(engine, {"work": trains}))
+
+        def steps() -> Any:
+            answers = []
+            for number, answer in enumerate((yield wanted)):
+                answers.append(answer)
+                if number == change:
+                    waiting(engine)
+            return answers
+
+        found = driver.drive(steps(), 1)
+        assert engine.running is engine._processes
+        assert engine.ahead
+        assert [answer.id.slot for answer in found] == list(range(10))
+        assert same(vectors(found), expected(wanted))
+        assert same(vectors(answers_to(driver, wanted, 2)), expected(wanted, 2))
+    finally:
+        engine.close()
+    assert [facts for _, facts in told] == [{"name": "inline"}, {"name": "processes", "workers": 2}]
+    assert told[0][0] is None
+    assert "2 workers take over" in told[1][0]
+
+
+def test_a_short_run_starts_nothing() -> None:
+    import os
+
+    engine = default(workers=2)
+    engine._images = 100.0
+    try:
+        driver, wanted = Driver(*opened(engine, {"work": trains})), ask([{}] * 5)
+        before = children(os.getpid())
+        assert same(vectors(answers_to(driver, wanted)), expected(wanted))
+        assert engine.running is engine._inline
+        assert engine._starting is None
+        assert children(os.getpid()) == before
+    finally:
+        engine.close()
+
+
+@pytest.mark.usefixtures("eager")
+def test_asks_in_arrival_order_stay_in_this_process() -> None:
+    engine = default(workers=2)
+    engine._images = 1e9
+    try:
+        driver, wanted = Driver(*opened(engine, {"work": trains})), ask([{}] * 6, order="arrival")
+        assert [answer.id.slot for answer in answers_to(driver, wanted)] == list(range(6))
+        assert engine._processes is None
+    finally:
+        engine.close()
+
+
+SETTINGS: Mapping[str, Any] = {
+    "rounds": 4,
+    "model": "small-cnn",
+    "algorithm": "scaffold",
+    "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 8}},
+    "select": {"clients_per_round": 4},
+    "local": {"lr": 0.05, "epochs": 1, "batch_size": 32},
+}
+
+
+def numbers(result: Result) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k not in ("seconds", "elapsed")} for line in result.metrics]
+
+
+def whole(**more: Any) -> Experiment:
+    return Experiment(**{**SETTINGS, **more})
+
+
+def engine_of(result: Result) -> Any:
+    return json.loads((result.directory / "environment.json").read_text())["engine"]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `eager`, and each client waits until the workers can take over, so that they do in the first round."""
+    note = Default._note
+
+    def patient(self: Default, answer: Any, seconds: float) -> None:
+        note(self, answer, seconds)
+        waiting(self)
+
+    monkeypatch.setattr(module, "_MEASURED", 0.0)
+    monkeypatch.setattr(module, "_PAYS", 0.0)
+    monkeypatch.setattr(Default, "_note", patient)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_run_that_changes_over_is_that_of_inline(beside: bool, tmp_path) -> None:
+    more = {"evaluation": {"beside": beside}}
+    ref = whole(engine="inline", **more).run(tmp_path / "inline")
+    run = whole(engine={"name": "default", "workers": 2}, **more).run(tmp_path / "default")
+    assert engine_of(run) == {"name": "processes", "workers": 2}
+    assert run.config["engine"]["name"] == "default"
+    assert numbers(run) == numbers(ref)
+
+
+def test_a_resumed_run_may_choose_differently(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = whole(engine="inline").run(tmp_path / "inline")
+    stopped = Stop(2)
+    with pytest.raises(KeyboardInterrupt):
+        whole(engine={"name": "default", "workers": 2}).run(tmp_path / "run", progress=stopped)
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["engine"] == {"name": "inline"}
+    monkeypatch.setattr(module, "_MEASURED", 0.0)
+    monkeypatch.setattr(module, "_PAYS", 0.0)
+    note = Default._note
+    monkeypatch.setattr(Default, "_note", lambda self, *given: (note(self, *given), waiting(self))[0])
+    run = resume(tmp_path / "run")
+    assert engine_of(run) == {"name": "processes", "workers": 2}
+    assert numbers(run) == numbers(ref)
+
+
+class Stop:
+    """A listener that interrupts the run after a round."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def started(self, outline: Any) -> None: ...
+    def note(self, sentence: str) -> None: ...
+    def finished(self, summary: Any) -> None: ...
+
+    def round_done(self, line: Mapping[str, Any]) -> None:
+        if line["round"] == self.round:
+            raise KeyboardInterrupt
