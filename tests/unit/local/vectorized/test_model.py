@@ -205,3 +205,18 @@ def test_features_may_lie_in_memory_as_they_like(flat: bool) -> None:
     assert features is not None
     z = torch.tanh(both.learner.module.first(images)).view(2, 5, 3, 2).transpose(2, 3).flatten(2)
     torch.testing.assert_close(features, z.detach())
+
+
+def test_a_forward_pass_leaves_the_modules_own_parameters_in_place() -> None:
+    spec = ModelSpec(lambda shape, classes: nn.Linear(4, classes), "one", {}, (4,), 3, 0)
+    learner = module_in(spec, {}, torch.device("cpu"))
+    before = dict(learner.module.named_parameters())
+    model = StackedModel(learner, {})
+    weights = [torch.stack([value.detach()] * 2) for value in learner.trainable.values()]
+    with model.ready([None, None]):
+        model(weights, torch.ones(2, 5, 4))
+        with pytest.raises(RuntimeError):
+            model(weights, torch.ones(2, 5, 7))
+    after = dict(learner.module.named_parameters())
+    assert [id(value) for value in after.values()] == [id(value) for value in before.values()]
+    assert all(isinstance(value, nn.Parameter) for value in after.values())
