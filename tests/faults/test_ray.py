@@ -74,7 +74,8 @@ def gate() -> Iterator[Driver]:
 
 
 @pytest.mark.parametrize(
-    ("when", "times", "seconds"), [("at the start", 2, 0.001), ("in the middle", 1, 1.0)]
+    ("when", "times", "seconds"),
+    [pytest.param("at the start", 2, 0.001, marks=pytest.mark.nightly), ("in the middle", 1, 1.0)],
 )
 def test_a_killed_worker_is_replaced_and_its_work_done_again(
     gate: Driver, tmp_path: Path, capfd: pytest.CaptureFixture[str], when: str, times: int, seconds: float
@@ -121,6 +122,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_work_done_again(gate: Driver, t
     assert before - set(pids(gate))
 
 
+@pytest.mark.nightly
 def test_all_workers_killed_at_once(gate: Driver) -> None:
     gate.engine._seconds = 1.0  # type: ignore[attr-defined]
     all_ready(gate)
@@ -132,12 +134,14 @@ def test_all_workers_killed_at_once(gate: Driver) -> None:
     timer.join()
 
 
+@pytest.mark.nightly  # on a fake Ray in test_ray_workers
 def test_a_worker_killed_as_it_starts_is_replaced(gate: Driver, tmp_path: Path) -> None:
     with fresh(ops={"work": Deadly(tmp_path, 1)}, workers=1, cpus=0.2) as there:
         assert same(vectors(answers_to(there, ask([{}] * 2))), expected(ask([{}] * 2)))
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.nightly  # on a fake Ray in test_ray_workers
 def test_workers_that_never_start_are_one_sentence(gate: Driver, tmp_path: Path) -> None:
     with (
         pytest.raises(RunFailed, match=r"^3 workers on the local Ray died as they started"),
@@ -189,16 +193,15 @@ def test_another_cluster_than_the_one_that_this_process_is_on(gate: Driver) -> N
 # -- clusters -----------------------------------------------------------------------------------------------------
 
 JOIN = """
-import sys, time
+import sys
 from fedlens.core.errors import FedlensError
 from fedlens.engines.ray import ray
 for address in sys.argv[1:]:
     engine = ray(address=address, connect_timeout=1.0)
-    began = time.monotonic()
     try:
         engine.warm()
     except FedlensError as error:
-        print(error, time.monotonic() - began, sep="|")
+        print(error)
     finally:
         engine.close()
 """
@@ -219,13 +222,11 @@ def test_an_address_that_does_not_answer() -> None:
             timeout=100,
         )
     assert done.stderr == ""
-    said = [line.split("|") for line in done.stdout.splitlines()]
-    for (sentence, seconds), address, why in zip(
-        said, where, ["no answer within 1 seconds", "Connection refused"], strict=True
+    for sentence, address, why in zip(
+        done.stdout.splitlines(), where, ["no answer within 1 seconds", "Connection refused"], strict=True
     ):
         assert sentence.startswith(f"no Ray cluster answers at {address}: ")
         assert why in sentence
-        assert float(seconds) < 5
 
 
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

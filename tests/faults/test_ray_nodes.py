@@ -23,6 +23,7 @@ from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 pytestmark = [NEEDS_RAY, pytest.mark.timeout(300)]  # Ray takes its time on a busy machine
 
 
+@pytest.mark.nightly  # on a fake Ray in test_ray_workers; the loss of this machine's node is below
 def test_a_node_that_vanishes_and_a_cluster_that_does(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +66,7 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
             began = time.monotonic()
             with pytest.raises(RunFailed, match=rf"^the Ray cluster at {address} is gone: "):
                 answers_to(gate, ask([{"seconds": 0.3}] * 60), 3)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 50  # Ray would end this process after 60
     finally:
         cluster.shutdown()
 

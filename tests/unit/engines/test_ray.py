@@ -118,8 +118,8 @@ def test_arrival_order_and_what_is_still_out(gate: Driver) -> None:
 def test_a_deadline(gate: Driver) -> None:
     slow_again(gate)
     began = time.monotonic()
-    found = answers_to(gate, ask([{"seconds": 1.0}, {"seconds": 1.0}, {}], deadline=0.3))
-    assert time.monotonic() - began < 0.9
+    found = answers_to(gate, ask([{"seconds": 4.0}, {"seconds": 4.0}, {}], deadline=0.3))
+    assert time.monotonic() - began < 3.5  # nobody waits for the workers
     assert [getattr(answer, "reason", "") for answer in found] == ["the deadline passed"] * 3
     assert same(vectors(answers_to(gate, ask([{}] * 3), 2)), expected(ask([{}] * 3), 2))
 
