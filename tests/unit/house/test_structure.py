@@ -30,7 +30,7 @@ FOREIGN = {
     "data/dataset.py: getattr(array, 'dtype', type(array).__name__)",
     "data/dataset.py: getattr(array, 'shape', [])",
     "data/download.py: getattr(error, 'reason', error)",
-    "data/formats/formats.py: getattr(import_module(self.module), self.factory)",
+    "data/formats/registry.py: getattr(import_module(self.module), self.factory)",
     "data/formats/probe.py: getattr(image, 'n_frames', 1)",
     "data/formats/probe.py: getattr(image, 'tile', '')",
     "data/images.py: hasattr(os, 'sched_getaffinity')",
@@ -57,7 +57,6 @@ PROBES_LEFT = {
     "benchmark/profile_seams.py: hasattr(op, 'task')",
     "benchmark/profile_watching.py: getattr(engine, 'chosen', engine)",
     "benchmark/profile_watching.py: getattr(self.op, name)",
-    "data/formats/clients.py: getattr(self, name)",
     "engines/auto.py: getattr(self.chosen, 'ahead', False)",
     "engines/client_groups.py: getattr(program.data, 'largest', None)",
     "engines/devices.py: getattr(engine, 'chosen', engine)",
@@ -82,7 +81,7 @@ PROBES_LEFT = {
 
 # Names that still stand for two things; nothing is added here.
 NAMES_LEFT = {
-    "Annotation", "ClientRule", "Driven", "Format", "Instances", "Plain", "Published", "Row", "Store",
+    "Driven", "Plain", "Published", "Row", "Store",
     "Task", "Watch", "Worker",
 }  # fmt: skip
 
