@@ -99,8 +99,11 @@ def _holds_something(folder: Path) -> bool:
 
 
 def _read_catalogue() -> dict[str, DatasetFacts]:
-    text = (files("fedlens.data") / "catalogue.toml").read_text(encoding="utf-8")
-    return {name: _facts(name, **table) for name, table in tomllib.loads(text).items()}
+    tables = tomllib.loads((files("fedlens.data") / "catalogue.toml").read_text(encoding="utf-8"))
+    facts = {"": tables.pop("defaults")}
+    for name, table in tables.items():
+        facts[name] = facts[table.pop("like", "")] | table
+    return {name: _facts(name, **facts[name]) for name in tables}
 
 
 def _facts(name: str, files: Sequence[Sequence[str]] = (), **table: Any) -> DatasetFacts:
