@@ -47,8 +47,6 @@ FOREIGN = {
 # Still to be declared; nothing is added here.
 PROBES_LEFT = {
     "algorithms/averaging.py: getattr(select, 'repeats', lambda federation: False)",
-    "benchmark/profile_engine.py: getattr(self.op, name)",
-    "data/formats/clients.py: getattr(self, name)",
     "experiment/build.py: getattr(algorithm, 'discloses', ())",
     "experiment/build.py: getattr(algorithm, 'evaluation_asks', 1)",
     "experiment/build.py: getattr(algorithm, 'select', None)",

@@ -40,9 +40,8 @@ class ClientAssignment:
     pattern: str | None = None
 
     def __post_init__(self) -> None:
-        given = [
-            f"client_{name}" for name in ("column", "level", "pattern") if getattr(self, name) is not None
-        ]
+        ways = {"column": self.column, "level": self.level, "pattern": self.pattern}
+        given = [f"client_{name}" for name, value in ways.items() if value is not None]
         if len(given) > 1:
             raise ConfigError(
                 f"{' and '.join(given)} both say whose an image is", where=given[1], hint="give one of them"
