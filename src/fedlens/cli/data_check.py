@@ -1,4 +1,4 @@
-"""`fedlens data check`: read a folder of one's own data to the end, and say all that is wrong with it."""
+"""`fedlens data check`: reads a folder of your own data and lists every problem in it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def as_plain(found: Check) -> dict[str, Any]:
 
 @contextmanager
 def _working(sentence: str) -> Iterator[None]:
-    """A line on standard error that moves while something long is done, on a terminal."""
+    """Shows a spinner on standard error during long work, if it is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True, emoji=False)

@@ -1,4 +1,4 @@
-"""What is wrong with data, one finding after the other, so that a person hears of all of it at once."""
+"""Collects all problems of a dataset, so that they are reported together."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NOTED = 20  # of what was skipped
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: where (a file, and the line or the id in it), what is wrong, and what to do about it.
+    """One problem: where (file, and line or id), what is wrong, and how to fix it.
 
-    `example` says that leaving one example (or box) out would do; otherwise the whole set is at fault.
+    `example` is true if leaving out one example (or box) solves the problem, false if it affects the whole set.
 
     >>> print(Finding("a.png", "the file is empty", "copy it again"))
     a.png: the file is empty; copy it again.
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Collects findings while a reader goes on reading.
+    """A list of findings that a reader adds to while it continues reading.
 
     >>> findings = Findings()
     >>> findings.add("a.png", "the file is empty", "copy it again")
@@ -45,7 +45,7 @@ class Findings:
     found: list[Finding] = field(default_factory=list)
 
     def add(self, where: object, what: str, hint: str | None = None, *, example: bool = True) -> None:
-        """Notes a fault; the reader goes on without what is at fault."""
+        """Adds a problem; the reader continues without the faulty part."""
         self.found.append(Finding(str(where), what, hint, example))
 
     def __len__(self) -> int:
@@ -55,19 +55,19 @@ class Findings:
         return iter(self.found)
 
     def settle(self, on_error: OnError | None, *, advice: str | None = None) -> tuple[str, ...]:
-        """After reading: nothing where there is nothing, else an error, or sentences on what was skipped: the first
-        20, and how many more there are.
+        """Raises `DataError` if there are findings to stop at, else returns notes on what was skipped.
 
-        Raises `DataError` with the first findings (those of the whole set before those of examples) and the number
-        of the rest, unless `on_error` is "skip" and leaving examples out mends it. None stops too, and is for
-        readers that have no such setting. `advice` is what a person can do to see them all.
+        With `on_error` "skip", findings of single examples become notes: the first 20, and a count of the others.
+        Findings of the whole set always stop. So does every finding with "stop", or with None, which is for
+        readers without this setting. The error lists the first findings, those of the whole set before those of
+        examples, and counts the others. `advice` tells the user how to see all of them.
         """
         whole = [finding for finding in self.found if not finding.example]
         stopping = whole + ([f for f in self.found if f.example] if on_error != "skip" else [])
         if not stopping:
-            told = [f"skipped {finding}" for finding in self.found[:_NOTED]]
-            rest = len(self.found) - len(told)
-            return (*told, f"skipped {rest:,} more; {len(self.found):,} in all") if rest else tuple(told)
+            notes = [f"skipped {finding}" for finding in self.found[:_NOTED]]
+            more = len(self.found) - len(notes)
+            return (*notes, f"skipped {more:,} more; {len(self.found):,} in all") if more else tuple(notes)
         first, *others = stopping
         skip = _SKIP if on_error == "stop" and not whole else None
         if not others:

@@ -1,4 +1,4 @@
-"""What the cells of a table say: numbers or words, a value or none, a place on the sphere."""
+"""Interprets the cells of a table: numbers, strings, missing values, coordinates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose an example is: by a column, by a folder, or by a pattern in the path; and what else a table says of it."""
+"""Assigns examples to clients by column, folder or path pattern, and reads the other columns of a table."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _USES = {"path": "which file it is", "label": "its class", "split": "its split"}
 
 @dataclass(frozen=True)
 class ClientAssignment:
-    """How an example's client is found: at most one of the three; with none, a table's column `client` is taken.
+    """How examples are assigned to clients: at most one of three ways; by default by the column `client`.
 
     Args:
         column: a column of the table, or a field of the annotations.
-        level: a folder of the path: 1 is the first, -1 the one that the file lies in.
+        level: a folder of the path: 1 is the first, -1 the one that contains the file.
         pattern: a regular expression with one group, searched for in the path.
 
-    Raises `ConfigError` where more than one is given, the level is 0, or the pattern is none.
+    Raises `ConfigError` if more than one is given, the level is 0, or the pattern is not a valid one.
     """
 
     column: str | None = None
@@ -65,7 +65,7 @@ class ClientAssignment:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> ClientAssignment:
-        """The rule in a reader's settings `client_column`, `client_level` and `client_pattern`."""
+        """The assignment in a reader's settings `client_column`, `client_level` and `client_pattern`."""
         return cls(*(settings.get(f"client_{name}") for name in ("column", "level", "pattern")))
 
 

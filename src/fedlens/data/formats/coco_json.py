@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError
-from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.coco_instances import CocoImage, CocoInstances, read_instances
 from fedlens.data.formats.detection import below, detected, stored_sizes
-from fedlens.data.formats.scan import Scan, read
+from fedlens.data.formats.reader import reader
+from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
 
 # What COCO itself says of an image; anything else is of the user's own, and becomes a column.
@@ -24,62 +24,6 @@ _COCO_FIELDS = {"id", "file_name", "width", "height", "license", "flickr_url", "
 _SPLIT_IN_NAME = re.compile(r"(?<![a-z])(train|test|val)(?:id|idation|ing)?(?![a-z])")
 
 Files = str | dict[str, str] | None
-
-
-def coco_json(
-    root: Path,
-    download: bool,
-    seed: int,
-    *,
-    path: common.Folder,
-    annotations: Annotated[
-        Files,
-        Field(
-            description="JSON file of instances below `path`, or a table of one for each split: "
-            '{ train = "train.json", test = "test.json" }; by default those that lie there'
-        ),
-    ] = None,
-    images: Annotated[
-        Files,
-        Field(
-            description="folder of the images below `path`, or a table of one for each split; by default where the "
-            "first image is found"
-        ),
-    ] = None,
-    size: common.Size = 512,
-    channels: common.Channels = 3,
-    fit: common.Fit = "pad",
-    test: common.Test = 0.2,
-    table: common.TableFile = None,
-    client_column: common.ClientColumn = None,
-    client_level: common.ClientLevel = None,
-    client_pattern: common.ClientPattern = None,
-    on_error: common.OnError = "stop",
-) -> Dataset:
-    """Boxes as COCO has them: JSON with `images`, `annotations` and `categories`, `bbox` as [x, y, width, height].
-
-    | what | where it is read |
-    |---|---|
-    | class | the categories of all files, in the order of their ids, which may skip numbers |
-    | split | column `split` of the table; else the key in `annotations`, or train, val or test in a file's name;
-    else a field `split` of the images; else a share `test` is held out |
-    | client | `client_column` (a column of the table or a field of the images, such as "hospital"),
-    `client_level` (of `file_name`) or `client_pattern`; else a column or field `client`, if any |
-
-    Annotations with `iscrowd` are left out: their boxes are around many objects. See
-    `fedlens.data.formats.objects.check_boxes` for what becomes of boxes that do not fit. Plays no part: `root`,
-    `download`.
-
-    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
-    files; see `fedlens data check`.
-    """
-    settings = {
-        **common.form(path, size, channels, fit, test, on_error),
-        **common.whose(table, client_column, client_level, client_pattern),
-        "annotations": annotations,
-        "images": images,
-    }
-    return read(scan, settings, seed)
 
 
 @dataclass(frozen=True)
@@ -120,6 +64,47 @@ def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: b
         records.pop("split", None)
     inner = [image.file for _, image in rows]
     return detected(found, raw, labels, settings, findings, records=records, inner=inner)
+
+
+@reader(scan)
+def coco_json(
+    *,
+    path: common.Folder,
+    annotations: Annotated[
+        Files,
+        Field(
+            description="JSON file of instances below `path`, or a table of one for each split: "
+            '{ train = "train.json", test = "test.json" }; by default those that lie there'
+        ),
+    ] = None,
+    images: Annotated[
+        Files,
+        Field(
+            description="folder of the images below `path`, or a table of one for each split; by default where the "
+            "first image is found"
+        ),
+    ] = None,
+    size: common.Size = 512,
+    channels: common.Channels = 3,
+    fit: common.Fit = "pad",
+) -> None:
+    """Boxes as COCO has them: JSON with `images`, `annotations` and `categories`, `bbox` as [x, y, width, height].
+
+    | what | where it is read |
+    |---|---|
+    | class | the categories of all files, in the order of their ids, which may skip numbers |
+    | split | column `split` of the table; else the key in `annotations`, or train, val or test in a file's name;
+    else a field `split` of the images; else a share `test` is held out |
+    | client | `client_column` (a column of the table or a field of the images, such as "hospital"),
+    `client_level` (of `file_name`) or `client_pattern`; else a column or field `client`, if any |
+
+    Annotations with `iscrowd` are left out: their boxes are around many objects. See
+    `fedlens.data.formats.objects.check_boxes` for what becomes of boxes that do not fit. Plays no part: `root`,
+    `download`.
+
+    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
+    files; see `fedlens data check`.
+    """
 
 
 def _files(path: Path, given: Files, findings: Findings) -> dict[str | None, Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -74,19 +74,3 @@ def height_width(size: int | tuple[int, int]) -> tuple[int, int]:
     ((224, 224), (100, 200))
     """
     return (size, size) if isinstance(size, int) else size
-
-
-def form(
-    path: str, size: int | tuple[int, int], channels: int, fit: FitValue, test: float, on_error: OnErrorValue
-) -> dict[str, Any]:
-    """These settings by name: where the images are, and what becomes of them."""
-    given = {"path": path, "size": size, "channels": channels, "fit": fit}
-    return {**given, "test": test, "on_error": on_error}
-
-
-def whose(
-    table: str | None, client_column: str | None, client_level: int | None, client_pattern: str | None
-) -> dict[str, Any]:
-    """These settings by name: what says of each image whose it is."""
-    rule = {"client_column": client_column, "client_level": client_level, "client_pattern": client_pattern}
-    return {"table": table, **rule}

@@ -1,4 +1,4 @@
-"""CSV tables as people have them: read where it is clear what is meant, and otherwise told line by line."""
+"""Reads CSV tables of several dialects, and reports problems line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From files of boxes to a scan: what COCO, VOC and YOLO have in common once each is read."""
+"""Builds the scan of a detection dataset: the part that COCO, VOC and YOLO share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that is wrong with a folder of one's own data, found in one go."""
+"""Checks a folder of a user's own data and reports every problem at once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedlens.data.formats.scan import examine
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found.
+    """The result of a check.
 
     Args:
-        facts: what there is, in numbers; see `fedlens.data.formats.scan.Scan.facts`.
+        facts: counts of images, classes and so on; see `fedlens.data.formats.scan.Scan.facts`.
         findings: what is wrong: first with the whole set, then with examples, each sorted by file, then line.
     """
 

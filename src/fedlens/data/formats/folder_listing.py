@@ -1,4 +1,4 @@
-"""The files below a folder of images: which are images, which belong to the computer, and which surprise."""
+"""Lists the files below a folder: images and others, without hidden files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _SILENT = {"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r"}
 def image_names(folder: Path) -> tuple[list[str], list[str]]:
     """(images, others): the files below `folder`, with forward slashes, each list sorted.
 
-    An image is what has the ending of one. Hidden files and folders, and what file managers leave behind, are
-    passed over. Links to folders are followed, none of them twice.
+    Images are recognized by their suffix. Hidden files and folders, and files that file managers create, are
+    ignored. Links to folders are followed, each once.
     """
     images: list[str] = []
     others: list[str] = []

@@ -10,64 +10,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.cell_labels import as_setting, classes_in_cells, labels_of_cells
 from fedlens.data.formats.clients import Described, describe, listed, table_path
 from fedlens.data.formats.folder_listing import folders, image_names
 from fedlens.data.formats.probe import probe_all
-from fedlens.data.formats.scan import Scan, read
+from fedlens.data.formats.reader import reader
+from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
-
-
-def image_folder(
-    root: Path,
-    download: bool,
-    seed: int,
-    *,
-    path: common.Folder,
-    size: common.Size = 224,
-    channels: common.Channels = 3,
-    fit: common.Fit = "crop",
-    classes: common.Classes = None,
-    label_level: Annotated[
-        int | None,
-        Field(
-            ge=1, description="folder that says the class, counted as client_level; by default 1, the first"
-        ),
-    ] = None,
-    test: common.Test = 0.2,
-    table: common.TableFile = None,
-    client_column: common.ClientColumn = None,
-    client_level: common.ClientLevel = None,
-    client_pattern: common.ClientPattern = None,
-    on_error: common.OnError = "stop",
-) -> Dataset:
-    """Photographs in folders: `path/CLASS/*.jpg`, `path/SPLIT/CLASS/*.jpg`, or a table `path,label,client,split`.
-
-    | what | where it is read |
-    |---|---|
-    | class | column `label` of the table: names, or whole numbers from 0 on; else the folder at `label_level` |
-    | split | column `split` of the table; else the first folders, where all are named train, test or val; else a
-    share `test` of the images is held out, of each class and client alike |
-    | client | `client_column`, `client_level` or `client_pattern`; else column `client` of the table, if any |
-
-    Levels of folders count below a folder of a split. Classes are sorted by name, or are `classes`, each of which
-    must have images then. A photograph is turned as
-    its EXIF tag says; see `fedlens.data.decoding.decode` for what else becomes of it. Mean and deviation are of
-    1,000 training images at most (`fedlens.data.images.sample_moments`). Plays no part: `root`, `download`.
-
-    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
-    files; see `fedlens data check`.
-    """
-    settings = {
-        **common.form(path, size, channels, fit, test, on_error),
-        **common.whose(table, client_column, client_level, client_pattern),
-        "classes": classes,
-        "label_level": label_level,
-    }
-    return read(scan, settings, seed, upright=True)
 
 
 def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: bool) -> Scan:
@@ -89,6 +40,40 @@ def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: b
     sizes = probe_all(path, names, findings, full=full)
     found.bad.update(row for row, size in enumerate(sizes) if size is None)
     return found
+
+
+@reader(scan, upright=True)
+def image_folder(
+    *,
+    path: common.Folder,
+    size: common.Size = 224,
+    channels: common.Channels = 3,
+    fit: common.Fit = "crop",
+    classes: common.Classes = None,
+    label_level: Annotated[
+        int | None,
+        Field(
+            ge=1, description="folder that says the class, counted as client_level; by default 1, the first"
+        ),
+    ] = None,
+) -> None:
+    """Photographs in folders: `path/CLASS/*.jpg`, `path/SPLIT/CLASS/*.jpg`, or a table `path,label,client,split`.
+
+    | what | where it is read |
+    |---|---|
+    | class | column `label` of the table: names, or whole numbers from 0 on; else the folder at `label_level` |
+    | split | column `split` of the table; else the first folders, where all are named train, test or val; else a
+    share `test` of the images is held out, of each class and client alike |
+    | client | `client_column`, `client_level` or `client_pattern`; else column `client` of the table, if any |
+
+    Levels of folders count below a folder of a split. Classes are sorted by name, or are `classes`, each of which
+    must have images then. A photograph is turned as
+    its EXIF tag says; see `fedlens.data.decoding.decode` for what else becomes of it. Mean and deviation are of
+    1,000 training images at most (`fedlens.data.images.sample_moments`). Plays no part: `root`, `download`.
+
+    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
+    files; see `fedlens data check`.
+    """
 
 
 @dataclass(frozen=True)

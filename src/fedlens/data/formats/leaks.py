@@ -1,4 +1,4 @@
-"""Splits that overlap: what is tested on was trained on."""
+"""Finds images that are in more than one split."""
 
 from __future__ import annotations
 

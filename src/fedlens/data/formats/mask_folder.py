@@ -12,79 +12,19 @@ from PIL import Image, ImageOps
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.data.dataset import VOID, Dataset
+from fedlens.data.dataset import VOID
 from fedlens.data.decoding import stored_ids
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.clients import describe, listed
 from fedlens.data.formats.folder_listing import folders, image_names
 from fedlens.data.formats.probe import probe_all
-from fedlens.data.formats.scan import Scan, read
+from fedlens.data.formats.reader import reader
+from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
 from fedlens.data.images import decode_threads
 
 _SHOWN = 5  # ids that a sentence names
-
-
-def mask_folder(
-    root: Path,
-    download: bool,
-    seed: int,
-    *,
-    path: common.Folder,
-    classes: Annotated[
-        list[str],
-        Field(min_length=2, max_length=255, description="names of the classes, in the order of `ids`"),
-    ],
-    ids: Annotated[
-        list[Annotated[int, Field(ge=0, le=255)]] | None,
-        Field(
-            description="number that the masks have for each class; by default 0 for the first, then 1, ..."
-        ),
-    ] = None,
-    size: common.Size = 256,
-    channels: common.Channels = 3,
-    fit: common.Fit = "crop",
-    images: Annotated[str, Field(min_length=1, description="folder of the images, below `path`")] = "images",
-    masks: Annotated[str, Field(min_length=1, description="folder of the masks, below `path`")] = "masks",
-    suffix: Annotated[
-        str, Field(description="what a mask's name has beyond its image's, before the ending: '_mask'")
-    ] = "",
-    void: Annotated[int, Field(ge=0, le=255, description="the id of pixels that count for nothing")] = VOID,
-    test: common.Test = 0.2,
-    table: common.TableFile = None,
-    client_column: common.ClientColumn = None,
-    client_level: common.ClientLevel = None,
-    client_pattern: common.ClientPattern = None,
-    on_error: common.OnError = "stop",
-) -> Dataset:
-    """Images and masks of class ids: `path/images/x.jpg` with `path/masks/x.png`, or `.../train/x.jpg` in both.
-
-    A mask is the file of the same folder and name below `masks`, with `suffix` and any ending. It has one
-    channel; the number of a pixel (or its position in the palette) is the position of its class in `classes`,
-    or that of `ids`, or `void`. Where 0 means that nobody looked, and classes are numbered from 1 on, that is
-    `void=0, ids=[1, 2, 3]`. Masks are scaled by the nearest neighbour, and where `fit` fills up, they are void.
-
-    The split is what the column `split` of a `table` says, else the first folder below `images` where these are
-    named train, test or val, else a share `test` is held out, of each client alike. `client_level` counts
-    folders below that; paths in a table count from `path`. Tags by which photographs are turned are not
-    applied: a mask belongs to the pixels as they are stored. Mean and deviation are of 1,000 training images at
-    most. Plays no part: `root`, `download`.
-
-    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
-    files; see `fedlens data check`.
-    """
-    settings = {
-        **common.form(path, size, channels, fit, test, on_error),
-        **common.whose(table, client_column, client_level, client_pattern),
-        "classes": classes,
-        "ids": ids,
-        "images": images,
-        "masks": masks,
-        "suffix": suffix,
-        "void": void,
-    }
-    return read(scan, settings, seed)
 
 
 def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: bool) -> Scan:
@@ -113,6 +53,48 @@ def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: b
     found.bad.update(row for row, mask in enumerate(found_masks) if not mask)
     _check_pairs(found, ids, void, findings, full)
     return found
+
+
+@reader(scan)
+def mask_folder(
+    *,
+    path: common.Folder,
+    classes: Annotated[
+        list[str],
+        Field(min_length=2, max_length=255, description="names of the classes, in the order of `ids`"),
+    ],
+    ids: Annotated[
+        list[Annotated[int, Field(ge=0, le=255)]] | None,
+        Field(
+            description="number that the masks have for each class; by default 0 for the first, then 1, ..."
+        ),
+    ] = None,
+    size: common.Size = 256,
+    channels: common.Channels = 3,
+    fit: common.Fit = "crop",
+    images: Annotated[str, Field(min_length=1, description="folder of the images, below `path`")] = "images",
+    masks: Annotated[str, Field(min_length=1, description="folder of the masks, below `path`")] = "masks",
+    suffix: Annotated[
+        str, Field(description="what a mask's name has beyond its image's, before the ending: '_mask'")
+    ] = "",
+    void: Annotated[int, Field(ge=0, le=255, description="the id of pixels that count for nothing")] = VOID,
+) -> None:
+    """Images and masks of class ids: `path/images/x.jpg` with `path/masks/x.png`, or `.../train/x.jpg` in both.
+
+    A mask is the file of the same folder and name below `masks`, with `suffix` and any ending. It has one
+    channel; the number of a pixel (or its position in the palette) is the position of its class in `classes`,
+    or that of `ids`, or `void`. Where 0 means that nobody looked, and classes are numbered from 1 on, that is
+    `void=0, ids=[1, 2, 3]`. Masks are scaled by the nearest neighbour, and where `fit` fills up, they are void.
+
+    The split is what the column `split` of a `table` says, else the first folder below `images` where these are
+    named train, test or val, else a share `test` is held out, of each client alike. `client_level` counts
+    folders below that; paths in a table count from `path`. Tags by which photographs are turned are not
+    applied: a mask belongs to the pixels as they are stored. Mean and deviation are of 1,000 training images at
+    most. Plays no part: `root`, `download`.
+
+    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
+    files; see `fedlens data check`.
+    """
 
 
 def _ids(classes: Sequence[str], given: list[int] | None, void: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The objects that a file says are on an image, checked against the image: the same for every format."""
+"""Checks the annotated objects of an image against the image: the same for every format."""
 
 from __future__ import annotations
 

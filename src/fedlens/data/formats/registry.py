@@ -1,4 +1,4 @@
-"""The formats of a user's own data by name: what reads each, and what checks it."""
+"""The formats of a user's own data by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HERE = "fedlens.data.formats"
 
 @dataclass(frozen=True)
 class FormatEntry:
-    """One row: the module with `scan`, the dataset factory in it, and one line on what it is."""
+    """One format: the module with `scan`, its dataset factory, and a one-line summary."""
 
     module: str
     factory: str

@@ -1,4 +1,4 @@
-"""What a reader found in a user's folder, and how that becomes a dataset: the same for every format."""
+"""The content of a user's folder, and the dataset made from it: the same for every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training and test data: the splits that a person made, or else a share drawn from all classes and clients."""
+"""Training and test splits: given by the data, or drawn per class and client."""
 
 from __future__ import annotations
 

@@ -9,79 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.detection import below, by_stem, detected, folder_splits, numbered, stored_sizes
 from fedlens.data.formats.folder_listing import folders, image_names
-from fedlens.data.formats.scan import Scan, read
+from fedlens.data.formats.reader import reader
+from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.texts import read_text
 from fedlens.data.formats.voc_annotation import VocAnnotation, read_annotation
-
-
-def voc_xml(
-    root: Path,
-    download: bool,
-    seed: int,
-    *,
-    path: common.Folder,
-    images: Annotated[str, Field(description="folder of the images, below `path`")] = "JPEGImages",
-    annotations: Annotated[str, Field(description="folder of the XML files, below `path`")] = "Annotations",
-    lists: Annotated[
-        str, Field(description="folder of train.txt, val.txt, test.txt, below `path`; it may be missing")
-    ] = "ImageSets/Main",
-    train_list: Annotated[
-        Literal["train", "trainval"] | None,
-        Field(
-            description="list that is trained on; by default train.txt, or trainval.txt where that is missing"
-        ),
-    ] = None,
-    first_pixel: Annotated[
-        Literal[0, 1],
-        Field(
-            description="1: boxes count pixels from 1 and include the last, as VOC; 0: edges counted from 0"
-        ),
-    ] = 1,
-    classes: common.Classes = None,
-    size: common.Size = 512,
-    channels: common.Channels = 3,
-    fit: common.Fit = "pad",
-    test: common.Test = 0.2,
-    table: common.TableFile = None,
-    client_column: common.ClientColumn = None,
-    client_level: common.ClientLevel = None,
-    client_pattern: common.ClientPattern = None,
-    on_error: common.OnError = "stop",
-) -> Dataset:
-    """Boxes as Pascal VOC has them: `path/JPEGImages/x.jpg`, `path/Annotations/x.xml`, lists in `ImageSets/Main`.
-
-    An image and its XML file have the same name. With `images="."` and `annotations="."` they lie side by side.
-
-    | what | where it is read |
-    |---|---|
-    | class | `<name>` of an object; sorted by name, or `classes`, which then are all there may be |
-    | split | column `split` of the table; else the lists; else folders named train, test or val; else a share
-    `test` is held out |
-    | client | `client_column`, `client_level` (below the folder of images) or `client_pattern`; else column
-    `client` of the table, if any |
-
-    See `read_annotation` for how pixels are counted, and `fedlens.data.formats.objects.check_boxes` for what becomes
-    of boxes that do not fit. Objects marked difficult are kept. Plays no part: `root`, `download`.
-
-    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
-    files; see `fedlens data check`.
-    """
-    settings = {
-        **common.form(path, size, channels, fit, test, on_error),
-        **common.whose(table, client_column, client_level, client_pattern),
-        "images": images,
-        "annotations": annotations,
-        "lists": lists,
-        "train_list": train_list,
-        "first_pixel": first_pixel,
-        "classes": classes,
-    }
-    return read(scan, settings, seed)
 
 
 @dataclass(frozen=True)
@@ -131,6 +66,52 @@ def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: b
         found.notes.append(f"{difficult:,} objects are marked difficult, and kept")
     raw = [() if one is None else one.objects for one in annotations]
     return detected(found, raw, numbered(found.classes), settings, findings, inner=inner)
+
+
+@reader(scan)
+def voc_xml(
+    *,
+    path: common.Folder,
+    images: Annotated[str, Field(description="folder of the images, below `path`")] = "JPEGImages",
+    annotations: Annotated[str, Field(description="folder of the XML files, below `path`")] = "Annotations",
+    lists: Annotated[
+        str, Field(description="folder of train.txt, val.txt, test.txt, below `path`; it may be missing")
+    ] = "ImageSets/Main",
+    train_list: Annotated[
+        Literal["train", "trainval"] | None,
+        Field(
+            description="list that is trained on; by default train.txt, or trainval.txt where that is missing"
+        ),
+    ] = None,
+    first_pixel: Annotated[
+        Literal[0, 1],
+        Field(
+            description="1: boxes count pixels from 1 and include the last, as VOC; 0: edges counted from 0"
+        ),
+    ] = 1,
+    classes: common.Classes = None,
+    size: common.Size = 512,
+    channels: common.Channels = 3,
+    fit: common.Fit = "pad",
+) -> None:
+    """Boxes as Pascal VOC has them: `path/JPEGImages/x.jpg`, `path/Annotations/x.xml`, lists in `ImageSets/Main`.
+
+    An image and its XML file have the same name. With `images="."` and `annotations="."` they lie side by side.
+
+    | what | where it is read |
+    |---|---|
+    | class | `<name>` of an object; sorted by name, or `classes`, which then are all there may be |
+    | split | column `split` of the table; else the lists; else folders named train, test or val; else a share
+    `test` is held out |
+    | client | `client_column`, `client_level` (below the folder of images) or `client_pattern`; else column
+    `client` of the table, if any |
+
+    See `read_annotation` for how pixels are counted, and `fedlens.data.formats.objects.check_boxes` for what becomes
+    of boxes that do not fit. Objects marked difficult are kept. Plays no part: `root`, `download`.
+
+    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
+    files; see `fedlens data check`.
+    """
 
 
 def _layout(path: Path, settings: Mapping[str, Any], findings: Findings) -> _Layout | None:

@@ -9,63 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import DataError
-from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.clients import listed
 from fedlens.data.formats.detection import by_stem, detected, folder_splits, numbered, stored_sizes
 from fedlens.data.formats.folder_listing import image_names
 from fedlens.data.formats.objects import RawBox
-from fedlens.data.formats.scan import Scan, read
+from fedlens.data.formats.reader import reader
+from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.texts import read_text
 from fedlens.data.formats.yolo_names import LISTS, find_names
 
 _NO_LABELS = {"train.txt", "val.txt", "valid.txt", "test.txt"}  # lists of images, as darknet has them
 _LINE = "class cx cy width height"
-
-
-def yolo_txt(
-    root: Path,
-    download: bool,
-    seed: int,
-    *,
-    path: common.Folder,
-    classes: common.Classes = None,
-    size: common.Size = 512,
-    channels: common.Channels = 3,
-    fit: common.Fit = "pad",
-    test: common.Test = 0.2,
-    table: common.TableFile = None,
-    client_column: common.ClientColumn = None,
-    client_level: common.ClientLevel = None,
-    client_pattern: common.ClientPattern = None,
-    on_error: common.OnError = "stop",
-) -> Dataset:
-    """Boxes as YOLO has them: `path/images/train/x.jpg` and `path/labels/train/x.txt`, `class cx cy w h` a line.
-
-    | what | where it is read |
-    |---|---|
-    | labels of an image | the file of its name ending in .txt, in the folder where `labels` stands for the last
-    `images` in its path; beside the image where its path has no `images`. None: the image shows no object |
-    | class | its number is a position in `classes`; else in classes.txt, obj.names or the `names` of data.yaml;
-    else the classes are called by their numbers, of which none may be skipped |
-    | split | column `split` of the table; else folders named train, test or val (`train/images/x.jpg` does too);
-    else a share `test` is held out |
-    | client | `client_column`, `client_level` (counted without `images` and the split) or `client_pattern`; else
-    column `client` of the table, if any |
-
-    See `fedlens.data.formats.objects.check_boxes` for what becomes of boxes that do not fit. Plays no part: `root`,
-    `download`.
-
-    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
-    files; see `fedlens data check`.
-    """
-    settings = {
-        **common.form(path, size, channels, fit, test, on_error),
-        **common.whose(table, client_column, client_level, client_pattern),
-        "classes": classes,
-    }
-    return read(scan, settings, seed)
 
 
 def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: bool) -> Scan:
@@ -97,6 +53,36 @@ def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: b
     found.splits, inner = folder_splits(found.names, path, findings)
     inner = [name.removeprefix("images/") for name in inner]
     return detected(found, there, labels, settings, findings, inner=inner)
+
+
+@reader(scan)
+def yolo_txt(
+    *,
+    path: common.Folder,
+    classes: common.Classes = None,
+    size: common.Size = 512,
+    channels: common.Channels = 3,
+    fit: common.Fit = "pad",
+) -> None:
+    """Boxes as YOLO has them: `path/images/train/x.jpg` and `path/labels/train/x.txt`, `class cx cy w h` a line.
+
+    | what | where it is read |
+    |---|---|
+    | labels of an image | the file of its name ending in .txt, in the folder where `labels` stands for the last
+    `images` in its path; beside the image where its path has no `images`. None: the image shows no object |
+    | class | its number is a position in `classes`; else in classes.txt, obj.names or the `names` of data.yaml;
+    else the classes are called by their numbers, of which none may be skipped |
+    | split | column `split` of the table; else folders named train, test or val (`train/images/x.jpg` does too);
+    else a share `test` is held out |
+    | client | `client_column`, `client_level` (counted without `images` and the split) or `client_pattern`; else
+    column `client` of the table, if any |
+
+    See `fedlens.data.formats.objects.check_boxes` for what becomes of boxes that do not fit. Plays no part: `root`,
+    `download`.
+
+    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
+    files; see `fedlens data check`.
+    """
 
 
 def label_file(image: str) -> str:

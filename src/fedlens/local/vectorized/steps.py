@@ -98,14 +98,17 @@ class Steps:
         stack.products = []
         try:
             with scope("forward"):
-                losses, leaves = descended(self.train, self.model, weights, batch, contexts, self.looks)
+                (losses, root), leaves = descended(
+                    self.train, self.model, weights, batch, contexts, self.looks
+                )
             with scope("backward"):
-                found = differentiated(losses[1], leaves)
+                slopes = batch.weights.to(root.dtype) if root.dim() else None
+                found = differentiated(root, leaves, slopes)
             with scope("optimizer"):
                 descend(weights, found, stack.products, lr)
         finally:
             stack.products = None
-        return losses[0]
+        return losses
 
     def _bent(self, found: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch) -> Tensors:
         """What the rule makes of the gradients: at once where it may, else client by client."""
@@ -146,9 +149,12 @@ def descend(
         leaf.detach().baddbmm_(left, right, alpha=-lr)
 
 
-def differentiated(loss: Tensor, leaves: Tensors) -> tuple[Tensor | None, ...]:
-    """The gradient of each leaf; None where there is none to write, as `Stack.products` has it, or none at all."""
-    return torch.autograd.grad(loss, leaves, allow_unused=True)
+def differentiated(loss: Tensor, leaves: Tensors, slopes: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    """The gradient of each leaf; None where there is none to write, as `Stack.products` has it, or none at all.
+
+    Of a loss that is no scalar, `slopes` says how much each of its numbers counts.
+    """
+    return torch.autograd.grad(loss, leaves, slopes, allow_unused=True)
 
 
 def descended(
@@ -159,9 +165,11 @@ def descended(
     contexts: Sequence[LocalContext],
     looks: StackedLooks | None = None,
 ) -> tuple[tuple[Tensor, Tensor], Tensors]:
-    """The mean of the task's loss at each client, [A], and the sum of what they descend; and what it depends on.
+    """The mean of the task's loss at each client, [A], and what they descend; and what it depends on.
 
-    The rule's `loss` counts where its `looks` are given, which full gradients and those at the anchor are without.
+    What they descend is one sum, or where no rule bends it the loss of each example, [A, B], which counts as
+    `batch.weights` say: a step along it needs no sum. The rule's `loss` counts where its `looks` are given, which full
+    gradients and those at the anchor are without.
     """
     rule, leaves = train.rule, [value.detach().requires_grad_() for value in weights]
     if looks is not None and looks.weights:
@@ -169,9 +177,9 @@ def descended(
     else:
         outputs, own = model(leaves, batch.inputs), None
     each = train.task.losses(outputs.flatten(0, 1), batch.targets.flatten(0, 1)).view(batch.weights.shape)
-    losses = (each * batch.weights).sum(1)
     if rule.risk is None and (rule.loss is None or looks is None):
-        return (losses.detach(), losses.sum()), leaves
+        return ((each.detach() * batch.weights).sum(1), each), leaves
+    losses = (each * batch.weights).sum(1)
     features = looks.take(model, own, batch, contexts) if looks is not None and looks.weights else None
     found = []
     for k, (context, n) in enumerate(zip(contexts, batch.counts, strict=True)):
@@ -193,9 +201,10 @@ def gradients(
 ) -> tuple[Tensor, Tensors]:
     """The mean of the task's loss at each client, [A], and the gradients of what it descends, each [A, ...]."""
     with scope("forward"):
-        (losses, sum), leaves = descended(train, model, weights, batch, contexts, looks)
+        (losses, root), leaves = descended(train, model, weights, batch, contexts, looks)
+        total = (root * batch.weights).sum() if root.dim() else root
     with scope("backward"):
-        return losses, gradients_of(sum, leaves, model.learner.half, stacked=True)
+        return losses, gradients_of(total, leaves, model.learner.half, stacked=True)
 
 
 def _clipped(gradients: Tensors, largest: float) -> Tensors:

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.core.registry import read_settings
-from fedlens.data.formats.common_settings import form, whose
 from fedlens.data.formats.registry import FORMATS
 from tests.unit.data.pictures import pixels, write
 
@@ -90,20 +89,3 @@ def test_a_run_goes_on_from_another_directory(table: str, here: Path) -> None:
     answer = runner.invoke(app, ["resume", "../out"])
     assert "there is no such folder" not in answer.output
     assert answer.exit_code == 0, answer.output
-
-
-def test_settings_by_name() -> None:
-    assert form("p", (3, 4), 1, "pad", 0.3, "skip") == {
-        "path": "p",
-        "size": (3, 4),
-        "channels": 1,
-        "fit": "pad",
-        "test": 0.3,
-        "on_error": "skip",
-    }
-    assert whose("t.csv", "who", 2, "(x)") == {
-        "table": "t.csv",
-        "client_column": "who",
-        "client_level": 2,
-        "client_pattern": "(x)",
-    }

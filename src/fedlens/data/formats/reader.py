@@ -1,0 +1,63 @@
+"""From a format's own settings and its `scan` to a dataset factory with the settings that all formats share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from fedlens.data.dataset import Dataset
+from fedlens.data.formats import common_settings as common
+from fedlens.data.formats.scan import Scanner, read
+
+
+def _shared(
+    *,
+    test: common.Test = 0.2,
+    table: common.TableFile = None,
+    client_column: common.ClientColumn = None,
+    client_level: common.ClientLevel = None,
+    client_pattern: common.ClientPattern = None,
+    on_error: common.OnError = "stop",
+) -> None:
+    """The settings that every format has, with the same defaults; they follow the format's own."""
+
+
+def reader(
+    scan: Scanner, *, upright: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., Dataset]]:
+    """Turns a function that only declares settings into the dataset factory of a format.
+
+    The factory takes `root`, `download` and `seed`, and as keywords the declared settings followed by the shared
+    ones. It hands all settings to `fedlens.data.formats.scan.read`. `registry.read_settings` and
+    `inspect.signature` see the whole signature.
+
+    Args:
+        scan: reads a folder in this format.
+        upright: whether photographs are turned as their EXIF tag says.
+
+    >>> from fedlens.data.formats.image_folder import image_folder
+    >>> list(signature(image_folder).parameters)[:4], list(signature(image_folder).parameters)[-1]
+    (['root', 'download', 'seed', 'path'], 'on_error')
+    """
+
+    def factory_of(declared: Callable[..., None]) -> Callable[..., Dataset]:
+        @wraps(declared)
+        def factory(root: Path, download: bool, seed: int, **given: Any) -> Dataset:
+            bound = whole.bind(root, download, seed, **given)
+            bound.apply_defaults()
+            settings = {key: value for key, value in bound.arguments.items() if key not in positional}
+            return read(scan, settings, seed, upright=upright)
+
+        positional = {name: Parameter(name, kind) for name in ("root", "download", "seed")}
+        settings = [*signature(declared).parameters.values(), *signature(_shared).parameters.values()]
+        whole = Signature([*positional.values(), *settings], return_annotation=Dataset)
+        hints = [get_type_hints(one, include_extras=True) for one in (declared, _shared)]
+        factory.__annotations__ = {**hints[0], **hints[1], "return": Dataset}
+        factory.__signature__ = whole  # type: ignore[attr-defined]  # read by `inspect.signature`
+        return factory
+
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    return factory_of
