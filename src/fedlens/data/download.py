@@ -76,9 +76,8 @@ def extract(archive: Path, folder: Path, inner: str) -> Path:
     """Unpacks the directory `inner` of a tar archive to `folder / inner`, each file whole or not at all.
 
     Then the archive is removed. Whatever else is in the folder stays. Members that would leave the folder, links
-    out of it, and devices
-    are refused (the tar filter "data"). Raises `DataError` where the archive is damaged, holds such a member,
-    or has no `inner`.
+    out of it, and devices are refused (the tar filter "data"). Raises `DataError` where the archive is damaged,
+    holds such a member, or has no `inner`.
     """
     work = folder / f".{inner}.part"
     shutil.rmtree(work, ignore_errors=True)
