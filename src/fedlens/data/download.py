@@ -75,9 +75,9 @@ def fetch(resource: Resource, folder: Path, progress: Progress | None = None) ->
 def extract(archive: Path, folder: Path, inner: str) -> Path:
     """Unpacks the directory `inner` of a tar archive to `folder / inner`, each file whole or not at all.
 
-    Whatever else is in the folder stays. Members that would leave the folder, links out of it, and devices
-    are refused (the tar filter "data"). Raises `DataError` where the archive is damaged, holds such a member,
-    or has no `inner`.
+    Then the archive is removed. Whatever else is in the folder stays. Members that would leave the folder, links
+    out of it, and devices are refused (the tar filter "data"). Raises `DataError` where the archive is damaged,
+    holds such a member, or has no `inner`.
     """
     work = folder / f".{inner}.part"
     shutil.rmtree(work, ignore_errors=True)
@@ -94,6 +94,7 @@ def extract(archive: Path, folder: Path, inner: str) -> Path:
         raise DataError(f"the archive cannot be unpacked: {error}", where=str(archive)) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    archive.unlink()
     return folder / inner
 
 

@@ -112,9 +112,7 @@ def read_published(what: CifarRelease, root: Path, download: bool) -> Dataset:
     """The dataset `what` below `root`, fetched first where neither form is there and `download` says so."""
     form = _find(what, root)
     if form is None and download:
-        archive = fetch(what.archive, root)
-        extract(archive, root, what.python.folder)
-        archive.unlink()
+        extract(fetch(what.archive, root), root, what.python.folder)
         form = _find(what, root)
     if form is None:
         wanted = [

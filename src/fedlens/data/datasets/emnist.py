@@ -99,7 +99,6 @@ def emnist(
     if download and None in paths:
         archive = fetch(ARCHIVE, folder)
         unzip(archive, folder, lambda member: member.endswith("-ubyte.gz"))
-        archive.unlink()
         paths = [_find(folder, name) for name in names]
     found = [path for path in paths if path is not None]
     if len(found) < len(names):

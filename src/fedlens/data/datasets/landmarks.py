@@ -154,7 +154,6 @@ def _find_lists(what: LandmarkLists, root: Path, download: bool) -> tuple[Path, 
             fetched = fetch(resource, folder)
             if fetched.suffix == ".zip":
                 unzip(fetched, root / LISTS, lambda name: name in _members(what))
-                fetched.unlink()
     return lists if all(path.is_file() for path in lists) else None
 
 

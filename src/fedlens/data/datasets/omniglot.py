@@ -132,7 +132,6 @@ def _part(root: Path, name: str, download: bool) -> Path:
         unzip(
             archive, root / FOLDER, lambda member: member.startswith(folder.name) and member.endswith(".png")
         )
-        archive.unlink()
     if not folder.is_dir():
         raise missing("omniglot", root, f"{FOLDER}/{folder.name}/<alphabet>/<character>/<dddd>_<dd>.png")
     return folder

@@ -143,9 +143,7 @@ def pascal_voc(
 def _provide(root: Path, download: bool, archive: Resource, wanted: str, lists: list[Path]) -> None:
     """Fetches an archive where its lists are not there and `download` says so; raises `DataError` without them."""
     if download and not all(path.is_file() for path in lists):
-        path = fetch(archive, root)
-        extract(path, root, wanted.split("/")[0])
-        path.unlink()
+        extract(fetch(archive, root), root, wanted.split("/")[0])
     if not all(path.is_file() for path in lists):
         raise missing("pascal-voc", root, wanted)
 

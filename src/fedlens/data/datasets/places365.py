@@ -85,16 +85,10 @@ def places365(
 def _download(folder: Path, wanted: tuple[str, str]) -> None:
     if not all((folder / name).is_file() for name in (CATEGORIES, TRAIN_LIST, TEST_LIST)):
         # Its files are in no folder of their own.
-        _fetch(LISTS, folder, ".")
+        extract(fetch(LISTS, folder), folder, ".")
     for name in wanted:
         if _images(folder, name) is None:
-            _fetch(ARCHIVES[name], folder, name)
-
-
-def _fetch(archive: Resource, folder: Path, inner: str) -> None:
-    path = fetch(archive, folder)
-    extract(path, folder, inner)
-    path.unlink()
+            extract(fetch(ARCHIVES[name], folder), folder, name)
 
 
 def _images(folder: Path, name: str) -> str | None:

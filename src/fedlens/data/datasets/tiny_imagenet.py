@@ -40,7 +40,6 @@ def tiny_imagenet(root: Path, download: bool, seed: int) -> Dataset:
     if download and not all((folder / name).exists() for name in needed):
         archive = fetch(ARCHIVE, root)
         unzip(archive, root, lambda member: member.startswith(f"{FOLDER}/") and "/test/" not in member)
-        archive.unlink()
     gone = [name for name in needed if not (folder / name).exists()]
     if gone:
         raise missing("tiny-imagenet", folder, ", ".join(gone))

@@ -15,7 +15,7 @@ def unzip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
     """Unpacks the members of `archive` that are `wanted`, by name, below `folder`; how many they are.
 
     Every member is checked against its CRC-32 before it gets its name. Raises `DataError` where the archive
-    is damaged, a name leads out of the folder, or no member is wanted.
+    is damaged, a name leads out of the folder, or no member is wanted; otherwise the archive is removed at the end.
     """
     count = 0
     try:
@@ -41,4 +41,5 @@ def unzip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
         raise DataError(f"the archive cannot be unpacked: {error}", where=str(archive)) from error
     if not count:
         raise DataError("the archive has none of the files that are wanted", where=str(archive))
+    archive.unlink()
     return count
