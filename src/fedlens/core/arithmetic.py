@@ -41,10 +41,7 @@ class Arithmetic:
         """
         if self.channels_last != "auto":
             return self.channels_last
-        if not channels_last_pays(device):
-            return False
-        convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
-        return bool(convolutions) and all(layer.weight.dtype == torch.float32 for layer in convolutions)
+        return channels_last_pays(device) and lays_out_channels_last(module)
 
     def fit(self, module: nn.Module, device: torch.device) -> nn.Module:
         """The module, on this device, whose forward pass computes so; what it gives back has its weights' type.
@@ -64,6 +61,12 @@ class Arithmetic:
 
 
 PLAIN = Arithmetic()
+
+
+def lays_out_channels_last(module: nn.Module) -> bool:
+    """Whether a module has 2-d convolutions, all of them in fp32: what `channels_last = "auto"` applies to."""
+    convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    return bool(convolutions) and all(layer.weight.dtype == torch.float32 for layer in convolutions)
 
 
 def channels_last_pays(device: torch.device) -> bool:

@@ -181,6 +181,7 @@ class Trial(NamedTuple):
     op: BatchedOp
     shared: Payload
     convolutions: bool  # whether the model has any, so that a memory layout is worth trying
+    layout: bool = False  # whether `channels_last = "auto"` applies to them where the processor gains from it
 
 
 @runtime_checkable

@@ -123,7 +123,7 @@ class Auto(EngineBase):
             return self._take("inline", {}, "no trial came to an end")
         label, (_, name, table) = max(tried.items(), key=lambda item: item[1][0])
         if name != "vectorized" and "group" not in table and trial.convolutions:
-            usual = channels_last_pays(torch.device(self.computing.device))
+            usual = trial.layout and channels_last_pays(torch.device(self.computing.device))
             other = table | {"channels_last": not usual}
             layout = "contiguous" if usual else "channels last"
             attempt(f"{label}, {layout}", name, other, max(count, 2 * workers))

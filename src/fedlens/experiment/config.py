@@ -114,7 +114,7 @@ class Config(_Table):
     ...     "rounds": 3, "model": "linear", "local": {"lr": 0.1},
     ...     "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}})
     >>> config.algorithm["name"], config.engine["name"], config.evaluation.every
-    ('fedavg', 'inline', 1)
+    ('fedavg', 'default', 1)
     """
 
     name: str = Field("run", min_length=1, description="what the run is called")

@@ -89,7 +89,8 @@ def minimize(problem: Subproblem, start: Tensors, tolerance: float, max_iteratio
     after `max_iterations`; whoever asks has to look at `slope`. A last pass, at the solution, measures that and
     updates the running statistics of the learner.
     """
-    at = [value.clone() for value in start]
+    # In row-major order, weights and gradients: torch's L-BFGS views them as one vector.
+    at = [value.clone(memory_format=torch.contiguous_format) for value in start]
     search = torch.optim.LBFGS(
         at,
         lr=1.0,
@@ -104,7 +105,7 @@ def minimize(problem: Subproblem, start: Tensors, tolerance: float, max_iteratio
     def closure() -> float:
         value, gradient = problem.value_and_gradient(at)
         for own, slope in zip(at, gradient, strict=True):
-            own.grad = slope
+            own.grad = slope.contiguous()
         return value
 
     search.step(closure)  # type: ignore[no-untyped-call]  # torch's

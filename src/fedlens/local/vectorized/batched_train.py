@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedlens.core.arithmetic import lays_out_channels_last
 from fedlens.core.protocol import Call, Obstacle, Outcome, Trial
 from fedlens.core.tree import tree_of
 from fedlens.local.rules import ClientRule
@@ -40,4 +41,6 @@ class BatchedTrain(Train):
         model = self.model.build()
         convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
         # The rate is so small that no weights diverge, whatever they are.
-        return Trial(plain, {"model": tree_of(model), "lr": 1e-9}, convolutions)
+        return Trial(
+            plain, {"model": tree_of(model), "lr": 1e-9}, convolutions, lays_out_channels_last(model)
+        )
