@@ -18,6 +18,7 @@ from fedlens.core.driver import Driver
 from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Ask, Failure, Reply, Request
 from fedlens.engines.processes import Processes, processes
+from fedlens.engines.schedule import DEATHS
 from tests.unit.engines.engine_kit import (
     answers_to,
     ask,
@@ -144,23 +145,22 @@ def test_workers_killed_again_and_again_from_outside(gate: Driver, seconds: floa
     slow_again(gate)
     wanted = ask([{"seconds": seconds}] * 12)
     right = expected(wanted)
-    stop = threading.Event()
+    for _ in range(3):
+        stop = threading.Event()
 
-    def kill() -> None:
-        while not stop.wait(0.3):
-            pids = gate.engine.pids  # type: ignore[attr-defined]
-            if pids:
-                os.kill(pids[0], signal.SIGKILL)
+        def kill(stop: threading.Event = stop) -> None:
+            for _ in range(DEATHS - 1):  # a block that loses more workers than that fails
+                pids = [] if stop.wait(0.3) else gate.engine.pids  # type: ignore[attr-defined]
+                if pids:
+                    os.kill(pids[0], signal.SIGKILL)
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
-        for _ in range(3):
-            found = answers_to(gate, wanted)
-            assert same(vectors(found), right)
-    finally:
-        stop.set()
-        thread.join()
+        thread = threading.Thread(target=kill)
+        thread.start()
+        try:
+            assert same(vectors(answers_to(gate, wanted)), right)
+        finally:
+            stop.set()
+            thread.join()
 
 
 def test_the_process_that_starts_workers_is_killed() -> None:
@@ -176,16 +176,14 @@ def test_the_process_that_starts_workers_is_killed() -> None:
     assert gone_within(5, pids)
 
 
+@pytest.mark.timing
 def test_a_slow_client_does_not_idle_the_other_worker(gate: Driver) -> None:
     slow_again(gate)
-    began = time.monotonic()
-    found = answers_to(gate, ask([{"seconds": 1.0}, *[{"seconds": 0.05}] * 14]))
-    elapsed = time.monotonic() - began
+    found = answers_to(gate, ask([{"seconds": 2.0}, *[{"seconds": 0.01}] * 14]))
     slow, *quick = [answer.metrics for answer in found if isinstance(answer, Reply)]
     assert len(quick) == 14
     assert {m["pid"] for m in quick}.isdisjoint({slow["pid"]})
     assert max(m["ended"] for m in quick) < slow["ended"]
-    assert elapsed < 1.5  # one after the other would be 1.7 and more
     assert [answer.client for answer in found] == list(range(15))
 
 
@@ -236,12 +234,13 @@ def test_replies_that_grow_beyond_the_window_do_not_stop_the_round(gate: Driver,
         schedule._window, schedule._block_bytes = before, 0
 
 
+@pytest.mark.timing
 def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate: Driver) -> None:
     slow_again(gate)
-    wanted = ask([{}, {"seconds": 0.9}, {"seconds": 0.9}, {}, {}], deadline=0.4)
+    wanted = ask([{}, {"seconds": 3.0}, {"seconds": 3.0}, {}, {}], deadline=1.0)
     began = time.monotonic()
     found = answers_to(gate, wanted)
-    assert time.monotonic() - began < 0.8
+    assert time.monotonic() - began < 3.0  # the slow ones are not waited for
     assert [type(answer).__name__ for answer in found] == [
         "Reply",
         "Failure",
@@ -339,13 +338,14 @@ def test_several_asks_in_arrival_order(gate: Driver) -> None:
     gate.drive(steps(4, [], 0), 4)  # and nothing is out any more: no waiting for ever
 
 
+@pytest.mark.timing
 def test_a_deadline_in_arrival_order(gate: Driver, tmp_path: Path) -> None:
     slow_again(gate)
-    late = [{"seconds": 0.6}, {"seconds": 0.6}, {"die": "at the start"}]
+    late = [{"seconds": 2.0}, {"seconds": 2.0}, {"die": "at the start"}]
     wanted = ask(late, order="arrival", deadline=0.3, shared={"graves": str(tmp_path)})
     began = time.monotonic()
     found = answers_to(gate, wanted)
-    assert time.monotonic() - began < 0.55
+    assert time.monotonic() - began < 2.0  # likewise
     assert [type(answer) for answer in found] == [Failure] * 3
     assert gate.states.snapshot() == {}
     assert same(vectors(answers_to(gate, ask([{}] * 3), 2)), expected(ask([{}] * 3), 2))
