@@ -69,6 +69,7 @@ class Default(EngineBase):
         self._images = 0.0  # that are left of the run
         self._seconds = self._timed = 0.0  # of training in this process, and the images in it
         self._first = True
+        self._widest = 0  # the most clients that an ask has trained
         self._tell: Callable[[str | None, Mapping[str, Any]], None] = lambda line, facts: None
 
     def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
@@ -132,14 +133,33 @@ class Default(EngineBase):
                 began = time.perf_counter()
                 held = [next(answers)]
                 self._first = self._first and slot < block
+                if isinstance(held[0], Reply) and "batches" in held[0].metrics:
+                    self._widest = max(self._widest, slots)
                 self._note(held[0], time.perf_counter() - began)
                 yield held.pop()  # no name keeps the reply while the next one is made
             else:
                 return
         finally:
             answers.close()
-        assert self._processes is not None
-        yield from self._processes.answer(ask, round, exchange, first=slot)
+        processes = self._processes
+        assert processes is not None
+        try:
+            for answer in processes.answer(ask, round, exchange, first=slot):
+                slot += 1
+                yield answer
+                del answer  # no name keeps the reply while the next one is awaited
+            return
+        except RunFailed as failure:
+            # What workers cannot load or be sent is found out now; this process has it all.
+            self._processes, self.ahead = None, False
+            self._stay(processes, failure)
+        yield from self._inline.answer(ask, round, exchange, slot)
+
+    def _stay(self, processes: Processes, failure: Exception) -> None:
+        """Ends the workers for good: the run goes on in this process."""
+        processes.close()
+        self._starting, self._workers = None, 1
+        self._tell(f"the run stays in one process: {failure}", {"name": "inline"})
 
     def _note(self, answer: Answer, seconds: float) -> None:
         """Counts what a client trained; the first block is not timed, as it makes what all others use."""
@@ -157,15 +177,13 @@ class Default(EngineBase):
             return False
         if not self._starting.started or left < 2:
             return False
-        starting, self._starting = self._starting, None
+        starting = self._starting
         try:
             starting.open(self._program, self._states)
-        except RunFailed as failure:
-            starting.close()
-            self._workers = 1  # not tried again
-            self._tell(f"the run stays in one process: {failure}", {"name": "inline"})
+        except (RunFailed, OSError) as failure:
+            self._stay(starting, failure)
             return False
-        self._processes, self.ahead = starting, True
+        self._starting, self._processes, self.ahead = None, starting, True
         return True
 
     def _start(self, ask: Ask) -> None:
@@ -175,11 +193,16 @@ class Default(EngineBase):
         if seconds < _PAYS:
             return
         each = _WORKER_MEMORY + _TREES * nbytes(ask.shared)
-        count = min(self._workers, len(ask.requests), _free_memory() // each)
+        count = min(self._workers, self._widest, _free_memory() // each)
         if count < 2:
             return
-        self._starting = self._make(count)
-        self._starting.warm()
+        starting = self._make(count)
+        try:
+            starting.warm()
+        except OSError as error:
+            self._stay(starting, error)
+            return
+        self._starting = starting
         self._tell(
             f"about {seconds:,.0f} s of training are left for one process: {count} workers take over",
             {"name": "processes", "workers": count},

@@ -75,10 +75,10 @@ class Inline(EngineBase):
         keep_freed_memory()
         torch.set_num_threads(self.threads)
 
-    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers an ask in this process."""
+    def answer(self, ask: Ask, round: int, exchange: int, first: int = 0) -> Generator[Answer, None, None]:
+        """Answers an ask in this process, from the slot `first` on."""
         due = None if ask.deadline is None else time.monotonic() + ask.deadline
-        ids = [Id(round, exchange, slot) for slot in range(len(ask.requests))]
+        ids = [Id(round, exchange, slot) for slot in range(first, len(ask.requests))]
         if ask.order == "arrival":
             # States are committed as answers are taken, and each request has to see those from before its ask.
             held = [self._states.hold(request.client) for request in ask.requests]

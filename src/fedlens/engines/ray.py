@@ -261,8 +261,8 @@ class Ray(EngineBase):
 
     def _wait_for_connection(self) -> None:
         if self._connecting is not None:
+            wait([self._connecting])  # interrupted here, `close` still knows of it
             connecting, self._connecting = self._connecting, None
-            wait([connecting])
             with sigterm_kept():
                 pass
             connecting.result()

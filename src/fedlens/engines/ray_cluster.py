@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -239,9 +240,13 @@ def sweep() -> None:
     """
     for parent in {tempfile.gettempdir(), "/tmp"}:
         for marker in Path(parent).glob(f"{_PREFIX}*/{_OWNER}"):
-            with contextlib.suppress(OSError), marker.open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(str(marker.parent))
+            with contextlib.suppress(OSError):
+                ours = marker.parent.lstat().st_uid == os.getuid()
+                if not ours or not stat.S_ISREG(marker.lstat().st_mode):
+                    continue  # another user's, or something that would block when it is opened
+                with marker.open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(str(marker.parent))
 
 
 def _remove(folder: str) -> None:
@@ -279,6 +284,7 @@ def _join(address: str, timeout: float) -> None:
 def _check_health(place: str, timeout: float) -> None:
     """Raises `ConfigError` where no Ray head answers in time, as `ray health-check` sees it."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", place]
+    command.append("--skip-version-check")  # Ray says more of another version when it is joined
     trouble = "what listens there is not the head of a Ray cluster"
     try:
         _connected(place, timeout).close()

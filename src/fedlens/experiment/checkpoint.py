@@ -238,8 +238,9 @@ def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, s
     """
     try:
         for leftover in path.parent.glob(".tmp*"):
-            if tensorfile.LEFTOVER.fullmatch(leftover.name):
-                leftover.unlink()
+            if tensorfile.LEFTOVER.fullmatch(leftover.name) and leftover.is_file():
+                with suppress(OSError):  # a file that cannot be removed is no reason to lose the model
+                    leftover.unlink()
         with replacing(path) as temporary:
             tensorfile.write(temporary, tree, {**metadata, _DIGEST: _model_digest(tree, metadata)})
     except OSError as error:

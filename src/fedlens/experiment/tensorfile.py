@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,10 @@ def write(
         )
         for name, tensor in plain.items()
     }
+    with open(path, "wb") as file:
+        mode = stat.S_IMODE(
+            os.fstat(file.fileno()).st_mode
+        )  # what the umask allows; the library's file is private
     try:
         serialize_file(specs, path, dict(metadata) if metadata else None)
     except SafetensorError as error:
@@ -108,6 +113,7 @@ def write(
         if code is None:
             raise ValueError(str(error)) from error
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+    os.chmod(path, mode)
     if metadata and len(metadata) > 1:
         _sort_metadata(path)
     with open(path, "rb") as file:

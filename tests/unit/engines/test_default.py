@@ -12,6 +12,7 @@ import torch
 
 from fedlens.api import Experiment, Result, resume
 from fedlens.core.driver import Driver
+from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.engines import default as module
@@ -69,6 +70,39 @@ def test_workers_take_over_in_the_middle_of_an_ask_with_the_same_bits(change: in
     assert [facts for _, facts in told] == [{"name": "inline"}, {"name": "processes", "workers": 2}]
     assert told[0][0] is None
     assert "2 workers take over" in told[1][0]
+
+
+@pytest.mark.usefixtures("eager")
+def test_where_workers_cannot_load_the_program_the_run_stays_in_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*about: Any, **more: Any) -> Any:
+        raise RunFailed("a worker cannot read the program")
+        yield
+
+    monkeypatch.setattr("fedlens.engines.processes.Processes.answer", broken)
+    engine, told = default(workers=2), []
+    engine.listen(lambda line, facts: told.append((line, facts)))
+    engine._images = 1e9
+    wanted = ask([{}] * 6)
+    try:
+        driver = Driver(*opened(engine, {"work": trains}))
+
+        def steps() -> Any:
+            answers = []
+            for answer in (yield wanted):
+                answers.append(answer)
+                waiting(engine)
+            return answers
+
+        found = driver.drive(steps(), 1)
+        assert [answer.id.slot for answer in found] == list(range(6))
+        assert same(vectors(found), expected(wanted))
+        assert engine.running is engine._inline
+        assert not engine.ahead
+    finally:
+        engine.close()
+    assert told[-1] == ("the run stays in one process: a worker cannot read the program.", {"name": "inline"})
 
 
 def test_a_short_run_starts_nothing() -> None:

@@ -642,3 +642,12 @@ def test_two_files_of_one_model_have_the_same_bytes(tmp_path: Path) -> None:
         checkpoint.write_model(tmp_path / name, {"w": torch.ones(1)}, metadata)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert checkpoint.read_model(tmp_path / "a")[1] == metadata
+
+
+def test_others_may_read_a_file_where_the_umask_allows_it(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        checkpoint.write_model(tmp_path / "model.safetensors", {"w": torch.ones(1)}, {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644

@@ -39,8 +39,8 @@ def parse_xml(content: bytes, where: str) -> Element:
         ) from error
     if root.getroottree().docinfo.doctype:
         raise _declaration(content, where)
-    if root.nsmap:  # names count, not the namespace that a tool puts them in
-        for element in root.iter():
+    for element in root.iter("*"):  # names count, not the namespace that a tool puts them in
+        if element.tag[0] == "{":
             element.tag = etree.QName(element).localname
     return root
 

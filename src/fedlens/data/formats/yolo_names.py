@@ -60,7 +60,12 @@ def yaml_names(text: str, where: str) -> list[str]:
 
     try:
         root = yaml.compose(text, yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:  # recursion: thousands of brackets
+    except (
+        yaml.YAMLError,
+        RecursionError,
+        ValueError,
+        OverflowError,
+    ) as error:  # recursion: thousands of brackets
         problem, line = str(error).partition("\n")[0], ""
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             problem, line = str(error.problem), f", line {error.problem_mark.line + 1}"
