@@ -1,8 +1,9 @@
 """Whether the peers do the limit's work: after each round their weights have the norm of the limit's weights.
 
 Every client takes part, and holds one image many times over, so that neither the cohort nor the order of images is left
-to chance; its steps count: two epochs of two whole batches and a short one. FedML's clients train one upon the other
-in its first round, which the benchmark does not count: there the limit's do so too. Ends with 1 where a norm is off.
+to chance; its steps count: two epochs of two whole batches and a short one. A peer that lets its user choose the memory
+layout is checked in both. FedML's clients train one upon the other in its first round, which the benchmark does not
+count: there the limit's do so too. Ends with 1 where a norm is off.
 
     python -m benchmarks.same                     # environments that are not there yet are made
     python -m benchmarks.same pfl --peers-dir DIR
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import math
 from contextlib import closing
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -65,15 +68,17 @@ def main() -> None:
             continue
         limit = norms_of_limit(peer.name in CHAINED_AT_FIRST)
         python = installed(peer, asked.peers_dir, print)
-        for way in peer.ways(usable_cores()):
-            candidate, off = PeerProcess(peer, python, WORKLOAD, way), []
+        workloads = [WORKLOAD, *([replace(WORKLOAD, channels_last=True)] if peer.channels_last else [])]
+        for workload, way in product(workloads, peer.ways(usable_cores())):
+            candidate, off = PeerProcess(peer, python, workload, way), []
+            layout = "channels last" if workload.channels_last else "contiguous"
             with closing(candidate):
                 for norm in limit:
                     candidate.round()
                     off.append(abs(candidate.said["norm"] - norm))
             wrong |= max(off) > OFF
             print(
-                f"{peer.title}, {way}: norms {limit[0]:.6f} to {limit[-1]:.6f}, off by at most {max(off):.1e}"
+                f"{peer.title}, {layout}, {way}: norms {limit[0]:.6f} to {limit[-1]:.6f}, off by at most {max(off):.1e}"
                 f"{'' if max(off) <= OFF else ': NOT the same work'}",
                 flush=True,
             )

@@ -45,14 +45,20 @@ def no_report_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="session")
-def real_data() -> Path:
-    """The folder of real data; the test is skipped where there is none."""
+def real_folder() -> Path | None:
+    """The folder of real data, or None where there is none."""
     folder = os.environ.get("FEDLENS_DATA")
-    if not folder or not Path(folder).is_dir():
+    return Path(folder) if folder and Path(folder).is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def real_data(real_folder: Path | None) -> Path:
+    """The folder of real data; the test is skipped where there is none."""
+    if real_folder is None:
         pytest.skip(
             "no real data: point FEDLENS_DATA at a folder with FashionMNIST/, cifar-10-batches-bin/, ..."
         )
-    return Path(folder)
+    return real_folder
 
 
 @pytest.fixture(autouse=True)

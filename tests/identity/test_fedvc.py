@@ -77,6 +77,18 @@ def test_with_equal_sizes_of_n_vc_and_one_epoch_it_is_fedavg_bit_for_bit() -> No
         assert same(course(fedvc(given, examples=8), there).final, course(fedavg(given), there).final), select
 
 
+def test_by_default_clients_are_selected_in_proportion_to_their_examples() -> None:
+    there = world()
+    default = course(fedvc(parts(there, SGD), examples=8), there)
+    assert (
+        default.steps[0].cohort
+        == course(fedvc(parts(there, SGD, select=BySize()), examples=8), there).steps[0].cohort
+    )
+    assert len(set(default.steps[0].cohort)) < len(
+        there.clients
+    )  # all in turn, as uniformly, would be each once
+
+
 def test_with_equal_sizes_the_two_draw_clients_with_the_same_probability() -> None:
     info = world(EVEN).info
     for select in (BySize(2), Uniform(2)):

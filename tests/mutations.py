@@ -1,0 +1,299 @@
+"""Breaks the source in one place at a time and sees the tests fail: each identity, and what results rest on.
+
+    python -m tests.mutations              # all of them, some ten minutes on two cores
+    python -m tests.mutations scaffold     # those whose file has this in its name
+
+Ends with 1 where the tests of some place pass although it is broken. `tests/unit/house/test_mutations.py` holds the
+list to the source.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+
+
+class Mutation(NamedTuple):
+    """One place to break: a file below src/fedlens, text that occurs there once, its replacement, tests that see it."""
+
+    file: str
+    text: str
+    broken: str
+    tests: str  # paths below tests/, with spaces between them
+
+
+MUTATIONS = [
+    # -- identities: the equations of the algorithms --
+    Mutation("aggregate/mean.py", "v.div_(weight)", "v.div_(weight + 1)", "identity/test_fedavg.py"),
+    Mutation(
+        "aggregate/server.py",
+        "self.momentum * old + delta",
+        "self.momentum * (old + delta)",
+        "identity/test_fedavgm.py",
+    ),
+    Mutation(
+        "aggregate/server.py",
+        "add(update, v, scale=self.momentum)",
+        "add(update, v, scale=1.0)",
+        "identity/test_fedavgm.py",
+    ),
+    Mutation(
+        "local/rules.py",
+        "torch._foreach_sub(parameters, context.anchor), alpha=mu",
+        "torch._foreach_sub(parameters, context.anchor), alpha=mu / 2",
+        "identity/test_fedprox.py",
+    ),
+    Mutation(
+        "aggregate/normalized.py",
+        "scale(update.update, steps)",
+        "scale(update.update, 1.0)",
+        "identity/test_fednova.py",
+    ),
+    Mutation("local/effective_steps.py", "total += abs(moved)", "total += 1.0", "identity/test_fednova.py"),
+    Mutation(
+        "algorithms/scaffold.py",
+        'torch._foreach_add(gradients, context.saved["control"])',
+        'torch._foreach_sub(gradients, context.saved["control"])',
+        "identity/test_scaffold.py",
+    ),
+    Mutation(
+        "algorithms/scaffold.py",
+        'torch._foreach_sub_(new, context.saved["control"])',
+        'torch._foreach_add_(new, context.saved["control"])',
+        "identity/test_scaffold.py",
+    ),
+    Mutation(
+        "algorithms/scaffold.py",
+        "scale=1 / everyone",
+        "scale=1 / max(update.replies, 1)",
+        "identity/test_scaffold.py",
+    ),
+    Mutation(
+        "algorithms/feddyn.py",
+        "update=add(update.update, h, scale=1 / alpha)",
+        "update=add(update.update, h, scale=alpha)",
+        "identity/test_feddyn.py",
+    ),
+    Mutation(
+        "algorithms/feddyn.py",
+        "torch._foreach_mul(update, terms.alpha)",
+        "torch._foreach_mul(update, -terms.alpha)",
+        "identity/test_feddyn.py",
+    ),
+    Mutation(
+        "aggregate/adaptive.py",
+        "v - (1 - beta2) * square * torch.sign(v - square)",
+        "v + (1 - beta2) * square * torch.sign(v - square)",
+        "identity/test_fedopt.py",
+    ),
+    Mutation(
+        "aggregate/adaptive.py",
+        "return v + delta * delta",
+        "return v + delta.abs()",
+        "identity/test_fedopt.py",
+    ),
+    Mutation(
+        "aggregate/adaptive.py",
+        "return _decayed(beta2, v, delta * delta)",
+        "return _decayed(1 - beta2, v, delta * delta)",
+        "identity/test_fedopt.py",
+    ),
+    Mutation(
+        "algorithms/mime.py",
+        "torch._foreach_sub(gradients, context.at_anchor)",
+        "torch._foreach_add(gradients, context.at_anchor)",
+        "identity/test_mime.py",
+    ),
+    Mutation(
+        "algorithms/mime.py",
+        "tracked(base, update.more[FULL], state[STATISTICS])",
+        "tracked(base, update.update, state[STATISTICS])",
+        "identity/test_mime.py",
+    ),
+    Mutation(
+        "algorithms/mime.py", "return 1 - base.beta, shift", "return 1.0, shift", "identity/test_mime.py"
+    ),
+    Mutation(
+        "algorithms/feddane.py",
+        "torch._foreach_sub(context.listed(context.payload[NAME]), own)",
+        "torch._foreach_add(context.listed(context.payload[NAME]), own)",
+        "identity/test_feddane.py",
+    ),
+    Mutation(
+        "algorithms/fedir.py",
+        "torch.where(q > 0, target.to(q) / q, 0.0)",
+        "torch.where(q > 0, q / target.to(q), 0.0)",
+        "identity/test_fedir.py",
+    ),
+    Mutation(
+        "algorithms/fedir.py",
+        "(weights * losses).sum() / weights.sum()",
+        "(weights * losses).sum() / weights.numel() + 0 * weights.sum()",
+        "identity/test_fedir.py",
+    ),
+    Mutation(
+        "algorithms/fedvc.py",
+        "select=BySize()",
+        "select=Uniform()",
+        "identity/test_fedvc.py",
+    ),
+    Mutation(
+        "algorithms/client_sampling.py",
+        "draw.integers(n) + n * np.arange(m)",
+        "0 * draw.integers(n) + n * np.arange(m)",
+        "unit/algorithms identity/test_fedvc.py",
+    ),
+    Mutation(
+        "algorithms/moon.py",
+        "softplus(nearer / temperature)",
+        "softplus(-nearer / temperature)",
+        "identity/test_moon.py",
+    ),
+    Mutation("algorithms/moon.py", "loss + mu * contrast", "loss + contrast", "identity/test_moon.py"),
+    Mutation(
+        "local/dual.py",
+        "z = torch._foreach_add(x, new, alpha=1 / rho)",
+        "z = torch._foreach_add(x, new, alpha=rho)",
+        "identity/test_admm.py",
+    ),
+    Mutation(
+        "local/dual.py",
+        "new = torch._foreach_add(dual, torch._foreach_sub(x, y), alpha=rho)",
+        "new = torch._foreach_sub(dual, torch._foreach_sub(x, y), alpha=rho)",
+        "identity/test_admm.py",
+    ),
+    Mutation(
+        "algorithms/admm.py",
+        "mean + share * (fresh * (y - initial) - delta)",
+        "mean + share * (y - initial - delta)",
+        "identity/test_admm.py",
+    ),
+    Mutation("local/solvers.py", "alpha=self.decay)", "alpha=2 * self.decay)", "identity/test_admm.py"),
+    Mutation(
+        "algorithms/centralized.py",
+        "keep_optimizer=True",
+        "keep_optimizer=False",
+        "identity/test_centralized.py",
+    ),
+    Mutation(
+        "algorithms/fedbn.py",
+        "if isinstance(layer, _BatchNorm)",
+        "if isinstance(layer, _BatchNorm) and False",
+        "identity/test_personal.py",
+    ),
+    Mutation(
+        "algorithms/client_evaluation.py",
+        "tree[name] - delta for",
+        "tree[name] + delta for",
+        "identity/test_personal.py",
+    ),
+    # -- local training --
+    Mutation(
+        "local/optimizers.py",
+        'torch._foreach_mul_(state["momentum"], momentum)',
+        'torch._foreach_mul_(state["momentum"], 1.0)',
+        "unit/local identity/test_fedavg.py",
+    ),
+    Mutation("local/optimizers.py", "(1 - b2**t) ** 0.5", "(1 - b2) ** 0.5", "unit/local"),
+    Mutation(
+        "local/optimizers.py",
+        "(largest / (norm + 1e-6)).clamp(max=1.0)",
+        "(largest / (norm + 1e-6))",
+        "unit/local",
+    ),
+    Mutation(
+        "local/vectorized/steps.py",
+        "weight.add_(gradient, alpha=-lr)",
+        "weight.add_(gradient, alpha=-2 * lr)",
+        "identity/test_vectorized.py",
+    ),
+    # -- partitions --
+    Mutation(
+        "data/partition/dirichlet.py",
+        "a = alpha * p[some]",
+        "a = alpha * p[some] * len(p)",
+        "unit/data property/test_partitions.py",
+    ),
+    Mutation(
+        "data/partition/dirichlet_classwise.py",
+        "alpha * clients, stream",
+        "alpha, stream",
+        "unit/data property/test_partitions.py",
+    ),
+    Mutation(
+        "data/partition/shards.py",
+        "np.repeat(np.arange(clients), each)",
+        "np.arange(clients * each) % clients",
+        "unit/data property/test_partitions.py",
+    ),
+    # -- rounds, answers, evaluation --
+    Mutation(
+        "core/random.py", "Rng((*self.key, *parts))", "Rng((*parts,))", "unit/core identity/test_fedavg.py"
+    ),
+    Mutation(
+        "core/reduction.py",
+        "torch.maximum(t, value[leaf])",
+        "torch.minimum(t, value[leaf])",
+        "unit/core seam identity/test_fedavg.py",
+    ),
+    Mutation("core/driver.py", "if answer.id not in self._out:", "if False:", "seam unit/core"),
+    Mutation(
+        "tasks/classification.py",
+        "outputs.argmax(1) == targets",
+        "outputs.argmin(1) == targets",
+        "unit/tasks identity/test_fedavg.py",
+    ),
+    Mutation(
+        "tasks/evaluation.py",
+        'stop = min(start + self.batch_size, payload["stop"])',
+        'stop = min(start + self.batch_size, payload["stop"] - 1)',
+        "unit/tasks identity/test_fedavg.py",
+    ),
+    Mutation(
+        "algorithms/client_evaluation.py", "len(values) / 10", "len(values) / 5", "identity/test_personal.py"
+    ),
+]
+
+
+def main(names: list[str]) -> int:
+    """Runs the tests of each place against a broken copy of the source, two at a time; 1 where some place got by."""
+    chosen = [m for m in MUTATIONS if not names or any(name in m.file for name in names)]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        missed = [m for m, caught in zip(chosen, pool.map(is_caught, chosen), strict=True) if not caught]
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} broken places were caught")
+    return int(bool(missed))
+
+
+def is_caught(mutation: Mutation) -> bool:
+    """Whether a test fails with the source so broken. Raises `RuntimeError` where the tests cannot be run at all."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        broken = source / "fedlens" / mutation.file
+        broken.write_text(broken.read_text("utf-8").replace(mutation.text, mutation.broken), "utf-8")
+        tests = [str(Path("tests") / path) for path in mutation.tests.split()]
+        run = subprocess.run(
+            [*PYTEST, "-o", f"pythonpath={source} .", *tests],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(source)},
+            capture_output=True,
+            text=True,
+        )
+    if run.returncode not in (0, 1):
+        raise RuntimeError(f"the tests of {mutation.file} could not be run:\n{run.stdout}{run.stderr}")
+    failed = next((line for line in run.stdout.splitlines() if line.startswith("FAILED")), "no test failed")
+    print(f"{mutation.file}: {mutation.text!r}: {failed}", flush=True)
+    return run.returncode == 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
