@@ -121,7 +121,7 @@ def lives(cwd: Path) -> Iterator[Any]:
             input=json.dumps(plan) + "\n",
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=500,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -399,7 +399,7 @@ def test_the_settings_of_what_was_named_before_do_not_get_in_the_way(folder: Pat
 def test_real_processes(folder: Path, arguments: list[str], said: str) -> None:
     """As typed in a terminal, also where the workers had begun to start."""
     process = fedlens("run", *arguments, "--json", cwd=folder)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (2, "")
     assert err.replace(f"{folder}/own.py", "own.py").startswith(said)
     assert err.count("\n") == 1
@@ -428,7 +428,7 @@ def test_json_has_standard_output_to_itself(folder: Path, tmp_path: Path) -> Non
             "--json",
             cwd=tmp_path,
         )
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
         assert json.loads(out)["status"] == "finished"
         assert (err.count("printed"), err.count("written"), err.count("built")) == (8, 8, 1)

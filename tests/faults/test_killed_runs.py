@@ -111,7 +111,7 @@ def test_real_processes_with_workers_killed_and_interrupted(tmp_path: Path) -> N
                 time.sleep(0.03)
                 (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
                 break
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == code, err
         assert "Traceback" not in err
         if code == 130:

@@ -229,7 +229,7 @@ def test_two_cannot_go_on_with_one_run(here: Path) -> None:
             == f"error: the run run is in use by process {first.pid}; wait for it to end, or stop it.\n"
         )
     finally:
-        out, err = first.communicate(timeout=60)
+        out, err = first.communicate(timeout=300)
     assert (first.returncode, err) == (0, ""), out
     assert outcome(here / "run") == outcome(here / "ref")
 
@@ -285,7 +285,7 @@ def test_a_user_with_a_closed_pipe_loses_nothing(here: Path) -> None:
     process = fedlens("resume", "run", cwd=here)
     assert process.stdout is not None
     process.stdout.close()
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     assert process.stderr is not None
     assert "Traceback" not in process.stderr.read()
     process.stderr.close()

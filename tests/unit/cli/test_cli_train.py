@@ -122,7 +122,7 @@ def test_both_signals_interrupt(recipe: Path, tmp_path: Path, sent: signal.Signa
         assert process.stderr is not None
         assert any(text == "waiting\n" for text in process.stderr)
         process.send_signal(sent)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert json.loads(out)["status"] == "interrupted"
     assert "fedlens resume runs/digits/" in err

@@ -94,7 +94,7 @@ def test_ctrl_c_is_the_drivers_and_no_worker_complains(code: str, tmp_path: Path
         if code == DRIVER:
             busy(tmp_path)
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()
@@ -109,7 +109,7 @@ def test_ctrl_c_is_the_drivers_and_no_worker_complains(code: str, tmp_path: Path
 def test_a_print_in_a_worker_comes_out_at_once_and_on_standard_error(tmp_path: Path) -> None:
     code = DRIVER.replace("30.0", "0.0") + "\nprint('done')"
     process, _ = drive(code, tmp_path)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=300)
     assert (out, err, process.returncode) == ("done\n", "from a worker\n", 0)
 
 

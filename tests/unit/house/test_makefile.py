@@ -30,7 +30,7 @@ def house(tmp_path: Path) -> Path:
 
 
 def make(house: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", "-C", str(house), *words], capture_output=True, text=True, timeout=60)
+    return subprocess.run(["make", "-C", str(house), *words], capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "check"])
