@@ -11,7 +11,7 @@ from fedlens.core.driver import Driver
 from tests.contract.contract_kit import experiment, outcome
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 
-pytestmark = [NEEDS_RAY, pytest.mark.timeout(300)]  # Ray takes its time on a busy machine
+pytestmark = NEEDS_RAY
 RAY = {"name": "ray", "workers": 2, "cpus": 0.4, "connect_timeout": 300.0}
 # Plain, with two exchanges, with states, and in a file of the user's own. `processes` runs all algorithms.
 KINDS = ["fedavg", "feddane", "fedbn", "remembering"]

@@ -23,7 +23,7 @@ from fedlens.core.random import Rng
 from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, vectors
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, children, fresh, pids
 
-pytestmark = [NEEDS_RAY, pytest.mark.timeout(300)]  # Ray takes its time on a busy machine
+pytestmark = NEEDS_RAY
 ROOT = Path(__file__).parents[2]
 
 

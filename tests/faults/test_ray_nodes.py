@@ -20,7 +20,7 @@ from tests.contract.contract_kit import outcome
 from tests.unit.engines.engine_kit import answers_to, ask, expected, same, vectors
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 
-pytestmark = [NEEDS_RAY, pytest.mark.timeout(300)]  # Ray takes its time on a busy machine
+pytestmark = NEEDS_RAY
 
 
 @pytest.mark.nightly  # on a fake Ray in test_ray_workers; the loss of this machine's node is below

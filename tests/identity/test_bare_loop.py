@@ -130,7 +130,6 @@ def bare_round(
     return {name: start[name] - total[name] / seen for name in start}, seen
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_of_fedavg_is_bit_equal_to_a_bare_loop(

@@ -34,7 +34,7 @@ from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, 
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 from tests.unit.engines.ray_kit import made as ray_made
 
-pytestmark = [NEEDS_RAY, pytest.mark.timeout(300)]  # Ray takes its time on a busy machine
+pytestmark = NEEDS_RAY
 HEARD: list[str] = []
 RAY = {"name": "ray", "workers": 2, "connect_timeout": 300.0}
 
