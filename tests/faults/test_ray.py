@@ -1,4 +1,4 @@
-"""Ray where something goes wrong: workers and nodes that die, clusters that are not there, other versions."""
+"""The engine `ray` on a real Ray: workers that die, addresses that do not answer, other versions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Stubborn:
-    """Pickles well and cannot be unpickled."""
+    """Can be pickled, and not unpickled."""
 
     def __reduce__(self) -> Any:
         return (int, ("stubborn",))
@@ -39,7 +39,7 @@ class Stubborn:
 
 
 class Deadly:
-    """Kills whoever unpickles it, as often as there are not so many files in a folder."""
+    """Kills the process that unpickles it, until a folder holds `times` files."""
 
     def __init__(self, graves: Path, times: int) -> None:
         self.graves, self.times = graves, times
@@ -161,7 +161,7 @@ def test_a_worker_that_cannot_read_the_program_says_why(
 
 
 def test_other_versions_at_the_workers(gate: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This side says that it is another version than what the worker finds."""
+    """The driver claims another version than the one that the worker finds."""
     import fedlens
 
     there = fedlens.__version__
@@ -208,7 +208,7 @@ for address in sys.argv[1:]:
 
 
 def test_an_address_that_does_not_answer() -> None:
-    """In a process that is on no cluster."""
+    """In a process that has joined no cluster."""
     with socket.socket() as mute, socket.socket() as closed:
         mute.bind(("127.0.0.1", 0))
         mute.listen()

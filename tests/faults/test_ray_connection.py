@@ -1,4 +1,4 @@
-"""The connection of the engine `ray`: refused, watched, shared by engines, and swept up; on a fake Ray."""
+"""The connection of the engine `ray`: addresses, lost heads and nodes, sharing, leftovers; on a fake Ray."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 @pytest.fixture
 def peer() -> Iterator[str]:
-    """An address where somebody listens."""
+    """An address that accepts connections."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -69,7 +69,7 @@ def test_a_head_that_stops_answering_ends_the_run_after_some_time(
 def test_a_node_that_ends_ends_the_run_before_anything_is_asked_of_ray(
     fake: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray would end this process without a word."""
+    """Ray would end this process without a message."""
     cluster = joined(None)
     for _ in range(3):
         cluster.check_node()

@@ -1,4 +1,4 @@
-"""Workers of the engine `ray` that are lost, cannot start, break, or have something to say; on a Ray that is none."""
+"""Workers of the engine `ray` that are lost, cannot start, fail or write something; on a fake Ray."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def until(gate: Driver, ready: int) -> None:
 def test_a_node_that_is_lost_with_all_its_workers_is_no_clients_fault(
     monkeypatch: pytest.MonkeyPatch, clients: int, dead: int, seconds: float
 ) -> None:
-    """Whatever is sent to a dead worker is lost at once: no block may be sent from one to the next of them."""
+    """A block that is sent to a dead worker is lost at once: none may go from one dead worker to the next."""
     with on_fake_ray(monkeypatch, workers=dead + 1) as (gate, fake):
         all_ready(gate)
         engine: Any = gate.engine
@@ -147,6 +147,7 @@ def test_only_the_block_that_a_worker_was_at_counts_as_what_ended_it(monkeypatch
         pool.schedule.lost = counting
         fake.actors[0].dead = True
         assert len(answers_to(gate, ask([{}] * 2))) == 2
+        assert pool._seconds > ray_pool._SHORT  # from now on one at a time, so that the cause is certain
     assert guilty == [(0, True), (1, False)]
 
 

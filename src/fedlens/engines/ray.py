@@ -180,7 +180,8 @@ class Ray(EngineBase):
         count = self.settings.workers or max(1, room)
         what = "the algorithm's operations or its data"
         packed = pack(self.applied(program), what, code=True, instead=_emptied(count))
-        reference = import_ray().put(packed)
+        self._ray = import_ray()
+        reference = self._ray.put(packed)
         del packed
         keep_freed_memory()
         # The server computes with the engine's threads, as with `inline`: the same bits.
@@ -196,7 +197,7 @@ class Ray(EngineBase):
         shared = pack((ask.op, ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
         size = block_size(ask, self.settings.group if ask.op in self._joint else 1)
         self._cluster.check_node()
-        job = self._pool.schedule.publish(ask, round, exchange, import_ray().put(shared), size)
+        job = self._pool.schedule.publish(ask, round, exchange, self._ray.put(shared), size)
         return self._pool.schedule.answers(job)
 
     def close(self) -> None:

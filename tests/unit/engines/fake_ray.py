@@ -1,4 +1,4 @@
-"""A Ray whose actors live in this process, and start, die and keep silent as a test says."""
+"""A fake Ray whose actors live in this process, and start, die and keep silent as a test says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RayTaskError(RayError):
 
 
 class Promise:
-    """What a call gives: a value, or an error; or nothing as long as its actor is silent."""
+    """The result of a call: a value or an error, or pending as long as its actor is silent."""
 
     def __init__(self, actor: Actor | None, value: Any = None, error: str = "", silent: bool = False) -> None:
         self._actor, self._value, self._error, self._silent = actor, value, error, silent
@@ -155,7 +155,7 @@ class FakeRay:
 def on_fake_ray(
     monkeypatch: pytest.MonkeyPatch, *fates: str, ops: Any = OPS, **settings: Any
 ) -> Iterator[tuple[Driver, FakeRay]]:
-    """A gate over an engine whose workers start as `fates` says; one is ready."""
+    """A driver over an engine whose workers start as `fates` says; one is ready."""
     fake = FakeRay(*fates)
     monkeypatch.setitem(sys.modules, "ray", fake)
     from fedlens.engines import ray as engines_ray

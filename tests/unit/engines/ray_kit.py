@@ -1,4 +1,4 @@
-"""Engines on one Ray for all tests of a file, and a Ray of several nodes."""
+"""Engines on one Ray for all tests of a file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def made(**settings: Any) -> Any:
 
 @contextmanager
 def fresh(ops: Any = OPS, **settings: Any) -> Iterator[Driver]:
-    """A gate over an engine of its own."""
+    """A driver over an engine of its own."""
     engine = made(**settings)
     try:
         engine.warm()
