@@ -1,8 +1,9 @@
-"""Ray where something goes wrong: workers and nodes that die, clusters that are not there, other versions."""
+"""The engine `ray` on a real Ray: workers that die, addresses that do not answer, other versions."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Stubborn:
-    """Pickles well and cannot be unpickled."""
+    """Can be pickled, and not unpickled."""
 
     def __reduce__(self) -> Any:
         return (int, ("stubborn",))
@@ -38,7 +39,7 @@ class Stubborn:
 
 
 class Deadly:
-    """Kills whoever unpickles it, as often as there are not so many files in a folder."""
+    """Kills the process that unpickles it, until a folder holds `times` files."""
 
     def __init__(self, graves: Path, times: int) -> None:
         self.graves, self.times = graves, times
@@ -63,9 +64,9 @@ def gate() -> Iterator[Driver]:
     before = children()
     with fresh(cpus=0.2) as open_gate:
         all_ready(open_gate)
-        connection = open_gate.engine._cluster._connection  # type: ignore[attr-defined]
+        connection = open_gate.engine._cluster  # type: ignore[attr-defined]
         yield open_gate
-    while children() - before:  # zombies too; only the limit of the test bounds it
+    while children() - before:  # only the limit of the test bounds it
         time.sleep(0.05)
     assert connection.folder is None or not Path(connection.folder[0]).exists()
 
@@ -80,7 +81,7 @@ def gate() -> Iterator[Driver]:
 def test_a_killed_worker_is_replaced_and_its_work_done_again(
     gate: Driver, tmp_path: Path, capfd: pytest.CaptureFixture[str], when: str, times: int, seconds: float
 ) -> None:
-    gate.engine._seconds = seconds  # type: ignore[attr-defined]
+    gate.engine._pool._seconds = seconds  # type: ignore[attr-defined]
     wanted = ask(
         [{"die": when} if k == 3 else {} for k in range(8)], shared={"graves": str(tmp_path), "times": times}
     )
@@ -89,14 +90,15 @@ def test_a_killed_worker_is_replaced_and_its_work_done_again(
     assert same(vectors(found), expected(wanted))
     assert gate.tally.failed == 0
     said = capfd.readouterr()
-    assert said.out == ""
-    # On a busy machine it takes the next worker long enough to start that the run says so.
-    assert [line for line in said.err.splitlines() if not line.startswith("no worker is left")] == []
+    # On a busy machine it takes the next worker so long to start that the run says so, and Ray too.
+    slow = re.compile("^no worker is left|have not registered within the timeout")
+    assert [line for line in (said.out + said.err).splitlines() if not slow.search(line)] == []
 
 
 def test_a_block_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
     gate: Driver, tmp_path: Path
 ) -> None:
+    gate.engine._pool._seconds = 1.0  # type: ignore[attr-defined]
     wanted = ask(
         [{"die": "in the middle"} if k == 2 else {} for k in range(5)],
         shared={"graves": str(tmp_path), "times": 99},
@@ -112,20 +114,18 @@ def test_a_block_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
 def test_a_worker_that_hangs_is_replaced_and_its_work_done_again(gate: Driver, tmp_path: Path) -> None:
     engine: Any = gate.engine
     wanted = ask([{"hang": True} if k == 2 else {} for k in range(6)], shared={"graves": str(tmp_path)})
-    before, engine.timeout = set(pids(gate)), 2.0
+    before, engine._pool.timeout = set(pids(gate)), 2.0
     try:
         found = answers_to(gate, wanted)
     finally:
-        engine.timeout = 3600.0
+        engine._pool.timeout = 3600.0
     assert same(vectors(found), expected(wanted))
-    all_ready(gate)
     assert before - set(pids(gate))
 
 
 @pytest.mark.nightly
 def test_all_workers_killed_at_once(gate: Driver) -> None:
-    gate.engine._seconds = 1.0  # type: ignore[attr-defined]
-    all_ready(gate)
+    gate.engine._pool._seconds = 1.0  # type: ignore[attr-defined]
     victims = pids(gate)
     timer = threading.Timer(0.2, lambda: [os.kill(pid, signal.SIGKILL) for pid in victims])
     wanted = ask([{"seconds": 0.15}] * 8)
@@ -144,7 +144,7 @@ def test_a_worker_killed_as_it_starts_is_replaced(gate: Driver, tmp_path: Path) 
 @pytest.mark.nightly  # on a fake Ray in test_ray_workers
 def test_workers_that_never_start_are_one_sentence(gate: Driver, tmp_path: Path) -> None:
     with (
-        pytest.raises(RunFailed, match=r"^3 workers on the local Ray died as they started"),
+        pytest.raises(RunFailed, match=r"^a worker on the local Ray died 3 times as it started"),
         fresh(ops={"work": Deadly(tmp_path, 9)}, workers=1, cpus=0.2),
     ):
         pass
@@ -155,13 +155,13 @@ def test_a_worker_that_cannot_read_the_program_says_why(
 ) -> None:
     with pytest.raises(RunFailed) as caught, fresh(ops={"work": Stubborn()}, workers=1, cpus=0.2):
         pass
-    assert "could not go on: ValueError: invalid literal for int()" in str(caught.value)
+    assert "a worker of Ray failed: ValueError: invalid literal for int()" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "_Unpickler" in capfd.readouterr().err  # where it was
 
 
 def test_other_versions_at_the_workers(gate: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This side says that it is another version than what the worker finds."""
+    """The driver claims another version than the one that the worker finds."""
     import fedlens
 
     there = fedlens.__version__
@@ -184,7 +184,7 @@ def test_no_room_for_a_worker(gate: Driver) -> None:
 
 def test_another_cluster_than_the_one_that_this_process_is_on(gate: Driver) -> None:
     with (
-        pytest.raises(ConfigError, match=r"connected to the Ray at .* already, and not to 127.0.0.1:1 "),
+        pytest.raises(ConfigError, match=r"already connected to the Ray at .*, and not to 127.0.0.1:1 "),
         fresh(address="127.0.0.1:1"),
     ):
         pass
@@ -208,7 +208,7 @@ for address in sys.argv[1:]:
 
 
 def test_an_address_that_does_not_answer() -> None:
-    """In a process that is on no cluster."""
+    """In a process that has joined no cluster."""
     with socket.socket() as mute, socket.socket() as closed:
         mute.bind(("127.0.0.1", 0))
         mute.listen()

@@ -1,4 +1,4 @@
-"""The connection of the engine `ray`: refused, watched, shared by engines, and swept up; on a fake Ray."""
+"""The connection of the engine `ray`: addresses, lost heads and nodes, sharing, leftovers; on a fake Ray."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.registry import read_settings
 from fedlens.engines import ray_cluster
 from fedlens.engines.ray import ray
-from fedlens.engines.ray_cluster import Cluster
+from fedlens.engines.ray_cluster import Cluster, connect
 from tests.unit.engines.fake_ray import FakeRay
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +34,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 @pytest.fixture
 def peer() -> Iterator[str]:
-    """An address where somebody listens."""
+    """An address that accepts connections."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -43,7 +42,7 @@ def peer() -> Iterator[str]:
 
 
 def joined(address: str | None, memory: int | None = None) -> Cluster:
-    return Cluster(address, cpus=1, memory=memory, threads=1, timeout=1.0)
+    return connect(address, cpus=1, memory=memory, threads=1, timeout=1.0)
 
 
 # -- an address ---------------------------------------------------------------------------------------------------
@@ -58,7 +57,7 @@ def test_a_head_that_stops_answering_ends_the_run_after_some_time(
     try:
         for second in range(5):
             cluster.check(float(second))
-        monkeypatch.setattr(cluster, "_address", "127.0.0.1:1")
+        monkeypatch.setattr(cluster, "address", "127.0.0.1:1")
         cluster.check(5.0)
         cluster.check(24.0)
         with pytest.raises(RunFailed, match=r"is gone: nothing has answered at 127.0.0.1:1 for 20 seconds"):
@@ -70,17 +69,18 @@ def test_a_head_that_stops_answering_ends_the_run_after_some_time(
 def test_a_node_that_ends_ends_the_run_before_anything_is_asked_of_ray(
     fake: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray would end this process without a word."""
-    with socket.socket() as node:
-        node.bind(("127.0.0.1", 0))
-        node.listen()
-        host, port = node.getsockname()
-        known = [{"NodeID": "none", "NodeManagerAddress": host, "NodeManagerPort": port}]
-        monkeypatch.setattr(fake, "nodes", lambda: known)
-        cluster = joined(None)
+    """Ray would end this process without a message."""
+    cluster = joined(None)
+    for _ in range(3):
         cluster.check_node()
-    with pytest.raises(RunFailed, match=r"^the local Ray is gone: the node of this machine has ended; "):
-        cluster.check_node()
+    connection, _ = fake.node.accept()
+    fake.node.setblocking(False)
+    with pytest.raises(BlockingIOError):  # one connection for all calls: ports do not run out
+        fake.node.accept()
+    connection.close()
+    for _ in range(2):  # also when it was reported before
+        with pytest.raises(RunFailed, match=r"^the local Ray is gone: the node of this machine has ended; "):
+            cluster.check_node()
     cluster.close()
 
 
@@ -120,40 +120,43 @@ def test_another_object_store_than_the_one_that_is_there_is_told(
     other = joined(None, 300 * 2**20)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "already, with the object store that it has: engine.object_store = 300 is ignored" in said
+    assert f"this process already uses the Ray at {fake.place}: engine.object_store is ignored" in said
     for cluster in (first, same, none, other):
         assert fake.connected
         cluster.close()
     assert not fake.connected
 
 
-def test_a_ray_that_is_started_in_the_background_is_shared_too(fake: FakeRay) -> None:
-    first: Any = ray(workers=1)
-    first.warm()
-    second: Any = ray(workers=1)
-    second.warm()
+def test_two_engines_share_a_local_ray(fake: FakeRay) -> None:
+    first, second = ray(workers=1), ray(workers=1)
     for engine in (first, second):
-        engine._wait_for_connection()
+        engine.warm()
+    assert fake.joined == ["local"]
+    first.close()
     first.close()
     assert fake.connected
-    assert any(thread.name.startswith("fedlens-ray") for thread in threading.enumerate())  # that started it
     second.close()
     assert not fake.connected
 
 
-def test_a_ray_that_does_not_start_in_the_background_says_so_when_it_is_needed(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_of_somebody_else_is_used_and_left_running(fake: FakeRay) -> None:
+    fake.init("theirs")
+    engine = ray(workers=1)
+    engine.warm()
+    engine.close()
+    assert fake.connected
+    fake.shutdown()
+
+
+def test_a_ray_that_does_not_start_says_so(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: Any, **__: Any) -> None:
         raise ValueError("no room")
 
     monkeypatch.setattr(fake, "init", breaks)
     engine: Any = ray(workers=1)
-    engine.warm()
     with pytest.raises(RunFailed, match=r"^Ray did not start on this machine: no room"):
-        engine._wait_for_connection()
-    engine.warm()
-    engine.close()  # says nothing
+        engine.warm()
+    engine.close()
 
 
 # -- the folder of a local Ray ------------------------------------------------------------------------------------
@@ -196,28 +199,30 @@ def test_what_a_killed_run_leaves_is_deleted_at_the_next_start(
 
 
 @pytest.mark.parametrize(
-    ("settings", "where", "hint"),
+    ("name", "value", "rule"),
     [
-        ({"gpus": 2.0}, "gpus", "take gpus=1, and more workers"),
-        ({"gpus": 1.5}, "gpus", "take gpus=1, and more workers"),
-        ({"gpus": 0.00005}, "gpus", "Ray counts in parts of 0.0001"),
-        ({"cpus": 0.00001}, "cpus", "Ray counts in parts of 0.0001"),
-        ({"object_store": 10}, "object_store", "give it 100 or more, or leave it out"),
-        ({"object_store": 200, "address": "auto"}, "object_store", "leave it out, and start the nodes with"),
+        ("gpus", 2.0, "less than or equal to 1"),
+        ("gpus", 1.5, "less than or equal to 1"),
+        ("gpus", 0.00005, "use 0, or at least 0.0001"),
+        ("cpus", 0.00001, "use 0, or at least 0.0001"),
+        ("object_store", 10, "use 0, or at least 100"),
     ],
 )
-def test_settings_that_ray_would_not_take(
-    fake: FakeRay, settings: dict[str, Any], where: str, hint: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        ray(**settings)
-    assert caught.value.where == where
-    assert hint in str(caught.value)
+def test_settings_that_ray_would_not_take(fake: FakeRay, name: str, value: float, rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule) as caught:
+        read_settings(ray, {name: value}, "engine")
+    assert caught.value.where == f"engine.{name}"
+
+
+def test_the_object_store_of_a_cluster_is_not_ours_to_set(fake: FakeRay) -> None:
+    with pytest.raises(ConfigError, match="leave it out, and start the nodes with") as caught:
+        ray(object_store=200, address="auto")
+    assert caught.value.where == "engine.object_store"
 
 
 @pytest.mark.parametrize("settings", [{"gpus": 1.0}, {"gpus": 0.0001, "cpus": 0.0001}, {"object_store": 100}])
 def test_settings_that_ray_takes(fake: FakeRay, settings: dict[str, Any]) -> None:
-    ray(**settings).close()
+    ray(**read_settings(ray, settings, "engine")).close()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes, one of which vanishes, and then the head."""
+"""A Ray cluster of two nodes: one is lost, then the head."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = NEEDS_RAY
 def test_a_node_that_vanishes_and_a_cluster_that_does(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One test, as a cluster takes its time to start."""
+    """One test, because a cluster takes long to start."""
     ray_cluster.import_ray()
     from ray.cluster_utils import Cluster
 

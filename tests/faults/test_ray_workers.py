@@ -1,4 +1,4 @@
-"""Workers of the engine `ray` that are lost, cannot start, break, or have something to say; on a Ray that is none."""
+"""Workers of the engine `ray` that are lost, cannot start, fail or write something; on a fake Ray."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def until(gate: Driver, ready: int) -> None:
     engine: Any = gate.engine
     end = time.monotonic() + 100
     while len(engine._pool.ready) != ready and time.monotonic() < end:
-        engine._wait(None)
+        engine._pool.wait(None)
     assert len(engine._pool.ready) == ready
 
 
@@ -37,19 +37,19 @@ def until(gate: Driver, ready: int) -> None:
 def test_a_node_that_is_lost_with_all_its_workers_is_no_clients_fault(
     monkeypatch: pytest.MonkeyPatch, clients: int, dead: int, seconds: float
 ) -> None:
-    """Whatever is sent to a dead worker is lost at once: no block may be sent from one to the next of them."""
+    """A block that is sent to a dead worker is lost at once: none may go from one dead worker to the next."""
     with on_fake_ray(monkeypatch, workers=dead + 1) as (gate, fake):
         all_ready(gate)
         engine: Any = gate.engine
-        engine._seconds = seconds
+        engine._pool._seconds = seconds
         lost: Counter[int] = Counter()
-        schedule_lost = engine._schedule.lost
+        schedule_lost = engine._pool.schedule.lost
 
         def counting(job: Any, block: int, *rest: Any) -> None:
             lost[block] += 1
             schedule_lost(job, block, *rest)
 
-        engine._schedule.lost = counting
+        engine._pool.schedule.lost = counting
         for actor in fake.actors[:dead]:
             actor.dead = True
         wanted = ask([{}] * clients)
@@ -75,41 +75,89 @@ def test_a_run_that_has_lost_all_workers_says_that_it_waits_and_then_ends(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith(
-        "no worker is left on the local Ray: the run waits for room for one, 0.4 seconds"
+        "no worker is left on the local Ray: the run waits up to 0.4 seconds (engine.connect_timeout) for room"
     )
 
 
 def test_a_run_that_gets_a_worker_again_in_time_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    with on_fake_ray(monkeypatch, "well", "silent", workers=1, connect_timeout=5.0) as (gate, fake):
-        fake.actors[0].dead = True
-        fates = iter(["silent", "silent"])
+    """The restarted worker says nothing for two checks of the cluster, and then dies and is restarted again."""
+    with on_fake_ray(monkeypatch, "well", "silent", "well", workers=1, connect_timeout=100.0) as (gate, fake):
+        pool: Any = gate.engine._pool  # type: ignore[attr-defined]
+        watch, checks = pool.watch, iter(range(3))
 
-        def watched(now: float, watch: Any = gate.engine._pool.watch) -> None:  # type: ignore[attr-defined]
+        def watched(now: float) -> None:
             watch(now)
-            if len(fake.actors) == 2 and next(fates, None) is None:
-                fake.fates, fake.actors[1].dead = ["well"], True
+            if pool.workers[0].hello is not None and next(checks, None) is None:
+                fake.actors[0].dead = True
+                pool.workers[0].hello = fake.actors[0].hello.remote(*pool._hello)
 
-        monkeypatch.setattr(gate.engine._pool, "watch", watched)  # type: ignore[attr-defined]
+        monkeypatch.setattr(pool, "watch", watched)
+        fake.actors[0].dead = True
         assert same(vectors(answers_to(gate, ask([{}] * 2))), expected(ask([{}] * 2)))
+    assert fake.actors[0].lives == 3
 
 
 def test_the_patience_begins_anew_once_a_worker_was_there(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with on_fake_ray(monkeypatch, "well", workers=1, connect_timeout=20.0) as (gate, _):
-        crew: Any = gate.engine._pool  # type: ignore[attr-defined]
-        for moment, there in [
-            (1000.0, False),
-            (1019.0, False),
-            (1021.0, True),
-            (1022.0, False),
-            (1041.0, False),
+        pool: Any = gate.engine._pool  # type: ignore[attr-defined]
+        for moment, hello in [
+            (1000.0, None),
+            (1001.0, "sent"),
+            (1019.0, "sent"),
+            (1021.0, None),
+            (1022.0, "sent"),
+            (1040.0, "sent"),
         ]:
-            crew.workers[0].started = there
-            crew.watch(moment)
+            pool.workers[0].hello = hello
+            pool.watch(moment)
         with pytest.raises(RunFailed, match=r"^all workers are lost"):
-            crew.watch(1043.0)
+            pool.watch(1043.0)
     assert capsys.readouterr().err.count("no worker is left") == 2
+
+
+def test_a_worker_with_a_long_block_is_there_while_it_has_not_answered_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is asked whether it runs when another is lost, and answers after its block."""
+    with on_fake_ray(monkeypatch, "well", workers=1, connect_timeout=20.0) as (gate, _):
+        pool: Any = gate.engine._pool  # type: ignore[attr-defined]
+        worker = pool.workers[0]
+        worker.hello, worker.blocks = "sent", ["a block"]
+        pool.watch(1000.0)
+        pool.watch(1030.0)
+        worker.blocks = []
+        pool.watch(1031.0)
+        with pytest.raises(RunFailed, match=r"^all workers are lost"):
+            pool.watch(1052.0)
+
+
+def test_only_the_block_that_a_worker_was_at_counts_as_what_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_fake_ray(monkeypatch, workers=1) as (gate, fake):
+        pool: Any = gate.engine._pool  # type: ignore[attr-defined]
+        pool._seconds = 0.001  # two blocks at a time
+        guilty: list[tuple[int, bool]] = []
+        lost = pool.schedule.lost
+
+        def counting(job: Any, block: int, by_it: bool, why: str) -> None:
+            guilty.append((block, by_it))
+            lost(job, block, by_it, why)
+
+        pool.schedule.lost = counting
+        fake.actors[0].dead = True
+        assert len(answers_to(gate, ask([{}] * 2))) == 2
+        assert pool._seconds > ray_pool._SHORT  # from now on one at a time, so that the cause is certain
+    assert guilty == [(0, True), (1, False)]
+
+
+def test_a_worker_that_was_restarted_unnoticed_gets_the_program_before_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with on_fake_ray(monkeypatch, workers=1) as (gate, fake):
+        fake.actors[0].made = fake.actors[0]._kind()  # a new process, without the program
+        assert same(vectors(answers_to(gate, ask([{}] * 3))), expected(ask([{}] * 3)))
+        assert gate.tally.failed == 0
 
 
 # -- those that cannot start --------------------------------------------------------------------------------------
@@ -119,39 +167,48 @@ def test_workers_that_die_as_they_start_do_not_end_a_run_that_has_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ray_pool, "_PAUSE", 1000.0)
-    with on_fake_ray(monkeypatch, "well", *["dies"] * 7, "well", workers=4) as (gate, fake):
-        engine: Any = gate.engine
-        while engine._pool._stillborn < 5:
-            engine._wait(None)
-        made = len(fake.actors)
-        assert (made, len(engine._pool.workers)) == (4 + 2, 1)
+    with on_fake_ray(monkeypatch, "well", *["dies"] * 6, "well", workers=3) as (gate, fake):
+        pool: Any = gate.engine._pool  # type: ignore[attr-defined]
+        while len(pool.workers) > 1:
+            pool.wait(None)
         assert same(vectors(answers_to(gate, ask([{}] * 3))), expected(ask([{}] * 3)))
-        assert len(fake.actors) == made  # none is asked for yet
-        monkeypatch.setattr(ray_pool, "_PAUSE", 0.02)
-        engine._pool._next = 0.0
-        until(gate, 4)
+        assert [actor.lives for actor in fake.actors] == [1, 3, 3]  # none is asked for yet
+        pool._refill = 0.0
+        until(gate, 3)
+        assert len(fake.actors) == 5
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith(
-        "3 workers on the local Ray died as they started (out of memory?): it died; the run"
+        "a worker on the local Ray died 3 times as it started (out of memory?): it died: it is left out, and"
     )
 
 
-def test_workers_that_die_now_and_then_as_they_start_are_replaced_at_once(
+def test_workers_that_die_now_and_then_as_they_start_are_restarted_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with on_fake_ray(monkeypatch, "well", "dies", "dies", "well", "dies", "well", workers=2) as (gate, fake):
         until(gate, 2)
-        fake.actors[3].dead = True
+        fake.actors[0].dead = True
         assert len(answers_to(gate, ask([{}] * 4))) == 4
         until(gate, 2)
-        assert len(fake.actors) == 6
+        assert [actor.lives for actor in fake.actors] == [3, 3]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_worker_that_has_used_up_its_restarts_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with on_fake_ray(monkeypatch, workers=1) as (gate, fake):
+        for round in range(1, 6):
+            fake.actors[-1].dead = True
+            assert len(answers_to(gate, ask([{}]), round)) == 1
+        assert [actor.lives for actor in fake.actors] == [3, 3]
     assert capsys.readouterr().err == ""
 
 
 def test_workers_that_die_as_they_start_end_a_run_that_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        pytest.raises(RunFailed, match=r"^3 workers on the local Ray died as they started"),
+        pytest.raises(RunFailed, match=r"^a worker on the local Ray died 3 times as it started"),
         on_fake_ray(monkeypatch, "dies", workers=2),
     ):
         pass
@@ -160,24 +217,25 @@ def test_workers_that_die_as_they_start_end_a_run_that_has_no_other(monkeypatch:
 def test_a_node_of_other_versions_that_joins_later_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ray_pool, "_PAUSE", 0.05)
-    with on_fake_ray(monkeypatch, "well", "odd", workers=6) as (gate, fake):
-        engine: Any = gate.engine
-        while len(fake.actors) < 9 or len(engine._pool.workers) > 1:
-            engine._wait(None)
-        for _ in range(5):
-            engine._pool._next = 0.0
-            engine._wait(None)
-        assert len(engine._pool.workers) == len(engine._pool.ready) == 1
-        assert len(fake.actors) == 1 + 5 + 3  # as often as that it is tried again
-        assert [actor.dead for actor in fake.actors] == [False] + [True] * 8
+    monkeypatch.setattr(ray_pool, "_PAUSE", 1000.0)
+    monkeypatch.setattr(ray_pool, "_SILENT", 1000.0)
+    with on_fake_ray(monkeypatch, "well", "odd", workers=3, connect_timeout=0.4) as (gate, fake):
+        pool: Any = gate.engine._pool  # type: ignore[attr-defined]
+        for actors in (3, 5):
+            pool._refill = 0.0
+            while len(pool.workers) > 1 or len(fake.actors) < actors:
+                pool.wait(None)
+        assert len(fake.actors) == 5  # asked for once more
+        assert [actor.dead for actor in fake.actors] == [False] + [True] * 4
         assert same(vectors(answers_to(gate, ask([{}] * 3))), expected(ask([{}] * 3)))
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 1
         assert said[0].startswith("a worker on the local Ray has torch 0.1, and this process has torch ")
-        assert "it is left out; install the same on every node" in said[0]
+        assert "it is left out, and asked for again every 1000 seconds; install the same versions" in said[0]
         fake.actors[0].dead = True
-        with pytest.raises(RunFailed, match=r"a worker on the local Ray has torch 0\.1") as caught:
+        with pytest.raises(
+            RunFailed, match=r"all workers are lost, and a worker .* has torch 0\.1"
+        ) as caught:
             answers_to(gate, ask([{}]))
         assert caught.value.where == "engine.address"
 
@@ -211,10 +269,11 @@ def test_what_a_call_writes_is_reported_also_where_it_breaks() -> None:
     everything = "printed\non standard error\nlogged\n"
     assert relay.report(writes, None) == (7, everything, None)
     value, written, fault = relay.report(writes, ValueError("no"))
-    assert (value, written) == (None, everything)  # the handler was made in the first call
-    assert isinstance(fault, tuple)
-    assert fault[0].startswith("ValueError: no")
-    assert "in writes" in fault[1]
+    assert value is None
+    assert written.startswith(f"{everything}Traceback")  # the handler was made in the first call
+    assert "in writes" in written
+    assert isinstance(fault, RunFailed)
+    assert fault.what.startswith("a worker of Ray failed: ValueError: no")
     value, written, fault = relay.report(
         writes, ConfigError("it is odd", where="engine.name", hint="take another")
     )
@@ -262,9 +321,7 @@ def test_any_other_error_of_a_worker_is_one_sentence_and_where_it_was(
     monkeypatch.setattr(ray_worker.RayWorker, "work", breaks)
     with pytest.raises(RunFailed) as caught, on_fake_ray(monkeypatch, workers=1) as (gate, _):
         answers_to(gate, ask([{}]))
-    assert str(caught.value).startswith(
-        "a worker on the local Ray could not go on: ValueError: no such thing"
-    )
+    assert str(caught.value).startswith("a worker of Ray failed: ValueError: no such thing")
     said = capsys.readouterr().err
     assert said.startswith("said before\nTraceback")
     assert "in breaks" in said

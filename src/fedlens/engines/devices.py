@@ -44,29 +44,28 @@ ChannelsLast = Annotated[
 
 @dataclass(frozen=True)
 class Computing:
-    """Device, number format and layout, as an engine's settings say."""
+    """Device, number format and memory layout, from the settings of an engine."""
 
     device: str = "cpu"
     precision: Precision = "fp32"
     channels_last: Layout = False
 
     def check(self) -> None:
-        """Raises `ConfigError` where this machine has no such device, or the device no such numbers."""
+        """Raises `ConfigError` if this machine has no such device, or the device does not support the precision."""
         kind, _, number = self.device.partition(":")
         if kind == "cuda":
-            found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            if not found:
+            gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            if not gpus:
                 raise ConfigError(
-                    f"the device '{self.device}' is asked for, and torch {torch.__version__} finds no GPU here",
+                    f"the device is '{self.device}', and torch {torch.__version__} finds no GPU here",
                     where="engine.device",
-                    hint="set engine.device=cpu; or see whether nvidia-smi lists a GPU and torch is a CUDA build",
+                    hint="set engine.device=cpu, or check that nvidia-smi lists a GPU and torch is a CUDA build",
                 )
-            if number and int(number) >= found:
-                there = ", ".join(f"cuda:{k}" for k in range(found))
+            if number and int(number) >= gpus:
                 raise ConfigError(
                     f"there is no device '{self.device}'",
                     where="engine.device",
-                    hint=f"there are: {there}",
+                    hint=f"choose from: {', '.join(f'cuda:{k}' for k in range(gpus))}",
                 )
         if self.precision == "tf32" and kind != "cuda":
             raise ConfigError(
@@ -82,14 +81,13 @@ class Computing:
             )
 
     def applied(self, program: Program) -> Program:
-        """The program, to be computed so. A program that is fp32 on the CPU stays the one it was."""
+        """The program with this device and arithmetic."""
         return replace(program, device=self.device, arithmetic=Arithmetic(self.precision, self.channels_last))
 
     def begin(self) -> Callable[[], None]:
-        """Sets what torch keeps for the whole process; the result sets it back.
+        """Sets torch's process-wide options for this device; the returned function restores them.
 
-        Torch takes tf32 for convolutions unless it is told not to, kernels that differ from run to run, and the first
-        GPU for whatever names none.
+        By default torch uses tf32 in convolutions, kernels whose results differ from run to run, and the first GPU.
         """
         if not self.device.startswith("cuda"):
             return lambda: None
@@ -106,7 +104,7 @@ class Computing:
         def put(matmul: str, conv: str, deterministic: bool, benchmark: bool, current: int) -> None:
             backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision = matmul, conv
             cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
-            torch.cuda.set_device(current)  # the one that is seeded, and whose memory is looked at
+            torch.cuda.set_device(current)  # the GPU that is seeded, and whose free memory is read
 
         wanted = "tf32" if self.precision == "tf32" else "ieee"
         index = torch.device(self.device).index
@@ -118,7 +116,7 @@ ON_CPU = Computing()
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, which in a container can be fewer than the machine has."""
+    """The number of cores that this process may use: in a container there can be fewer than in the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -132,9 +130,9 @@ def default_workers(computing: Computing, threads: int) -> int:
 
 
 def devices_of(device: str, workers: int) -> list[str]:
-    """The device of each worker: `device`, or for 'cuda' the GPUs by the memory that they have free.
+    """The device of each worker: `device`, or for 'cuda' the GPUs, shared out by their free memory.
 
-    Raises `RunFailed` where the GPUs cannot be asked.
+    Raises `RunFailed` if their free memory cannot be read.
     """
     if device != "cuda":
         return [device] * workers
@@ -144,28 +142,28 @@ def devices_of(device: str, workers: int) -> list[str]:
 
 
 def placed(free: Sequence[int], workers: int) -> list[int]:
-    """Which GPU each worker goes to: always the one that leaves it the largest share of free memory.
+    """The GPU of each worker: each goes to the GPU that then has the most free memory per worker.
 
     Args:
-        free: the bytes that each GPU has free.
+        free: bytes, of each GPU.
 
     >>> placed([80, 80, 30], 5)
     [0, 1, 0, 1, 2]
     """
-    there = [0] * len(free)
-    found = []
+    counts = [0] * len(free)
+    gpus = []
     for _ in range(workers):
-        best = max(range(len(free)), key=lambda k: (free[k] / (there[k] + 1), -k))
-        there[best] += 1
-        found.append(best)
-    return found
+        best = max(range(len(free)), key=lambda k: (free[k] / (counts[k] + 1), -k))
+        counts[best] += 1
+        gpus.append(best)
+    return gpus
 
 
 def _free_memory() -> list[int]:
-    """The bytes free on each GPU, asked for in a process of its own: asking takes half a gigabyte of each."""
-    asked = subprocess.run([sys.executable, "-c", _FREE], capture_output=True, text=True, check=False)
-    if asked.returncode:
-        last = (asked.stderr.strip().splitlines() or ["no answer"])[-1]
-        raise RunFailed(f"the GPUs cannot be asked for their memory: {last}", hint="see what nvidia-smi says")
-    found: list[int] = json.loads(asked.stdout)
-    return found
+    """The free bytes of each GPU, read in another process: a process that reads them takes half a gigabyte of each."""
+    done = subprocess.run([sys.executable, "-c", _FREE], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+        raise RunFailed(f"the free memory of the GPUs cannot be read: {last}", hint="check nvidia-smi")
+    free: list[int] = json.loads(done.stdout)
+    return free

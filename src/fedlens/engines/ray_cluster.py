@@ -1,11 +1,10 @@
-"""Joins a Ray cluster, or starts Ray on this machine for as long as a run needs it."""
+"""Connections to a Ray cluster, or to a Ray that is started on this machine for a run."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import logging
-import math
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,28 +25,29 @@ from fedlens.core.errors import ConfigError, RunFailed
 
 HOST_AND_PORT = r"([^\s/:\[\]]+|\[[0-9a-fA-F:]+\]):\d+"
 NO_RAY_CLIENT = (
-    "through Ray Client (ray://) every tensor would cross one connection, and the run would end when it breaks: run "
+    "through Ray Client (ray://) all tensors cross one connection, and the run ends when it breaks: run "
     "fedlens on a machine of the cluster with engine.address=auto, or submit it with "
     "'ray job submit --address=http://HEAD:8265 -- fedlens run ...'"
 )
 _PATIENCE = 20.0  # seconds without the head; after 60, Ray itself would end this process
-_SHORT_PATH = (
-    40  # characters: Ray keeps sockets in its folder, and the path of a socket has about 100 at most
+_SHORT_PATH = 40  # characters: Ray keeps sockets in its folder, whose paths have about 100 at most
+_REMOVALS = (
+    600  # attempts to delete a folder, 0.1 s apart: on a busy machine Ray's processes take long to end
 )
 _PREFIX = "fedlens-ray-"
-_OWNER = (
-    "fedlens-owner"  # a file in a local Ray's folder, locked as long as the process lives that started it
+_OWNER = "fedlens-owner"  # a file in a local Ray's folder, locked while the process lives that started it
+# Messages of Ray about events that this engine handles or reports itself.
+_REPORTED_HERE = (
+    "A worker died or was killed|node with node id|Raylet is terminated|infinite retries remaining"
 )
-# Messages of Ray about what this engine repairs, or reports in a sentence of its own.
-_REPORTED_HERE = "A worker died or was killed|node with node id|Raylet is terminated"
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
 
 
 def import_ray() -> Any:
-    """The package `ray`. Raises `ConfigError` where it is not installed."""
+    """The package `ray`. Raises `ConfigError` if it is not installed."""
     quiet = {} if "RAY_DEDUP_LOGS_SKIP_REGEX" in os.environ else {"RAY_DEDUP_LOGS_SKIP_REGEX": _REPORTED_HERE}
     try:
-        with _environment(quiet):  # Ray reads it at the first import
+        with _kept(quiet):  # Ray reads it at the first import
             import ray
     except ImportError:
         raise ConfigError(
@@ -58,108 +58,79 @@ def import_ray() -> Any:
     return ray
 
 
-@dataclass
-class _Connection:
-    """A connection that this module made. Ray allows one in a process, so engines share it."""
-
-    address: str | None
-    folder: tuple[str, int] | None  # of a local Ray, for logs and sockets, and its locked file
-    memory: int | None  # bytes of its object store, as requested
-    users: int = 0
-
-
-_shared: _Connection | None = None
-_lock = threading.Lock()
-
-
+@dataclass(eq=False)
 class Cluster:
-    """A connection to a cluster, until `close`. One that existed before is left as it is.
+    """A connection to a cluster. Ray allows one in a process, so engines share it; each calls `close` once.
 
     Args:
-        address: `host:port` or `auto`; None starts Ray on this machine.
-        cpus: of a local Ray.
-        memory: bytes of a local Ray's object store; None leaves it to Ray.
-        threads: of one computation in a local Ray's workers.
-        timeout: seconds to wait for an address to answer.
-
-    Raises `ConfigError` where no cluster is reached, `RunFailed` where a local one does not start.
+        requested: the address in the settings.
+        memory: bytes of a local Ray's object store, as requested.
+        folder: of a local Ray, and the descriptor of its locked file.
+        joined: whether `connect` made the connection. One that existed before is not closed.
     """
 
-    def __init__(
-        self, address: str | None, cpus: int, memory: int | None, threads: int, timeout: float
-    ) -> None:
-        global _shared
-        self._ray = ray = import_ray()
-        with _lock:
-            if not ray.is_initialized():
-                folder = _start(cpus, memory, threads) if address is None else None
-                if address is not None:
-                    _join(address, timeout)
-                _shared = _Connection(address, folder, memory)
-            elif ray.util.client.ray.is_connected():
-                raise ConfigError("this process is connected through Ray Client", hint=NO_RAY_CLIENT)
-            elif address not in (None, "auto", _shared.address if _shared else None, _head(ray)):
-                raise ConfigError(
-                    f"this process is connected to the Ray at {_head(ray)} already, and not to {address}",
-                    where="engine.address",
-                    hint="call ray.shutdown() first, or leave engine.address out to use that one",
-                )
-            elif memory is not None and (_shared is None or _shared.memory != memory):
-                sys.stderr.write(
-                    f"this process uses the Ray at {_head(ray)} already, with the object store that it has: "
-                    f"engine.object_store = {memory // 2**20} is ignored\n"
-                )
-            self._connection = _shared
-            if _shared is not None:
-                _shared.users += 1
-            self.local = _shared is not None and _shared.folder is not None
-            self._address, self._node = _head(ray), _own_node(ray)
-            self._gone_since: float | None = None
+    requested: str | None
+    memory: int | None = None
+    folder: tuple[str, int] | None = None
+    joined: bool = True
+    users: int = 0
+
+    def __post_init__(self) -> None:
+        self._ray = import_ray()
+        context = self._ray.get_runtime_context()
+        self.address = str(context.gcs_address)  # of the head
+        node = context.get_node_id()
+        self._node = socket.socket(socket.AF_UNIX)
+        self._node.connect(next(n["RayletSocketName"] for n in self._ray.nodes() if n["NodeID"] == node))
+        self._node.setblocking(False)
+        self._answered = time.monotonic()  # when the head last did
 
     def __str__(self) -> str:
-        return "the local Ray" if self.local else f"the Ray cluster at {self._address}"
+        return "the local Ray" if self.local else f"the Ray cluster at {self.address}"
 
-    def room(self, cpus: float, gpus: float) -> int:
-        """How many workers of this size fit on the living nodes when nothing else runs there."""
-        total = 0
-        for node in self._ray.nodes():
-            if node["Alive"]:
-                has = node["Resources"]
-                fits = [has.get("CPU", 0.0) / cpus] + ([has.get("GPU", 0.0) / gpus] if gpus else [])
-                total += math.floor(min(fits) + 1e-9)
-        return total
+    @property
+    def local(self) -> bool:
+        """Whether this Ray was started for the run."""
+        return self.folder is not None
 
-    def first(self, promises: Sequence[Any], timeout: float) -> Any:
-        """The first of these promises that is fulfilled or broken in this many seconds, or None."""
-        if not promises:
-            time.sleep(timeout)  # Ray would return at once
-            return None
-        ready, _ = self._ray.wait(list(promises), num_returns=1, timeout=timeout)
-        return ready[0] if ready else None
+    def room(self, needs: Mapping[str, float]) -> int:
+        """How many workers fit on the living nodes when nothing else runs there.
+
+        Args:
+            needs: CPUs and GPUs of one worker, by Ray's names.
+        """
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return sum(int(min(node.get(kind, 0.0) / n for kind, n in needs.items()) + 1e-9) for node in nodes)
 
     def check(self, now: float) -> None:
-        """Raises `RunFailed` where the cluster has been gone for some time; call it about every second."""
+        """Raises `RunFailed` if the cluster has been gone for some time. Call it about every second.
+
+        Args:
+            now: monotonic seconds.
+        """
         self.check_node()
-        with contextlib.suppress(OSError), _connected(self._address, 2.0):
-            self._gone_since = None
-            return
-        self._gone_since = now if self._gone_since is None else self._gone_since
-        if now - self._gone_since > _PATIENCE:
-            raise self._gone(f"nothing has answered at {self._address} for {_PATIENCE:.0f} seconds")
+        try:
+            _connected(self.address, 2.0).close()
+            self._answered = now
+        except OSError as error:  # one refused or late answer may pass: a busy head, a restart, the network
+            if now - self._answered > _PATIENCE:
+                why = f"nothing has answered at {self.address} for {_PATIENCE:.0f} seconds"
+                raise self._gone(why) from error
 
     def check_node(self) -> None:
-        """Raises `RunFailed` where the node of this process is gone.
+        """Raises `RunFailed` if the Ray node of this machine has ended.
 
-        Call it before asking anything of Ray, which ends this process without a message where its node is gone.
+        Call it before each call to Ray, which ends this process without a message if the node is gone. It looks at
+        a connection that stays open and sends nothing, so it takes microseconds.
         """
-        if self._node is None:
-            return
         try:
-            _connected(self._node, 2.0).close()
-        except ConnectionRefusedError:
-            raise self._gone("the node of this machine has ended") from None
-        except OSError:
-            pass  # too busy to answer
+            ended = self._node.recv(1) == b""
+        except BlockingIOError:  # open, and nothing to read
+            ended = False
+        except ConnectionResetError:
+            ended = True
+        if ended:
+            raise self._gone("the node of this machine has ended")
 
     def _gone(self, why: str) -> RunFailed:
         return RunFailed(
@@ -168,27 +139,70 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """Disconnects after the last engine, and ends a local Ray. May be called twice."""
+        """Disconnects after the last engine, and ends a local Ray."""
         global _shared
         with _lock:
-            connection, self._connection = self._connection, None
-            if connection is None:
+            self.users -= 1
+            if self.users > 0:
                 return
-            connection.users -= 1
-            if connection.users == 0 and connection is _shared:
+            self._node.close()
+            if self is _shared:
                 _shared = None
-                with sigterm_kept():
-                    self._ray.shutdown()
-                if connection.folder is not None:
-                    _remove(connection.folder[0])
-                    os.close(connection.folder[1])
+                if self.joined:
+                    with _kept({}):
+                        self._ray.shutdown()
+            if self.folder is not None:
+                _remove(self.folder[0])
+                os.close(self.folder[1])
 
 
-# -- a Ray of the run's own -------------------------------------------------------------------------------------------
+_shared: Cluster | None = None
+_lock = threading.Lock()
+
+
+def connect(address: str | None, cpus: int, memory: int | None, threads: int, timeout: float) -> Cluster:
+    """Joins a cluster, starts a local Ray, or shares the connection of this process.
+
+    Args:
+        address: `host:port` or `auto`; None starts Ray on this machine.
+        cpus: of a local Ray.
+        memory: bytes of a local Ray's object store; None leaves it to Ray.
+        threads: of one computation in a local Ray's workers.
+        timeout: seconds to wait for an address to answer.
+
+    Raises `ConfigError` if no cluster is reached, `RunFailed` if a local one does not start.
+    """
+    global _shared
+    ray = import_ray()
+    with _lock:
+        if not ray.is_initialized():
+            if address is not None:
+                _join(address, timeout)
+            folder = _start(cpus, memory, threads) if address is None else None
+            _shared = Cluster(address, memory, folder)
+        elif ray.util.client.ray.is_connected():
+            raise ConfigError("this process is connected through Ray Client", hint=NO_RAY_CLIENT)
+        else:
+            _shared = _shared or Cluster(None, joined=False)
+            if address not in (None, "auto", _shared.requested, _shared.address):
+                raise ConfigError(
+                    f"this process is already connected to the Ray at {_shared.address}, and not to {address}",
+                    where="engine.address",
+                    hint="call ray.shutdown() first, or leave engine.address out to use that one",
+                )
+            if memory not in (None, _shared.memory):
+                sys.stderr.write(
+                    f"this process already uses the Ray at {_shared.address}: engine.object_store is ignored\n"
+                )
+        _shared.users += 1
+        return _shared
+
+
+# -- a local Ray ------------------------------------------------------------------------------------------------------
 
 
 def _start(cpus: int, memory: int | None, threads: int) -> tuple[str, int]:
-    """Starts Ray on this machine, and returns the folder that was made for it, with its lock."""
+    """Starts Ray on this machine, in a folder of its own; see `make_folder`."""
     ray = import_ray()
     sweep()
     folder, lock = make_folder()
@@ -197,10 +211,10 @@ def _start(cpus: int, memory: int | None, threads: int) -> tuple[str, int]:
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # with Ray's default of 15, everything else on this machine goes first
+        "RAY_worker_niceness": "0",  # Ray's default of 15 gives way to everything else on this machine
     }
     try:
-        with _environment(environment), sigterm_kept():
+        with _kept(environment):
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -213,56 +227,54 @@ def _start(cpus: int, memory: int | None, threads: int) -> tuple[str, int]:
         ray.shutdown()
         os.close(lock)
         raise RunFailed(
-            f"Ray did not start on this machine: {one_line(error)}", hint=f"its logs are below {folder}"
+            f"Ray did not start on this machine: {one_line(error)}", hint=f"its logs are in {folder}"
         ) from error
     return folder, lock
 
 
 def make_folder() -> tuple[str, int]:
-    """A folder for a Ray of this process, and the locked file in it that marks its owner as alive."""
+    """A new folder for a Ray of this process, and the descriptor of a file in it, locked while its owner lives."""
     folder = tempfile.mkdtemp(prefix=_PREFIX)
     if len(folder) > _SHORT_PATH:
         os.rmdir(folder)
         folder = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
     lock = os.open(Path(folder, "new"), os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(
-        Path(folder, "new"), Path(folder, _OWNER)
-    )  # `sweep` sees the file when it is locked, not before
+    os.rename(Path(folder, "new"), Path(folder, _OWNER))  # only now does `sweep` see the file
     return folder, lock
 
 
 def sweep() -> None:
     """Deletes the folders of local Rays whose runs were killed.
 
-    Ray's processes end with the run that started them, however it ends; their folder stays. A folder without the
-    owner's file was not made here and is left alone, and so is one whose owner still holds the lock.
+    Ray's processes end with the run that started them, but their folder stays if it was killed. Folders without the
+    owner's file were made by others and are kept, and so are those whose owner still holds the lock.
     """
     for parent in {tempfile.gettempdir(), "/tmp"}:
         for marker in Path(parent).glob(f"{_PREFIX}*/{_OWNER}"):
             with contextlib.suppress(OSError):
                 ours = marker.parent.lstat().st_uid == os.getuid()
                 if not ours or not stat.S_ISREG(marker.lstat().st_mode):
-                    continue  # another user's, or something that would block when it is opened
+                    continue  # another user's, or a file that blocks when it is opened
                 with marker.open() as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     _remove(str(marker.parent))
 
 
 def _remove(folder: str) -> None:
-    """Deletes a folder; processes that are about to end may still write there."""
-    for _ in range(50):
+    """Deletes a folder. Tries again for a while, because processes that are about to end may still write there."""
+    for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
             return
         time.sleep(0.1)
 
 
-# -- a cluster that runs already --------------------------------------------------------------------------------------
+# -- a running cluster ------------------------------------------------------------------------------------------------
 
 
 def _join(address: str, timeout: float) -> None:
-    """Connects to a running cluster. Ray itself would try for minutes, and then end this process."""
+    """Connects to a running cluster. Ray itself would try for minutes, and then exit."""
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     if named.startswith("ray://"):
         raise ConfigError(f"RAY_ADDRESS is {named}", where="engine.address", hint=NO_RAY_CLIENT)
@@ -270,21 +282,21 @@ def _join(address: str, timeout: float) -> None:
         _check_health(named, timeout)
     ray = import_ray()
     try:
-        with _environment({"RAY_USAGE_STATS_ENABLED": "0"}), sigterm_kept():
+        with _kept({"RAY_USAGE_STATS_ENABLED": "0"}):
             ray.init(address=address, **_QUIET)
     except (Exception, SystemExit) as error:
         ray.shutdown()
         raise ConfigError(
             f"the Ray cluster '{address}' cannot be joined: {one_line(error)}",
             where="engine.address",
-            hint="'ray start' makes this machine a part of it; leave engine.address out for a Ray of the run's own",
+            hint="add this machine to the cluster with 'ray start', or leave engine.address out for a local Ray",
         ) from error
 
 
 def _check_health(place: str, timeout: float) -> None:
-    """Raises `ConfigError` where no Ray head answers in time, as `ray health-check` sees it."""
+    """Raises `ConfigError` if no Ray head answers in time. `ray health-check` asks it in a process of its own."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", place]
-    command.append("--skip-version-check")  # Ray says more of another version when it is joined
+    command.append("--skip-version-check")  # `ray.init` says more about another version
     trouble = "what listens there is not the head of a Ray cluster"
     try:
         _connected(place, timeout).close()
@@ -297,24 +309,13 @@ def _check_health(place: str, timeout: float) -> None:
     raise ConfigError(
         f"no Ray cluster answers at {place}: {trouble}",
         where="engine.address",
-        hint="'ray status' on the head says its address; leave engine.address out for a Ray of the run's own",
+        hint="run 'ray status' on the head to see its address, or leave engine.address out for a local Ray",
     )
 
 
 def _connected(place: str, timeout: float) -> socket.socket:
     host, _, port = place.rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), timeout)
-
-
-def _head(ray: Any) -> str:
-    return str(ray.get_runtime_context().gcs_address)
-
-
-def _own_node(ray: Any) -> str | None:
-    """The host:port of the node that this process belongs to."""
-    own = ray.get_runtime_context().get_node_id()
-    nodes = [node for node in ray.nodes() if node["NodeID"] == own]
-    return f"{nodes[0]['NodeManagerAddress']}:{nodes[0]['NodeManagerPort']}" if nodes else None
 
 
 # -- small things -----------------------------------------------------------------------------------------------------
@@ -327,9 +328,10 @@ def one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the processes that are started inside."""
+def _kept(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables inside the block, and restores them and the handler of SIGTERM, which Ray replaces."""
     before = {name: os.environ.get(name) for name in variables}
+    handler = signal.getsignal(signal.SIGTERM)
     os.environ.update(variables)
     try:
         yield
@@ -339,19 +341,5 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def sigterm_kept() -> Iterator[None]:
-    """Puts back this process's handler of SIGTERM, which Ray replaces.
-
-    Only the main thread can do so. After a connection made in another thread, it enters an empty block.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        if threading.current_thread() is threading.main_thread():  # in another thread Ray replaces no handler
+            signal.signal(signal.SIGTERM, handler)

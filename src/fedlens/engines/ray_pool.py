@@ -1,241 +1,320 @@
-"""The workers of a run on a Ray cluster: asked for, started, watched, and replaced where they are lost."""
+"""The workers of a run on a Ray cluster: created, given blocks of requests, and replaced when they are lost."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedlens.core.errors import ConfigError, FedlensError, RunFailed
-from fedlens.engines.ray_cluster import Cluster, one_line
-from fedlens.engines.ray_worker import Report, outpost, user_sources, versions
-from fedlens.engines.schedule import DEATHS, Job
+from fedlens.core.errors import ConfigError, FedlensError, RunFailed, told
+from fedlens.core.protocol import ClientStates, Reply
+from fedlens.engines.executor import copied
+from fedlens.engines.ray_cluster import Cluster, import_ray, one_line
+from fedlens.engines.ray_worker import Report, actor_class, pack, unpacked, user_sources
+from fedlens.engines.schedule import DEATHS, Job, Schedule
 
-_PAUSE = 30.0  # seconds after which a worker is asked for again in the place of one that could not start
-_SILENT = 5.0  # seconds that a run without any worker says nothing: one that is replaced takes some to start
+_PAUSE = 30.0  # seconds until a worker that could not start is asked for again
+_SILENT = 5.0  # seconds without any worker before the run says so: a restart takes some
+_SHORT = 0.2  # seconds: a worker whose blocks take less gets the next one before it has finished
+_TICK = 1.0  # seconds between two checks of the cluster
 
 
 @dataclass(frozen=True)
-class WorkerSize:
-    """Of one worker."""
+class RaySettings:
+    """The settings of the engine, as in `fedlens.engines.ray.ray`; `cpus` of a worker are never 0."""
 
+    address: str | None
+    workers: int
     threads: int
     cpus: float
     gpus: float
     group: int
+    window: int
+    object_store: int
+    connect_timeout: float
+    timeout: float
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """What one worker takes of a node, by Ray's names."""
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
 
 @dataclass(eq=False)
 class SentBlock:
-    """A block of requests that a worker has."""
+    """A block of requests that a worker has. `blameless` if it was behind one that ended the worker."""
 
     job: Job
     block: int
     sent: float
     promise: Any
+    blameless: bool = False
 
 
 @dataclass(eq=False)
 class RemoteWorker:
-    """One worker, as the driver sees it. `blocks` are those it has not answered, the oldest first."""
+    """One worker, as the driver sees it. `blocks` are the unanswered ones, the oldest first."""
 
     actor: Any
-    asked: (
-        Any  # the promise of what it finds as it starts, or that it is still there; None when it has said so
-    )
-    started: bool = False
-    there: bool = False  # whether it was heard of since it began, and since any other was lost
+    hello: Any = None  # the promise that the worker is running; None once it is kept
+    started: bool = False  # whether this actor has answered a `hello`
+    hung: bool = False  # whether it was killed because it did not answer in time
     blocks: list[SentBlock] = field(default_factory=list)
-    since: float = 0.0  # when it began with the first of its tasks (monotonic seconds)
-    knows: set[int] = field(default_factory=set)  # asks whose shared part it has
-
-    def awaited(self) -> list[Any]:
-        """The promises that it has not kept."""
-        return [sent.promise for sent in self.blocks] if self.asked is None else [self.asked]
+    since: float = 0.0  # when it began with the oldest of its blocks (monotonic seconds)
 
 
 class WorkerLost(Exception):
-    """A worker, or what it answered, is gone. Says what Ray says."""
+    """A worker, or what it answered, is gone. The message is Ray's."""
 
 
 class RayPool:
-    """The workers of a run.
+    """The workers of a run and the schedule of their blocks.
+
+    Ray restarts a worker that dies (`max_restarts`), also on another node. A call that was under way fails, and its
+    block is sent again. A worker gets blocks once it has answered `hello`, which loads the program.
 
     Args:
-        ray: the package.
-        cluster: that they are on.
-        size: of each.
-        wanted: how many.
-        program: what they begin with, in the object store.
-        patience: seconds that a run which has no worker left waits for one.
+        cluster: where the workers run.
+        settings: of the engine.
+        wanted: how many workers.
+        program: the packed program, in the object store.
+        states: of the clients.
     """
 
     def __init__(
-        self, ray: Any, cluster: Cluster, size: WorkerSize, wanted: int, program: Any, patience: float
+        self, cluster: Cluster, settings: RaySettings, wanted: int, program: Any, states: ClientStates
     ) -> None:
-        self._ray, self._cluster, self._size = ray, cluster, size
-        self._wanted, self._program, self._patience = wanted, program, patience
-        self._kind = ray.remote(outpost())
-        self._sources, self._versions = user_sources(), versions()
-        self._going = False  # whether one was ever ready
-        self._stillborn = 0  # workers that died as they started, since the last one that did not
-        self._odd = 0  # workers of other versions
-        self._next = 0.0  # when those that are missing are asked for (monotonic seconds)
-        self._none_since: float | None = None
+        self._ray, self._cluster, self._settings, self._wanted = import_ray(), cluster, settings, wanted
+        self.timeout, self._patience = settings.timeout, settings.connect_timeout
+        self.schedule = Schedule(states, settings.window * 2**20, self.send, self.wait, self._retired)
+        kind = actor_class()
+        self._versions: dict[str, str] = kind.versions()
+        # The program in a list: Ray passes the reference, and the worker checks its versions before it fetches it.
+        self._hello = (self._versions, (settings.threads, settings.group), user_sources(), [program])
+        # Ray starts a worker three times; it does not retry `work`, so that the schedule counts the attempts.
+        self._kind = self._ray.remote(kind).options(
+            num_cpus=settings.cpus, num_gpus=settings.gpus, max_restarts=DEATHS - 1, max_task_retries=0
+        )
+        self._seconds = 1.0  # a block's time, smoothed; starts long, so that blocks are not queued too early
+        self._checked = 0.0  # when the cluster was last checked (monotonic seconds)
+        self._any_started = False
+        self._left_out: FedlensError | None = None  # why the last worker was left out
+        self._refill = 0.0  # when missing workers are asked for (monotonic seconds)
+        self._last_there = 0.0  # when a worker was last there (monotonic seconds)
         self._said: set[str] = set()
         self.workers = [self._new() for _ in range(wanted)]
 
     @property
     def ready(self) -> list[RemoteWorker]:
-        """Those that take work."""
-        return [worker for worker in self.workers if worker.there]
+        """The workers that take blocks."""
+        return [worker for worker in self.workers if worker.hello is None]
+
+    def wait_for_a_worker(self) -> None:
+        """Returns when one worker is ready; the others join when they are."""
+        until = time.monotonic() + self._patience
+        while not self.ready:
+            if time.monotonic() > until:
+                raise no_room(self._cluster, self._settings.needs, self._patience)
+            self.wait(until)
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Ends all workers."""
         workers, self.workers = self.workers, []
         for worker in workers:
-            self._end(worker)
+            self._kill(worker)
+        self.schedule.close()
 
-    def _new(self) -> RemoteWorker:
-        size = self._size
-        actor = self._kind.options(num_cpus=size.cpus, num_gpus=size.gpus, max_restarts=0).remote()
-        # In a list, so that Ray hands on the promise and the worker looks at its versions before what it stands for.
-        how = (size.threads, size.group)
-        return RemoteWorker(actor, actor.start.remote(self._versions, how, self._sources, [self._program]))
+    # -- blocks ---------------------------------------------------------------------------------------------------
 
-    def _end(self, worker: RemoteWorker) -> None:
-        with contextlib.suppress(Exception):  # it is gone, or the whole cluster is
-            self._ray.kill(worker.actor, no_restart=True)
+    def send(self, current: Job | None) -> None:
+        """Sends blocks to every worker that has room for one."""
+        depth = 2 if self._seconds < _SHORT else 1
+        ready = self.ready
+        while ready:
+            worker = min(ready, key=lambda w: len(w.blocks))
+            job = self.schedule.next(current, len(ready)) if len(worker.blocks) < depth else None
+            if job is None:
+                return
+            block, items = self.schedule.following(job)
+            packed = pack(items, f"a request of the ask '{job.ask.op}', or a client's state")
+            # Before the third attempt fails too, clients are computed one by one, in case that it is the memory.
+            alone = job.deaths.get(block, 0) == DEATHS - 1
+            self._cluster.check_node()
+            self.schedule.begin(job)
+            promise = worker.actor.work.remote(job.number, [job.shared], packed, alone)
+            now = time.monotonic()
+            worker.since = worker.since if worker.blocks else now
+            worker.blocks.append(SentBlock(job, block, now, promise))
 
-    # -- what they say --------------------------------------------------------------------------------------------
+    def wait(self, due: float | None) -> None:
+        """Takes in one answer; returns without any after a second, or when `due` (monotonic seconds) has passed."""
+        self._cluster.check_node()
+        now = time.monotonic()
+        self.watch(now)
+        owners = {sent.promise: (worker, sent) for worker in self.workers for sent in worker.blocks}
+        # A worker answers `hello` after its blocks, and is not given up before they are known to be lost.
+        hellos = {w.hello: w for w in self.workers if w.hello is not None and not w.blocks}
+        done = self._first([*owners, *hellos], _TICK if due is None else min(_TICK, max(0.0, due - now)))
+        if done in hellos:
+            self._greeted(hellos[done])
+        elif done is not None:
+            self._answered(*owners[done])
+        now = time.monotonic()
+        for worker in self.workers:
+            late = worker.blocks and now - worker.since > self.timeout
+            if late and self._first([worker.blocks[0].promise], 0.0) is None:
+                worker.since, worker.hung = now, True
+                self._kill(worker, restart=True)
+                self._greet(worker)
+        if now - self._checked > _TICK:  # also while answers come: workers go on for a while without the head
+            self._checked = now
+            self._cluster.check(now)
 
-    def fetched(self, promise: Any) -> Any:
-        """What a promise stands for; what was written meanwhile comes out on standard error.
+    def _first(self, promises: Sequence[Any], timeout: float) -> Any:
+        """The first of these promises that is kept or broken within so many seconds, or None."""
+        if not promises:
+            time.sleep(timeout)  # Ray would return at once
+            return None
+        done, _ = self._ray.wait(promises, num_returns=1, timeout=timeout)
+        return done[0] if done else None
 
-        Raises `WorkerLost` where whoever made it is gone, `RunFailed` where it broke.
+    def _answered(self, worker: RemoteWorker, sent: SentBlock) -> None:
+        guilty = sent is worker.blocks[0] and not sent.blameless  # the others merely waited
+        worker.blocks.remove(sent)
+        worker.since = time.monotonic()
+        try:
+            answers = unpacked(self._fetched(sent.promise))
+        except WorkerLost:
+            for other in worker.blocks:
+                other.blameless = True
+            late = f"no answer came within {self.timeout:g} s, {DEATHS} times"
+            gone = f"its worker was lost {DEATHS} times (out of memory?)"
+            self.schedule.lost(sent.job, sent.block, guilty, late if worker.hung else gone)
+            # One block at a time for now: a worker can end before the answer to the block before is sent, and then
+            # the wrong one counts as the cause.
+            self._seconds = 1.0
+            # Where one worker is lost, its node may be: no worker gets a block before it has answered again.
+            for other_worker in self.workers:
+                self._greet(other_worker)
+            return
+        self._seconds += 0.2 * (worker.since - sent.sent - self._seconds)
+        for answer in answers:
+            if isinstance(answer, Reply) and answer.state is not None:
+                # A state outlives the round: a copy lets the object store free its memory.
+                answer.state = copied(answer.state)
+        self.schedule.finished(sent.job, sent.block, answers)
+
+    def _fetched(self, promise: Any) -> Any:
+        """The value of a promise; what the worker wrote meanwhile goes to standard error.
+
+        Raises `WorkerLost` if the worker is gone, `RunFailed` if it failed.
         """
-        errors = self._ray.exceptions
         self._cluster.check_node()
         try:
-            report: Report = self._ray.get(promise)
-        except errors.RayTaskError as error:  # outside what a worker itself looks after
-            cause = error.cause if isinstance(error.cause, BaseException) else error
-            raise self._broken(f"{type(cause).__name__}: {one_line(cause)}", str(error)) from error
-        except errors.RayError as error:
+            report: Report | None = self._ray.get(promise)
+        except self._ray.exceptions.RayTaskError as error:  # outside what a worker reports itself
+            sys.stderr.write(f"{error}\n")
+            raise RunFailed(
+                f"a worker on {self._cluster} failed: {told(error.cause)}",
+                hint="its traceback is above; engine.name=inline runs without workers",
+            ) from error
+        except self._ray.exceptions.RayError as error:
             raise WorkerLost(one_line(error)) from error
-        value, written, fault = report
-        if written:
-            sys.stderr.write(written)
-        if isinstance(fault, FedlensError):
-            raise fault
-        if fault is not None:
-            raise self._broken(*fault)
+        if report is None:
+            raise WorkerLost("it was restarted")
+        value, written, failure = report
+        sys.stderr.write(written)
+        if failure is not None:
+            raise failure
         return value
 
-    def _broken(self, why: str, trace: str) -> RunFailed:
-        sys.stderr.write(f"{trace}\n")
-        return RunFailed(
-            f"a worker on {self._cluster} could not go on: {why}",
-            hint="where is above; engine.name=inline runs without workers",
-        )
+    def _retired(self, job: Job) -> None:
+        for worker in self.workers:
+            if worker.started:
+                worker.actor.forget.remote(job.number)
+        job.shared = None
 
-    def heard(self, worker: RemoteWorker) -> None:
-        """Takes in what a worker was asked for: that it has started, or is still there.
+    # -- workers that start, are lost, or cannot start ------------------------------------------------------------
 
-        Raises `ConfigError` where the first has other versions, `RunFailed` where workers die as they start.
+    def _new(self) -> RemoteWorker:
+        worker = RemoteWorker(self._kind.remote())
+        self._greet(worker)
+        return worker
+
+    def _greet(self, worker: RemoteWorker) -> None:
+        """Asks for a `hello`: kept once the actor runs, however often Ray restarts it, and broken when it is dead."""
+        if worker.hello is None:
+            worker.hello = worker.actor.hello.options(max_task_retries=-1).remote(*self._hello)
+
+    def _greeted(self, worker: RemoteWorker) -> None:
+        """Takes in that a worker runs, or is dead.
+
+        Raises `ConfigError` if the first worker has other versions, `RunFailed` if it dies again and again.
         """
+        hello, worker.hello = worker.hello, None
         try:
-            found = self.fetched(worker.asked)
+            versions = self._fetched(hello)
         except WorkerLost as lost:
             if worker.started:
-                self.replace(worker)
-            else:
-                self._died(worker, lost)
-            return
-        if not worker.started:
-            if found != self._versions:
-                self._leave_odd(worker, found)
+                self.workers[self.workers.index(worker)] = self._new()
                 return
-            self._stillborn = 0
-        worker.asked = None
-        worker.started = worker.there = self._going = True
-
-    # -- those that are lost, or cannot start ---------------------------------------------------------------------
-
-    def replace(self, worker: RemoteWorker) -> None:
-        """A new worker takes the place of one that is gone."""
-        self._end(worker)
-        self.workers.remove(worker)
-        self.workers.append(self._new())
-
-    def doubt(self) -> None:
-        """No worker gets anything before it has been heard of: where one was lost, its node may be.
-
-        A block that is sent to a dead worker is lost at once, and there may be as many of them as a node has room for.
-        """
-        for worker in self.workers:
-            if worker.there:
-                worker.there = False
-                if not worker.blocks:
-                    worker.asked = worker.actor.there.remote()
-
-    def _died(self, worker: RemoteWorker, lost: WorkerLost) -> None:
-        self._stillborn += 1
-        if self._stillborn < DEATHS:
-            self.replace(worker)
+            what = f"a worker on {self._cluster} died {DEATHS} times as it started (out of memory?): {lost}"
+            self._leave_out(worker, RunFailed(what, hint="engine.name=inline runs without workers"))
             return
-        died = f"{DEATHS} workers on {self._cluster} died as they started (out of memory?): {lost}"
-        if not any(other.started for other in self.workers):
-            raise RunFailed(died, hint="engine.name=inline runs without them") from lost
-        self._leave_out(worker)
-        self._say_once(
-            f"{died}; the run goes on with the others, and asks again every {_PAUSE:g} seconds", "died"
-        )
+        if versions != self._versions:
+            self._leave_out(worker, self._other_versions(versions))
+            return
+        worker.started, worker.hung, self._any_started = True, False, True
 
-    def _leave_odd(self, worker: RemoteWorker, theirs: dict[str, str]) -> None:
-        differ = [name for name, ours in self._versions.items() if theirs[name] != ours]
-        has = ", ".join(
-            f"{name} {theirs[name]}" if theirs[name] != "none" else f"no {name}" for name in differ
-        )
+    def _other_versions(self, theirs: dict[str, str]) -> ConfigError:
+        differ = [name for name, version in self._versions.items() if theirs[name] != version]
+        there = ", ".join(f"{name} {theirs[name]}" if theirs[name] else f"no {name}" for name in differ)
         here = ", ".join(f"{name} {self._versions[name]}" for name in differ)
-        what = f"a worker on {self._cluster} has {has}, and this process has {here}"
-        hint = "install the same on every node, where 'ray start' finds it, and start Ray there again"
-        if not self._going:
-            raise ConfigError(what, where="engine.address", hint=hint)
-        self._odd += 1
-        # Ray may put the next one on that node again: from some time on, none is asked for in its place.
-        self._wanted -= self._odd > DEATHS
-        self._leave_out(worker)
-        if self._wanted == 0:
-            raise RunFailed(what, where="engine.address", hint=hint)
-        self._say_once(f"{what}: it is left out; {hint}")
+        return ConfigError(
+            f"a worker on {self._cluster} has {there}, and this process has {here}",
+            where="engine.address",
+            hint="install the same versions on every node, where 'ray start' finds them, and restart Ray there",
+        )
 
-    def _leave_out(self, worker: RemoteWorker) -> None:
-        self._end(worker)
+    def _leave_out(self, worker: RemoteWorker, why: FedlensError) -> None:
+        """Ends a worker that cannot start; it is asked for again later. Raises `why` if none has started yet."""
+        if not self._any_started:
+            raise why
+        self._kill(worker)
         self.workers.remove(worker)
-        self._next = time.monotonic() + _PAUSE
+        self._left_out = why
+        self._refill = time.monotonic() + _PAUSE
+        self._say_once(
+            f"{why.what}: it is left out, and asked for again every {_PAUSE:g} seconds; {why.hint}"
+        )
+
+    def _kill(self, worker: RemoteWorker, restart: bool = False) -> None:
+        with contextlib.suppress(Exception):  # the worker, or the whole cluster, is gone already
+            self._ray.kill(worker.actor, no_restart=not restart)
 
     def watch(self, now: float) -> None:
-        """Asks for those that are missing, when it is time. To be called every second or so.
+        """Asks for missing workers when it is time. Call it about every second.
 
-        Raises `RunFailed` where no worker has been left for too long.
+        Raises `RunFailed` if no worker has been left for too long.
         """
-        if now >= self._next or not self.workers:
+        if now >= self._refill:
             self.workers += [self._new() for _ in range(self._wanted - len(self.workers))]
-        if not self._going or any(worker.started for worker in self.workers):
-            self._none_since = None
+        # A worker with a block is there until the block is lost: it answers `hello` after it.
+        if not self._any_started or any(worker.hello is None or worker.blocks for worker in self.workers):
+            self._last_there = now
             self._said.discard("none")
             return
-        self._none_since = now if self._none_since is None else self._none_since
-        if now - self._none_since > self._patience:
-            error = no_room(self._ray, self._cluster, self._size, self._patience)
-            raise RunFailed(f"all workers are lost, and {error.what}", where=error.where, hint=error.hint)
-        if now - self._none_since > _SILENT:
+        if now - self._last_there > self._patience:
+            none_left = None if self.workers else self._left_out
+            why = none_left or no_room(self._cluster, self._settings.needs, self._patience)
+            raise RunFailed(f"all workers are lost, and {why.what}", where=why.where, hint=why.hint)
+        if now - self._last_there > _SILENT:
             self._say_once(
-                f"no worker is left on {self._cluster}: the run waits for room for one, {self._patience:g} seconds "
-                "at most (engine.connect_timeout)",
+                f"no worker is left on {self._cluster}: the run waits up to {self._patience:g} seconds "
+                "(engine.connect_timeout) for room for one",
                 "none",
             )
 
@@ -246,15 +325,15 @@ class RayPool:
             sys.stderr.write(f"{sentence}\n")
 
 
-def no_room(ray: Any, cluster: Cluster, size: WorkerSize, waited: float | None = None) -> ConfigError:
-    """That no worker could start, and what one takes."""
-    held, free = ray.cluster_resources(), ray.available_resources()
-    wanted = {"CPU": size.cpus} | ({"GPU": size.gpus} if size.gpus else {})
-    takes = " and ".join(f"{n:g} {kind}" for kind, n in wanted.items())
-    has = " and ".join(f"{free.get(kind, 0):g} of {held.get(kind, 0):g} {kind}" for kind in wanted)
+def no_room(cluster: Cluster, needs: Mapping[str, float], waited: float | None = None) -> ConfigError:
+    """The error that no worker could start: what one takes, and what is free."""
+    ray = import_ray()
+    total, free = ray.cluster_resources(), ray.available_resources()
+    takes = " and ".join(f"{n:g} {kind}" for kind, n in needs.items())
+    has = " and ".join(f"{free.get(kind, 0):g} of {total.get(kind, 0):g} {kind}" for kind in needs)
     late = "" if waited is None else f" within {waited:g} seconds"
     return ConfigError(
         f"no worker could start on {cluster}{late}: one takes {takes}, and {has} are free",
-        where="engine.gpus" if size.gpus else "engine.cpus",
-        hint="ask for less, wait until others are done, or set engine.connect_timeout higher where nodes are slow",
+        where="engine.gpus" if "GPU" in needs else "engine.cpus",
+        hint="ask for less, wait until others are done, or set engine.connect_timeout higher if nodes are slow",
     )

@@ -1,4 +1,4 @@
-"""Devices and number formats: what is refused, what the operations find, and where workers go."""
+"""Devices and precisions: which are refused, what operations get, and the GPU of each worker."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_a_gpu_that_there_is_not_is_told_from_those_that_there_are(monkeypatch: 
         Computing(device, "tf32").check()
     with pytest.raises(ConfigError, match="there is no device 'cuda:2'") as caught:
         Computing("cuda:2").check()
-    assert caught.value.hint == "there are: cuda:0, cuda:1"
+    assert caught.value.hint == "choose from: cuda:0, cuda:1"
 
 
 @pytest.mark.parametrize(("device", "taken"), [("cuda", 0), ("cuda:1", 1)])
 def test_what_names_no_gpu_gets_the_engines(device: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds, above all: torch seeds the GPU that is current."""
+    """Seeding above all: torch seeds the current GPU."""
     current = [0]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "set_device", current.append)

@@ -1,4 +1,4 @@
-"""The engine of a Ray cluster, where all goes well."""
+"""The engine `ray` on a local Ray, without faults."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RAY = {"name": "ray", "workers": 2, "connect_timeout": 300.0}
 
 
 def seen(payload: Payload, client: Client, rng: Rng) -> Outcome:
-    """What an operation is shown: where its tensors lie, and whether they are what was sent."""
+    """Reports whether the tensors that an operation gets are aligned, and are those that were sent."""
     big, small = payload["big"], payload["small"]
     told = {
         "ends": float(big[-1]),
@@ -50,8 +50,17 @@ def seen(payload: Payload, client: Client, rng: Rng) -> Outcome:
     return Outcome({"vector": torch.zeros(1), "told": told}, {"memory": torch.ones(300_000)}, {})
 
 
+def held(payload: Payload, client: Client, rng: Rng) -> Outcome:
+    """Waits until a folder has `files` files, then adds one: an order of clients that depends on no seconds."""
+    folder = Path(payload["folder"])
+    while len(list(folder.iterdir())) < payload["files"]:
+        time.sleep(0.01)
+    (folder / f"{client.id}").touch()
+    return work(payload, client, rng)
+
+
 def loud(payload: Payload, client: Client, rng: Rng) -> Outcome:
-    """Says things in all ways that Python has."""
+    """Writes in all the ways that Python has."""
     warnings.warn("a warning", stacklevel=1)
     logging.getLogger("own").warning("a log line")
     print("on standard error", file=sys.stderr)  # noqa: T201
@@ -60,10 +69,10 @@ def loud(payload: Payload, client: Client, rng: Rng) -> Outcome:
 
 @pytest.fixture(scope="module")
 def gate() -> Iterator[Driver]:
-    """Two workers on a local Ray; it stays for the whole file, so engines of other tests here share it."""
+    """Two workers on a local Ray that all tests of this file share."""
     before = signal.signal(signal.SIGTERM, lambda *_: HEARD.append("SIGTERM"))
     try:
-        with fresh(ops={**OPS, "seen": seen, "loud": loud}, cpus=0.2) as made:
+        with fresh(ops={**OPS, "held": held, "seen": seen, "loud": loud}, cpus=0.2) as made:
             all_ready(made)
             yield made
     finally:
@@ -76,12 +85,12 @@ def _no_states(gate: Driver) -> None:
 
 
 def slow_again(gate: Driver) -> None:
-    gate.engine._seconds = 1.0  # type: ignore[attr-defined]
+    gate.engine._pool._seconds = 1.0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("seconds", [1.0, 0.001])
 def test_answers_come_in_request_order_with_the_bits_of_inline(gate: Driver, seconds: float) -> None:
-    gate.engine._seconds = seconds  # type: ignore[attr-defined]
+    gate.engine._pool._seconds = seconds  # type: ignore[attr-defined]
     wanted = ask([{"seconds": 0.2}, *[{}] * 8, {"size": 200_000}], shared={"scale": torch.rand(1)})
     found = answers_to(gate, wanted)
     assert [answer.id.slot for answer in found] == list(range(10))
@@ -90,37 +99,42 @@ def test_answers_come_in_request_order_with_the_bits_of_inline(gate: Driver, sec
     assert all(gate.states.get(client) == {"visits": 1} for client in range(10))
 
 
-def test_a_slow_client_does_not_idle_the_others(gate: Driver) -> None:
+def test_a_slow_client_does_not_idle_the_others(gate: Driver, tmp_path: Path) -> None:
+    """Its worker waits until the other worker has answered all other clients."""
     slow_again(gate)
-    found = answers_to(gate, ask([{"seconds": 0.8}, *[{"seconds": 0.05}] * 6]))
-    ended = [answer.metrics["ended"] for answer in found if isinstance(answer, Reply)]
+    requests = [Request(k, {"files": 6 if k == 0 else 0}) for k in range(7)]
+    answers = answers_to(gate, Ask("held", requests, shared={"folder": str(tmp_path)}))
+    ended = [answer.metrics["ended"] for answer in answers if isinstance(answer, Reply)]
     assert max(ended[1:]) < ended[0]
 
 
-def test_arrival_order_and_what_is_still_out(gate: Driver) -> None:
+def test_arrival_order_and_what_is_still_out(gate: Driver, tmp_path: Path) -> None:
+    """The first client waits for the three others, the last of which is asked one step later."""
     slow_again(gate)
     taken: list[Any] = []
 
     def steps(requests: list[Request], take: int) -> Any:
-        for answer in (yield Ask("work", requests, order="arrival")):
+        for answer in (yield Ask("held", requests, shared={"folder": str(tmp_path)}, order="arrival")):
             taken.append(answer.client)
             take -= 1
             if take == 0:
                 break
 
-    gate.drive(steps([Request(0, {"seconds": 0.6}), Request(1), Request(2)], 2), 1)
+    gate.drive(steps([Request(0, {"files": 3}), Request(1, {"files": 0}), Request(2, {"files": 0})], 2), 1)
     assert sorted(taken) == [1, 2]
-    gate.drive(steps([Request(3)], 1), 2)
+    gate.drive(steps([Request(3, {"files": 0})], 1), 2)
     gate.drive(steps([], 1), 3)
     assert sorted(taken) == [0, 1, 2, 3]
 
 
-def test_a_deadline(gate: Driver) -> None:
+def test_a_deadline(gate: Driver, tmp_path: Path) -> None:
+    """The answers come while both workers still wait."""
     slow_again(gate)
-    began = time.monotonic()
-    found = answers_to(gate, ask([{"seconds": 4.0}, {"seconds": 4.0}, {}], deadline=0.3))
-    assert time.monotonic() - began < 3.5  # nobody waits for the workers
-    assert [getattr(answer, "reason", "") for answer in found] == ["the deadline passed"] * 3
+    requests = [Request(k, {"files": 1}) for k in range(3)]
+    answers = answers_to(gate, Ask("held", requests, shared={"folder": str(tmp_path)}, deadline=0.3))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "go").touch()
+    assert [getattr(answer, "reason", "") for answer in answers] == ["the deadline passed"] * 3
     assert same(vectors(answers_to(gate, ask([{}] * 3), 2)), expected(ask([{}] * 3), 2))
 
 
@@ -140,18 +154,20 @@ def test_replies_are_folded_at_the_workers(gate: Driver) -> None:
             assert one.folded["replies"] == other.folded["replies"]
 
 
-def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle(gate: Driver) -> None:
+def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle(gate: Driver, tmp_path: Path) -> None:
+    """The later ask waits for the earlier one, whose answers nobody has read yet."""
     slow_again(gate)
 
     def steps(wanted: Ask) -> Any:
         return list((yield wanted))
 
-    early = ask([{"stateless": True}] * 4)
+    folder = {"folder": str(tmp_path)}
+    early = Ask("held", [Request(k, {"files": 0, "stateless": True}) for k in range(4)], shared=folder)
     ahead = gate.begin(steps(early), 11)
-    late = gate.drive(steps(ask([{"seconds": 1.5}])), 12)
-    found = ahead.finish()
-    assert same(vectors(found), expected(early, 11))
-    assert all(answer.metrics["ended"] < late[0].metrics["ended"] for answer in found)
+    late = gate.drive(steps(Ask("held", [Request(0, {"files": 4})], shared=folder)), 12)
+    answers = ahead.finish()
+    assert same(vectors(answers), expected(ask([{"stateless": True}] * 4), 11))
+    assert all(answer.metrics["ended"] < late[0].metrics["ended"] for answer in answers)
 
 
 def test_groups_and_16_bits_are_those_of_vectorized(gate: Driver) -> None:
@@ -168,12 +184,12 @@ def test_groups_and_16_bits_are_those_of_vectorized(gate: Driver) -> None:
 
 
 def kept(actor: Any) -> int:
-    """How many asks a worker still has the shared part of."""
+    """The number of asks whose shared payload a worker still keeps."""
     return len(actor.worker._asks)
 
 
 def test_what_is_sent_is_what_arrives_and_nothing_keeps_its_memory(gate: Driver) -> None:
-    """Large and small, shared and not; after a round the object store may have all of it back."""
+    """Large and small, shared and per client; after a round the object store can free all of it."""
     import ray
 
     big = torch.arange(300_000.0)
@@ -190,7 +206,7 @@ def test_what_is_sent_is_what_arrives_and_nothing_keeps_its_memory(gate: Driver)
 
 
 def test_tensors_lie_where_torch_would_lay_them() -> None:
-    """Also those of an object that came in a message, at any address: some sums depend on it."""
+    """Also in an object that came in a message, at any address: the last bit of some sums depends on it."""
     envelope, memory = pack({"w": torch.arange(9.0)}, "it")
     for shift in range(1, 5):
         askew = np.empty(memory.size + 64, np.uint8)[shift : shift + memory.size]
@@ -201,7 +217,7 @@ def test_tensors_lie_where_torch_would_lay_them() -> None:
 
 
 def test_a_store_of_decoded_images_arrives_empty_and_with_a_share_of_the_room() -> None:
-    """What it holds is no part of the program, and could be gigabytes."""
+    """Its images are no part of the program, and can be gigabytes."""
     store = DecodedImages.of(1000, 50)
     store.memory[:] = 1
     packed = pack({"train": store, "test": store}, "it", code=True, instead=_emptied(4))
@@ -228,7 +244,7 @@ def test_warnings_and_log_lines_come_out_on_standard_error(
 
 
 def test_an_operation_of_a_notebook_and_two_engines_on_one_ray(gate: Driver) -> None:
-    """A function that no module has, on another engine; the first goes on when that one is closed."""
+    """A function of no module, on a second engine; the first one works on after that is closed."""
     scale = 2.0
 
     def own(payload: Payload, client: Client, rng: Rng) -> Outcome:
@@ -282,7 +298,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_a_run_has_the_bits_of_inline_also_when_it_is_resumed(
     gate: Driver, case: str, tmp_path: Path
 ) -> None:
-    """A second engine on the first one's Ray; what each leaves free, the other may use."""
+    """A second engine on the first one's Ray, on the CPUs that the first leaves free."""
     changes = CASES[case]
     whole = outcome(digits(**changes).run(tmp_path / "inline"))
     on_ray = digits(engine=RAY | {"cpus": 0.4}, **changes)
@@ -299,7 +315,7 @@ def test_the_environment_of_this_process_is_as_it_was(gate: Driver) -> None:
 
 
 def test_sigterm_is_still_whose_it_was(gate: Driver, capfd: pytest.CaptureFixture[str]) -> None:
-    """Ray would have it print a stack."""
+    """Ray's own handler would print a stack."""
     HEARD.clear()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.2)
