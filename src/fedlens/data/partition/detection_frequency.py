@@ -13,14 +13,17 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError
 from fedlens.data.partition.drawing import check_population
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
+from fedlens.data.partition.settings import Clients
 from fedlens.data.table import Table
 
 
+@partitioner
 def detection_frequency(
     labels: Table | NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     to: Annotated[
         Literal["turns", "fewest", "rest"],
         Field(
@@ -78,8 +81,7 @@ def detection_frequency(
             hint=f"take clients = {turn}, or lda-multilabel" if turn else "take iid or quantity",
         )
     _fill_up(owners, sizes)
-    spec = {"name": "detection-frequency", "clients": clients, "to": to, "seed": seed}
-    return Partition.of_owners(owners, clients, spec=spec)
+    return Partition.of_owners(owners, clients)
 
 
 def _receiver(to: str, clients: int) -> Callable[[int, NDArray[np.int64]], int]:
@@ -89,8 +91,6 @@ def _receiver(to: str, clients: int) -> Callable[[int, NDArray[np.int64]], int]:
         "fewest": lambda _, sizes: int(sizes.argmin()),
         "rest": lambda turn, _: min(turn, clients - 1),
     }
-    if to not in ways:
-        raise ConfigError(f"there is no way '{to}' to deal", where="to", hint=f"take {', '.join(ways)}")
     return ways[to]
 
 

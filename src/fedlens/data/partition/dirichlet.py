@@ -15,15 +15,18 @@ from fedlens.core.errors import ConfigError
 from fedlens.data.partition.by_class import draw_classes, owners_of_draws
 from fedlens.data.partition.drawing import check_classes, check_population, equal_size, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
+from fedlens.data.partition.settings import Clients, Size
 
 _AS_ZERO = 1e-200  # below it, log(u) / (alpha p) leaves float64, and q has long had one class
 
 
+@partitioner
 def dirichlet(
     labels: NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     alpha: Annotated[
         float, Field(ge=0, description="concentration: 0 is one class a client, inf is the prior itself")
     ],
@@ -31,9 +34,7 @@ def dirichlet(
         Literal["uniform", "data"] | list[float],
         Field(description="p: 'uniform', 'data' (the classes of the data), or a number for each class"),
     ] = "uniform",
-    size: Annotated[
-        int | None, Field(ge=1, description="examples a client gets; by default as many as there are for all")
-    ] = None,
+    size: Size = None,
 ) -> Partition:
     """Each client k draws a class distribution q_k ~ Dir(alpha p), and from it examples without replacement.
 
@@ -61,10 +62,6 @@ def dirichlet(
     """
     classes = check_classes(labels)
     check_population(len(classes), clients)
-    if not alpha >= 0:
-        raise ConfigError(
-            f"alpha is {alpha}, and has to be at least 0", where="alpha", hint="take 0.1, or inf"
-        )
     counts = np.bincount(classes)
     p = _prior(prior, counts)
     each = equal_size(size, int(counts[p > 0].sum()), clients)
@@ -75,7 +72,7 @@ def dirichlet(
         weights = log_weights(p, alpha, concentration)
         row[:] = draw_classes(left, drawing.random_sample(each), partial(_remaining, weights))
     owners = owners_of_draws(classes, drawn.ravel(), np.repeat(np.arange(clients), each), shuffling)
-    return Partition.of_owners(owners, clients, spec=_spec(clients, alpha, prior, each, seed))
+    return Partition.of_owners(owners, clients, spec={"size": each})
 
 
 def _remaining(weights: NDArray[np.float64], alive: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -117,10 +114,6 @@ def distribution_function(log_weights: NDArray[np.float64]) -> NDArray[np.float6
 
 def _prior(prior: str | Sequence[float], counts: NDArray[np.int64]) -> NDArray[np.float64]:
     if isinstance(prior, str):
-        if prior not in ("uniform", "data"):
-            raise ConfigError(
-                f"there is no prior '{prior}'", where="prior", hint="take 'uniform', 'data' or numbers"
-            )
         p = np.ones(len(counts)) if prior == "uniform" else counts.astype(np.float64)
     else:
         p = np.array(prior, np.float64)
@@ -132,15 +125,3 @@ def _prior(prior: str | Sequence[float], counts: NDArray[np.int64]) -> NDArray[n
             raise ConfigError("the prior has to be finite and at least 0, not all of it 0", where="prior")
     normalized: NDArray[np.float64] = p / p.sum()
     return normalized
-
-
-def _spec(clients: int, alpha: float, prior: str | Sequence[float], each: int, seed: int) -> dict[str, Any]:
-    named = prior if isinstance(prior, str) else [float(number) for number in prior]
-    return {
-        "name": "dirichlet",
-        "clients": clients,
-        "alpha": alpha,
-        "prior": named,
-        "size": each,
-        "seed": seed,
-    }

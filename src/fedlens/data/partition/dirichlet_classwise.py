@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError
 from fedlens.data.partition.by_class import shuffled_by_class
 from fedlens.data.partition.dirichlet import distribution_function, log_weights
 from fedlens.data.partition.drawing import check_classes, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.partition.settings import Alpha, Balance, Clients, Redraws
 from fedlens.data.partition.sizes import check_minimum
 from fedlens.data.table import Table
@@ -21,6 +21,7 @@ from fedlens.data.table import Table
 _HOPELESS = 10  # clients below the minimum: the chance that a new draw has none is then about exp(-10)
 
 
+@partitioner
 def dirichlet_classwise(
     labels: Table | NDArray[Any],
     seed: int,
@@ -61,12 +62,6 @@ def dirichlet_classwise(
     """
     classes = check_classes(labels)
     check_minimum(len(classes), clients, minimum)
-    if not alpha >= 0:
-        raise ConfigError(
-            f"alpha is {alpha}, and has to be at least 0", where="alpha", hint="take 0.1, or inf"
-        )
-    if redraws < 0:
-        raise ConfigError(f"redraws is {redraws}, and has to be at least 0", where="redraws")
     shuffling, proportions = streams(seed, 2)
     by_class, counts = shuffled_by_class(classes, shuffling)
     best, missing = None, 0
@@ -80,16 +75,7 @@ def dirichlet_classwise(
     assert best is not None
     owners = np.empty(len(classes), np.int64)
     owners[by_class] = _repair(best, classes[by_class], clients, minimum) if missing else best
-    settings = {
-        "clients": clients,
-        "alpha": alpha,
-        "minimum": minimum,
-        "redraws": redraws,
-        "balance": balance,
-    }
-    return Partition.of_owners(
-        owners, clients, spec={"name": "dirichlet-classwise", **settings, "seed": seed}
-    )
+    return Partition.of_owners(owners, clients)
 
 
 def _cut(

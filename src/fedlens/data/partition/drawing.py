@@ -53,8 +53,6 @@ def equal_size(size: int | None, available: int, clients: int) -> int:
     """
     check_population(available, clients)
     each = available // clients if size is None else size
-    if each < 1:
-        raise ConfigError(f"size is {each}, and has to be at least 1", where="size")
     if each * clients > available:
         raise ConfigError(
             f"{clients} clients of {each} need {clients * each} examples, and there are {available}",

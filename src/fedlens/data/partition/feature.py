@@ -12,6 +12,7 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError
 from fedlens.data.partition.drawing import check_population, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.partition.settings import Clients
 from fedlens.data.table import Table
 
@@ -19,6 +20,7 @@ from fedlens.data.table import Table
 NEUTRAL = {"brightness": 1.0, "contrast": 1.0, "blur": 0.0, "rotation": 0.0, "noise": 0.0}
 
 
+@partitioner
 def feature(
     labels: Table | NDArray[Any],
     seed: int,
@@ -100,8 +102,7 @@ def feature(
         for (name, width), stream in zip(widths.items(), drawing, strict=True)
         if width > 0
     }
-    spec = {"name": "feature", "clients": clients, **widths, "seed": seed}
-    return replace(Partition.of_owners(owners, clients, spec=spec), features=features)
+    return replace(Partition.of_owners(owners, clients), features=features)
 
 
 def _drawn(name: str, width: float, clients: int, stream: np.random.RandomState) -> NDArray[np.float64]:
@@ -114,10 +115,6 @@ def _drawn(name: str, width: float, clients: int, stream: np.random.RandomState)
 
 
 def _check(widths: dict[str, float], single: bool) -> None:
-    for name, width in widths.items():
-        most = {"blur": 100, "rotation": 180}.get(name, 1)
-        if not 0 <= width <= most:
-            raise ConfigError(f"{name} is {width}, and has to be in 0 .. {most}", where=name)
     if not any(widths.values()):
         raise ConfigError(
             "the clients would all see the same",

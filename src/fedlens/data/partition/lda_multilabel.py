@@ -13,10 +13,12 @@ from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.partition.dirichlet_classwise import dirichlet_classwise
 from fedlens.data.partition.drawing import check_population, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.partition.settings import Alpha, Balance, Clients, Redraws
 from fedlens.data.table import Table
 
 
+@partitioner
 def lda_multilabel(
     labels: Table | NDArray[Any],
     seed: int,
@@ -67,30 +69,22 @@ def lda_multilabel(
     """
     table = Table.of(labels)
     check_population(len(table), clients)
-    if order not in ("rarest", "index"):
-        raise ConfigError(f"there is no order '{order}'", where="order", hint="take 'rarest' or 'index'")
     ignored = _numbers(ignore, table)
     decisive = _decisive(table, ignored, order)
     shown = np.flatnonzero(decisive >= 0)
     if not len(shown):
         what = "but those to be ignored" if len(ignored) else "at all"
         raise ConfigError(f"no example has a class {what}", where="ignore", hint="take iid or quantity")
-    settings: dict[str, Any] = {
-        "clients": clients,
-        "alpha": alpha,
-        "minimum": minimum,
-        "redraws": redraws,
-        "balance": balance,
-    }
     owners = np.empty(len(table), np.int64)
-    dealt = dirichlet_classwise(decisive[shown], seed, **settings)
+    dealt = dirichlet_classwise(
+        decisive[shown], seed, clients=clients, alpha=alpha, minimum=minimum, redraws=redraws, balance=balance
+    )
     owners[shown[dealt.indices]] = dealt.owners()
 
     (*_, dealing) = streams(seed, 3)  # the first two are those of dirichlet_classwise
     rest = dealing.permutation(np.flatnonzero(decisive < 0))
     owners[rest] = dealing.permutation(clients)[np.arange(len(rest)) % clients]
-    spec = {"name": "lda-multilabel", **settings, "order": order, "ignore": list(ignore), "seed": seed}
-    return Partition.of_owners(owners, clients, spec=spec)
+    return Partition.of_owners(owners, clients)
 
 
 def _decisive(table: Table, ignored: NDArray[np.int64], order: str) -> NDArray[np.int64]:

@@ -18,6 +18,7 @@ from fedlens.core.registry import Factory, read_settings, settings_model
 from fedlens.data.partition import PARTITIONS
 from fedlens.data.partition.feature import NEUTRAL
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.table import Table
 
 
@@ -120,6 +121,7 @@ def _filled(given: dict[str, Any] | str) -> dict[str, Any] | str:
 _Table = Annotated[dict[str, Any] | str, AfterValidator(_filled)]
 
 
+@partitioner
 def mix(
     labels: Table | NDArray[Any],
     seed: int,
@@ -170,8 +172,6 @@ def mix(
     (('0/0', '0/1', '1/0', '1/1'), [20, 20, 20, 20])
     """
     table = Table.of(labels)
-    if small not in ("stop", "whole", "drop"):
-        raise ConfigError(f"there is no way '{small}'", where="small", hint="take stop, whole or drop")
     outside, inside = read_recipe(outer, "outer"), read_recipe(inner, "inner")
     first = outside(table, seed)
     if not len(first):
@@ -186,7 +186,7 @@ def mix(
             parts[k] = Partition.of_owners(np.zeros(len(first[k]), np.int64), [""])
     parts = dict(sorted(parts.items()))
     names = [_name(first.ids[k], client, k in refused) for k, part in parts.items() for client in part.ids]
-    spec = {"name": "mix", "outer": outside.table(), "inner": inside.table(), "small": small, "seed": seed}
+    spec = {"outer": outside.table(), "inner": inside.table()}
     return replace(
         _joined(first, parts, names), spec=spec, features=_features(first, parts), dataset=first.dataset
     )

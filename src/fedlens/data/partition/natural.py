@@ -12,9 +12,11 @@ from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.partition.columns import is_missing
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.table import Table
 
 
+@partitioner
 def natural(
     labels: Table | NDArray[Any],
     seed: int,
@@ -63,14 +65,12 @@ def natural(
             hint="take a smaller number",
         )
     if max_clients is not None and max_clients < len(stay):
-        stay = np.sort(choosing.permutation(stay)[: _at_least_two(max_clients)])
+        stay = np.sort(choosing.permutation(stay)[:max_clients])
     number = np.full(len(values), -1, np.int64)
     number[stay] = np.arange(len(stay))
     owners = number[owners]
     dropped = {"clients": len(values) - len(stay), "examples": int((owners < 0).sum())}
-    settings = {"min_examples": min_examples, "min_classes": min_classes, "max_clients": max_clients}
-    spec = {"name": "natural", "column": column, **settings, "seed": seed, "dropped": dropped}
-    return Partition.of_owners(owners, [str(value) for value in values[stay].tolist()], spec=spec)
+    return Partition.of_owners(owners, list(map(str, values[stay].tolist())), spec={"dropped": dropped})
 
 
 def _clients(table: Table, column: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -108,9 +108,3 @@ def _plain(column: NDArray[Any]) -> NDArray[Any]:
     if all(isinstance(item, int | float) for item in items):
         return np.array(items)
     return np.array([str(item) for item in items])
-
-
-def _at_least_two(max_clients: int) -> int:
-    if max_clients < 2:
-        raise ConfigError(f"max_clients is {max_clients}, and has to be at least 2", where="max_clients")
-    return max_clients

@@ -14,21 +14,22 @@ from fedlens.data.partition.by_class import draw_classes, owners_of_draws
 from fedlens.data.partition.dirichlet import distribution_function, log_weights
 from fedlens.data.partition.drawing import equal_size, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
+from fedlens.data.partition.settings import Clients, Size
 from fedlens.data.table import Table
 
 
+@partitioner
 def pachinko(
     labels: Table | NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     alpha: Annotated[
         float, Field(ge=0, description="concentration over the groups: 0 is one group a client, inf is even")
     ] = 0.1,
     beta: Annotated[float, Field(ge=0, description="concentration over the classes of each group")] = 10.0,
-    size: Annotated[
-        int | None, Field(ge=1, description="examples a client gets; by default as many as there are for all")
-    ] = None,
+    size: Size = None,
 ) -> Partition:
     """Each client draws a distribution over coarse groups, and for each group one over its fine classes.
 
@@ -60,11 +61,6 @@ def pachinko(
     """
     table = Table.of(labels)
     classes, groups = table.labels, _groups(table)
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if not value >= 0:
-            raise ConfigError(
-                f"{name} is {value}, and has to be at least 0", where=name, hint="take 1, or inf"
-            )
     each = equal_size(size, len(classes), clients)
     shuffling, of_groups, of_classes, drawing = streams(seed, 4)
     by_group = np.argsort(groups, kind="stable")
@@ -79,8 +75,7 @@ def pachinko(
         phi = log_weights(even_classes, beta * len(even_classes), of_classes)
         row[:] = draw_classes(left, drawing.random_sample(each), partial(two_levels, theta, phi, ordered))
     owners = owners_of_draws(classes, by_group[drawn.ravel()], np.repeat(np.arange(clients), each), shuffling)
-    settings = {"clients": clients, "alpha": alpha, "beta": beta, "size": each}
-    return Partition.of_owners(owners, clients, spec={"name": "pachinko", **settings, "seed": seed})
+    return Partition.of_owners(owners, clients, spec={"size": each})
 
 
 def two_levels(

@@ -11,12 +11,14 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.partition.s2_places import leaf_cells, read_places, token
 from fedlens.data.table import Table
 
 LEAF_LEVEL = 30
 
 
+@partitioner
 def s2(
     labels: Table | NDArray[Any],
     seed: int,
@@ -57,7 +59,12 @@ def s2(
     table = Table.of(labels)
     streams(seed, 1)
     least = -(-n_max // 100) if n_min is None else n_min
-    _check(n_max, least, missing)
+    if least > n_max:
+        raise ConfigError(
+            f"n_min is {least}, and cells have at most n_max = {n_max} examples",
+            where="n_min",
+            hint="take the default, 0.01 n_max",
+        )
     latitude, longitude, usable = read_places(table, lat, lon, skip=missing == "skip")
     cells = np.zeros(len(table), np.uint64)
     cells[usable] = split(leaf_cells(latitude, longitude), n_max)
@@ -72,9 +79,8 @@ def s2(
     number = np.where(large, np.cumsum(large) - 1, -1)
     owner = np.full(len(table), -1, np.int64)
     owner[usable] = number[owners]
-    spec = {"name": "s2", "n_max": n_max, "n_min": least, "lat": lat, "lon": lon, "missing": missing}
     dropped = {"cells": int((~large).sum()), "examples": int(sizes[~large].sum())}
-    spec |= {"seed": seed, "dropped": dropped, "skipped": len(table) - len(usable)}
+    spec = {"n_min": least, "dropped": dropped, "skipped": len(table) - len(usable)}
     return Partition.of_owners(owner, [token(cell) for cell in kept[large].tolist()], spec=spec)
 
 
@@ -103,18 +109,3 @@ def split(leaves: NDArray[np.uint64], n_max: int) -> NDArray[np.uint64]:
         if not len(todo):
             break
     return cells
-
-
-def _check(n_max: int, n_min: int, missing: str) -> None:
-    if n_max < 1 or n_min < 1:
-        raise ConfigError(
-            f"n_max is {n_max} and n_min {n_min}, and both have to be at least 1", where="n_max"
-        )
-    if n_min > n_max:
-        raise ConfigError(
-            f"n_min is {n_min}, and cells have at most n_max = {n_max} examples",
-            where="n_min",
-            hint="take the default, 0.01 n_max",
-        )
-    if missing not in ("stop", "skip"):
-        raise ConfigError(f"missing is '{missing}'", where="missing", hint="take 'stop' or 'skip'")

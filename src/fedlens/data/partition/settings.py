@@ -18,6 +18,10 @@ WholePath = AfterValidator(whole_path)
 
 Clients = Annotated[int, Field(ge=1, description="number of clients")]
 
+Size = Annotated[
+    int | None, Field(ge=1, description="examples a client gets; by default as many as there are for all")
+]
+
 # The laws of sizes: fedlens.data.partition.sizes.
 Sigma = Annotated[
     float | None, Field(ge=0, allow_inf_nan=False, description="spread of log-normal sizes; 1 if not given")

@@ -9,15 +9,19 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError
+from fedlens.data.partition.by_class import shuffled_by_class
 from fedlens.data.partition.drawing import check_classes, check_population, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
+from fedlens.data.partition.settings import Clients
 
 
+@partitioner
 def shards(
     labels: NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     classes_per_client: Annotated[int, Field(ge=1, description="shards a client gets, each of a class")] = 2,
     scheme: Annotated[
         Literal["distinct", "mcmahan"],
@@ -48,16 +52,8 @@ def shards(
     """
     classes = check_classes(labels)
     check_population(len(classes), clients)
-    if classes_per_client < 1:
-        raise ConfigError(f"classes_per_client is {classes_per_client}, and has to be at least 1")
-    make = {"distinct": _distinct, "mcmahan": _mcmahan}.get(scheme)
-    if make is None:
-        raise ConfigError(
-            f"there is no scheme '{scheme}'", where="scheme", hint="take 'distinct' or 'mcmahan'"
-        )
-    spec = {"name": "shards", "clients": clients, "classes_per_client": classes_per_client, "scheme": scheme}
-    owners = make(classes, seed, clients, classes_per_client)
-    return Partition.of_owners(owners, clients, spec={**spec, "seed": seed})
+    make = {"distinct": _distinct, "mcmahan": _mcmahan}[scheme]
+    return Partition.of_owners(make(classes, seed, clients, classes_per_client), clients)
 
 
 def _mcmahan(labels: NDArray[np.int64], seed: int, clients: int, each: int) -> NDArray[np.int64]:
@@ -93,8 +89,7 @@ def _distinct(labels: NDArray[np.int64], seed: int, clients: int, each: int) -> 
 
     # Within a class: shuffled examples, cut into shards, the first of which goes to the first client that has
     # the class.
-    order = shuffling.permutation(len(labels))
-    by_class = order[np.argsort(labels[order], kind="stable")]
+    by_class, counts = shuffled_by_class(labels, shuffling)
     starts = np.cumsum(counts) - counts
     owners = np.full(len(labels), -1, np.int64)
     for kind in np.flatnonzero(supply):
