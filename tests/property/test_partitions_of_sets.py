@@ -31,7 +31,6 @@ from fedlens.data.table import Table
 Recipe = Callable[[Table, int], Partition]
 
 
-
 def sets_of(masks: bytes) -> list[list[int]]:
     """One example per byte, which shows the classes of the bits that are set; every other one shows a class twice."""
     sets = [[k for k in range(8) if mask >> k & 1] for mask in masks]

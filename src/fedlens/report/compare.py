@@ -27,6 +27,13 @@ from fedlens.report.read import Row, Run, read_run, subtable
 from fedlens.report.render import Plot, View, write_page
 
 CENTRALIZED = "centralized"
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "rounds": count,
+    "relative_accuracy": percent,
+    "emd": lambda emd: number(None if emd is None else round(emd, 3)),
+    "seconds": duration,
+    "bytes": size,
+}
 
 
 def compare(run_dirs: Sequence[Path]) -> list[Row]:
@@ -189,41 +196,28 @@ def readable(rows: Sequence[Row]) -> list[dict[str, str]]:
     evaluation, and `measured on` a run without a single global model.
     """
     metrics = {row["metric"] for row in rows}
-    one_metric = "" if len(metrics) > 1 else " " + label("".join(metrics))
+    suffix = "" if len(metrics) > 1 else " " + label("".join(metrics))
 
-    def name(key: str) -> Callable[[Row], str]:
-        return lambda row: row[key] or MISSING
+    def text(row: Row, key: str) -> str:
+        if key in ("final", "best"):
+            return metric_value(row["metric"], row[key]) + ("" if suffix else f" {row['metric']}")
+        if key.startswith("clients_"):
+            return metric_value(row["metric"], row[key])
+        write = _FORMATS.get(key)
+        return write(row[key]) if write else str(row[key] or MISSING)
 
-    def value(key: str) -> Callable[[Row], str]:
-        return lambda row: metric_value(row["metric"], row[key])
-
-    def value_and_metric(key: str) -> Callable[[Row], str]:
-        return lambda row: value(key)(row) + ("" if one_metric else f" {row['metric']}")
-
-    columns: dict[str, Callable[[Row], str]] = {
-        **{
-            key: lambda row, key=key: row[key] or MISSING
-            for key in ("run", "algorithm", "partition", "dataset")
-        },
-        "rounds": lambda row: count(row["rounds"]),
-        f"final{one_metric}": value_and_metric("final"),
-        f"best{one_metric}": value_and_metric("best"),
-        "relative": lambda row: percent(row["relative_accuracy"]),
-        "mean of clients": value("clients_mean"),
-        "worst tenth of clients": value("clients_worst_decile"),
-        "EMD": lambda row: number(row["emd"] and round(row["emd"], 3)),
-        "time": lambda row: duration(row["seconds"]),
-        "data": lambda row: size(row["bytes"]),
-        "measured on": lambda row: str(row["measured_on"]),
+    titles = {key: key for key in ("run", "algorithm", "partition", "dataset", "rounds")}
+    titles |= {"final": f"final{suffix}", "best": f"best{suffix}"}
+    optional = {
+        "relative_accuracy": "relative",
+        "clients_mean": "mean of clients",
+        "clients_worst_decile": "worst tenth of clients",
     }
-    needed = {"relative": "relative_accuracy", "mean of clients": "clients_mean"}
-    needed["worst tenth of clients"] = "clients_worst_decile"
-    for name, key in needed.items():
-        if all(row[key] is None for row in rows):
-            del columns[name]
-    if all(row["measured_on"] == "test" for row in rows):
-        del columns["measured on"]
-    return [{name: text(row) for name, text in columns.items()} for row in rows]
+    titles |= {key: title for key, title in optional.items() if any(row[key] is not None for row in rows)}
+    titles |= {"emd": "EMD", "seconds": "time", "bytes": "data"}
+    if any(row["measured_on"] != "test" for row in rows):
+        titles["measured_on"] = "measured on"
+    return [{title: text(row, key) for key, title in titles.items()} for row in rows]
 
 
 def _table(rows: Sequence[Row]) -> dict[str, Any]:

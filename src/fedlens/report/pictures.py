@@ -74,17 +74,15 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
 def pictures(partition: Partition) -> dict[str, Callable[[], Picture]]:
     """The pictures of a partition by name, as functions that draw them."""
     census = partition.census
-    functions: dict[str, Callable[[], Picture]] = {
-        "ranks": lambda: _side_by_side(data.rank_curves(partition))
-    }
+    functions: dict[str, Callable[[], Picture]] = {"ranks": lambda: _row(data.rank_curves(partition))}
     if census is not None:
         functions |= {
             "class-bars": lambda: _bars(data.class_bars(partition, census)),
             "matrix": lambda: _matrix(data.class_matrix(partition, census)),
-            "emd": lambda: _side_by_side([data.emd_histogram(census)]),
+            "emd": lambda: _row([data.emd_histogram(census)]),
         }
     if partition.features:
-        functions["features"] = lambda: _stacked(data.feature_strips(partition))
+        functions["features"] = lambda: _column(data.feature_strips(partition))
     return dict(sorted(functions.items()))
 
 
@@ -109,17 +107,19 @@ def _picture(width: float = _WIDTH, height: float = _HEIGHT) -> Picture:
     return Figure((width, height), layout="constrained")
 
 
-def _side_by_side(shown: Sequence[figures.Figure]) -> Picture:
+def _row(shown: Sequence[figures.Figure]) -> Picture:
     picture = _picture(_WIDTH / 2 * len(shown), 2.4)
-    for axes, figure in zip(np.ravel(picture.subplots(1, len(shown))), shown, strict=True):
-        _draw(axes, figure)
     _headline(picture, shown[0].note)
-    return picture
+    return _fill(picture, picture.subplots(1, len(shown)), shown)
 
 
-def _stacked(shown: Sequence[figures.Figure]) -> Picture:
+def _column(shown: Sequence[figures.Figure]) -> Picture:
     picture = _picture(_WIDTH / 2, 0.35 + 0.75 * len(shown))
-    for axes, figure in zip(np.ravel(picture.subplots(len(shown), 1)), shown, strict=True):
+    return _fill(picture, picture.subplots(len(shown), 1), shown)
+
+
+def _fill(picture: Picture, panels: Any, shown: Sequence[figures.Figure]) -> Picture:
+    for axes, figure in zip(np.ravel(panels), shown, strict=True):
         _draw(axes, figure)
     return picture
 

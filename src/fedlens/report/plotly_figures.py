@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.report.downsample import PartitionSample, short
-from fedlens.report.figures import MARKERS_UP_TO, Axis, Figure, VerticalLine, Series
+from fedlens.report.figures import MARKERS_UP_TO, Axis, Figure, Series, VerticalLine
 from fedlens.report.palette import class_colors
 from fedlens.report.partition_figures import CLIENTS_IN_ORDER
 

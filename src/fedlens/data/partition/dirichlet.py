@@ -1,4 +1,4 @@
-"""Clients with class distributions of their own, drawn from a Dirichlet distribution."""
+"""A class distribution for each client, drawn from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -40,20 +40,19 @@ def dirichlet(
 
     hsu2019 section 3; hsu2020 appendix B.1. p is a *distribution*, so a uniform prior over C classes gives
     each class the concentration alpha / C, not alpha. Clients are of equal size and filled one after another,
-    example by example: a class is drawn from q_k, then an example of that class that nobody has. Where a set
-    S of classes is exhausted, Eq. 5 goes on with
+    example by example: a class is drawn from q_k, then an unassigned example of that class. When a set S of
+    classes is exhausted, Eq. 5 continues with
 
         q~_k(y) = 0 for y in S, and q_k(y) / (1 - sum_{s in S} q_k(s)) otherwise.
 
-    For alpha = 0, q_k is all on one class, chosen by p. Eq. 5 is then 0/0 when this class is exhausted, and
-    q_k is drawn again on the remaining classes, as it is where no mass is left otherwise. For alpha = inf,
-    q_k = p.
+    For alpha = 0, q_k has all mass on one class, chosen by p. When this class is exhausted, Eq. 5 is 0/0, and q_k
+    is drawn again on the remaining classes; so it is whenever no mass is left. For alpha = inf, q_k = p.
 
-    Discarded, at random within the classes: what `clients * size` leaves over. By default `size` is the
+    Discarded, at random within the classes: the examples beyond `clients * size`. By default `size` is the
     number of examples (of classes with a prior above 0) divided by `clients`, rounded down.
 
-    Raises `ConfigError` where alpha is negative or NaN, the prior is none over the classes, or examples are
-    too few.
+    Raises `ConfigError` if alpha is negative or NaN, the prior is not a distribution over the classes, or there are
+    too few examples.
 
     >>> labels = np.repeat(np.arange(10), 500)
     >>> one_class = dirichlet(labels, 0, clients=10, alpha=0.0)
@@ -76,18 +75,17 @@ def dirichlet(
 
 
 def _remaining(weights: NDArray[np.float64], alive: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The distribution function of q~_k: Eq. 5 on the classes that are left."""
+    """The cumulative distribution of q~_k: Eq. 5 on the remaining classes."""
     return distribution_function(weights[alive])
 
 
 def log_weights(p: NDArray[np.float64], alpha: float, stream: np.random.RandomState) -> NDArray[np.float64]:
     """[C]: logarithms of numbers proportional to a draw q ~ Dir(alpha p); -inf where p is 0.
 
-    Logarithms, because for a small alpha all of q but one entry underflows, and Eq. 5 would divide by zero:
-    with them, dropping exhausted classes and normalizing is exact whatever is left. Uses Gamma(a) = Gamma(a +
-    1) U^(1/a). At alpha = 0 the order of the weights is that of repeated draws by p without replacement, so
-    that normalizing again on the classes that are left *is* the new draw of q on them: log(U) / p tells which
-    is first.
+    For a small alpha, all entries of q but one underflow, and Eq. 5 would divide by zero; with logarithms, dropping
+    exhausted classes and normalizing is exact. Uses Gamma(a) = Gamma(a + 1) U^(1/a). At alpha = 0 the weights have
+    the order of repeated draws by p without replacement, so normalizing again on the remaining classes *is* the new
+    draw of q on them: log(U) / p gives the order.
     """
     with np.errstate(divide="ignore"):
         if math.isinf(alpha):

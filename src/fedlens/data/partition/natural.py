@@ -1,4 +1,4 @@
-"""Clients that the data have of themselves: users, authors, cities, or any column."""
+"""Clients given by the data: users, authors, cities, or any other column."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ def natural(
     The ids are the values as text, in sorted order: text by code points, numbers by size.
 
     Discarded: the examples of clients with fewer than `min_examples`, or with marks of fewer than `min_classes`
-    different classes (hsu2020 section 4.2 keeps users with 30 images of 5 or more landmarks), and those of clients
-    that are not among the `max_clients` chosen. Clients are filtered first, and chosen among those that stay. The
-    seed serves that choice alone. How many clients and examples went is in the partition's `spec`, under
-    "dropped".
+    different classes (hsu2020 section 4.2 keeps users with 30 images of 5 or more landmarks). Then `max_clients` of
+    the remaining clients are chosen at random, and the examples of the others are discarded too. Only this choice uses
+    the seed. The partition's `spec` counts the discarded clients and examples under "dropped".
 
-    Raises `ConfigError` where there is no such column, or fewer than two clients stay; `DataError` where values
-    are missing (empty text, None, NaN), or all are the same.
+    Raises `ConfigError` if there is no such column, or fewer than two clients remain; `DataError` if values are
+    missing (empty text, None, NaN), or all are the same.
 
     >>> table = Table.of([0, 0, 1, 1, 1], {"city": ["ulm", "bonn", "ulm", "bonn", "kiel"]})
     >>> p = natural(table, 0, column="city", min_examples=2)
@@ -74,7 +73,7 @@ def natural(
 
 
 def _clients(table: Table, column: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """(the different values in order, the number of each example's value)."""
+    """(the sorted different values, the index of each example's value)."""
     given = _plain(table.column(column))
     values, owners = np.unique(given, return_inverse=True)
     missing = [i for i, value in enumerate(values.tolist()) if is_missing(value)]

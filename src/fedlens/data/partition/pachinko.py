@@ -1,4 +1,4 @@
-"""Clients with distributions of their own over groups of classes, and over the classes of each group."""
+"""A distribution over groups of classes for each client, and one over the classes of each group."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def pachinko(
 
     both symmetric: alpha is the concentration of *each* group (in `dirichlet`, alpha is divided by the number
     of classes). Clients are filled one after another, example by example: a group from theta_k, a class of it
-    from phi_kg, and an example of that class that nobody has. An exhausted class leaves phi_kg, an exhausted
-    group theta_k, and what remains is normalized again:
+    from phi_kg, and an unassigned example of it. An exhausted class leaves phi_kg, an exhausted
+    group leaves theta_k, and the remaining ones are normalized again:
 
         P(c) = theta_k(g) / sum_{h with examples left} theta_k(h)
              * phi_kg(c) / sum_{d in g with examples left} phi_kg(d).
 
-    So the classes of a group take over from one of them that is exhausted, not those of other groups.
+    So the other classes of the same group replace an exhausted class, not those of other groups.
 
-    The groups are `Table.coarse`. Discarded, at random within the classes: what `clients * size` leaves over. By
+    The groups are `Table.coarse`. Discarded, at random within the classes: the examples beyond `clients * size`. By
     default `size` is the number of examples divided by `clients`, rounded down.
 
-    Raises `ConfigError` where the classes have no groups, alpha or beta is negative or NaN, or examples are too
-    few; `DataError` where the groups do not fit the classes.
+    Raises `ConfigError` if the classes have no groups, alpha or beta is negative or NaN, or there are too few
+    examples; `DataError` if the groups do not fit the classes.
 
     >>> table = Table.of(np.arange(600) % 6, coarse=np.array([0, 0, 0, 1, 1, 1]))
     >>> p = pachinko(table, 0, clients=4, alpha=0.0, size=50)

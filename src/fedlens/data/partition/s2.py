@@ -1,4 +1,4 @@
-"""Clients by place: cells of the sphere, split until none has too many examples."""
+"""One client per place: cells of the sphere, split until none has too many examples."""
 
 from __future__ import annotations
 
@@ -39,17 +39,16 @@ def s2(
     """One client for each S2 cell, from an adaptive subdivision of the sphere (hsu2020 section 4.1).
 
     It starts with the six faces of level 0. Every cell with more than `n_max` examples is split into its four
-    children, until none has more, or it is a leaf (level 30, about 1 cm), which cannot be split: a leaf may hold
-    more than `n_max`. Then cells with fewer than `n_min` examples are dropped. hsu2020 takes n_max in {100, 1k,
-    3k, 30k} and n_min = 0.01 n_max.
+    children, down to the leaves (level 30, about 1 cm): only a leaf may hold more than `n_max`. Then cells with fewer
+    than `n_min` examples are dropped. hsu2020 takes n_max in {100, 1k, 3k, 30k} and n_min = 0.01 n_max.
 
     The ids are the tokens of the cells, in the order of their 64-bit ids. Discarded: the examples of cells below
     `n_min`, and with `missing` = "skip" those whose coordinates are missing, no numbers, or off the sphere
     (|lat| > 90 or |lon| > 180). Both are counted in the partition's `spec`, as "dropped" and "skipped". Nothing
     is random: the seed changes nothing.
 
-    Raises `ConfigError` where there is no such column, n_min is above n_max, no cell has enough examples, or
-    the library s2cell is absent; `DataError` where coordinates are wrong and `missing` is "stop".
+    Raises `ConfigError` if a column does not exist, n_min is above n_max, no cell has enough examples, or the library
+    s2cell is not installed; `DataError` if coordinates are invalid and `missing` is "stop".
 
     >>> places = {"lat": [52.5, 52.5, 48.1, -33.9], "lon": [13.4, 13.4, 11.6, 151.2]}
     >>> p = s2(Table.of([0, 1, 0, 1], places), 0, n_max=2)
@@ -85,11 +84,11 @@ def s2(
 
 
 def split(leaves: NDArray[np.uint64], n_max: int) -> NDArray[np.uint64]:
-    """uint64 [n]: the id of the cell that each leaf comes to lie in.
+    """uint64 [n]: the id of the cell of each leaf after the splits.
 
-    An S2 id is three bits of face, two bits for each level (which of the four children, along the Hilbert
-    curve), and a 1 that ends it. So a cell of level l is a shared prefix of 3 + 2 l bits, and a run of the sorted
-    leaves. One pass a level: the runs that are small enough are done.
+    An S2 id has three bits for the face, two bits for each level (one of the four children, along the Hilbert curve),
+    and a final 1. So a cell of level l is a shared prefix of 3 + 2 l bits, and a run of the sorted leaves. There is
+    one pass per level, and runs that are small enough are done.
 
     >>> leaves = np.array([0x1000000000000001, 0x1000000000000003, 0x5000000000000001], np.uint64)
     >>> [hex(cell) for cell in split(leaves, 1)]
