@@ -31,8 +31,7 @@ def plot(
 ) -> None:
     """Draw a partition: figures for papers, their captions, and a page that opens offline."""
     with reported(debug):
-        from fedlens.report.captions import write_captions
-        from fedlens.report.partition_page import write_page
+        from fedlens.report.partition_page import write_captions, write_page
         from fedlens.report.pictures import draw
         from fedlens.report.read import read_partition
 

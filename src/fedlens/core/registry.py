@@ -195,7 +195,8 @@ def read_settings(factory: Factory, values: Mapping[str, Any], where: str) -> di
 def explain(error: ValidationError, where: str = "", known: list[str] | None = None) -> ConfigError:
     """The first fault of a pydantic error as one sentence with the key and the nearest right name."""
     first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
+    # pydantic also names the branch of a union, such as literal['a','b'], which is no key.
+    location = [str(part) for part in first["loc"] if not str(part).endswith("]")]
     key = ".".join(filter(None, [where, *location]))
     last = location[-1] if location else where
     if first["type"] == "extra_forbidden":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,27 @@ from fedlens.report.format import (
     duration,
     finite,
     is_share,
+    label,
     metric_value,
     number,
     percent,
     size,
 )
 from fedlens.report.palette import TEN
-from fedlens.report.read import Run, read_run
-from fedlens.report.render import BORDERS, Plot, View, write_page
+from fedlens.report.read import Row, Run, read_run, subtable
+from fedlens.report.render import Plot, View, write_page
 
 CENTRALIZED = "centralized"
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "rounds": count,
+    "relative_accuracy": percent,
+    "emd": lambda emd: number(None if emd is None else round(emd, 3)),
+    "seconds": duration,
+    "bytes": size,
+}
 
 
-def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
+def compare(run_dirs: Sequence[Path]) -> list[Row]:
     """One row per run: its settings, its metrics and its cost.
 
     Keys: run, status, algorithm, partition, dataset, model, seed, rounds (done), metric, measured_on ("test", or
@@ -45,24 +53,24 @@ def compare(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
     return _rows([read_run(directory) for directory in run_dirs])
 
 
-def _rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    rows = [_row(run, label) for run, label in zip(runs, labels(runs), strict=True)]
+def _rows(runs: Sequence[Run]) -> list[Row]:
+    rows = [_row(run, name) for run, name in zip(runs, labels(runs), strict=True)]
+    bounds: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
-        bound = [
-            other["final"]
-            for other in rows
-            if other["algorithm"] == CENTRALIZED and other["final"] is not None and _task(other) == _task(row)
-        ]
-        if bound and row["final"] is not None and (upper := statistics.fmean(bound)) > 0:
-            row["relative_accuracy"] = row["final"] / upper
+        if row["algorithm"] == CENTRALIZED and row["final"] is not None:
+            bounds.setdefault(_task(row), []).append(row["final"])
+    for row in rows:
+        bound = statistics.fmean(bounds.get(_task(row), [0.0]))
+        if row["final"] is not None and bound > 0:
+            row["relative_accuracy"] = row["final"] / bound
     return rows
 
 
-def _task(row: dict[str, Any]) -> tuple[Any, ...]:
+def _task(row: Row) -> tuple[Any, ...]:
     return row["dataset"], row["model"], row["metric"], row["measured_on"]
 
 
-def _row(run: Run, label: str) -> dict[str, Any]:
+def _row(run: Run, name: str) -> Row:
     metric = run.metric()
     _, final = run.final(metric)
     best_round, best, chosen_on = run.best(metric)
@@ -70,7 +78,7 @@ def _row(run: Run, label: str) -> dict[str, Any]:
     accuracy = metric == "accuracy"
     spread = run.spread().get(metric, {})
     return {
-        "run": label,
+        "run": name,
         "status": run.status,
         "algorithm": run.part("algorithm"),
         "partition": _partition(run),
@@ -98,25 +106,21 @@ def _row(run: Run, label: str) -> dict[str, Any]:
 
 def _partition(run: Run) -> str | None:
     """The partition with its settings other than the number of clients: `dirichlet alpha=0.1`."""
-    data = run.config.get("data")
-    chosen = data.get("partition") if isinstance(data, dict) else None
-    if not isinstance(chosen, dict):
-        return None if chosen is None else str(chosen)
-    settings = [f"{key}={value}" for key, value in chosen.items() if key not in ("name", "clients", "seed")]
-    return " ".join([str(chosen.get("name", "")), *settings]).strip()
+    table = subtable(subtable(run.config, "data"), "partition").items()
+    settings = [f"{key}={value}" for key, value in table if key not in ("name", "clients", "seed")]
+    name = run.part("data", "partition")
+    return name and " ".join([name, *settings])
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """A name for each run, with its run id if two share the name, and a number if they share both."""
     names = Counter(run.name for run in runs)
-    labels = [run.name if names[run.name] == 1 else f"{run.name} ({run.run_id})" for run in runs]
-    repeated = Counter(labels)
-    seen: Counter[str] = Counter()
-    for k, label in enumerate(labels):
-        seen[label] += 1
-        if repeated[label] > 1:
-            labels[k] = f"{label} #{seen[label]}"
-    return labels
+    with_ids = [run.name if names[run.name] == 1 else f"{run.name} ({run.run_id})" for run in runs]
+    repeats = Counter(with_ids)
+    return [
+        name if repeats[name] == 1 else f"{name} #{with_ids[: k + 1].count(name)}"
+        for k, name in enumerate(with_ids)
+    ]
 
 
 def write_comparison(run_dirs: Sequence[Path], html_path: Path) -> Path:
@@ -139,108 +143,97 @@ def write_comparison(run_dirs: Sequence[Path], html_path: Path) -> Path:
     return write_page(Path(html_path), "compare.html.j2", context)
 
 
-def _chart(runs: Sequence[Run], rows: Sequence[dict[str, Any]], metric: str) -> Plot | None:
+def _chart(runs: Sequence[Run], rows: Sequence[Row], metric: str) -> Plot | None:
     """The test values of one metric over rounds, time and bytes, for the runs that have it."""
     lines, seconds, sent = [], [], []
     for k, (run, row) in enumerate(zip(runs, rows, strict=True)):
-        x, y = run.series(f"{run.split()}_{metric}")
-        if metric not in (row["metric"], "loss") or not any(value is not None for value in y):
+        rounds, values = run.series(f"{run.split()}_{metric}")
+        if metric not in (row["metric"], "loss") or not any(value is not None for value in values):
             continue
-        color, dash = _mark(k, row)
-        lines.append(figures.Curve(row["run"], x, y, color, dash))
-        seconds.append(_along(run, x, ("seconds",)))
-        sent.append(_along(run, x, ("bytes_up", "bytes_down")))
+        color, dash = _style(k, row)
+        hover = figures.hover(metric)
+        lines.append(figures.Series(rounds, values, row["run"], color=color, dash=dash, hover=hover))
+        seconds.append(_cumulative(run, rounds, ("seconds",)))
+        sent.append(_cumulative(run, rounds, ("bytes_up", "bytes_down")))
     if not lines:
         return None
     where = "on test data" if all(row["measured_on"] == "test" for row in rows) else "as measured"
-    title = f"{metric.replace('_', ' ').capitalize()} {where}"
-    rounds = [list(line.x) for line in lines]
-    views = [_view("rounds", rounds, "round", "round %{x:,~r}")]
-    if all(any(x) for x in seconds):
+    title = f"{label(metric).capitalize()} {where}"
+    figure = figures.curves(lines, metric, title, f"{title} of {len(lines)} runs.")
+    ticks = "array" if figure.x.ticks else "auto"
+    views = [_view("rounds", [line.x for line in lines], "round", figure.hover_title, ",", ticks)]
+    if all(map(any, seconds)):
         views.append(_view("time", seconds, "seconds of training", "%{x:,.4~r} s"))
-    if all(any(x) for x in sent):
-        views.append(_view("data", sent, "bytes sent, both ways", "%{x:.3~s}B"))
-    about = f"{title} of {len(lines)} runs."
-    return Plot(figures.curves(lines, metric), title, about, shape="tall", views=views)
+    if all(map(any, sent)):
+        views.append(_view("data", sent, "bytes sent, both ways", "%{x:.3~s}B", "~s"))
+    return Plot.of(figure, shape="tall", views=views)
 
 
-def _view(label: str, x: Sequence[Sequence[float]], title: str, hover: str) -> View:
+def _view(
+    label: str, x: Sequence[Sequence[float]], title: str, hover: str, form: str = ",", ticks: str = "auto"
+) -> View:
     axis = {
-        "xaxis.title.text": title,
-        "xaxis.range": figures.x_range(max(max(along) for along in x)),
-        "xaxis.tickformat": "~s" if label == "data" else ",",
-        "xaxis.unifiedhovertitle.text": hover,
+        "title.text": title,
+        "range": figures.x_limits(max(map(max, x))),
+        "tickformat": form,
+        "tickmode": ticks,
+        "unifiedhovertitle.text": hover,
     }
-    return View(label, {"x": x}, axis)
+    return View(label, {"x": x}, {f"xaxis.{key}": value for key, value in axis.items()})
 
 
-def _along(run: Run, rounds: Sequence[int], keys: Sequence[str]) -> list[float]:
+def _cumulative(run: Run, rounds: Sequence[int], keys: Sequence[str]) -> list[float]:
     """The sum of `keys` over all rounds up to each of `rounds`."""
     steps = [sum(finite(line.get(key)) or 0 for key in keys) for line in run.metrics]
     reached = dict(zip((line["round"] for line in run.metrics), accumulate(steps), strict=True))
     return [reached[at] for at in rounds]
 
 
-def readable(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+def readable(rows: Sequence[Row]) -> list[dict[str, str]]:
     """The rows of `compare` as text for a table, with the same columns in every row.
 
     The column `relative` needs a run with a relative accuracy, the columns of clients a run with per-client
     evaluation, and `measured on` a run without a single global model.
     """
-    relative = any(row["relative_accuracy"] is not None for row in rows)
     metrics = {row["metric"] for row in rows}
-    name = "" if len(metrics) > 1 else " " + "".join(metrics).replace("_", " ")
-    more = [
-        key for key in ("clients_mean", "clients_worst_decile") if any(row[key] is not None for row in rows)
-    ]
-    texts = [_readable(row, relative, name, more) for row in rows]
-    if any(row["measured_on"] != "test" for row in rows):
-        texts = [{**text, "measured on": row["measured_on"]} for text, row in zip(texts, rows, strict=True)]
-    return texts
+    suffix = "" if len(metrics) > 1 else " " + label("".join(metrics))
 
+    def text(row: Row, key: str) -> str:
+        if key in ("final", "best"):
+            return metric_value(row["metric"], row[key]) + ("" if suffix else f" {row['metric']}")
+        if key.startswith("clients_"):
+            return metric_value(row["metric"], row[key])
+        write = _FORMATS.get(key)
+        return write(row[key]) if write else str(row[key] or MISSING)
 
-def _readable(row: dict[str, Any], relative: bool, name: str, more: Sequence[str]) -> dict[str, str]:
-    unit = "" if name else f" {row['metric']}"
-    text = {
-        "run": row["run"],
-        "algorithm": row["algorithm"] or MISSING,
-        "partition": row["partition"] or MISSING,
-        "dataset": row["dataset"] or MISSING,
-        "rounds": count(row["rounds"]),
-        f"final{name}": metric_value(row["metric"], row["final"]) + unit,
-        f"best{name}": metric_value(row["metric"], row["best"]) + unit,
+    titles = {key: key for key in ("run", "algorithm", "partition", "dataset", "rounds")}
+    titles |= {"final": f"final{suffix}", "best": f"best{suffix}"}
+    optional = {
+        "relative_accuracy": "relative",
+        "clients_mean": "mean of clients",
+        "clients_worst_decile": "worst tenth of clients",
     }
-    if relative:
-        text["relative"] = percent(row["relative_accuracy"])
-    titles = {"clients_mean": "mean of clients", "clients_worst_decile": "worst tenth of clients"}
-    text |= {titles[key]: metric_value(row["metric"], row[key]) for key in more}
-    emd = None if row["emd"] is None else round(row["emd"], 3)
-    return text | {"EMD": number(emd), "time": duration(row["seconds"]), "data": size(row["bytes"])}
+    titles |= {key: title for key, title in optional.items() if any(row[key] is not None for row in rows)}
+    titles |= {"emd": "EMD", "seconds": "time", "bytes": "data"}
+    if any(row["measured_on"] != "test" for row in rows):
+        titles["measured_on"] = "measured on"
+    return [{title: text(row, key) for key, title in titles.items()} for row in rows]
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _table(rows: Sequence[Row]) -> dict[str, Any]:
     texts = readable(rows)
     winners = _winners(rows)
-    head = [key for key in texts[0] if key not in ("run", "algorithm", "dataset", "partition", "rounds")]
-    lead = (
-        "Relative is the final accuracy divided by that of the centralized run on the same dataset and model."
-    )
     names = []
-    for k, (row, cells) in enumerate(zip(rows, texts, strict=True)):
-        color, dash = _mark(k, row)
-        about = [str(row[key]) for key in ("algorithm", "dataset", "model") if row[key]]
+    for k, row in enumerate(rows):
+        about = [row[key] for key in ("algorithm", "dataset", "model")]
         about += [row["status"]] if row["status"] != "finished" else []
-        style = f"border-top:3px {BORDERS[dash]} {color};vertical-align:middle"
-        name = {"run": row["run"], "style": style, "about": " · ".join(about)}
-        names.append(name | {"cells": cells, "best": k in winners})
-    return {
-        "head": [*head, "partition", "rounds"],
-        "lead": lead if "relative" in head else "",
-        "names": names,
-    }
+        style = dict(zip(("color", "dash"), _style(k, row), strict=True))
+        names.append(style | {"about": list(filter(None, about)), "cells": texts[k], "best": k in winners})
+    first = ("run", "algorithm", "dataset", "partition", "rounds")
+    return {"head": [*(key for key in texts[0] if key not in first), "partition", "rounds"], "names": names}
 
 
-def _winners(rows: Sequence[dict[str, Any]]) -> set[int]:
+def _winners(rows: Sequence[Row]) -> set[int]:
     """The best federated run of each task that several of them share."""
     tasks: dict[tuple[Any, ...], list[int]] = {}
     for k, row in enumerate(rows):
@@ -249,7 +242,7 @@ def _winners(rows: Sequence[dict[str, Any]]) -> set[int]:
     return {max(members, key=lambda k: rows[k]["final"]) for members in tasks.values() if len(members) > 1}
 
 
-def _mark(position: int, row: dict[str, Any]) -> tuple[str, str]:
+def _style(position: int, row: Row) -> tuple[str, str]:
     """Colour and dash of a run in every chart; the centralized bound is dashed, as in hsu2019 figure 3."""
-    again = position // len(TEN) + (row["algorithm"] == CENTRALIZED)
-    return TEN[position % len(TEN)], figures.DASHES[again % len(figures.DASHES)]
+    repeats = position // len(TEN) + (row["algorithm"] == CENTRALIZED)
+    return TEN[position % len(TEN)], figures.DASHES[repeats % len(figures.DASHES)]

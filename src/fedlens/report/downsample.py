@@ -30,8 +30,8 @@ class PartitionSample:
         sizes: int64 [clients shown], examples.
         labels: the name of each class or group.
         starts: the name of each class, or of the first of each group.
-        whose: "100 clients", or which of them.
-        what: empty, or how the classes were put in groups.
+        clients_shown: "all 100 clients", or how many of them and how they were chosen.
+        grouping: how the classes were grouped, or empty.
         unit: "examples", or "marks" where an example counts for any number of classes.
     """
 
@@ -40,14 +40,19 @@ class PartitionSample:
     sizes: NDArray[np.int64]
     labels: tuple[str, ...]
     starts: tuple[str, ...]
-    whose: str
-    what: str
+    clients_shown: str
+    grouping: str
     unit: str
 
     def shares(self) -> NDArray[np.float64]:
         """float64 [clients shown, groups]: the counts of each client as shares; 0 for an empty client."""
         shares: NDArray[np.float64] = self.counts / np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
         return shares
+
+    def excerpt(self) -> str:
+        """Which clients and classes are shown, line by line; empty if it is all of them."""
+        whole = self.clients_shown.startswith(("all", "the one"))
+        return "\n".join(filter(None, ["" if whole else self.clients_shown, self.grouping]))
 
     def even(self) -> bool:
         """Whether every client shown has the same number of marks."""
@@ -83,14 +88,14 @@ def sample_partition(partition: Partition, census: Census, clients: int, classes
 
     >>> p = Partition.of_owners(np.repeat(np.arange(5), [1, 4, 2, 5, 3]), 5).counted(np.zeros(15, int))
     >>> some = sample_partition(p, p.census, 3, 10)
-    >>> some.ids, some.sizes.tolist(), some.whose
+    >>> some.ids, some.sizes.tolist(), some.clients_shown
     (('3', '4', '0'), [5, 3, 1], '3 of 5 clients, evenly spread over the sizes')
     """
     sizes = partition.sizes()
-    shown, whose = _clients(sizes, clients)
+    shown, clients_shown = _clients(sizes, clients)
     groups = min(classes, len(census.classes))
     edges = np.linspace(0, len(census.classes), groups + 1).round().astype(np.int64)
-    counts, what = census.dense(shown), ""
+    counts, grouping = census.dense(shown), ""
     names = tuple(name.strip() or f"class {k}" for k, name in enumerate(census.classes))
     labels = starts = names
     if groups < len(names):
@@ -99,9 +104,11 @@ def sample_partition(partition: Partition, census: Census, clients: int, classes
         starts = tuple(names[a] for a in edges[:-1])
         low, high = int(np.diff(edges).min()), int(np.diff(edges).max())
         each = f"{low}" if low == high else f"{low} or {high}"
-        what = f"{len(names):,} classes in {groups} groups of {each} neighbours"
+        grouping = f"{len(names):,} classes in {groups} groups of {each} neighbours"
     ids = tuple(partition.ids[k] for k in shown)
-    return PartitionSample(ids, counts, sizes[shown], labels, starts, whose, what, unit(partition, census))
+    return PartitionSample(
+        ids, counts, sizes[shown], labels, starts, clients_shown, grouping, unit(partition, census)
+    )
 
 
 def unit(partition: Partition, census: Census) -> str:

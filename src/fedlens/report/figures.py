@@ -1,133 +1,115 @@
-"""The figures of a page, as plotly's JSON in plain dictionaries; the colours are the page's CSS variables.
-
-A page fills the variables in when it draws, so one figure serves the light and the dark scheme. The plotly package
-takes longer to import than a page takes to write, so only the tests use it, to validate these dictionaries.
-"""
+"""The data of a figure: series, axes and texts. `plotly_figures` draws it on pages, `pictures` in files for papers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any, TypeAlias
+from typing import Literal, TypeAlias
 
 from fedlens.report.format import is_share
 
-Figure: TypeAlias = dict[str, Any]  # "data", a list of traces, and "layout"
-
 DASHES = ("solid", "dash", "dot", "dashdot")
-SPLIT_LABELS = {"test": "test", "validation": "validation", "train": "training", "local": "seen by clients"}
-_MARKERS_UP_TO = 40
+MARKERS_UP_TO = 40  # points of a line
+
+Align: TypeAlias = Literal["left", "center", "right"]
 
 
 @dataclass(frozen=True)
-class Curve:
-    """One line of a chart: y over x, None where the value was not finite."""
+class Axis:
+    """An axis of a figure.
 
-    label: str
+    Args:
+        values: how values are written; an axis of "hidden" values has only its title.
+        limits: the first and the last value shown; None fits them to the data.
+        ticks: where the marks are; empty chooses them.
+    """
+
+    title: str = ""
+    values: Literal["number", "count", "share", "hidden"] = "number"
+    log: bool = False
+    limits: tuple[float, float] | None = None
+    ticks: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values y over x, None where a value was not finite.
+
+    Args:
+        color: a colour of CSS, or a variable of the page's style.
+        dash: one of `DASHES`.
+        texts: a text for each point, for `hover`.
+        hover: what the page shows at a point, a plotly template.
+    """
+
     x: Sequence[float]
     y: Sequence[float | None]
-    color: str
+    name: str = ""
+    kind: Literal["line", "bar", "dots", "ring"] = "line"
+    color: str = "var(--accent)"
     dash: str = "solid"
     width: float = 2.25
+    texts: Sequence[str] = ()
+    hover: str = ""
 
 
-def curves(lines: Sequence[Curve], metric: str) -> Figure:
-    """Curves of one metric over rounds, with all of a round's values in one hover box."""
-    values = [value for line in lines for value in line.y if value is not None]
-    most = max((max(line.x, default=0) for line in lines), default=0)
-    x = {
-        "title": "round",
-        "showspikes": False,
-        "unifiedhovertitle": {"text": "round %{x:,~r}"},
-        "range": x_range(most),
-        **({"dtick": 1} if most < 10 else {}),
-    }
+@dataclass(frozen=True)
+class VerticalLine:
+    """A dashed vertical line at `x` with its label; `align` is the side of the label that touches the line."""
+
+    x: float
+    label: str
+    align: Align
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One or several series on two axes.
+
+    Args:
+        title: the heading on the page; pictures for papers have captions instead.
+        about: a description for readers who cannot see the figure.
+        note: what the figure leaves out, or empty.
+        hover_title: the title of the box with the values of all series at one x; without it, each point has a box.
+    """
+
+    title: str
+    about: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    note: str = ""
+    mark: VerticalLine | None = None
+    hover_title: str = ""
+
+
+def curves(series: Sequence[Series], metric: str, title: str, about: str) -> Figure:
+    """A figure of one metric over rounds, with all values of a round in one hover box."""
+    values = [value for line in series for value in line.y if value is not None]
+    last = int(max((max(line.x, default=0) for line in series), default=0))
+    x = Axis("round", "count", limits=x_limits(last), ticks=range(last + 1) if 0 < last < 10 else ())
     if is_share(metric):
-        y: dict[str, Any] = {"tickformat": ".1~%", **({"range": _share_range(values)} if values else {})}
+        y = Axis(values="share", limits=_share_limits(values) if values else None)
     elif values and min(values) > 0 and max(values) / min(values) > 100:
-        y = {"type": "log", "tickformat": "~g", "dtick": 1, "title": "log scale"}
+        y = Axis("log scale", log=True)
     else:
-        y = {"tickformat": "~g"}
-    hover = "%{y:.2%}" if is_share(metric) else "%{y:.4~g}"
-    return {"data": [_line(line, hover) for line in lines], "layout": layout(x, y, hovermode="x unified")}
+        y = Axis()
+    return Figure(title, about, x, y, series, hover_title="round %{x:,~r}")
 
 
-def _line(line: Curve, hover: str) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "name": text(line.label),
-        "x": list(line.x),
-        "y": list(line.y),
-        "mode": "lines+markers" if len(line.x) <= _MARKERS_UP_TO else "lines",
-        "line": {"color": line.color, "width": line.width, "dash": line.dash},
-        "marker": {"size": 5 if len(line.x) > 1 else 9, "color": line.color},
-        "hovertemplate": hover,
-    }
+def hover(metric: str) -> str:
+    """What the page shows at a point of a metric's curve."""
+    return "%{y:.2%}" if is_share(metric) else "%{y:.4~g}"
 
 
-def x_range(most: float) -> list[float]:
-    """From 0 to `most`, with room for the marks at both ends."""
-    most = most or 1
-    return [-0.015 * most, 1.02 * most]
+def x_limits(last: float) -> tuple[float, float]:
+    """From 0 to `last`, with room for the markers at both ends."""
+    last = last or 1
+    return -0.015 * last, 1.02 * last
 
 
-def _share_range(shares: Sequence[float]) -> list[float]:
-    """A range for shares that fills the axis and does not leave [0, 1] by more than a mark's width."""
+def _share_limits(shares: Sequence[float]) -> tuple[float, float]:
+    """Limits that fit the shares and exceed [0, 1] by at most the width of a marker."""
     low, high = min(shares), max(shares)
     pad = max(0.06 * (high - low), 0.02)
-    return [max(low - pad, -0.01), min(high + pad, 1.01)]
-
-
-def star(x: float, y: float, label: str) -> dict[str, Any]:
-    """A trace that marks one point, the best round."""
-    ring = {"width": 3, "color": "var(--accent)"}
-    return {
-        "type": "scatter",
-        "x": [x],
-        "y": [y],
-        "name": text(label),
-        "mode": "markers",
-        "showlegend": False,
-        "hoverinfo": "skip",
-        "marker": {"symbol": "circle", "size": 11, "color": "var(--card)", "line": ring},
-    }
-
-
-def layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """The layout that all figures share, with the settings of both axes; `title` of an axis is text."""
-    return {
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "var(--font)", "size": 12, "color": "var(--muted)"},
-        "hoverlabel": {
-            "bgcolor": "var(--raised)",
-            "bordercolor": "var(--line)",
-            "font": {"color": "var(--ink)"},
-        },
-        "margin": {"l": 8, "r": 12, "t": 10, "b": 8},
-        "showlegend": False,
-        "xaxis": _axis({"showline": True, **x}),
-        "yaxis": _axis(y),
-        **more,
-    }
-
-
-def _axis(settings: Mapping[str, Any]) -> dict[str, Any]:
-    # An empty title would take up room.
-    text = {"text": settings["title"]} if "title" in settings else {}
-    return {
-        "color": "var(--muted)",
-        "gridcolor": "var(--grid)",
-        "linecolor": "var(--line)",
-        "zeroline": False,
-        "automargin": True,
-        "ticks": "",
-        **settings,
-        "title": {"standoff": 8, "font": {"size": 12}, **text},
-    }
-
-
-def text(name: str) -> str:
-    """A name that a user gave, escaped: plotly reads markup in names."""
-    return escape(name, quote=False)
+    return max(low - pad, -0.01), min(high + pad, 1.01)

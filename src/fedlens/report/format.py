@@ -6,11 +6,13 @@ Every function takes None for "unknown" and returns `MISSING` for it.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 MISSING = "–"
 
-SPLITS = ("test", "validation", "train", "local")
+# By the prefix of a metric in metrics.jsonl, how a figure names the data.
+SPLITS = {"test": "test", "validation": "validation", "train": "training", "local": "seen by clients"}
 _SHARES = {"miou", "iou", "map", "map50", "f1", "dice", "auc", "precision", "recall", "error"}
 
 
@@ -114,6 +116,33 @@ def metric_value(metric: str, value: float | None) -> str:
     ('50.0 %', '0.5')
     """
     return percent(value) if is_share(metric) else number(value)
+
+
+def label(metric: str) -> str:
+    """A metric's name in a text.
+
+    >>> label("worst_class")
+    'worst class'
+    """
+    return metric.replace("_", " ")
+
+
+def setting(value: Any) -> str:
+    """The value of a setting, as a person writes it.
+
+    >>> setting({"name": "iid", "clients": 3}), setting(None), setting([1, 2.5]), setting(False)
+    ('(name iid, clients 3)', 'not set', '1, 2.5', 'no')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}" if value != round(value, 6) or abs(value) >= 1e6 else repr(value)
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{key} {setting(item)}" for key, item in value.items()) + ")"
+    if isinstance(value, list | tuple):
+        shown = ", ".join(map(setting, value[:20])) or "none"
+        return f"{shown}, ... ({len(value)} in all)" if len(value) > 20 else shown
+    return "not set" if value is None else str(value)
 
 
 def finite(value: Any) -> float | None:

@@ -10,12 +10,17 @@ from typing import Any
 
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
-from fedlens.report.format import MISSING, count, duration, finite, metric_value, size, split_of
+from fedlens.report.format import SPLITS, finite, label, metric_value, setting, size, split_of
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.report.render import Plot, write_page
 
-_FAILURES_AT_MOST = 50
+_SPREAD_COLUMNS = {
+    "mean": "mean",
+    "mean_before": "mean before tuning",
+    "std": "standard deviation",
+    "worst_decile": "worst tenth of the clients",
+}
 
 
 def write_report(run_dir: Path) -> Path:
@@ -23,24 +28,28 @@ def write_report(run_dir: Path) -> Path:
 
     Works on runs of any status; parts without data are left out.
 
-    Raises `RunDirectoryError` where `run_dir` is no run directory.
+    Raises `RunDirectoryError` if `run_dir` is no run directory.
     """
     run = read_run(run_dir)
-    started = _start_time(run.environment)
+    spread, command = run.spread(), run.environment.get("command")
+    columns = {k: title for k, title in _SPREAD_COLUMNS.items() if any(k in row for row in spread.values())}
+    rows = [
+        [label(metric), *(metric_value(metric, row.get(key)) for key in columns)]
+        for metric, row in sorted(spread.items())
+    ]
+    disclosures = run.summary.get("disclosures")
     context = {
         "title": f"{run.name} · {run.status} · fedlens",
-        "aside": " · ".join(filter(None, [run.run_id, started])),
-        **_header(run),
-        "banner": _banner(run),
-        "kpis": _kpis(run),
+        "aside": " · ".join(filter(None, [run.run_id, _start_time(run.environment)])),
+        "run": run,
         "curves": _curves(run),
-        "spread": _spread(run),
+        "spread_head": ["", *columns.values()],
+        "spread_rows": rows,
         "partition": partition_section(run.partition),
-        "disclosures": _disclosures(run),
+        "disclosures": disclosures if isinstance(disclosures, list) else [],
         "failures": _failures(run),
         "settings": _settings(run),
-        "totals": _totals(run),
-        **_reproduce(run),
+        "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
         "environment": list(_flat(run.environment)),
     }
     return write_page(RunDir(run.directory).report_path, "run.html.j2", context)
@@ -48,112 +57,12 @@ def write_report(run_dir: Path) -> Path:
 
 def _start_time(environment: Mapping[str, Any]) -> str:
     """When the run started: 2026-11-20 10:15 UTC."""
-    started = next(
-        (v for key, v in environment.items() if key.startswith("start") and isinstance(v, str)), ""
-    )
+    times = (v for key, v in environment.items() if key.startswith("start") and isinstance(v, str))
+    started = next(times, "")
     try:
         return datetime.fromisoformat(started).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
         return started
-
-
-def _header(run: Run) -> dict[str, Any]:
-    parameters = subtable(run.summary, "model").get("parameters")
-    return {
-        "name": run.name,
-        "status": run.status,
-        "kind": run.status if run.status in ("finished", "failed", "interrupted") else "running",
-        "algorithm": run.part("algorithm") or "an algorithm",
-        "dataset": run.part("data", "dataset") or "a dataset",
-        "model": run.part("model"),
-        "parameters": None if parameters is None else count(finite(parameters)),
-        "recipe": run.part("data", "partition"),
-    }
-
-
-def _banner(run: Run) -> dict[str, Any] | None:
-    """The reason why there is no final result, and how to continue."""
-    if run.status == "finished":
-        return None
-    reached = f"The last completed round is {run.rounds_done} of {count(run.rounds)}."
-    resume = f"fedlens resume {shlex.quote(_directory(run))}"
-    error = str(run.summary.get("error") or "")
-    if run.status == "failed":
-        reason = error[:1].upper() + error[1:] if error else "The reason was not recorded."
-        return {"title": "The run failed", "texts": [reason, reached], "code": ""}
-    if run.status == "interrupted":
-        texts = [*([error] if error else []), f"{reached} Continue with:"]
-        return {"title": "The run was interrupted", "texts": texts, "code": resume}
-    texts = [
-        "The run is in progress, or it was killed. This page shows its state when the page was written.",
-        "Continue a killed run with:",
-    ]
-    return {"title": "No result yet", "texts": texts, "code": resume}
-
-
-def _kpi(label: str, value: str, sub: str = "", of: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "sub": sub, "of": of}
-
-
-def _kpis(run: Run) -> list[dict[str, str]]:
-    """The main numbers; the first one is highlighted."""
-    metric = run.metric()
-    at, final = run.final(metric)
-    best_at, best, chosen = run.best(metric)
-    label = _label(metric)
-    cohort, population = _cohort(run)
-    seconds, down, up = run.seconds(), run.total("bytes_down"), run.total("bytes_up")
-    per_round = seconds / run.rounds_done if seconds is not None and run.rounds_done else None
-    best_sub = f"round {best_at}, chosen on {chosen}" if chosen and best_at is not None else "not known yet"
-    kpis = []
-    tuned = run.spread().get(metric, {})
-    if "mean_before" in tuned:  # clients use the tuned models; the test set measures the global one
-        mean, before = metric_value(metric, tuned.get("mean")), metric_value(metric, tuned["mean_before"])
-        kpis.append(_kpi(f"{label} after tuning", mean, f"mean of the clients; {before} before"))
-    return [
-        *kpis,
-        _kpi(f"Final {label}", metric_value(metric, final), _at(at, run.split())),
-        _kpi(f"Best {label}", metric_value(metric, best), best_sub),
-        _kpi("Rounds", count(run.rounds_done), "done", f"of {count(run.rounds)}" if run.rounds else ""),
-        _kpi("Clients per round", cohort, f"of {count(population)}" if population else ""),
-        _kpi("Time", duration(seconds), f"{duration(per_round)} per round" if per_round is not None else ""),
-        _kpi("Data sent down", size(down), f"{size(up)} sent up"),
-    ]
-
-
-def _at(at: int | None, split: str) -> str:
-    if at is None:
-        return "not evaluated yet"
-    where = "on test" if split == "test" else "at the clients"
-    return f"{where}, after round {at}" if at else f"{where}, untrained"
-
-
-def _spread(run: Run) -> dict[str, Any] | None:
-    """The metrics over clients, each on the data that it holds out."""
-    spread = run.spread()
-    if not spread:
-        return None
-    columns = {"mean": "mean", "mean_before": "mean before tuning", "std": "standard deviation"}
-    columns["worst_decile"] = "worst tenth of the clients"
-    shown = {key: title for key, title in columns.items() if any(key in row for row in spread.values())}
-    rows = [
-        [_label(metric), *(metric_value(metric, row.get(key)) for key in shown)]
-        for metric, row in sorted(spread.items())
-    ]
-    return {"head": ["", *shown.values()], "rows": rows}
-
-
-def _cohort(run: Run) -> tuple[str, float | None]:
-    """How many clients replied in a round, as a range where it varies, and the population."""
-    replied = sorted(
-        {int(v) for line in run.metrics if (v := finite(line.get("clients"))) and line["round"] > 0}
-    )
-    population = finite(subtable(run.summary, "partition").get("clients"))
-    if population is None and run.partition is not None:
-        population = len(run.partition)
-    if not replied:
-        return MISSING, population
-    return (count(replied[0]) if len(replied) == 1 else f"{replied[0]:,}–{replied[-1]:,}"), population
 
 
 def _curves(run: Run) -> list[Plot]:
@@ -166,33 +75,25 @@ def _curves(run: Run) -> list[Plot]:
 
 def _curve(run: Run, metric: str) -> Plot | None:
     lines = []
-    for split in ("test", "validation", "train", "local"):
+    for split, name in SPLITS.items():
         rounds, values = run.series(f"{split}_{metric}")
         if any(value is not None for value in values):
-            width = 1.5 if split == "local" else 2.25
-            label = figures.SPLIT_LABELS[split]
-            lines.append(figures.Curve(label, rounds, values, f"var(--{split})", width=width))
+            hover, width = figures.hover(metric), 1.5 if split == "local" else 2.25
+            lines.append(
+                figures.Series(rounds, values, name, color=f"var(--{split})", width=width, hover=hover)
+            )
     if not lines:
         return None
-    figure = figures.curves(lines, metric)
-    at, best, chosen = run.best(metric) if metric == run.metric() else (None, None, None)
+    title = label(metric).capitalize()
+    ends = [f"{line.name} {metric_value(metric, line.y[-1])} after round {line.x[-1]}" for line in lines]
+    at, best, chosen_on = run.best(metric) if metric == run.metric() else (None, None, None)
     if at is not None and best is not None and len(run.metrics) > 1:
-        figure["data"].append(figures.star(at, best, f"best, chosen on {chosen}"))
-    title = _label(metric).capitalize()
-    ends = [f"{line.label} {metric_value(metric, line.y[-1])} after round {line.x[-1]}" for line in lines]
-    return Plot(figure, title, f"{title} over rounds: {'; '.join(ends)}.")
+        lines.append(figures.Series([at], [best], f"best, chosen on {chosen_on}", "ring"))
+    return Plot.of(figures.curves(lines, metric, title, f"{title} over rounds: {'; '.join(ends)}."))
 
 
-def _label(metric: str) -> str:
-    return metric.replace("_", " ")
-
-
-def _disclosures(run: Run) -> list[str]:
-    sentences = run.summary.get("disclosures")
-    return [str(sentence) for sentence in sentences] if isinstance(sentences, list) else []
-
-
-def _failures(run: Run) -> dict[str, Any] | None:
+def _failures(run: Run) -> list[tuple[str, str, int]]:
+    """Client, reason and number of the lost and rejected replies, the most frequent first."""
     table = subtable(run.summary, "failures")
     rows = [
         (str(client), str(reason), int(finite(times) or 0))
@@ -200,25 +101,13 @@ def _failures(run: Run) -> dict[str, Any] | None:
         if isinstance(reasons, Mapping)
         for reason, times in reasons.items()
     ]
-    if not rows:
-        return None
-    rows.sort(key=lambda row: (-row[2], row[0], row[1]))
-    total = sum(row[2] for row in rows)
-    clients = len({row[0] for row in rows})
-    lead = (
-        f"{count(total)} {'reply was' if total == 1 else 'replies were'} lost or rejected, "
-        f"from {count(clients)} {'client' if clients == 1 else 'clients'}. "
-        "The model contains none of them."
-    )
-    cells = [(client, reason, count(times)) for client, reason, times in rows[:_FAILURES_AT_MOST]]
-    more = len(rows) - len(cells)
-    return {"lead": lead, "rows": cells, "more": count(more) if more else ""}
+    return sorted(rows, key=lambda row: (-row[2], row[0], row[1]))
 
 
 def _settings(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Each table of config.toml with its settings; those outside of tables come first."""
+    """Each table of config.toml with its settings; settings outside of tables come first."""
     tables = {key: value for key, value in run.config.items() if isinstance(value, Mapping)}
-    scalars = {key: value for key, value in run.config.items() if not isinstance(value, Mapping)}
+    scalars = {key: value for key, value in run.config.items() if key not in tables}
     groups = [("run", list(_flat(scalars)))] if scalars else []
     return groups + [(key, list(_flat(value)) or [("defaults", "")]) for key, value in tables.items()]
 
@@ -230,49 +119,5 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             value = dict(enumerate(value))
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
-        elif key == "memory" and isinstance(value, int):
-            yield f"{prefix}{key}", size(value)
         else:
-            yield f"{prefix}{key}", _format_setting(value)
-
-
-def _format_setting(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}" if value != round(value, 6) or abs(value) >= 1e6 else repr(value)
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_format_setting, value)) or "none"
-    return "not set" if value is None else str(value)
-
-
-def _totals(run: Run) -> list[tuple[str, str]]:
-    training, examples = run.sum("seconds"), run.total("examples")
-    speed = examples / training if examples is not None and training else None
-    return [
-        ("Total time", duration(run.seconds())),
-        ("Training time", duration(training)),
-        ("Examples trained on", count(examples)),
-        ("Examples per second of training", count(speed)),
-        ("Replies aggregated", count(run.total("clients"))),
-        ("Replies lost or rejected", count(run.total("failed"))),
-        ("Sent down to clients", size(run.total("bytes_down"))),
-        ("Sent up by clients", size(run.total("bytes_up"))),
-        ("Engine", run.part("engine") or MISSING),
-    ]
-
-
-def _reproduce(run: Run) -> dict[str, str]:
-    command = run.environment.get("command")
-    version = run.environment.get("fedlens")
-    config = shlex.quote(str(Path(_directory(run)) / "config.toml"))
-    return {
-        "reproduce": f"fedlens run {config}",
-        "command": shlex.join(map(str, command)) if isinstance(command, list) else str(command or ""),
-        "digest": str(subtable(run.summary, "partition").get("digest") or "")[:16],
-        "maker": f"fedlens {version}" if version else "fedlens",
-    }
-
-
-def _directory(run: Run) -> str:
-    return str(run.summary.get("directory") or run.directory)
+            yield f"{prefix}{key}", size(value) if key == "memory" and finite(value) else setting(value)

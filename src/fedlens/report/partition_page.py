@@ -1,4 +1,4 @@
-"""A partition as a page that opens offline, and as a section in the page of a run."""
+"""A partition as a page that opens offline, as a section in the page of a run, and as captions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
-from fedlens.report import partition_charts as charts
-from fedlens.report import partition_figures as figures
-from fedlens.report import render
-from fedlens.report.downsample import unit
-from fedlens.report.format import count, many, number
-from fedlens.report.partition_statistics import numbers, recipe_name, said
+from fedlens.report import partition_figures as data
+from fedlens.report import plotly_figures, render
+from fedlens.report.downsample import PartitionSample, unit
+from fedlens.report.format import count, many, number, setting
+from fedlens.report.partition_statistics import numbers, recipe_name
+from fedlens.report.render import Plot, View
 
 _LEGEND_AT_MOST = 24
-_MARKS = "An example may be of several classes: it has one mark for each, and the figures count marks."
 
 
 def write_page(partition: Partition, path: Path) -> Path:
@@ -32,109 +30,92 @@ def write_page(partition: Partition, path: Path) -> Path:
         "recipe": recipe,
         "partition": partition_section(partition),
         "numbers": numbers(partition),
-        "settings": [(key, said(value)) for key, value in partition.spec.items()],
+        "settings": [(key, setting(value)) for key, value in partition.spec.items()],
         "digest": partition.digest,
     }
     return render.write_page(path, "partition.html.j2", context)
+
+
+def write_captions(partition: Partition, path: Path) -> Path:
+    """Writes a caption for each picture of `fedlens.report.pictures.draw` as a text file, and returns its path."""
+    census, spec = partition.census, partition.spec.items()
+    settings = [f"{key} {setting(v)}" for key, v in spec if key not in ("name", "clients") and v is not None]
+    context = {
+        "bars": census and data.class_bars(partition, census),
+        "matrix": census and data.class_matrix(partition, census),
+        "emd": census and data.emd_histogram(census),
+        "ranks": data.joined_ranks(data.rank_curves(partition)),
+        "features": partition.features,
+        "whole": f"{partition.dataset or 'A dataset'}, {count(len(partition.indices))} examples over "
+        f"{many(len(partition), 'client')} ({', '.join([recipe_name(partition), *settings])}; "
+        f"digest {partition.digest[:16]}).",
+    }
+    return render.write_page(path, "captions.txt.j2", context)
 
 
 def partition_section(partition: Partition | None) -> dict[str, Any] | None:
     """Facts and figures of the section "Data per client"; None for an unknown or empty partition."""
     if partition is None or not len(partition):
         return None
-    census = partition.census
-    shown = {
-        "lead": "Only sizes are shown, because the classes were not counted.",
+    census, curves = partition.census, data.rank_curves(partition)
+    section = {
         "facts": _facts(partition),
-        "matrix": None,
-        "ranks": _ranks(partition),
-        "strips": _strips(partition),
+        "unit": census and unit(partition, census),
+        "ranks": Plot.of(data.joined_ranks(curves), shape="low", legend=len(curves) > 1),
+        "strips": [Plot.of(strip, shape="strip") for strip in data.feature_strips(partition)],
     }
     if census is not None:
-        lead = "" if unit(partition, census) == "examples" else _MARKS
-        shown |= {"lead": lead, "bars": _bars(partition, census)}
-        shown |= {"matrix": _matrix(partition, census), "distances": _distances(census)}
-    return shown
+        matrix = data.class_matrix(partition, census)
+        section |= {
+            "bars": _bars(data.class_bars(partition, census), len(partition)),
+            "matrix": Plot(
+                plotly_figures.class_matrix(matrix),
+                f"Share of each class, {matrix.clients_shown}",
+                "Heat map of the share of each class in the data of each client.",
+                shape="tower",
+            ),
+            "distances": Plot.of(data.emd_histogram(census), shape="low", legend=False),
+        }
+    return section
 
 
 def _facts(partition: Partition) -> list[tuple[str, str]]:
-    """The few numbers that say most."""
+    """The most important numbers."""
     sizes, census = partition.sizes(), partition.census
     facts = [("Clients", count(len(sizes))), ("Examples", count(int(sizes.sum())))]
     if np.ptp(sizes) == 0:
         facts.append(("Examples per client", count(int(sizes[0]))))
     else:
-        low, middle, high = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
-        facts.append(("Smallest, median, largest", f"{low:,}, {middle:,.0f}, {high:,}"))
+        levels = (sizes.min(), np.median(sizes), sizes.max())
+        facts.append(("Smallest, median, largest", ", ".join(map(count, levels))))
     if census is not None:
-        held = census.classes_per_client()
-        low, high = int(held.min()), int(held.max())
-        facts.append(("Classes per client", f"{low}" if low == high else f"{low} to {high}"))
+        per_client = census.classes_per_client()
+        facts.append(
+            ("Classes per client", " to ".join(map(str, sorted({per_client.min(), per_client.max()}))))
+        )
         facts.append(("Classes", count(len(census.classes))))
         if not math.isnan(emd := census.emd()):
             facts.append(("Mean EMD (0 alike, 2 apart)", number(round(emd, 3))))
     return facts
 
 
-def _bars(partition: Partition, census: Census) -> render.Plot:
-    sample = charts.class_bars(partition, census)
-    title = f"Classes of {sample.whose if len(sample.ids) < len(partition) else 'each client'}"
+def _bars(sample: PartitionSample, clients: int) -> Plot:
+    title = f"Classes of {sample.clients_shown if len(sample.ids) < clients else 'each client'}"
     views = [
-        render.View(sample.unit, layout=_axis("", "~s", "", sample.unit)),
-        render.View("shares", layout=_axis("percent", "", " %", "")),
+        _view(sample.unit, sample.unit, tickformat="~s"),
+        _view("shares", "", "percent", ticksuffix=" %"),
     ]
     if sample.lopsided():
         views.reverse()
-    return render.Plot(
-        figures.class_bars(sample),
-        f"{title}; {sample.what}" if sample.what else title,
-        f"Stacked bars: the {sample.unit} of {len(sample.ids)} clients by class.",
-        keys=len(sample.labels) <= _LEGEND_AT_MOST,
+    return Plot(
+        plotly_figures.class_bars(sample),
+        "; ".join(filter(None, [title, sample.grouping])),
+        f"Stacked bars of the {sample.unit} of {many(len(sample.ids), 'client')} by class.",
+        legend=len(sample.labels) <= _LEGEND_AT_MOST,
         views=() if sample.even() else views,
     )
 
 
-def _axis(norm: str, tickformat: str, suffix: str, title: str) -> dict[str, str]:
-    axis = {"tickformat": tickformat, "ticksuffix": suffix, "title.text": title}
-    return {"barnorm": norm, **{f"yaxis.{key}": value for key, value in axis.items()}}
-
-
-def _matrix(partition: Partition, census: Census) -> render.Plot:
-    sample = charts.class_matrix(partition, census)
-    about = "A heat map: for each client the share of each class in its data."
-    return render.Plot(
-        figures.class_matrix(sample), f"Share of each class, {sample.whose}", about, shape="tower"
-    )
-
-
-def _ranks(partition: Partition) -> render.Plot:
-    curves, sizes = charts.rank_curves(partition), partition.sizes()
-    title = "Examples and classes, by rank" if len(curves) > 1 else "Examples of each client, by rank"
-    if empty := int((sizes == 0).sum()):
-        title += f"; {count(empty)} without examples not shown"
-    about = f"A line from the largest client to the smallest, {sizes.max():,} to {sizes.min():,} examples"
-    if partition.census is not None:
-        held = partition.census.classes_per_client()
-        about += f", and one of classes, {held.max():,} to {held.min():,}"
-    return render.Plot(figures.rank_curves(curves), title, f"{about}.", shape="low", keys=len(curves) > 1)
-
-
-def _distances(census: Census) -> render.Plot:
-    histogram = charts.emd_histogram(census)
-    title = "Distance of each client from the population"
-    if histogram.unknown:
-        title += f"; {count(histogram.unknown)} without any class not shown"
-    about = f"A histogram of the clients' earth mover's distances, 0 to 2; weighted mean {number(histogram.mean)}."
-    return render.Plot(figures.emd_histogram(histogram), title, about, shape="low", keys=False)
-
-
-def _strips(partition: Partition) -> list[render.Plot]:
-    return [
-        render.Plot(
-            figures.feature_strip(strip),
-            strip.name.capitalize(),
-            f"One dot per client, from {strip.values.min():.4g} to {strip.values.max():.4g}.",
-            shape="strip",
-        )
-        for strip in charts.feature_strips(partition)
-    ]
+def _view(label: str, title: str, norm: str = "", tickformat: str = "", ticksuffix: str = "") -> View:
+    axis = {"tickformat": tickformat, "ticksuffix": ticksuffix, "title.text": title}
+    return View(label, layout={"barnorm": norm, **{f"yaxis.{key}": value for key, value in axis.items()}})

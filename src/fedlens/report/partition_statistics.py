@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedlens.data.partition.partition import Partition
-from fedlens.report.format import MISSING, count, number
+from fedlens.report.format import MISSING, count, number, setting
 
 QUANTILES = {"min": 0.0, "25%": 0.25, "median": 0.5, "75%": 0.75, "max": 1.0}
 
@@ -124,23 +124,9 @@ def _spread(levels: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in levels.items())
 
 
-def said(value: Any) -> str:
-    """A setting in words.
-
-    >>> said({"name": "iid", "clients": 3}), said(None), said([1, 2])
-    ('(name iid, clients 3)', 'not set', '1, 2')
-    """
-    if isinstance(value, Mapping):
-        return "(" + ", ".join(f"{key} {said(item)}" for key, item in value.items()) + ")"
-    if isinstance(value, list | tuple):
-        shown = ", ".join(map(said, value[:20]))
-        return f"{shown}, ... ({len(value)} in all)" if len(value) > 20 else shown
-    return "not set" if value is None else str(value)
-
-
 def readable(partition: Partition) -> list[tuple[str, str]]:
     """The output of `fedlens partition show`, name by name."""
-    settings = [f"{key} {said(value)}" for key, value in partition.spec.items() if key != "name"]
+    settings = [f"{key} {setting(value)}" for key, value in partition.spec.items() if key != "name"]
     return [
         ("Dataset", partition.dataset or MISSING),
         ("Recipe", recipe_name(partition)),

@@ -1,6 +1,6 @@
-"""Draws a partition for papers: PNG of 200 dots per inch, PDF with its text as text, SVG.
+"""Draws a partition for papers: PNG with 200 dots per inch, PDF with its text as text, SVG.
 
-matplotlib is imported here and nowhere else; the extra `plot` installs it.
+Only this module imports matplotlib, which the extra `plot` installs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import numpy as np
 
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
-from fedlens.report import partition_charts as charts
+from fedlens.report import figures
+from fedlens.report import partition_figures as data
 from fedlens.report.downsample import PartitionSample, short
-from fedlens.report.format import many
 from fedlens.report.palette import TEN, class_colors
 
 Axes: TypeAlias = Any  # matplotlib's own types differ from release to release
-Figure: TypeAlias = Any
+Picture: TypeAlias = Any
 
-FORMATS = ("png", "pdf", "svg")
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 8,
     "axes.spines.top": False,
@@ -35,7 +34,7 @@ _STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "legend.fontsize": 7,
-    "pdf.fonttype": 42,  # whole fonts: many publishers refuse the other kind
+    "pdf.fonttype": 42,  # whole fonts: many publishers refuse other kinds
     "svg.hashsalt": "fedlens",
     "text.parse_math": False,  # a class may be called "$5"
 }
@@ -47,9 +46,9 @@ _MEAN = "#d66a00"
 def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Draws every picture of a partition into the directory `out`, and returns the files.
 
-    Where the classes were counted these are `class-bars` (hsu2019 figure 1), `matrix` (fedcv figures 3, 10 and
-    11), `ranks` (hsu2020 figures 2b, 2c and 3) and `emd` (hsu2020 figure 4, top row), else `ranks` alone; and
-    `features` where clients see their images differently. The same partition gives the same bytes.
+    The pictures are `ranks` (hsu2020 figures 2b, 2c and 3); if the classes were counted, also `class-bars` (hsu2019
+    figure 1), `matrix` (fedcv figures 3, 10 and 11) and `emd` (hsu2020 figure 4, top row); and `features` if clients
+    see their images differently. The same partition gives the same bytes.
 
     Raises `ConfigError` if matplotlib is not installed, `DataError` if there are no clients, and
     `RunDirectoryError` if a file cannot be written.
@@ -58,43 +57,41 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
         import matplotlib as mpl
     except ImportError:
         raise ConfigError(
-            "pictures for papers are drawn by matplotlib, which is not installed",
+            "matplotlib is not installed, which draws pictures for papers",
             hint="install it with: pip install 'fedlens[plot]'",
         ) from None
     if not len(partition):
         raise DataError("the partition has no clients to draw")
     written = []
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing from"
-        )  # a box stands for it, and the file is whole
-        for name, picture in pictures(partition).items():
-            figure = picture()
-            written += [_save(figure, out / f"{name}.{ending}") for ending in formats]
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # such a character is drawn as a box
+        for name, make_picture in pictures(partition).items():
+            picture = make_picture()
+            written += [_save(picture, out / f"{name}.{suffix}") for suffix in formats]
     return written
 
 
-def pictures(partition: Partition) -> dict[str, Callable[[], Figure]]:
+def pictures(partition: Partition) -> dict[str, Callable[[], Picture]]:
     """The pictures of a partition by name, as functions that draw them."""
     census = partition.census
-    drawings: dict[str, Callable[[], Figure]] = {"ranks": lambda: _ranks(partition)}
+    functions: dict[str, Callable[[], Picture]] = {"ranks": lambda: _row(data.rank_curves(partition))}
     if census is not None:
-        drawings |= {
-            "class-bars": lambda: _bars(charts.class_bars(partition, census)),
-            "matrix": lambda: _matrix(charts.class_matrix(partition, census)),
-            "emd": lambda: _distances(charts.emd_histogram(census)),
+        functions |= {
+            "class-bars": lambda: _bars(data.class_bars(partition, census)),
+            "matrix": lambda: _matrix(data.class_matrix(partition, census)),
+            "emd": lambda: _row([data.emd_histogram(census)]),
         }
     if partition.features:
-        drawings["features"] = lambda: _features(charts.feature_strips(partition))
-    return dict(sorted(drawings.items()))
+        functions["features"] = lambda: _column(data.feature_strips(partition))
+    return dict(sorted(functions.items()))
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def _save(picture: Picture, path: Path) -> Path:
     # Without the time of day.
     metadata = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[path.suffix[1:]]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=200, metadata=metadata)
+        picture.savefig(path, dpi=200, metadata=metadata)
     except OSError as error:
         raise RunDirectoryError(
             f"cannot write the picture: {error.strerror}",
@@ -104,211 +101,193 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _figure(width: float = _WIDTH, height: float = _HEIGHT) -> Figure:
+def _picture(width: float = _WIDTH, height: float = _HEIGHT) -> Picture:
     from matplotlib.figure import Figure
 
     return Figure((width, height), layout="constrained")
 
 
-def _bars(shown: PartitionSample) -> Figure:
-    """Stacked bars; where sizes differ too much for that, shares below, and above them the sizes."""
-    from matplotlib.colors import ListedColormap
-
-    uneven = shown.lopsided()
-    figure = _figure(height=_HEIGHT + 0.9 * uneven)
-    top, axes = (
-        figure.subplots(2, 1, sharex=True, height_ratios=(1, 3)) if uneven else (None, figure.subplots())
-    )
-    places, colors = np.arange(len(shown.ids)), class_colors(len(shown.labels))
-    heights = shown.shares() if uneven else shown.counts
-    below = np.zeros(len(places))
-    handles = []
-    for column, color in zip(heights.T, colors, strict=True):
-        some = column > 0
-        handles.append(axes.bar(places[some], column[some], 0.85, below[some], color=color, linewidth=0))
-        below += column
-    axes.set(xlim=(-0.6, len(places) - 0.4), ylabel=f"share of its {shown.unit}" if uneven else shown.unit)
-    if top is None:
-        _count(axes.yaxis)
-    else:
-        axes.yaxis.set_major_formatter(_percent)
-        axes.set_ylim(0, 1)
-        marks = shown.counts.sum(axis=1)
-        top.bar(places, marks, 0.85, color="#5d6b7a", linewidth=0)
-        low, high = math.log10(marks[marks > 0].min()), math.log10(marks.max())
-        top.set(yscale="log", ylabel=shown.unit, ylim=(10 ** (math.ceil(low) - 1), 10 ** math.ceil(high)))
-        top.tick_params(bottom=False)
-        _count(top.yaxis)
-    _caption(figure, shown)
-    _name_clients(axes, shown.ids)
-    if len(shown.labels) <= _LEGEND_AT_MOST:
-        # A label that begins with an underscore would be left out.
-        names = [f" {short(label, 24)}" for label in shown.labels]
-        figure.legend(handles[::-1], names[::-1], loc="outside right center", handlelength=1, handleheight=1)
-    else:
-        _class_scale(figure, [axes] if top is None else [top, axes], shown, ListedColormap(colors))
-    return figure
+def _row(shown: Sequence[figures.Figure]) -> Picture:
+    picture = _picture(_WIDTH / 2 * len(shown), 2.4)
+    _headline(picture, shown[0].note)
+    return _fill(picture, picture.subplots(1, len(shown)), shown)
 
 
-def _number(value: float, place: int) -> str:
-    return f"{value:,.0f}"
+def _column(shown: Sequence[figures.Figure]) -> Picture:
+    picture = _picture(_WIDTH / 2, 0.35 + 0.75 * len(shown))
+    return _fill(picture, picture.subplots(len(shown), 1), shown)
 
 
-def _count(axis: Any) -> None:
+def _fill(picture: Picture, panels: Any, shown: Sequence[figures.Figure]) -> Picture:
+    for axes, figure in zip(np.ravel(panels), shown, strict=True):
+        _draw(axes, figure)
+    return picture
+
+
+def _draw(axes: Axes, figure: figures.Figure) -> None:
+    color = TEN[0]
+    for series in figure.series:
+        x, y, points = series.x, series.y, len(series.x)
+        if series.kind == "bar":
+            axes.bar(x, y, 0.92 * (x[1] - x[0]), color=color)
+        elif series.kind == "dots":
+            axes.scatter(
+                x, y, 14 if points <= 300 else 4, color, alpha=0.6, linewidths=0, rasterized=points > 5000
+            )
+        else:
+            axes.plot(x, y, ".-" if points <= figures.MARKERS_UP_TO else "-", color=color, linewidth=1.4)
+            axes.grid(visible=True)
+    if (mark := figure.mark) is not None:
+        axes.axvline(mark.x, color=_MEAN, linestyle="--", linewidth=1.2)
+        above = axes.get_xaxis_transform()
+        axes.text(mark.x, 1.01, mark.label, color=_MEAN, ha=mark.align, va="bottom", transform=above)
+    for scale, axis in ((axes.xaxis, figure.x), (axes.yaxis, figure.y)):
+        _scale(scale, axis)
+    if figure.y.values == "hidden":
+        axes.spines["left"].set_visible(False)
+
+
+def _scale(scale: Any, axis: figures.Axis) -> None:
+    from matplotlib.ticker import NullLocator
+
+    which = scale.axis_name
+    scale.axes.set(**{f"{which}label": axis.title, f"{which}scale": "log" if axis.log else "linear"})
+    if axis.limits:
+        scale.axes.set(**{f"{which}lim": axis.limits})
+    if axis.values == "count":
+        _count(scale)
+    if axis.ticks:
+        scale.set_ticks(list(axis.ticks))
+        scale.set_minor_locator(NullLocator())
+    if axis.values == "hidden":
+        scale.set_ticks([])
+
+
+def _count(scale: Any) -> None:
     """Marks at whole numbers, written out; on a logarithmic axis at powers of ten."""
     from matplotlib.ticker import MaxNLocator, NullFormatter
 
-    axis.set_major_formatter(_number)
-    if axis.get_scale() == "log":
-        axis.set_minor_formatter(NullFormatter())
+    scale.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    if scale.get_scale() == "log":
+        scale.set_minor_formatter(NullFormatter())
     else:
-        axis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
+        scale.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _percent(value: float, place: int) -> str:
+def _percent(value: float, position: int) -> str:
     return f"{100 * value:.3g} %"
 
 
-def _caption(figure: Figure, shown: PartitionSample) -> None:
-    """Says which part of the partition is shown, unless it is all."""
-    lines = [] if shown.whose.startswith(("all", "the one")) else [shown.whose]
-    lines += [shown.what] if shown.what else []
-    if lines:
-        _headline(figure, "\n".join(lines))
+def _headline(picture: Picture, text: str) -> None:
+    if text:
+        picture.suptitle(text, x=0.01, ha="left", fontsize=8)
 
 
-def _headline(figure: Figure, text: str) -> None:
-    figure.suptitle(text, x=0.01, ha="left", fontsize=8)
+def _bars(sample: PartitionSample) -> Picture:
+    """Stacked bars; if sizes differ too much for that, bars of shares, and the sizes above them."""
+    from matplotlib.colors import ListedColormap
 
-
-def _name_clients(axes: Axes, ids: Sequence[str]) -> None:
-    if len(ids) <= _TICKS_AT_MOST:
-        names = [short(name, 16) for name in ids]
-        axes.set_xticks(range(len(ids)), names)
-        # Names that would run into each other are set on end.
-        if sum(map(len, names)) > 60 or max(map(len, names)) * len(names) > 70:
-            axes.tick_params(axis="x", rotation=90)
-        axes.set_xlabel("client")
+    uneven = sample.lopsided()
+    picture = _picture(height=_HEIGHT + 0.9 * uneven)
+    panels = picture.subplots(1 + uneven, 1, squeeze=False, sharex=True, height_ratios=(1, 3)[1 - uneven :])[
+        :, 0
+    ]
+    axes, clients = panels[-1], np.arange(len(sample.ids))
+    colors, unit = class_colors(len(sample.labels)), sample.unit
+    bottoms, handles = np.zeros(len(clients)), []
+    for heights, color in zip((sample.shares() if uneven else sample.counts).T, colors, strict=True):
+        some = heights > 0
+        handles.append(axes.bar(clients[some], heights[some], 0.85, bottoms[some], color=color, linewidth=0))
+        bottoms += heights
+    axes.set(xlim=(-0.6, len(clients) - 0.4), ylabel=f"share of its {unit}" if uneven else unit)
+    if uneven:
+        axes.yaxis.set_major_formatter(_percent)
+        axes.set_ylim(0, 1)
+        marks = sample.counts.sum(axis=1)
+        panels[0].bar(clients, marks, 0.85, color="#5d6b7a", linewidth=0)
+        low, high = math.log10(marks[marks > 0].min()), math.log10(marks.max())
+        panels[0].set(yscale="log", ylabel=unit, ylim=(10 ** (math.ceil(low) - 1), 10 ** math.ceil(high)))
+        panels[0].tick_params(bottom=False)
+    _count(panels[0].yaxis)
+    _headline(picture, sample.excerpt())
+    names = [short(name, 16) for name in sample.ids]
+    _name_ticks(axes.xaxis, names, "client", f"{len(names)} clients")
+    # Names that would run into each other are turned.
+    if (
+        len(names) <= _TICKS_AT_MOST
+        and max(sum(map(len, names)) / 60, max(map(len, names)) * len(names) / 70) > 1
+    ):
+        axes.tick_params(axis="x", rotation=90)
+    if len(sample.labels) <= _LEGEND_AT_MOST:
+        # matplotlib leaves out a label that begins with an underscore.
+        names = [f" {short(label, 24)}" for label in sample.labels]
+        picture.legend(handles[::-1], names[::-1], loc="outside right center", handlelength=1, handleheight=1)
     else:
-        axes.set_xticks([])
-        axes.set_xlabel(f"{len(ids)} clients")
+        _class_scale(picture, list(panels), sample, ListedColormap(colors))
+    return picture
 
 
-def _class_scale(figure: Figure, axes: list[Axes], shown: PartitionSample, colors: Any) -> None:
-    """A colour scale of the classes, for more than a legend holds."""
+def _name_ticks(scale: Any, names: Sequence[str], title: str, many: str) -> None:
+    """A tick with its name for each of a few; for more, only the title of the axis says what they are."""
+    few = len(names) <= _TICKS_AT_MOST
+    scale.set_ticks(range(len(names)) if few else [], names if few else [])
+    scale.set_label_text(title if few else many)
+
+
+def _class_scale(picture: Picture, panels: list[Axes], sample: PartitionSample, colors: Any) -> None:
+    """A colour scale of the classes, for more classes than a legend holds."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    groups = len(shown.labels)
-    bar = figure.colorbar(ScalarMappable(Normalize(0, groups), colors), ax=axes, aspect=40, pad=0.01)
-    places = np.unique(np.linspace(0, groups - 1, 6).round().astype(int))
-    bar.set_ticks((places + 0.5).tolist(), labels=[short(shown.starts[k], 20) for k in places])
+    groups = len(sample.labels)
+    bar = picture.colorbar(ScalarMappable(Normalize(0, groups), colors), ax=panels, aspect=40, pad=0.01)
+    named = np.unique(np.linspace(0, groups - 1, 6).round().astype(int))
+    bar.set_ticks((named + 0.5).tolist(), labels=[short(sample.starts[k], 20) for k in named])
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0)
 
 
-def _matrix(shown: PartitionSample) -> Figure:
+def _matrix(sample: PartitionSample) -> Picture:
     """Bubbles of counts for few cells, else a heat map of shares."""
-    few = shown.counts.size <= _BUBBLES_AT_MOST and max(shown.counts.shape) <= _TICKS_AT_MOST
-    rows = len(shown.ids)
-    height = min(max(1.3 + 0.22 * rows, 2.2), 5.2) if few else 4.2
-    figure = _figure(height=height)
-    axes = figure.subplots()
-    (_bubbles if few else _heat)(figure, axes, shown)
-    _caption(figure, shown)
-    if len(shown.labels) <= _TICKS_AT_MOST:
-        names = [short(label, 18) for label in shown.labels]
-        axes.set_xticks(range(len(names)), names)
-        if max(map(len, names)) > 3:
-            axes.tick_params(axis="x", rotation=45)
-            for label in axes.get_xticklabels():
-                label.set(ha="right", rotation_mode="anchor")
-    else:
-        axes.set_xticks([])
-        axes.set_xlabel(f"{len(shown.labels)} classes" if not shown.what else "class")
-    if rows <= _TICKS_AT_MOST:
-        axes.set_yticks(range(rows), [short(name, 16) for name in shown.ids])
-        axes.set_ylabel("client")
-    else:
-        axes.set_yticks([])
-        axes.set_ylabel(f"{rows} clients, by main class")
-    return figure
+    few = sample.counts.size <= _BUBBLES_AT_MOST and max(sample.counts.shape) <= _TICKS_AT_MOST
+    clients = len(sample.ids)
+    picture = _picture(height=min(max(1.3 + 0.22 * clients, 2.2), 5.2) if few else 4.2)
+    axes = picture.subplots()
+    (_bubbles if few else _heat)(picture, axes, sample)
+    _headline(picture, sample.excerpt())
+    names = [short(label, 18) for label in sample.labels]
+    _name_ticks(axes.xaxis, names, "", "class" if sample.grouping else f"{len(names)} classes")
+    if len(names) <= _TICKS_AT_MOST and max(map(len, names)) > 3:
+        for label in axes.get_xticklabels():
+            label.set(rotation=45, ha="right", rotation_mode="anchor")
+    _name_ticks(
+        axes.yaxis, [short(name, 16) for name in sample.ids], "client", f"{clients} clients, by main class"
+    )
+    return picture
 
 
-def _bubbles(figure: Figure, axes: Axes, shown: PartitionSample) -> None:
-    rows, columns = shown.counts.nonzero()
-    counts = shown.counts[rows, columns]
+def _bubbles(picture: Picture, axes: Axes, sample: PartitionSample) -> None:
+    rows, columns = sample.counts.nonzero()
+    counts = sample.counts[rows, columns]
     largest = int(counts.max(initial=1))
-    area = 150.0 * min(1.0, (14 / max(shown.counts.shape[0], 10)) ** 2)
+    area = 150.0 * min(1.0, (14 / max(sample.counts.shape[0], 10)) ** 2)
     axes.scatter(columns, rows, s=area * counts / largest, color=TEN[0], linewidths=0)
-    axes.set(xlim=(-0.6, len(shown.labels) - 0.4), ylim=(len(shown.ids) - 0.4, -0.6))
+    axes.set(xlim=(-0.6, len(sample.labels) - 0.4), ylim=(len(sample.ids) - 0.4, -0.6))
     axes.grid(visible=True)
-    top = _round(largest)
+    top = int(float(f"{largest:.1g}"))  # to one digit
     keys = sorted({top, top // 2, top // 10} - {0})
     handles = [axes.scatter([], [], s=area * key / largest, color=TEN[0], linewidths=0) for key in keys]
     names = [f"{key:,}" for key in keys]
-    figure.legend(handles, names, title=shown.unit, loc="outside right upper", labelspacing=1.2)
+    picture.legend(handles, names, title=sample.unit, loc="outside right upper", labelspacing=1.2)
 
 
-def _round(number: float) -> int:
-    """To one digit."""
-    return int(float(f"{number:.1g}"))
-
-
-def _heat(figure: Figure, axes: Axes, shown: PartitionSample) -> None:
+def _heat(picture: Picture, axes: Axes, sample: PartitionSample) -> None:
     from matplotlib.colors import PowerNorm
 
-    # Where cells are small, a small share must stay visible.
-    norm = PowerNorm(0.5 if shown.fine() else 1.0, 0, shown.top_share())
-    image = axes.imshow(shown.shares(), cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
+    # Small cells need more contrast for small shares.
+    norm = PowerNorm(0.5 if sample.fine() else 1.0, 0, sample.top_share())
+    image = axes.imshow(sample.shares(), cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=axes, aspect=40, pad=0.01, format=_percent)
-    bar.set_label(f"share of the client's {shown.unit}")
+    bar = picture.colorbar(image, ax=axes, aspect=40, pad=0.01, format=_percent)
+    bar.set_label(f"share of the client's {sample.unit}")
     bar.outline.set_visible(False)
-
-
-def _ranks(partition: Partition) -> Figure:
-    curves = charts.rank_curves(partition)
-    figure = _figure(width=_WIDTH if len(curves) > 1 else _WIDTH / 2, height=2.4)
-    for axes, curve in zip(np.ravel(figure.subplots(1, len(curves))), curves, strict=True):
-        marks = ".-" if len(curve.ranks) <= 30 else "-"
-        axes.plot(curve.ranks, curve.values, marks, color=TEN[0], linewidth=1.4)
-        top, clients = max([*curve.values, 10]), curve.clients
-        axes.set(xscale="log", yscale="log", ylabel=f"{curve.name} of the client", xlabel="client, by rank")
-        axes.set(ylim=(0.8, 1.25 * top), xlim=(0.9, 1.12 * max(clients, 2)))
-        axes.grid(visible=True)
-        if clients < 10:
-            axes.set_xticks(range(1, clients + 1), map(str, range(1, clients + 1)), minor=False)
-            axes.set_xticks([], minor=True)
-        else:
-            _count(axes.xaxis)
-        _count(axes.yaxis)
-    if empty := int((partition.sizes() == 0).sum()):
-        _headline(figure, f"{many(empty, 'client')} without examples not shown")
-    return figure
-
-
-def _distances(histogram: charts.EmdHistogram) -> Figure:
-    figure = _figure(width=_WIDTH / 2, height=2.2)
-    axes = figure.subplots()
-    axes.bar(histogram.centers, histogram.counts, 0.92 * 2 / charts.EMD_BINS, color=TEN[0])
-    if not math.isnan(mean := histogram.mean):
-        axes.axvline(mean, color=_MEAN, linestyle="--", linewidth=1.2)
-        place, transform = histogram.mean_align, axes.get_xaxis_transform()
-        axes.text(mean, 1.01, histogram.mean_label, color=_MEAN, ha=place, va="bottom", transform=transform)
-    axes.set(xlim=(-0.02, 2.02), xlabel="EMD from the population", ylabel="clients")
-    _count(axes.yaxis)
-    if histogram.unknown:
-        _headline(figure, f"{many(histogram.unknown, 'client')} without any class not shown")
-    return figure
-
-
-def _features(strips: Sequence[charts.FeatureStrip]) -> Figure:
-    figure = _figure(width=_WIDTH / 2, height=0.35 + 0.75 * len(strips))
-    for axes, strip in zip(np.ravel(figure.subplots(len(strips), 1)), strips, strict=True):
-        dots, many_dots = 14 if len(strip.values) <= 300 else 4, len(strip.values) > 5000
-        axes.scatter(strip.values, strip.heights, dots, TEN[0], alpha=0.6, linewidths=0, rasterized=many_dots)
-        xlabel = f"{strip.name}, {strip.unit}" if strip.unit else strip.name
-        axes.set(yticks=[], ylim=(-0.15, 1.15), xlabel=xlabel)
-        axes.spines["left"].set_visible(False)
-    return figure

@@ -53,54 +53,76 @@ class Run:
     @property
     def rounds_done(self) -> int:
         done = self.summary.get("rounds_done")
-        return (
-            int(done) if done is not None else max((int(line["round"]) for line in self.metrics), default=0)
-        )
+        return int(done) if done is not None else int(self.metrics[-1]["round"]) if self.metrics else 0
 
     @property
     def rounds(self) -> int | None:
         rounds = self.summary.get("rounds", self.config.get("rounds"))
         return rounds if isinstance(rounds, int) else None
 
+    @property
+    def start_directory(self) -> str:
+        """The run directory as it was given when the run was started."""
+        return str(self.summary.get("directory") or self.directory)
+
     def part(self, table: str, key: str = "name") -> str | None:
         """The name in a table of the settings: `part("model")`, `part("data", "dataset")`."""
-        value = subtable(self.config, table).get(key)
-        if isinstance(value, Mapping):
-            value = value.get("name")
+        value = _name(subtable(self.config, table).get(key))
         if value is None:
-            value = self.summary.get(key if table == "data" else table)
-            value = value.get("name") if isinstance(value, Mapping) else value
+            value = _name(self.summary.get(key if table == "data" else table))
         return None if value is None else str(value)
+
+    def recorded(self, table: str, key: str) -> Any:
+        """A value in a table of the summary, or None."""
+        return subtable(self.summary, table).get(key)
 
     def series(self, key: str) -> tuple[list[int], list[float | None]]:
         """The rounds that have `key`, and its values (None if not finite)."""
         lines = [line for line in self.metrics if key in line]
         return [int(line["round"]) for line in lines], [finite(line[key]) for line in lines]
 
+    def finite(self, key: str) -> list[float]:
+        """The finite values of `key`, round by round."""
+        return [value for value in self.series(key)[1] if value is not None]
+
     def total(self, key: str) -> float | None:
         """A total of the summary; without one, the sum over the rounds so far."""
-        total = finite(subtable(self.summary, "totals").get(key))
+        total = finite(self.recorded("totals", key))
         return self.sum(key) if total is None else total
 
     def seconds(self) -> float | None:
         """The duration of the run with training, evaluation and everything else."""
-        total = finite(subtable(self.summary, "totals").get("seconds"))
-        elapsed = [v for line in self.metrics if (v := finite(line.get("elapsed"))) is not None]
+        total = finite(self.recorded("totals", "seconds"))
+        elapsed = self.finite("elapsed")
         return total if total is not None else elapsed[-1] if elapsed else self.sum("seconds")
 
     def sum(self, key: str) -> float | None:
         """The sum of `key` over the rounds so far, or None if no round has it."""
-        values = [v for line in self.metrics if (v := finite(line.get(key))) is not None]
+        values = self.finite(key)
         return sum(values) if values else None
+
+    def clients(self) -> float | None:
+        """The number of clients in the population, or None if it is unknown."""
+        recorded = finite(self.recorded("partition", "clients"))
+        return len(self.partition) if recorded is None and self.partition is not None else recorded
+
+    def cohort(self) -> list[float]:
+        """The smallest and the largest number of clients that replied in a round; one number if they are equal."""
+        replied = {value for value in self.finite("clients") if value}
+        return sorted({min(replied), max(replied)}) if replied else []
+
+    def _metrics(self) -> list[tuple[str, str]]:
+        """Split and metric of each value that was measured."""
+        return [pair for line in self.metrics for key in line if (pair := split_of(key))]
 
     def metric(self) -> str:
         """The main metric of the run: accuracy for a classifier."""
-        chosen = split_of(str(subtable(self.summary, "best").get("metric", "")))
+        chosen = split_of(str(self.recorded("best", "metric")))
         if chosen and chosen[1] != "loss":
             return chosen[1]
-        names = [parts[1] for line in self.metrics for key in line if (parts := split_of(key))]
+        names = [metric for _, metric in self._metrics()]
         shares = sorted({metric for metric in names if is_share(metric)}, key=lambda m: (m != "accuracy", m))
-        others = [metric for metric in dict.fromkeys(names) if metric != "loss"]
+        others = [metric for metric in names if metric != "loss"]
         return (shares or others or ["accuracy"])[0]
 
     def split(self) -> str:
@@ -108,20 +130,20 @@ class Run:
 
         Personalized models have no test split: each is measured on the data that its client holds out.
         """
-        pairs = [pair for line in self.metrics for key in line if (pair := split_of(key))]
-        return "test" if any(split == "test" for split, _ in pairs) or not pairs else "validation"
+        splits = {split for split, _ in self._metrics()}
+        return "test" if "test" in splits or not splits else "validation"
 
     def spread(self) -> dict[str, dict[str, float]]:
         """The last per-client evaluation: by metric, its mean, std, worst_decile, mean_before."""
-        spread: dict[str, dict[str, float]] = {}
         for line in reversed(self.metrics):
+            spread: dict[str, dict[str, float]] = {}
             for key, given in line.items():
                 match = _SPREAD.fullmatch(key)
                 if match and (value := finite(given)) is not None:
                     spread.setdefault(match[1], {})[match[2]] = value
             if spread:
-                break
-        return spread
+                return spread
+        return {}
 
     def final(self, metric: str) -> tuple[int | None, float | None]:
         """The last evaluated round and its test value (see `split`)."""
@@ -134,25 +156,22 @@ class Run:
         Without a best round in the summary, the best test value so far.
         """
         best, split = subtable(self.summary, "best"), self.split()
-        rounds, values = self.series(f"{split}_{metric}")
-        tested = dict(zip(rounds, values, strict=True))
+        tested = dict(zip(*self.series(f"{split}_{metric}"), strict=True))
         if best:
-            at, chosen = best.get("round"), best.get("chosen_on")
+            at, chosen_on = best.get("round"), best.get("chosen_on")
             value = tested.get(int(at)) if at is not None else None
-            if value is None and chosen == split:
+            if value is None and chosen_on == split:
                 value = finite(best.get("value"))
-            return at, value, chosen
-        candidates = [(value, at) for at, value in tested.items() if value is not None and at > 0]
-        if not candidates:
-            return None, None, None
-        value, at = max(candidates, key=lambda pair: (pair[0], -pair[1]))
-        return at, value, split
+            return at, value, chosen_on
+        candidates = [(value, -at) for at, value in tested.items() if value is not None and at > 0]
+        value, minus_at = max(candidates, default=(None, 0))
+        return (None, None, None) if value is None else (-minus_at, value, split)
 
     def emd(self) -> float | None:
         """The mean earth mover's distance of clients to the population, weighted by size (hsu2020 6.1)."""
-        known = finite(subtable(self.summary, "partition").get("emd"))
-        if known is not None or self.partition is None or self.partition.census is None:
-            return known
+        recorded = finite(self.recorded("partition", "emd"))
+        if recorded is not None or self.partition is None or self.partition.census is None:
+            return recorded
         return finite(self.partition.census.emd())
 
 
@@ -195,6 +214,11 @@ def _rounds(lines: Sequence[Row]) -> list[Row]:
     """One line per round, the later one if a killed run wrote a round twice."""
     by_round = {line["round"]: line for line in lines if isinstance(line.get("round"), int)}
     return [by_round[at] for at in sorted(by_round)]
+
+
+def _name(value: Any) -> Any:
+    """The name in a table such as {name = "iid", clients = 4}; any other value is a name itself."""
+    return value.get("name") if isinstance(value, Mapping) else value
 
 
 def _partition(path: Path) -> Partition | None:

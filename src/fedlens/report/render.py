@@ -1,4 +1,4 @@
-"""Renders the templates of the pages. Jinja2 escapes every value that is put into them.
+"""Renders the templates of the pages. Jinja2 escapes every value that is put into a page.
 
 A page loads nothing: style, script and figures are in it, and its content security policy forbids the rest.
 """
@@ -6,6 +6,7 @@ A page loads nothing: style, script and figures are in it, and its content secur
 from __future__ import annotations
 
 import base64
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,9 +18,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedlens.experiment.atomic_files import write_atomically
+from fedlens.report import format, plotly_figures
 from fedlens.report.figures import Figure
 
-# The border style that looks like a dash of plotly.
+# The CSS border style that looks like a dash of plotly.
 BORDERS = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dashed"}
 
 
@@ -33,45 +35,28 @@ class View:
 
 
 @dataclass(frozen=True)
-class LegendKey:
-    """A legend's entry; a click on it hides its trace."""
-
-    trace: int
-    name: str
-    box: bool
-    style: str
-
-
-@dataclass(frozen=True)
 class Plot:
-    """A figure with its title, its legend and its views.
+    """A figure on a page, with its title, its legend and its views.
 
     Args:
         about: a description for readers who cannot see the figure.
-        shape: the height, a class of style.css: "tall", "low", "tower", "strip", or the usual one.
-        keys: whether the legend is shown.
+        shape: the height, a class of style.css: "tall", "low", "tower", "strip", or empty for the usual one.
+        legend: whether the legend is shown; a click on an entry hides its trace.
         views: the first one is shown at the start.
     """
 
-    figure: Figure
+    figure: plotly_figures.PlotlyFigure
     title: str
     about: str
     shape: str = ""
-    keys: bool = True
+    legend: bool = True
     views: Sequence[View] = ()
 
-    @property
-    def legend(self) -> list[LegendKey]:
-        traces = enumerate(self.figure["data"] if self.keys else [])
-        return [_key(k, trace) for k, trace in traces if trace.get("name") and trace.get("showlegend", True)]
-
-
-def _key(position: int, trace: Mapping[str, Any]) -> LegendKey:
-    if trace["type"] == "bar":
-        return LegendKey(position, trace["name"], True, f"background:{trace['marker']['color']}")
-    line = trace["line"]
-    style = f"border-top-color:{line['color']};border-top-style:{BORDERS[line['dash']]}"
-    return LegendKey(position, trace["name"], False, style)
+    @classmethod
+    def of(cls, figure: Figure, **more: Any) -> Plot:
+        """The plot of a figure's data."""
+        title = "; ".join(filter(None, [figure.title, figure.note]))
+        return cls(plotly_figures.draw(figure), title, figure.about, **more)
 
 
 def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
@@ -85,13 +70,16 @@ def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("fedlens.report"),
-        autoescape=True,
+        autoescape=lambda name: name is not None and ".html" in name,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.globals.update(asset=_asset, plotly=_plotly)
+    environment.globals.update(asset=_asset, plotly=_plotly, borders=BORDERS)
+    filters = (format.count, format.duration, format.label, format.many, format.size)
+    environment.filters.update({function.__name__: function for function in filters})
+    environment.filters.update(quote=shlex.quote, metric=lambda value, name: format.metric_value(name, value))
     return environment
 
 

@@ -19,7 +19,7 @@ def test_all_of_few_clients_in_their_order() -> None:
     some = shown(make_partition(counts))
     assert some.ids == tuple(map(str, range(10)))
     assert np.array_equal(some.counts, counts)
-    assert (some.whose, some.what, some.unit) == ("all 10 clients", "", "examples")
+    assert (some.clients_shown, some.grouping, some.unit) == ("all 10 clients", "", "examples")
 
 
 def test_some_of_many_are_evenly_spread_over_the_sizes() -> None:
@@ -29,13 +29,13 @@ def test_some_of_many_are_evenly_spread_over_the_sizes() -> None:
     assert some.sizes.tolist() == [101, 81, 61, 41, 21, 1]
     assert [int(counts[int(k), 0]) for k in some.ids] == some.sizes.tolist()
     assert some.counts[:, 0].tolist() == some.sizes.tolist()
-    assert some.whose == "6 of 101 clients, evenly spread over the sizes"
+    assert some.clients_shown == "6 of 101 clients, evenly spread over the sizes"
 
 
 def test_some_of_many_of_one_size_are_evenly_spread_over_the_places() -> None:
     some = shown(make_partition(class_counts(21)), clients=5)
     assert some.ids == ("0", "5", "10", "15", "20")
-    assert some.whose == "5 of 21 clients, evenly spread"
+    assert some.clients_shown == "5 of 21 clients, evenly spread"
 
 
 def test_many_classes_are_added_up_in_groups_of_neighbours() -> None:
@@ -45,7 +45,7 @@ def test_many_classes_are_added_up_in_groups_of_neighbours() -> None:
     assert some.labels == ("a to b", "c to e", "f to g")
     assert some.starts == ("a", "c", "f")
     assert some.counts[:, 1].tolist() == counts[:, 2:5].sum(axis=1).tolist()
-    assert some.what == "7 classes in 3 groups of 2 or 3 neighbours"
+    assert some.grouping == "7 classes in 3 groups of 2 or 3 neighbours"
 
 
 def test_a_class_without_a_name_gets_one() -> None:

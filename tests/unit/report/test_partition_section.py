@@ -110,8 +110,8 @@ def test_zeros_are_counted_where_an_axis_cannot_show_them(tmp_path: Path) -> Non
     page = page_of(make_partition(np.array([[3, 1], [0, 0], [0, 4]])), tmp_path)
     words = page.words
     assert [trace["y"] for trace in kind(page, "scatter")] == [[4, 4], [2, 1]]
-    assert "Examples and classes, by rank; 1 without examples not shown" in words
-    assert "Distance of each client from the population; 1 without any class not shown" in words
+    assert "Examples and classes, by rank; 1 client without examples not shown" in words
+    assert "Distance of each client from the population; 1 client without classes not shown" in words
 
 
 def test_nobody_has_anything(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_each_feature_has_a_strip_with_its_unit(tmp_path: Path) -> None:
     counts = np.ones((5000, 1), int)
     page = page_of(make_partition(counts, features=features), tmp_path)
     blur, mood = page.figures[-2:]
-    assert blur["layout"]["xaxis"]["title"]["text"] == "standard deviation, pixels"
+    assert blur["layout"]["xaxis"]["title"]["text"] == "blur, standard deviation, pixels"
     assert mood["layout"]["xaxis"]["title"]["text"] == "mood"
     assert (len(mood["data"][0]["x"]), mood["data"][0]["x"][-1], mood["data"][0]["text"][-1]) == (
         2000,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,13 @@ def test_curves_can_be_seen_over_time_and_bytes(tmp_path: Path) -> None:
     page = comparison([reaching(tmp_path, 0.6)], tmp_path)
     views = [value for name, value in page.attributes if name == "data-data"]
     assert views[:3] == ['{"x":[[0,1,2]]}', '{"x":[[0,1.5,3.0]]}', '{"x":[[0,360000,720000]]}']
+
+
+def test_the_marks_of_few_rounds_are_not_those_of_time_and_bytes(tmp_path: Path) -> None:
+    page = comparison([reaching(tmp_path, 0.6)], tmp_path)
+    assert page.figures[0]["layout"]["xaxis"]["tickvals"] == [0, 1, 2]
+    views = [json.loads(value or "") for name, value in page.attributes if name == "data-layout"]
+    assert [view["xaxis.tickmode"] for view in views[:3]] == ["array", "auto", "auto"]
 
 
 def test_more_runs_than_colours_differ_in_dash(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_the_best_value_is_one_of_test_where_it_is_known(best: dict, said: str) 
 
 def test_the_page_of_a_tuned_run_begins_with_what_the_clients_use(tmp_path: Path) -> None:
     words = read_page(write_report(tuned(tmp_path)).read_text(encoding="utf-8")).words
-    assert "accuracy after tuning 90.0 % mean of the clients; 80.0 % before" in words
+    assert "Accuracy after tuning 90.0 % mean of the clients; 80.0 % before" in words
 
 
 @pytest.mark.parametrize("name", ["clients_accuracy", "client_accuracy_mean", "clients_accuracy_median"])

@@ -1,4 +1,4 @@
-"""Examples handed out class by class: which class a draw gets, and which example of it."""
+"""Draws of examples class by class: the class of each draw, and the example of that class."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def owners_of_draws(
     clients: NDArray[np.int64],
     stream: np.random.RandomState,
 ) -> NDArray[np.int64]:
-    """int64 [n]: who gets each example, -1 for nobody.
+    """int64 [n]: the owner of each example, -1 for none.
 
-    Draw i is client `clients[i]`'s, of class `drawn[i]`: the j-th draw of a class, by whichever client, is the
-    j-th example of that class in a random order. No class may be drawn more often than it has examples.
+    Draw i is of class `drawn[i]` for client `clients[i]`: the j-th draw of a class, by any client, gets the j-th
+    example of that class in a random order. No class may be drawn more often than it has examples.
 
     >>> owners_of_draws(np.array([1, 1, 0]), np.array([1, 0]), np.array([5, 6]), np.random.RandomState(0)).tolist()
     [-1, 5, 6]
@@ -44,11 +44,11 @@ def owners_of_draws(
 def draw_classes(
     left: NDArray[np.int64], uniform: NDArray[np.float64], distribution: Distribution
 ) -> NDArray[np.int64]:
-    """int64 [k]: the class of each draw, one for each number in `uniform`; takes them off `left`, int64 [C].
+    """int64 [k]: the class of each draw, one for each number in `uniform`; subtracts them from `left`, int64 [C].
 
-    `distribution(alive)` gives the cumulative probabilities of the classes `alive` (those of which examples
-    are left, ascending) at that moment. They change only when a class is exhausted, so that all draws are made
-    at once, and those after an exhaustion again.
+    `distribution(alive)` gives the cumulative probabilities of the classes `alive`, which have examples left
+    (ascending). They change only when a class is exhausted, so all draws are made at once, and those after an
+    exhaustion again.
     """
     drawn = np.empty(len(uniform), np.int64)
     done = 0

@@ -1,4 +1,4 @@
-"""Who has how much of which class, in compressed rows, and what follows from it."""
+"""The number of examples of each class at each client, in compressed rows, and distances from it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedlens.data.table import Table
 class Census:
     """Client k holds `counts[i]` marks of class `columns[i]`, for i in `offsets[k] : offsets[k + 1]`.
 
-    What a mark is, says `Table`: the label of an image; each class that a mask or the boxes of an image show,
-    once an image; each token of a text that is to be predicted.
+    A mark (see `Table`) is the label of an image; each class that the mask or the boxes of an image show, once per
+    image; each token of a text that is to be predicted.
 
     Args:
         classes: the name of each class.
@@ -50,8 +50,8 @@ class Census:
     ) -> Census:
         """Counts the classes of each client; `Partition.census_of` calls it.
 
-        Client k holds the examples `indices[offsets[k] : offsets[k + 1]]`. `labels` are those of the whole training
-        split, or its table. `where` names the dataset in errors.
+        Client k holds the examples `indices[offsets[k] : offsets[k + 1]]`. `labels` is the table of the training split,
+        or its labels. `where` names the dataset in errors.
 
         Raises `DataError` if there are fewer labels than the indices need.
 
@@ -83,7 +83,7 @@ class Census:
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def dense(self, clients: NDArray[Any] | None = None) -> NDArray[np.int64]:
-        """int64 [k, classes]: the counts as a matrix, of all clients or of those named."""
+        """int64 [k, classes]: the counts as a matrix, of all clients or of `clients`."""
         rows = np.arange(len(self)) if clients is None else np.asarray(clients, np.int64)
         matrix = np.zeros((len(rows), len(self.classes)), np.int64)
         for row, client in enumerate(rows):
@@ -105,8 +105,8 @@ class Census:
         """float64 [clients]: the earth mover's distance of each client's classes from the population's.
 
         EMD(q_i, p) = ||q_i - p||_1, in [0, 2], with p = sum_i (n_i / n) q_i (hsu2020, section 6.1). q_i is the
-        share of each class among the client's marks, n_i its number of examples. NaN for a client without a
-        mark; the sums are over the others.
+        share of each class among the client's marks, n_i its number of examples. NaN for a client without marks;
+        the sums are over the others.
         """
         owners, shares, p = self._shares()
         if not len(owners):
@@ -116,7 +116,7 @@ class Census:
             owners, np.abs(shares - p[self.columns]) - p[self.columns], minlength=len(self)
         )
         distances[np.diff(self.offsets) == 0] = np.nan
-        # What is left of the rounding must not look like a distance below 0.
+        # Rounding can give distances slightly below 0.
         positive: NDArray[np.float64] = np.maximum(distances, 0.0)
         return positive
 

@@ -1,4 +1,4 @@
-"""Values beside the examples: which of them are missing, and which are numbers."""
+"""Columns of values beside the examples: missing values, and values as numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def is_missing(value: Any) -> bool:
-    """Whether this is None, NaN, NaT (which are not equal to themselves), or text of blanks at most.
+    """Whether this is None, NaN, NaT (which are not equal to themselves), or empty or blank text.
 
     >>> [is_missing(value) for value in (None, float("nan"), " ", "nan", 0)]
     [True, True, True, False, False]
@@ -27,7 +27,7 @@ def missing(column: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def numbers(column: NDArray[Any]) -> NDArray[np.float64]:
-    """float64 [n]: the column as numbers, text read as such; NaN for what is none.
+    """float64 [n]: the column as numbers, also from text; NaN for other values.
 
     >>> numbers(np.array(["-33.9", "north", ""])).tolist()
     [-33.9, nan, nan]

@@ -1,4 +1,4 @@
-"""Images that show several objects each, dealt out by the most frequent object first."""
+"""Images of several objects each, assigned by the most frequent object first."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError
 from fedlens.data.partition.drawing import check_population
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
+from fedlens.data.partition.settings import Clients
 from fedlens.data.table import Table
 
 
+@partitioner
 def detection_frequency(
     labels: Table | NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     to: Annotated[
         Literal["turns", "fewest", "rest"],
         Field(
@@ -29,27 +32,26 @@ def detection_frequency(
         ),
     ] = "turns",
 ) -> Partition:
-    """Takes the most frequent class again and again, and gives its images to one client.
+    """Repeatedly takes the most frequent class and gives its images to one client.
 
     The detection partition of fedcv (7.1.2, table 9: COCO, 80 classes, 8 clients): "we calculate the frequency of
     each object in all images (one object is only counted one time even it occurs more than one time on one image)",
     "put the object with the highest frequency into one client", "sort the remaining pictures and repeat". Our
     reading, for t = 0, 1, 2, .. until no image with a class is left:
 
-    1. Count for each class in how many of the images not yet dealt it occurs.
-    2. Take the class with the highest count; of equal ones that with the lowest number.
-    3. Give all images not yet dealt that show it to one client:
+    1. Count for each class the unassigned images that show it.
+    2. Take the class with the highest count; among equal ones, the lowest number.
+    3. Give all unassigned images that show it to one client:
        `to = "turns"`: number t mod clients. 80 classes over 8 clients are ten classes each, and very unequal sizes.
-       `to = "fewest"`: the one with the fewest images so far; of equal ones that with the lowest number. Where one
-       class is in half of the images ("person" in COCO), its client gets no other, and the rest share evenly.
-       `to = "rest"`: number min(t, clients - 1), as in FedCV's published code: all clients but the last have one
-       class each to go by.
+       `to = "fewest"`: the one with the fewest images so far; among equal ones, the lowest number. If half of the
+       images show one class ("person" in COCO), its client gets no other class, and the others share evenly.
+       `to = "rest"`: number min(t, clients - 1), as in FedCV's published code: each client but the last has one class.
 
-    Images that show no class go to the client with the fewest images, one after the other. Nothing is discarded.
-    There is no random choice: every `seed` gives the same partition. It does not depend on the order of the images
-    either, but for those without a class.
+    Images without a class go to the client with the fewest images, one after the other. Nothing is discarded. There is
+    no random choice: every `seed` gives the same partition. The order of the images has no effect either, except on
+    those without a class.
 
-    Raises `ConfigError` where some client would get no class, as there are too few.
+    Raises `ConfigError` if there are too few classes for the clients.
 
     >>> table = Table.of_sets([[0], [0, 1], [1, 2], [2], [0, 2], []])
     >>> [row.tolist() for row in detection_frequency(table, 0, clients=2)]
@@ -78,26 +80,23 @@ def detection_frequency(
             hint=f"take clients = {turn}, or lda-multilabel" if turn else "take iid or quantity",
         )
     _fill_up(owners, sizes)
-    spec = {"name": "detection-frequency", "clients": clients, "to": to, "seed": seed}
-    return Partition.of_owners(owners, clients, spec=spec)
+    return Partition.of_owners(owners, clients)
 
 
 def _receiver(to: str, clients: int) -> Callable[[int, NDArray[np.int64]], int]:
-    """Who gets the images of the class that is taken at a turn, given how many images each client has."""
+    """The client that gets the images of a turn's class, given the number of images of each client."""
     ways: dict[str, Callable[[int, NDArray[np.int64]], int]] = {
         "turns": lambda turn, _: turn % clients,
         "fewest": lambda _, sizes: int(sizes.argmin()),
         "rest": lambda turn, _: min(turn, clients - 1),
     }
-    if to not in ways:
-        raise ConfigError(f"there is no way '{to}' to deal", where="to", hint=f"take {', '.join(ways)}")
     return ways[to]
 
 
 def _incidence(
     table: Table,
 ) -> tuple[list[NDArray[np.int64]], Callable[[NDArray[np.int64]], NDArray[np.int64]]]:
-    """(the examples that show each class, and how many of given examples show each class)."""
+    """(the examples that show each class, a function that counts the examples of each class among given ones)."""
     width = len(table.classes)
     pairs = np.unique(table.rows * max(1, width) + table.marks)
     rows, marks = np.divmod(pairs, max(1, width))
@@ -116,7 +115,7 @@ def _incidence(
 
 
 def _fill_up(owners: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-    """Gives each example without an owner, in order, to the client that has the fewest then."""
+    """Gives each example without an owner, in order, to the client that has the fewest examples at that moment."""
     heap = [(int(size), client) for client, size in enumerate(sizes)]
     heapq.heapify(heap)
     for row in np.flatnonzero(owners < 0):

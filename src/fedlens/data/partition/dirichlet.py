@@ -1,4 +1,4 @@
-"""Clients with class distributions of their own, drawn from a Dirichlet distribution."""
+"""A class distribution for each client, drawn from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from fedlens.core.errors import ConfigError
 from fedlens.data.partition.by_class import draw_classes, owners_of_draws
 from fedlens.data.partition.drawing import check_classes, check_population, equal_size, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
+from fedlens.data.partition.settings import Clients, Size
 
 _AS_ZERO = 1e-200  # below it, log(u) / (alpha p) leaves float64, and q has long had one class
 
 
+@partitioner
 def dirichlet(
     labels: NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     alpha: Annotated[
         float, Field(ge=0, description="concentration: 0 is one class a client, inf is the prior itself")
     ],
@@ -31,28 +34,25 @@ def dirichlet(
         Literal["uniform", "data"] | list[float],
         Field(description="p: 'uniform', 'data' (the classes of the data), or a number for each class"),
     ] = "uniform",
-    size: Annotated[
-        int | None, Field(ge=1, description="examples a client gets; by default as many as there are for all")
-    ] = None,
+    size: Size = None,
 ) -> Partition:
     """Each client k draws a class distribution q_k ~ Dir(alpha p), and from it examples without replacement.
 
     hsu2019 section 3; hsu2020 appendix B.1. p is a *distribution*, so a uniform prior over C classes gives
     each class the concentration alpha / C, not alpha. Clients are of equal size and filled one after another,
-    example by example: a class is drawn from q_k, then an example of that class that nobody has. Where a set
-    S of classes is exhausted, Eq. 5 goes on with
+    example by example: a class is drawn from q_k, then an unassigned example of that class. When a set S of
+    classes is exhausted, Eq. 5 continues with
 
         q~_k(y) = 0 for y in S, and q_k(y) / (1 - sum_{s in S} q_k(s)) otherwise.
 
-    For alpha = 0, q_k is all on one class, chosen by p. Eq. 5 is then 0/0 when this class is exhausted, and
-    q_k is drawn again on the remaining classes, as it is where no mass is left otherwise. For alpha = inf,
-    q_k = p.
+    For alpha = 0, q_k has all mass on one class, chosen by p. When this class is exhausted, Eq. 5 is 0/0, and q_k
+    is drawn again on the remaining classes; so it is whenever no mass is left. For alpha = inf, q_k = p.
 
-    Discarded, at random within the classes: what `clients * size` leaves over. By default `size` is the
+    Discarded, at random within the classes: the examples beyond `clients * size`. By default `size` is the
     number of examples (of classes with a prior above 0) divided by `clients`, rounded down.
 
-    Raises `ConfigError` where alpha is negative or NaN, the prior is none over the classes, or examples are
-    too few.
+    Raises `ConfigError` if alpha is negative or NaN, the prior is not a distribution over the classes, or there are
+    too few examples.
 
     >>> labels = np.repeat(np.arange(10), 500)
     >>> one_class = dirichlet(labels, 0, clients=10, alpha=0.0)
@@ -61,10 +61,6 @@ def dirichlet(
     """
     classes = check_classes(labels)
     check_population(len(classes), clients)
-    if not alpha >= 0:
-        raise ConfigError(
-            f"alpha is {alpha}, and has to be at least 0", where="alpha", hint="take 0.1, or inf"
-        )
     counts = np.bincount(classes)
     p = _prior(prior, counts)
     each = equal_size(size, int(counts[p > 0].sum()), clients)
@@ -75,22 +71,21 @@ def dirichlet(
         weights = log_weights(p, alpha, concentration)
         row[:] = draw_classes(left, drawing.random_sample(each), partial(_remaining, weights))
     owners = owners_of_draws(classes, drawn.ravel(), np.repeat(np.arange(clients), each), shuffling)
-    return Partition.of_owners(owners, clients, spec=_spec(clients, alpha, prior, each, seed))
+    return Partition.of_owners(owners, clients, spec={"size": each})
 
 
 def _remaining(weights: NDArray[np.float64], alive: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The distribution function of q~_k: Eq. 5 on the classes that are left."""
+    """The cumulative distribution of q~_k: Eq. 5 on the remaining classes."""
     return distribution_function(weights[alive])
 
 
 def log_weights(p: NDArray[np.float64], alpha: float, stream: np.random.RandomState) -> NDArray[np.float64]:
     """[C]: logarithms of numbers proportional to a draw q ~ Dir(alpha p); -inf where p is 0.
 
-    Logarithms, because for a small alpha all of q but one entry underflows, and Eq. 5 would divide by zero:
-    with them, dropping exhausted classes and normalizing is exact whatever is left. Uses Gamma(a) = Gamma(a +
-    1) U^(1/a). At alpha = 0 the order of the weights is that of repeated draws by p without replacement, so
-    that normalizing again on the classes that are left *is* the new draw of q on them: log(U) / p tells which
-    is first.
+    For a small alpha, all entries of q but one underflow, and Eq. 5 would divide by zero; with logarithms, dropping
+    exhausted classes and normalizing is exact. Uses Gamma(a) = Gamma(a + 1) U^(1/a). At alpha = 0 the weights have
+    the order of repeated draws by p without replacement, so normalizing again on the remaining classes *is* the new
+    draw of q on them: log(U) / p gives the order.
     """
     with np.errstate(divide="ignore"):
         if math.isinf(alpha):
@@ -117,10 +112,6 @@ def distribution_function(log_weights: NDArray[np.float64]) -> NDArray[np.float6
 
 def _prior(prior: str | Sequence[float], counts: NDArray[np.int64]) -> NDArray[np.float64]:
     if isinstance(prior, str):
-        if prior not in ("uniform", "data"):
-            raise ConfigError(
-                f"there is no prior '{prior}'", where="prior", hint="take 'uniform', 'data' or numbers"
-            )
         p = np.ones(len(counts)) if prior == "uniform" else counts.astype(np.float64)
     else:
         p = np.array(prior, np.float64)
@@ -132,15 +123,3 @@ def _prior(prior: str | Sequence[float], counts: NDArray[np.int64]) -> NDArray[n
             raise ConfigError("the prior has to be finite and at least 0, not all of it 0", where="prior")
     normalized: NDArray[np.float64] = p / p.sum()
     return normalized
-
-
-def _spec(clients: int, alpha: float, prior: str | Sequence[float], each: int, seed: int) -> dict[str, Any]:
-    named = prior if isinstance(prior, str) else [float(number) for number in prior]
-    return {
-        "name": "dirichlet",
-        "clients": clients,
-        "alpha": alpha,
-        "prior": named,
-        "size": each,
-        "seed": seed,
-    }

@@ -1,4 +1,4 @@
-"""Classes shared out over the clients in proportions from a Dirichlet distribution."""
+"""Each class divided over the clients in proportions from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError
 from fedlens.data.partition.by_class import shuffled_by_class
 from fedlens.data.partition.dirichlet import distribution_function, log_weights
 from fedlens.data.partition.drawing import check_classes, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.partition.settings import Alpha, Balance, Clients, Redraws
 from fedlens.data.partition.sizes import check_minimum
 from fedlens.data.table import Table
@@ -21,6 +21,7 @@ from fedlens.data.table import Table
 _HOPELESS = 10  # clients below the minimum: the chance that a new draw has none is then about exp(-10)
 
 
+@partitioner
 def dirichlet_classwise(
     labels: Table | NDArray[Any],
     seed: int,
@@ -31,12 +32,11 @@ def dirichlet_classwise(
     redraws: Redraws = 20,
     balance: Balance = False,
 ) -> Partition:
-    """Each class c draws proportions p_c ~ Dir(alpha 1) over the K clients, and is cut up in these proportions.
+    """Each class c draws proportions p_c ~ Dir(alpha 1) over the K clients, and is divided in these proportions.
 
-    chen2022 section 4.2; the LDA partition of fedcv (section 7.1.2, table 9). `dirichlet` is the other way round:
-    there each *client* draws a distribution over the classes, with concentration alpha / C for each of C
-    classes, and clients are of equal size. Here the concentration is alpha for each client, and sizes come out
-    unequal. Nothing is discarded.
+    chen2022 section 4.2; the LDA partition of fedcv (section 7.1.2, table 9). In `dirichlet`, each *client* draws a
+    distribution over the classes, with concentration alpha / C for each of C classes, and clients have equal sizes.
+    Here the concentration is alpha for each client, and sizes are unequal. Nothing is discarded.
 
     The N_c examples of class c, in a random order, are cut at floor(N_c (p_c1 + ... + p_ck) + u_c), k = 1 .. K.
     The number u_c, uniform in [0, 1), makes each client's expected number exactly N_c p_ck; always rounding
@@ -45,14 +45,13 @@ def dirichlet_classwise(
     With `balance`, a client that has n / K examples or more from the classes before gets none of class c, and
     p_c is normalized again over the others; sizes are then closer, and later classes on fewer clients.
 
-    Where a client is below `minimum`, everything is drawn again, at most `redraws` times; and no more after a
-    draw that leaves more than 10 clients below it, which another would hardly put right. Of the draws the one with
-    the fewest examples missing (the first of equal ones) is then repaired: the client that is farthest below gets
-    an example from the largest client, of the class which that one has most of, until nobody is below. Of equal
-    clients or classes the one with the lowest number is taken. This moves exactly as many examples as were
-    missing, so it always ends.
+    If a client is below `minimum`, everything is drawn again, at most `redraws` times. A draw with more than 10 clients
+    below it is the last, because another one would hardly be better. Then the draw with the fewest missing examples
+    (the first of equal ones) is repaired: the client farthest below `minimum` gets an example from the largest client,
+    of the class that this client has most of, until no client is below. Among equal clients or classes, the lowest
+    number goes first. This moves exactly as many examples as were missing, so it always ends.
 
-    Raises `ConfigError` where alpha is negative or NaN, or clients * minimum is above the number of examples.
+    Raises `ConfigError` if alpha is negative or NaN, or clients * minimum is above the number of examples.
 
     >>> labels = np.repeat(np.arange(10), 500)
     >>> p = dirichlet_classwise(labels, 0, clients=10, alpha=0.1)
@@ -61,12 +60,6 @@ def dirichlet_classwise(
     """
     classes = check_classes(labels)
     check_minimum(len(classes), clients, minimum)
-    if not alpha >= 0:
-        raise ConfigError(
-            f"alpha is {alpha}, and has to be at least 0", where="alpha", hint="take 0.1, or inf"
-        )
-    if redraws < 0:
-        raise ConfigError(f"redraws is {redraws}, and has to be at least 0", where="redraws")
     shuffling, proportions = streams(seed, 2)
     by_class, counts = shuffled_by_class(classes, shuffling)
     best, missing = None, 0
@@ -80,16 +73,7 @@ def dirichlet_classwise(
     assert best is not None
     owners = np.empty(len(classes), np.int64)
     owners[by_class] = _repair(best, classes[by_class], clients, minimum) if missing else best
-    settings = {
-        "clients": clients,
-        "alpha": alpha,
-        "minimum": minimum,
-        "redraws": redraws,
-        "balance": balance,
-    }
-    return Partition.of_owners(
-        owners, clients, spec={"name": "dirichlet-classwise", **settings, "seed": seed}
-    )
+    return Partition.of_owners(owners, clients)
 
 
 def _cut(
@@ -103,7 +87,7 @@ def _cut(
     for count in counts[counts > 0]:
         weights = log_weights(even, alpha * clients, stream)
         if balance:
-            # Somebody is below n / K as long as examples are left, so that not all weights are -inf.
+            # As long as examples are left, a client is below n / K, so not all weights are -inf.
             weights[sizes * clients >= n] = -np.inf
         cuts = np.floor(distribution_function(weights) * count + stream.random_sample()).astype(np.int64)
         pieces = np.diff(np.minimum(cuts, count), prepend=0)
@@ -116,9 +100,9 @@ def _cut(
 def _repair(
     owners: NDArray[np.int64], classes: NDArray[np.int64], clients: int, minimum: int
 ) -> NDArray[np.int64]:
-    """int64 [n]: the owners after examples were moved until everybody has `minimum`; see the rule above.
+    """int64 [n]: the owners after examples were moved until each client has `minimum`, by the rule above.
 
-    Whoever gives has more than `minimum`: the sum is at least clients * minimum, and somebody is below it.
+    The giving client has more than `minimum`: the sum is at least clients * minimum, and another client is below it.
     """
     owners = owners.copy()
     sizes = np.bincount(owners, minlength=clients)
@@ -128,18 +112,18 @@ def _repair(
     short = [(int(sizes[k]), int(k)) for k in np.flatnonzero(sizes < minimum)]
     heapq.heapify(large)
     heapq.heapify(short)
-    held: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = {}
+    by_giver: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = {}
     while short:
         size, taker = heapq.heappop(short)
         negative, giver = large[0]
-        if giver not in held:
-            own = rows[starts[giver] : starts[giver] + sizes[giver]]
-            _, counts = np.unique(classes[own], return_counts=True)
-            held[giver] = own, np.cumsum(counts) - counts, counts
-        own, firsts, counts = held[giver]
+        if giver not in by_giver:
+            rows_of = rows[starts[giver] : starts[giver] + sizes[giver]]
+            _, counts = np.unique(classes[rows_of], return_counts=True)
+            by_giver[giver] = rows_of, np.cumsum(counts) - counts, counts
+        rows_of, firsts, counts = by_giver[giver]
         most = int(counts.argmax())
         counts[most] -= 1
-        owners[own[firsts[most] + counts[most]]] = taker
+        owners[rows_of[firsts[most] + counts[most]]] = taker
         heapq.heapreplace(large, (negative + 1, giver))
         if size + 1 < minimum:
             heapq.heappush(short, (size + 1, taker))

@@ -1,4 +1,4 @@
-"""What the partitioners share: random numbers that stay the same, and the checks before they are drawn."""
+"""Random streams of the partitioners, which are the same in every NumPy version, and checks of their sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def streams(seed: int, count: int) -> list[np.random.RandomState]:
     `RandomState` is frozen by NumPy's policy on streams (NEP 19), unlike `Generator`: the same seed gives the
     same partition in every version. Its generator here is PCG64.
 
-    Raises `ConfigError` where the seed is negative.
+    Raises `ConfigError` if the seed is negative.
     """
     if seed < 0:
         raise ConfigError(f"the seed is {seed}, and has to be at least 0")
@@ -26,7 +26,7 @@ def streams(seed: int, count: int) -> list[np.random.RandomState]:
 
 
 def check_population(examples: int, clients: int) -> None:
-    """Raises `ConfigError` where `examples` cannot give each of `clients` at least one."""
+    """Raises `ConfigError` if there are fewer examples than clients, or no client."""
     if clients < 1:
         raise ConfigError(f"there are {clients} clients, and there has to be at least 1", where="clients")
     if clients > examples:
@@ -40,21 +40,18 @@ def check_population(examples: int, clients: int) -> None:
 def check_classes(labels: Table | NDArray[Any]) -> NDArray[np.int64]:
     """The labels as int64 [n].
 
-    Raises `DataError` where they are not one class an example, `ConfigError` where a table says that its
-    examples have several.
+    Raises `DataError` if they are not one class per example, `ConfigError` if the examples of a table have several.
     """
     return Table.of(labels).labels
 
 
 def equal_size(size: int | None, available: int, clients: int) -> int:
-    """The examples of each client: `size`, or as many as there are for all.
+    """The number of examples of each client: `size`, or an equal share of the `available` examples.
 
-    Raises `ConfigError` where the `available` examples are too few.
+    Raises `ConfigError` if there are too few examples.
     """
     check_population(available, clients)
     each = available // clients if size is None else size
-    if each < 1:
-        raise ConfigError(f"size is {each}, and has to be at least 1", where="size")
     if each * clients > available:
         raise ConfigError(
             f"{clients} clients of {each} need {clients * each} examples, and there are {available}",

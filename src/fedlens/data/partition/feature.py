@@ -1,4 +1,4 @@
-"""Clients with the same labels that see their images differently."""
+"""Clients with the same label distribution and different image features."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError
 from fedlens.data.partition.drawing import check_population, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.partition.settings import Clients
 from fedlens.data.table import Table
 
-# What leaves an image as it is, for every way in which `fedlens.data.shifts` can change one.
+# The value that does not change an image, for each feature of `fedlens.data.shifts`.
 NEUTRAL = {"brightness": 1.0, "contrast": 1.0, "blur": 0.0, "rotation": 0.0, "noise": 0.0}
 
 
+@partitioner
 def feature(
     labels: Table | NDArray[Any],
     seed: int,
@@ -51,28 +53,26 @@ def feature(
         ),
     ] = 0.05,
 ) -> Partition:
-    """The same labels everywhere, but each client sees its images in its own way.
+    """The same label distribution everywhere, and different image features for each client.
 
-    Beyond the documents: it tells feature skew apart from label skew, which in collected data come together.
-    (`mix` puts them together again, by any measure: a label partition outside and `feature` with `clients = 1`
-    inside.)
+    Not from a paper: it separates feature skew from label skew, which occur together in collected data. (`mix`
+    combines them to any degree: a label partition outside and `feature` with `clients = 1` inside.)
 
-    The labels are split evenly: the examples are put in a random order, sorted by class, and dealt like cards to
-    the clients in a random order. So any two clients differ by at most one example in size, and by at most one in
-    each class. Examples with several classes or none are dealt in a random order. Nothing is discarded.
+    The labels are split evenly: the examples are shuffled, sorted by class, and dealt like cards to the clients in a
+    random order. So any two clients differ by at most one example in size, and by at most one in each class. Examples
+    with several classes or none are dealt in a random order. Nothing is discarded.
 
-    Each client k then draws one number for each setting that is above 0, independent of the others, and of the
-    other clients:
+    Each client k then draws one independent number for each setting above 0:
 
         brightness_k ~ U[1 - b, 1 + b],   contrast_k ~ U[1 - c, 1 + c],   blur_k ~ U[0, blur],
         rotation_k ~ U[-r, r],            noise_k ~ U[0, noise].
 
-    They stand in `Partition.features` by name, are saved with it, and are part of its digest. What they do to an
-    image says `fedlens.data.shifts.shifted`. Setting one to 0 changes nothing about the others. The test split is
-    seen as it is.
+    `Partition.features` holds the numbers by name; they are saved with it, and are part of its digest.
+    `fedlens.data.shifts.shifted` applies them to an image. Setting one to 0 does not change the others. The test split
+    is not changed.
 
-    Raises `ConfigError` where every setting is 0 or one is out of range, where there are more clients than
-    examples, and where images with masks or boxes would be rotated, which stay as they are.
+    Raises `ConfigError` if every setting is 0 or one is out of range, if there are more clients than examples, and if
+    images with masks or boxes would be rotated, because masks and boxes are not.
 
     >>> labels = np.repeat(np.arange(10), 60)
     >>> p = feature(labels, 0, clients=4, brightness=0.5, blur=0)
@@ -100,12 +100,11 @@ def feature(
         for (name, width), stream in zip(widths.items(), drawing, strict=True)
         if width > 0
     }
-    spec = {"name": "feature", "clients": clients, **widths, "seed": seed}
-    return replace(Partition.of_owners(owners, clients, spec=spec), features=features)
+    return replace(Partition.of_owners(owners, clients), features=features)
 
 
 def _drawn(name: str, width: float, clients: int, stream: np.random.RandomState) -> NDArray[np.float64]:
-    """float64 [clients]: around what is neutral both ways, or from it upwards where there is no other way."""
+    """float64 [clients]: around the neutral value, or from it upwards for blur and noise."""
     uniform = stream.random_sample(clients)
     drawn: NDArray[np.float64] = NEUTRAL[name] + width * (
         uniform if name in ("blur", "noise") else 2 * uniform - 1
@@ -114,10 +113,6 @@ def _drawn(name: str, width: float, clients: int, stream: np.random.RandomState)
 
 
 def _check(widths: dict[str, float], single: bool) -> None:
-    for name, width in widths.items():
-        most = {"blur": 100, "rotation": 180}.get(name, 1)
-        if not 0 <= width <= most:
-            raise ConfigError(f"{name} is {width}, and has to be in 0 .. {most}", where=name)
     if not any(widths.values()):
         raise ConfigError(
             "the clients would all see the same",

@@ -1,4 +1,4 @@
-"""A partition that was saved before."""
+"""A saved partition."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def from_file(
 ) -> Partition:
     """The saved partition in the file `path`: the same clients with the same examples, in the same order.
 
-    The file counts in the published training split, and so do not the rows of a table from which a share was held
-    out for validation; they are translated. Discarded are the examples of the file that are held out. A client
-    that loses all of its examples stays, with none. The `seed` plays no part.
+    The file has positions in the published training split. If a share of it is held out for validation, they are
+    translated to the rows of the table, and held-out examples are discarded. A client that loses all its examples
+    stays, with none. The `seed` has no effect.
 
-    Ids, features and the order of the examples are kept. Where nothing is held out, the partition of the run has
-    the digest of the file. `spec` says the file's digest, and under "of" how it was made.
+    Ids, features and the order of the examples are kept. If nothing is held out, the partition of the run has the
+    digest of the file. `spec` holds the file's digest, and its spec under "of".
 
-    Raises `DataError` where there is no such file, it is damaged, it is of another dataset, or the data are not
-    those that it was made of: other classes, or anything else in the labels and columns of the training split.
+    Raises `DataError` if the file does not exist or is damaged, is of another dataset, or was made of other data:
+    other classes, or any other difference in the labels and columns of the training split.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "p.npz"
@@ -51,13 +51,13 @@ def from_file(
     row = np.full(total, -1, np.int64)
     row[table.where()] = np.arange(len(table))
     rows = row[saved.indices]
-    there = rows >= 0
-    if not there.any():
+    in_table = rows >= 0
+    if not in_table.any():
         raise DataError("no example of the partition is left to train on", where=path, hint="hold out fewer")
-    kept = np.bincount(saved.owners()[there], minlength=len(saved))
+    kept = np.bincount(saved.owners()[in_table], minlength=len(saved))
     return replace(
         saved,
-        indices=rows[there],
+        indices=rows[in_table],
         offsets=np.concatenate([[0], np.cumsum(kept)]),
         spec={"name": "file", "digest": saved.digest, "of": dict(saved.spec)},
         census=None,

@@ -1,4 +1,4 @@
-"""Clients whose examples are a random share of all examples."""
+"""A random share of all examples for each client."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def iid(
     """A random share of all examples for each client.
 
     `sizes` are equal (they differ by at most one), by a law (`fedlens.data.partition.sizes.draw_sizes`), or
-    given, a whole number for each client. Discarded, at random: what given sizes leave over; otherwise nothing.
+    given, a whole number for each client. Discarded, at random: the examples that given sizes leave; otherwise none.
 
-    Because the draw is random, a small client's classes differ from the population's by chance. Where this must
-    not be, and sizes alone shall differ, take `quantity`.
+    Because the draw is random, a small client's classes differ from the population's by chance. `quantity` gives
+    clients that differ only in size.
 
-    Raises `ConfigError` where there are more clients than examples, given sizes do not fit, or a setting is
-    given that has no use with these `sizes`.
+    Raises `ConfigError` if there are more clients than examples, given sizes do not fit, or a setting is given that
+    these `sizes` do not use.
 
     >>> iid(np.zeros(10, int), 0, clients=4).sizes().tolist()
     [3, 3, 2, 2]
@@ -67,7 +67,7 @@ def _sizes(
     settings: dict[str, Any],
     stream: np.random.RandomState,
 ) -> tuple[NDArray[np.int64], dict[str, Any]]:
-    """(int64 [clients], what the recipe says of them)."""
+    """(int64 [clients], the settings of the sizes for the spec)."""
     if not isinstance(sizes, str):
         refuse_unused("given", settings)
         each = _given(sizes, n, clients)

@@ -1,4 +1,4 @@
-"""Images that show several classes each, shared out in proportions from a Dirichlet distribution."""
+"""Images of several classes each, divided over the clients in proportions from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.partition.dirichlet_classwise import dirichlet_classwise
 from fedlens.data.partition.drawing import check_population, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.partition.settings import Alpha, Balance, Clients, Redraws
 from fedlens.data.table import Table
 
 
+@partitioner
 def lda_multilabel(
     labels: Table | NDArray[Any],
     seed: int,
@@ -35,30 +37,30 @@ def lda_multilabel(
         Field(description="classes, by name or number, that images do not count for"),
     ] = (),
 ) -> Partition:
-    """Walks over the classes; of each, the images that show it and are not dealt yet go out by p_c ~ Dir(alpha 1).
+    """Divides the images class by class: those that show class c, and no earlier one, by p_c ~ Dir(alpha 1).
 
     The LDA partition of fedcv for segmentation (7.1.2 and table 9: augmented PASCAL VOC, 4 or 8 clients, alpha 0.1,
-    0.5 and 100). The document leaves open what becomes of an image that shows several classes; this is our reading:
+    0.5 and 100). The paper does not say which class counts for an image with several; this is our reading:
 
     1. Count for each class the images that show it, once an image. Put the classes in order: the rarest first, equal
        ones by number (`order = "rarest"`), or by number (`"index"`).
-    2. For each class in this order, take the images that show it and show none of the classes before, and share them
-       out over the clients by proportions p_c ~ Dir(alpha 1).
+    2. For each class in this order, take the images that show it and none of the classes before, and divide them over
+       the clients by proportions p_c ~ Dir(alpha 1).
     3. Deal the images that show no class to the clients in a random order, the same number to each, or one more.
 
-    So an image is dealt by one of its classes, and step 2 is `dirichlet_classwise` with that class as the label: the
-    same cuts, the same repair where a client is below `minimum` (step 3 comes on top of it), the same `balance`. On
-    labels, one a class, with `order = "index"` it is the same partition.
+    So one class of an image decides, and step 2 is `dirichlet_classwise` with that class as the label: the same cuts,
+    the same repair if a client is below `minimum` (step 3 adds to it), the same `balance`. On labels, one class per
+    image, `order = "index"` gives the same partition.
 
-    The rarest class comes first so that every class keeps images to be dealt by: whatever is taken from "person",
-    there are persons left, and it does not matter how the classes are numbered. FedCV's published code goes by
-    number, with a cap, and draws again until nobody is below 10: `order = "index"`, `balance = true`,
-    `minimum = 10`. A background class that is in every image is harmless when it is the most frequent one, and
-    takes everything when it is number 0 and goes first: name it in `ignore`. Classes in `ignore` are still counted
-    in the partition's census. Nothing is discarded.
+    The rarest class comes first so that every class decides for some images, whatever the numbers of the classes are:
+    of a frequent class such as "person", images are left. FedCV's published code takes the classes by number, with a
+    cap, and draws again until no client is below 10: `order = "index"`, `balance = true`, `minimum = 10`. A background
+    class that is in every image does no harm if it is the most frequent one, but takes all images if it is number 0
+    and comes first: name it in `ignore`. The partition's census still counts the classes in `ignore`. Nothing is
+    discarded.
 
-    Raises `ConfigError` where alpha is negative or NaN, `ignore` names a class that there is not, or the images that
-    show a class are fewer than clients * minimum.
+    Raises `ConfigError` if alpha is negative or NaN, `ignore` names an unknown class, or fewer than clients * minimum
+    images show a class.
 
     >>> table = Table.of_sets([[0, 1], [0], [0, 2], []] * 100)
     >>> p = lda_multilabel(table, 0, clients=4, alpha=0.5)
@@ -67,34 +69,26 @@ def lda_multilabel(
     """
     table = Table.of(labels)
     check_population(len(table), clients)
-    if order not in ("rarest", "index"):
-        raise ConfigError(f"there is no order '{order}'", where="order", hint="take 'rarest' or 'index'")
     ignored = _numbers(ignore, table)
     decisive = _decisive(table, ignored, order)
     shown = np.flatnonzero(decisive >= 0)
     if not len(shown):
         what = "but those to be ignored" if len(ignored) else "at all"
         raise ConfigError(f"no example has a class {what}", where="ignore", hint="take iid or quantity")
-    settings: dict[str, Any] = {
-        "clients": clients,
-        "alpha": alpha,
-        "minimum": minimum,
-        "redraws": redraws,
-        "balance": balance,
-    }
     owners = np.empty(len(table), np.int64)
-    dealt = dirichlet_classwise(decisive[shown], seed, **settings)
+    dealt = dirichlet_classwise(
+        decisive[shown], seed, clients=clients, alpha=alpha, minimum=minimum, redraws=redraws, balance=balance
+    )
     owners[shown[dealt.indices]] = dealt.owners()
 
     (*_, dealing) = streams(seed, 3)  # the first two are those of dirichlet_classwise
     rest = dealing.permutation(np.flatnonzero(decisive < 0))
     owners[rest] = dealing.permutation(clients)[np.arange(len(rest)) % clients]
-    spec = {"name": "lda-multilabel", **settings, "order": order, "ignore": list(ignore), "seed": seed}
-    return Partition.of_owners(owners, clients, spec=spec)
+    return Partition.of_owners(owners, clients)
 
 
 def _decisive(table: Table, ignored: NDArray[np.int64], order: str) -> NDArray[np.int64]:
-    """int64 [n]: the place in the order of the class that each example is dealt by; -1 for none."""
+    """int64 [n]: the position in the order of the class that decides for each example; -1 for none."""
     width = max(1, len(table.classes))
     counts = np.bincount(np.unique(table.rows * width + table.marks) % width, minlength=width)
     place = np.empty(width, np.int64)
@@ -106,13 +100,13 @@ def _decisive(table: Table, ignored: NDArray[np.int64], order: str) -> NDArray[n
 
 
 def _numbers(ignore: Sequence[int | str], table: Table) -> NDArray[np.int64]:
-    """The numbers of the classes that are given by name or number."""
-    found = []
+    """The numbers of classes given by name or number."""
+    numbers = []
     for entry in ignore:
         if isinstance(entry, str) and entry in table.classes:
-            found.append(table.classes.index(entry))
+            numbers.append(table.classes.index(entry))
         elif isinstance(entry, int) and 0 <= entry < len(table.classes):
-            found.append(entry)
+            numbers.append(entry)
         else:
             known = nearest(entry, table.classes) if isinstance(entry, str) and table.classes else None
             raise ConfigError(
@@ -120,4 +114,4 @@ def _numbers(ignore: Sequence[int | str], table: Table) -> NDArray[np.int64]:
                 where="ignore",
                 hint=known or f"take a name, or a number in 0 .. {len(table.classes) - 1}",
             )
-    return np.array(found, np.int64)
+    return np.array(numbers, np.int64)

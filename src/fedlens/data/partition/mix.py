@@ -1,4 +1,4 @@
-"""A partition inside another: every client of the outer one is partitioned again by the inner one."""
+"""A partition inside another: an inner partition divides each client of an outer one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from fedlens.core.registry import Factory, read_settings, settings_model
 from fedlens.data.partition import PARTITIONS
 from fedlens.data.partition.feature import NEUTRAL
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.table import Table
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A partition that a setting names, and its checked settings. `key` is the name of that setting."""
+    """A partition with its checked settings, as given in the setting `key`."""
 
     factory: Factory
     name: str
@@ -33,19 +34,19 @@ class Recipe:
     def __call__(self, table: Table, seed: int) -> Partition:
         """The partition of `table`. Raises `ConfigError` that names the setting below `key`."""
         try:
-            made = self.factory(table, seed, **self.settings)
+            partition = self.factory(table, seed, **self.settings)
         except ConfigError as error:
             where = ".".join(filter(None, [self.key, error.where]))
             raise ConfigError(error.what, where=where, hint=error.hint) from error
-        if not isinstance(made, Partition):
+        if not isinstance(partition, Partition):
             raise ConfigError(
-                f"the partition '{self.name}' made a {type(made).__name__}, and has to make a Partition",
+                f"the partition '{self.name}' made a {type(partition).__name__}, and has to make a Partition",
                 where=f"{self.key}.name",
             )
-        return made
+        return partition
 
     def table(self) -> dict[str, Any]:
-        """The table with every setting in it, as TOML and JSON give it back."""
+        """The table with all settings, in types of TOML and JSON."""
         plain = {
             key: list(value) if isinstance(value, tuple) else value for key, value in self.settings.items()
         }
@@ -53,7 +54,7 @@ class Recipe:
 
 
 def read_recipe(given: Mapping[str, Any] | str, key: str) -> Recipe:
-    """The partition that a table such as {name = "iid", clients = 4}, or a name alone, stands for.
+    """Reads a table such as {name = "iid", clients = 4}, or a name alone.
 
     Raises `ConfigError` that names the setting below `key`.
 
@@ -84,7 +85,7 @@ def read_recipe(given: Mapping[str, Any] | str, key: str) -> Recipe:
 
 
 def _check_names(factory: Factory, name: str, table: Mapping[str, Any], key: str) -> None:
-    """Raises `ConfigError` for a setting that there is not, and for one that is missing."""
+    """Raises `ConfigError` for an unknown setting, and for a missing one."""
     try:
         model = settings_model(factory)
     except Exception as error:
@@ -96,9 +97,7 @@ def _check_names(factory: Factory, name: str, table: Mapping[str, Any], key: str
         if setting not in model.model_fields:
             known = nearest(setting, model.model_fields) if model.model_fields else "it has none: take it out"
             raise ConfigError(
-                f"the partition '{name}' has no setting '{setting}'",
-                where=f"{key}.{setting}",
-                hint=known,
+                f"the partition '{name}' has no setting '{setting}'", where=f"{key}.{setting}", hint=known
             )
     for setting, field in model.model_fields.items():
         if field.is_required() and setting not in table:
@@ -110,16 +109,17 @@ def _check_names(factory: Factory, name: str, table: Mapping[str, Any], key: str
 
 
 def _filled(given: dict[str, Any] | str) -> dict[str, Any] | str:
-    """The table with every setting in it and whole paths, so that a run's config.toml has them."""
+    """The table with all settings and absolute paths, for a run's config.toml."""
     try:
         return read_recipe(given, "").table()
     except ConfigError:
-        return given  # `mix` finds the same fault, and can say in which of the two it is
+        return given  # `mix` raises the same error, and names the setting
 
 
 _Table = Annotated[dict[str, Any] | str, AfterValidator(_filled)]
 
 
+@partitioner
 def mix(
     labels: Table | NDArray[Any],
     seed: int,
@@ -138,29 +138,29 @@ def mix(
         ),
     ] = "stop",
 ) -> Partition:
-    """Partitions all examples by `outer`, and then the examples of each of its clients by `inner`.
+    """Partitions all examples by `outer`, and the examples of each of its clients by `inner`.
 
-    Beyond the documents. Examples: cities, and a Dirichlet partition within each city,
+    Not from a paper. Examples: cities, and a Dirichlet partition within each city,
 
         outer = {name = "natural", column = "city"}, inner = {name = "dirichlet", clients = 4, alpha = 0.1};
 
-    label skew and feature skew together, each client of the Dirichlet partition seeing in a way of its own,
+    label skew and feature skew together, with different image features for each client of the Dirichlet partition,
 
         outer = {name = "dirichlet", clients = 100, alpha = 0.1}, inner = {name = "feature", clients = 1};
 
-    or the same, but four clients that see alike: outer = feature with 25 clients, inner = dirichlet with 4. `mix`
-    may itself be outer or inner.
+    or the same with four clients per set of features: outer = feature with 25 clients, inner = dirichlet with 4.
+    `mix` can itself be outer or inner.
 
-    The outer partition is drawn with `seed` itself, and is what it would be alone. Inside its client called i the
-    inner one is drawn with a seed derived from (`seed`, "inner", i), so that one more city changes nothing in the
-    others. The clients are called "i/j", for j the inner id. How clients see (`Partition.features`) is what either
-    partition says; a client without a number for a feature that others have gets the neutral one.
+    The outer partition uses `seed` itself, so it is the same as on its own. The inner partition of client i uses a
+    seed derived from (`seed`, "inner", i), so that one more city does not change the others. The clients have the
+    names "i/j", where j is the inner id. Both partitions can set image features (`Partition.features`); a client
+    without a value for a feature that other clients have gets the neutral value.
 
-    Discarded is what `outer` or `inner` discards. A part is too small where `inner` refuses it with a `ConfigError`
-    but takes another part. Then, by `small`, that is an error which names the part ("stop"), the part stays one
-    client called "i" ("whole"), or it is discarded too ("drop"). If `inner` takes no part at all, that is an error.
+    What `outer` or `inner` discards is discarded. A part is too small if `inner` refuses it with a `ConfigError` but
+    accepts another part. `small` decides what happens then: "stop" raises an error that names the part, "whole" keeps
+    the part as one client with the name "i", and "drop" discards it. It is an error if `inner` accepts no part.
 
-    Raises `ConfigError` where a setting in `outer` or `inner` is wrong, both say the same feature, or two clients
+    Raises `ConfigError` if a setting in `outer` or `inner` is invalid, both set the same feature, or two clients
     would have the same name.
 
     >>> table = Table.of([0, 1] * 40, {"city": ["Ulm"] * 30 + ["Bern"] * 50})
@@ -170,8 +170,6 @@ def mix(
     (('0/0', '0/1', '1/0', '1/1'), [20, 20, 20, 20])
     """
     table = Table.of(labels)
-    if small not in ("stop", "whole", "drop"):
-        raise ConfigError(f"there is no way '{small}'", where="small", hint="take stop, whole or drop")
     outside, inside = read_recipe(outer, "outer"), read_recipe(inner, "inner")
     first = outside(table, seed)
     if not len(first):
@@ -186,7 +184,7 @@ def mix(
             parts[k] = Partition.of_owners(np.zeros(len(first[k]), np.int64), [""])
     parts = dict(sorted(parts.items()))
     names = [_name(first.ids[k], client, k in refused) for k, part in parts.items() for client in part.ids]
-    spec = {"name": "mix", "outer": outside.table(), "inner": inside.table(), "small": small, "seed": seed}
+    spec = {"outer": outside.table(), "inner": inside.table()}
     return replace(
         _joined(first, parts, names), spec=spec, features=_features(first, parts), dataset=first.dataset
     )
@@ -195,7 +193,7 @@ def mix(
 def _parts(
     table: Table, first: Partition, inside: Recipe, seed: int
 ) -> tuple[dict[int, Partition], dict[int, ConfigError]]:
-    """The inner partition of each outer client, by its number; and of those that were refused, why."""
+    """The inner partition of each outer client by its number, and the error of each that was refused."""
     parts, refused = {}, {}
     for k, name in enumerate(first.ids):
         try:
@@ -235,20 +233,20 @@ def _joined(first: Partition, parts: Mapping[int, Partition], names: Sequence[st
 
 
 def _features(first: Partition, parts: Mapping[int, Partition]) -> dict[str, NDArray[np.float64]]:
-    """float64 [clients] by name: what outer and inner say together."""
-    found: dict[str, NDArray[np.float64]] = {}
+    """float64 [clients] by name: the features of outer and inner together."""
+    features: dict[str, NDArray[np.float64]] = {}
     each = [len(part) for part in parts.values()]
     for name, values in first.features.items():
-        found[name] = np.repeat(values[list(parts)], each)
+        features[name] = np.repeat(values[list(parts)], each)
     for name in sorted({name for part in parts.values() for name in part.features}):
-        if name in found:
+        if name in features:
             raise ConfigError(
                 f"outer and inner both say the clients' {name}",
                 where="inner",
                 hint=f"set {name} = 0 in one of them",
             )
-        found[name] = np.concatenate([_values(part, name) for part in parts.values()])
-    return found
+        features[name] = np.concatenate([_values(part, name) for part in parts.values()])
+    return features
 
 
 def _values(part: Partition, name: str) -> NDArray[np.float64]:

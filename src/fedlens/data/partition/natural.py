@@ -1,4 +1,4 @@
-"""Clients that the data have of themselves: users, authors, cities, or any column."""
+"""Clients given by the data: users, authors, cities, or any other column."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.partition.columns import is_missing
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.table import Table
 
 
+@partitioner
 def natural(
     labels: Table | NDArray[Any],
     seed: int,
@@ -33,13 +35,12 @@ def natural(
     The ids are the values as text, in sorted order: text by code points, numbers by size.
 
     Discarded: the examples of clients with fewer than `min_examples`, or with marks of fewer than `min_classes`
-    different classes (hsu2020 section 4.2 keeps users with 30 images of 5 or more landmarks), and those of clients
-    that are not among the `max_clients` chosen. Clients are filtered first, and chosen among those that stay. The
-    seed serves that choice alone. How many clients and examples went is in the partition's `spec`, under
-    "dropped".
+    different classes (hsu2020 section 4.2 keeps users with 30 images of 5 or more landmarks). Then `max_clients` of
+    the remaining clients are chosen at random, and the examples of the others are discarded too. Only this choice uses
+    the seed. The partition's `spec` counts the discarded clients and examples under "dropped".
 
-    Raises `ConfigError` where there is no such column, or fewer than two clients stay; `DataError` where values
-    are missing (empty text, None, NaN), or all are the same.
+    Raises `ConfigError` if there is no such column, or fewer than two clients remain; `DataError` if values are
+    missing (empty text, None, NaN), or all are the same.
 
     >>> table = Table.of([0, 0, 1, 1, 1], {"city": ["ulm", "bonn", "ulm", "bonn", "kiel"]})
     >>> p = natural(table, 0, column="city", min_examples=2)
@@ -63,18 +64,16 @@ def natural(
             hint="take a smaller number",
         )
     if max_clients is not None and max_clients < len(stay):
-        stay = np.sort(choosing.permutation(stay)[: _at_least_two(max_clients)])
+        stay = np.sort(choosing.permutation(stay)[:max_clients])
     number = np.full(len(values), -1, np.int64)
     number[stay] = np.arange(len(stay))
     owners = number[owners]
     dropped = {"clients": len(values) - len(stay), "examples": int((owners < 0).sum())}
-    settings = {"min_examples": min_examples, "min_classes": min_classes, "max_clients": max_clients}
-    spec = {"name": "natural", "column": column, **settings, "seed": seed, "dropped": dropped}
-    return Partition.of_owners(owners, [str(value) for value in values[stay].tolist()], spec=spec)
+    return Partition.of_owners(owners, list(map(str, values[stay].tolist())), spec={"dropped": dropped})
 
 
 def _clients(table: Table, column: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """(the different values in order, the number of each example's value)."""
+    """(the sorted different values, the index of each example's value)."""
     given = _plain(table.column(column))
     values, owners = np.unique(given, return_inverse=True)
     missing = [i for i, value in enumerate(values.tolist()) if is_missing(value)]
@@ -108,9 +107,3 @@ def _plain(column: NDArray[Any]) -> NDArray[Any]:
     if all(isinstance(item, int | float) for item in items):
         return np.array(items)
     return np.array([str(item) for item in items])
-
-
-def _at_least_two(max_clients: int) -> int:
-    if max_clients < 2:
-        raise ConfigError(f"max_clients is {max_clients}, and has to be at least 2", where="max_clients")
-    return max_clients

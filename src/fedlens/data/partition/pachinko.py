@@ -1,4 +1,4 @@
-"""Clients with distributions of their own over groups of classes, and over the classes of each group."""
+"""A distribution over groups of classes for each client, and one over the classes of each group."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from fedlens.data.partition.by_class import draw_classes, owners_of_draws
 from fedlens.data.partition.dirichlet import distribution_function, log_weights
 from fedlens.data.partition.drawing import equal_size, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
+from fedlens.data.partition.settings import Clients, Size
 from fedlens.data.table import Table
 
 
+@partitioner
 def pachinko(
     labels: Table | NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     alpha: Annotated[
         float, Field(ge=0, description="concentration over the groups: 0 is one group a client, inf is even")
     ] = 0.1,
     beta: Annotated[float, Field(ge=0, description="concentration over the classes of each group")] = 10.0,
-    size: Annotated[
-        int | None, Field(ge=1, description="examples a client gets; by default as many as there are for all")
-    ] = None,
+    size: Size = None,
 ) -> Partition:
     """Each client draws a distribution over coarse groups, and for each group one over its fine classes.
 
@@ -39,19 +40,19 @@ def pachinko(
 
     both symmetric: alpha is the concentration of *each* group (in `dirichlet`, alpha is divided by the number
     of classes). Clients are filled one after another, example by example: a group from theta_k, a class of it
-    from phi_kg, and an example of that class that nobody has. An exhausted class leaves phi_kg, an exhausted
-    group theta_k, and what remains is normalized again:
+    from phi_kg, and an unassigned example of it. An exhausted class leaves phi_kg, an exhausted
+    group leaves theta_k, and the remaining ones are normalized again:
 
         P(c) = theta_k(g) / sum_{h with examples left} theta_k(h)
              * phi_kg(c) / sum_{d in g with examples left} phi_kg(d).
 
-    So the classes of a group take over from one of them that is exhausted, not those of other groups.
+    So the other classes of the same group replace an exhausted class, not those of other groups.
 
-    The groups are `Table.coarse`. Discarded, at random within the classes: what `clients * size` leaves over. By
+    The groups are `Table.coarse`. Discarded, at random within the classes: the examples beyond `clients * size`. By
     default `size` is the number of examples divided by `clients`, rounded down.
 
-    Raises `ConfigError` where the classes have no groups, alpha or beta is negative or NaN, or examples are too
-    few; `DataError` where the groups do not fit the classes.
+    Raises `ConfigError` if the classes have no groups, alpha or beta is negative or NaN, or there are too few
+    examples; `DataError` if the groups do not fit the classes.
 
     >>> table = Table.of(np.arange(600) % 6, coarse=np.array([0, 0, 0, 1, 1, 1]))
     >>> p = pachinko(table, 0, clients=4, alpha=0.0, size=50)
@@ -60,11 +61,6 @@ def pachinko(
     """
     table = Table.of(labels)
     classes, groups = table.labels, _groups(table)
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if not value >= 0:
-            raise ConfigError(
-                f"{name} is {value}, and has to be at least 0", where=name, hint="take 1, or inf"
-            )
     each = equal_size(size, len(classes), clients)
     shuffling, of_groups, of_classes, drawing = streams(seed, 4)
     by_group = np.argsort(groups, kind="stable")
@@ -79,8 +75,7 @@ def pachinko(
         phi = log_weights(even_classes, beta * len(even_classes), of_classes)
         row[:] = draw_classes(left, drawing.random_sample(each), partial(two_levels, theta, phi, ordered))
     owners = owners_of_draws(classes, by_group[drawn.ravel()], np.repeat(np.arange(clients), each), shuffling)
-    settings = {"clients": clients, "alpha": alpha, "beta": beta, "size": each}
-    return Partition.of_owners(owners, clients, spec={"name": "pachinko", **settings, "seed": seed})
+    return Partition.of_owners(owners, clients, spec={"size": each})
 
 
 def two_levels(

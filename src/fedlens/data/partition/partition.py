@@ -1,4 +1,4 @@
-"""Which example belongs to which client, with the recipe and the seed that made it."""
+"""A partition: which example belongs to which client, with the settings and the seed that made it."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Partition:
     """Compressed rows: client k holds the examples `indices[offsets[k] : offsets[k + 1]]`.
 
     Args:
-        ids: a name for each client, all different.
-        indices: int64 [m], positions in the training split of the dataset; no example twice.
+        ids: a unique name for each client.
+        indices: int64 [m], positions in the training split of the dataset; each at most once.
         offsets: int64 [clients + 1], from 0 to m.
-        spec: the recipe: its name, its settings and its seed; carried along, and no part of the digest.
+        spec: the name of the partitioner, its settings and its seed; not part of the digest.
         dataset: the name of the dataset that the indices point into.
-        features: float64 [clients] by name, how each client sees its images (`fedlens.data.shifts`); none usually.
-        data: the identity of the training split (`Table.identity`), where it was made of one; no part of the digest.
-        census: who holds how much of which class, where that was counted; it follows from the labels, and is no
-            part of the digest.
+        features: float64 [clients] by name, the image features of each client (`fedlens.data.shifts`); usually empty.
+        data: the identity of the training split (`Table.identity`), if it is known; not part of the digest.
+        census: the classes of each client, if they were counted; they follow from the labels, and are not part of
+            the digest.
 
-    The arrays are read-only. Raises `DataError` where they contradict each other.
+    The arrays are read-only. Raises `DataError` if they contradict each other.
 
     >>> p = Partition(("a", "b"), np.array([4, 0, 2]), np.array([0, 1, 3]))
     >>> len(p), p[1].tolist(), p.sizes().tolist()
@@ -73,12 +73,12 @@ class Partition:
         object.__setattr__(self, "spec", dict(self.spec))
         features = {name: np.asarray(values, np.float64) for name, values in sorted(self.features.items())}
         object.__setattr__(self, "features", features)
-        fault = _fault(self.ids, self.indices, self.offsets)
+        error = _contradiction(self.ids, self.indices, self.offsets)
         for name, values in features.items():
             if values.shape != (len(self.ids),) or not np.isfinite(values).all():
-                fault = fault or f"the feature '{name}' is not one finite number a client"
-        if fault:
-            raise DataError(f"this is no partition: {fault}", where=self.dataset or None)
+                error = error or f"the feature '{name}' is not one finite number a client"
+        if error:
+            raise DataError(f"this is no partition: {error}", where=self.dataset or None)
 
     @classmethod
     def of_owners(
@@ -89,9 +89,10 @@ class Partition:
         spec: Mapping[str, Any] | None = None,
         dataset: str = "",
     ) -> Partition:
-        """Example i belongs to client number `owners[i]`, or to nobody where that is negative.
+        """Makes a partition from the client of each example: example i belongs to client `owners[i]`.
 
-        `clients` is their number or their ids. The examples of a client come in ascending order.
+        Negative owners leave an example out. `clients` is the number of clients or their ids. The examples of a client
+        are in ascending order.
 
         >>> Partition.of_owners([1, 0, -1, 1], 2)[1].tolist()
         [0, 3]
@@ -102,11 +103,11 @@ class Partition:
             raise DataError(f"owners are one whole number an example, not {owner.dtype} {list(owner.shape)}")
         if owner.size and owner.max() >= len(ids):
             raise DataError(f"an example belongs to client {owner.max()}, and there are {len(ids)} clients")
-        given = np.flatnonzero(owner >= 0)
-        held = owner[given].astype(np.int64)
+        assigned = np.flatnonzero(owner >= 0)
+        clients_of = owner[assigned].astype(np.int64)
         offsets = np.zeros(len(ids) + 1, np.int64)
-        np.cumsum(np.bincount(held, minlength=len(ids)), out=offsets[1:])
-        return cls(ids, given[np.argsort(held, kind="stable")], offsets, spec or {}, dataset)
+        np.cumsum(np.bincount(clients_of, minlength=len(ids)), out=offsets[1:])
+        return cls(ids, assigned[np.argsort(clients_of, kind="stable")], offsets, spec or {}, dataset)
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -143,8 +144,8 @@ class Partition:
     def class_counts(self, labels: NDArray[Any], classes: int | None = None) -> NDArray[np.int64]:
         """int64 [clients, classes]: how many examples of each class each client holds.
 
-        `labels` are those of the whole training split. Raises `DataError` where they are too few, or where a
-        client holds a label that is not below `classes`.
+        `labels` has one label per example of the training split. Raises `DataError` if it is too short, or if a client
+        has a label that is not below `classes`.
         """
         labels = np.asarray(labels)
         if self.indices.size and self.indices.max() >= len(labels):
@@ -161,7 +162,7 @@ class Partition:
     def client_emds(self, labels: Table | ArrayLike) -> NDArray[np.float64]:
         """float64 [clients]: the earth mover's distance of each client's classes from the population's.
 
-        See `Census.client_emds`. `labels` are those of the whole training split, or its table.
+        See `Census.client_emds`. `labels` is the table of the training split, or its labels.
         """
         return self.census_of(labels).client_emds()
 
@@ -174,16 +175,16 @@ class Partition:
         return self.census_of(labels).emd()
 
     def census_of(self, labels: Table | ArrayLike) -> Census:
-        """Counts the classes of each client. `labels` are those of the whole training split, or its table."""
+        """Counts the classes of each client. `labels` is the table of the training split, or its labels."""
         return Census.of(self.indices, self.offsets, labels, self.dataset or None)
 
     def counted(self, labels: Table | ArrayLike) -> Partition:
-        """The same partition with its census, and with the identity of the data that it is of."""
+        """The same partition with its census, and with the identity of its data."""
         table = Table.of(labels)
         return replace(self, census=self.census_of(table), data=table.identity)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the partition as an npz file without pickled objects, whole or not at all."""
+        """Writes the partition as an npz file without pickled objects; an error leaves no partial file."""
         path = Path(path)
         part = path.with_name(path.name + ".part")
         try:
@@ -207,7 +208,7 @@ class Partition:
             raise DataError(f"the partition cannot be written: {error.strerror}", where=str(path)) from error
 
     def _more(self) -> dict[str, Any]:
-        """The arrays of the file that not every partition has."""
+        """The optional arrays of the file."""
         features = {f"feature_{name}": values for name, values in self.features.items()}
         data = {"data": _text(self.data)} if self.data else {}
         return features | data | _census_arrays(self.census)
@@ -216,18 +217,19 @@ class Partition:
     def load(cls, path: str | os.PathLike[str]) -> Partition:
         """Reads what `save` wrote.
 
-        Raises `DataError` where the file is not there, is not a partition, or is damaged (its digest is
-        compared).
+        Raises `DataError` if the file is missing, is not a partition, or is damaged (the digest is compared).
         """
         path = Path(path)
         try:
-            # NumPy would ask of any other file whether it may unpickle it.
+            # For other files, NumPy's error is about pickled objects.
             if path.is_file() and not zipfile.is_zipfile(path):
                 raise DataError("this cannot be read as a partition: it is no npz file", where=str(path))
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                found = _string(file["format"])
-                if found != FORMAT:
-                    raise DataError(f"the format is '{found}', and '{FORMAT}' was expected", where=str(path))
+                version = _string(file["format"])
+                if version != FORMAT:
+                    raise DataError(
+                        f"the format is '{version}', and '{FORMAT}' was expected", where=str(path)
+                    )
                 ids = tuple(json.loads(_string(file["ids"])))
                 spec = json.loads(_string(file["spec"]))
                 digest, dataset = _string(file["digest"]), _string(file["dataset"])
@@ -263,7 +265,9 @@ def _read_only(array: ArrayLike, name: str) -> NDArray[np.int64]:
     return view
 
 
-def _fault(ids: tuple[str, ...], indices: NDArray[np.int64], offsets: NDArray[np.int64]) -> str | None:
+def _contradiction(
+    ids: tuple[str, ...], indices: NDArray[np.int64], offsets: NDArray[np.int64]
+) -> str | None:
     if len(offsets) != len(ids) + 1:
         return f"{len(ids)} clients need {len(ids) + 1} offsets, not {len(offsets)}"
     if offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():

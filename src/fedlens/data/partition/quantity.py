@@ -1,4 +1,4 @@
-"""Clients that differ in size alone."""
+"""Clients that differ only in size."""
 
 from __future__ import annotations
 
@@ -31,22 +31,21 @@ def quantity(
     ] = None,
     minimum: Annotated[int, Field(ge=1, description="least examples a client gets")] = 1,
 ) -> Partition:
-    """Sizes are unequal by a law, and every client has the classes in the proportions of the whole.
+    """Unequal sizes by a law, and the class proportions of the population at every client.
 
-    The size imbalance of hsu2020 section 5.3 by itself, without its class imbalance. The laws are those of
-    `fedlens.data.partition.sizes.draw_sizes`. Where client k has n_k of all n examples and class c has N_c,
-    client k gets
+    The size imbalance of hsu2020 section 5.3 without its class imbalance. The laws are those of
+    `fedlens.data.partition.sizes.draw_sizes`. If client k has n_k of all n examples and class c has N_c, client k gets
 
         floor(n_k N_c / n) or ceil(n_k N_c / n)
 
-    examples of class c: exactly its proportion where that is a whole number, and otherwise one of the two next to
-    it. Every example is given to someone.
-    `iid` with unequal sizes draws at random instead, so that its small clients are also off in their classes.
+    examples of class c: exactly its proportion if that is a whole number, and otherwise one of the two nearest.
+    Every example is assigned. `iid` with unequal sizes draws at random instead, so the classes of its small clients
+    differ from the population's too.
 
-    An example with several classes (a mask, boxes, a text) stands for the rarest of them, and examples without
-    any class are a class of their own. Nothing is discarded.
+    An example with several classes (a mask, boxes, a text) counts for the rarest of them, and examples without any
+    class are a separate class. Nothing is discarded.
 
-    Raises `ConfigError` where there are too few examples, or a setting is given that has no use with this law.
+    Raises `ConfigError` if there are too few examples, or a setting is given that this law does not use.
 
     >>> labels = np.repeat([0, 1], [60, 30])
     >>> p = quantity(labels, 0, clients=3, sizes="power-law")
@@ -67,7 +66,7 @@ def quantity(
 
 
 def _kinds(table: Table) -> NDArray[np.int64]:
-    """int64 [n]: the class of each example, the rarest where it has several; the next number where none."""
+    """int64 [n]: the class of each example, or the rarest of several; the next unused number if it has none."""
     if table.single:
         return table.labels
     totals = np.bincount(table.marks, minlength=len(table.classes))
@@ -85,11 +84,11 @@ def _proportional(
 ) -> NDArray[np.int64]:
     """int64 [n]: the class of each draw, client after client, sizes[k] of them for client k.
 
-    Rounding a table to whole numbers so that its sums stay and whole cells too: what is above the rounded-down
-    numbers has whole sums, so there is a table of 0 and 1 with these sums, and 0 where nothing is above (a flow
-    with whole capacities has a whole solution; Bacharach 1966). The clients come in a random order, and each
-    takes its ones in the classes that lag most behind their share so far, equal ones in a random order. What
-    the sums of the classes are off by in the end is put right by `_settle`.
+    This rounds a table to whole numbers and keeps its sums and its whole cells. The fractions above the rounded-down
+    cells have whole sums, so a table of 0 and 1 with the same sums exists that is 0 in all whole cells (a flow with
+    whole capacities has a whole solution; Bacharach 1966). The clients come in a random order, and each puts its ones
+    into the classes that lag most behind their share so far, equal ones in a random order. `_settle` corrects the
+    remaining differences in the sums of the classes.
     """
     n, width = int(totals.sum()), len(totals)
     more = np.zeros((len(sizes), width), bool)
@@ -113,9 +112,9 @@ def _settle(
 ) -> None:
     """Moves ones within rows of `more` [clients, classes] until class c has `lacks[c]` more; negative is fewer.
 
-    One at a time, on a shortest path from a class with too many to a class with too few: a client that has a
-    one in the first class, and could have one in the second, moves it there, and so on. There is a path as long
-    as something is off, because there is a table that is right.
+    Each step follows a shortest path from a class with too many ones to a class with too few: a client that has a one
+    in the first class, and could have one in the second, moves it there, and so on. Such a path exists until all sums
+    are right, because a table with these sums exists.
     """
     n = int(totals.sum())
     lacks = lacks.copy()

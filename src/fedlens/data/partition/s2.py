@@ -1,4 +1,4 @@
-"""Clients by place: cells of the sphere, split until none has too many examples."""
+"""One client per place: cells of the sphere, split until none has too many examples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
 from fedlens.data.partition.s2_places import leaf_cells, read_places, token
 from fedlens.data.table import Table
 
 LEAF_LEVEL = 30
 
 
+@partitioner
 def s2(
     labels: Table | NDArray[Any],
     seed: int,
@@ -37,17 +39,16 @@ def s2(
     """One client for each S2 cell, from an adaptive subdivision of the sphere (hsu2020 section 4.1).
 
     It starts with the six faces of level 0. Every cell with more than `n_max` examples is split into its four
-    children, until none has more, or it is a leaf (level 30, about 1 cm), which cannot be split: a leaf may hold
-    more than `n_max`. Then cells with fewer than `n_min` examples are dropped. hsu2020 takes n_max in {100, 1k,
-    3k, 30k} and n_min = 0.01 n_max.
+    children, down to the leaves (level 30, about 1 cm): only a leaf may hold more than `n_max`. Then cells with fewer
+    than `n_min` examples are dropped. hsu2020 takes n_max in {100, 1k, 3k, 30k} and n_min = 0.01 n_max.
 
     The ids are the tokens of the cells, in the order of their 64-bit ids. Discarded: the examples of cells below
     `n_min`, and with `missing` = "skip" those whose coordinates are missing, no numbers, or off the sphere
     (|lat| > 90 or |lon| > 180). Both are counted in the partition's `spec`, as "dropped" and "skipped". Nothing
     is random: the seed changes nothing.
 
-    Raises `ConfigError` where there is no such column, n_min is above n_max, no cell has enough examples, or
-    the library s2cell is absent; `DataError` where coordinates are wrong and `missing` is "stop".
+    Raises `ConfigError` if a column does not exist, n_min is above n_max, no cell has enough examples, or the library
+    s2cell is not installed; `DataError` if coordinates are invalid and `missing` is "stop".
 
     >>> places = {"lat": [52.5, 52.5, 48.1, -33.9], "lon": [13.4, 13.4, 11.6, 151.2]}
     >>> p = s2(Table.of([0, 1, 0, 1], places), 0, n_max=2)
@@ -57,7 +58,12 @@ def s2(
     table = Table.of(labels)
     streams(seed, 1)
     least = -(-n_max // 100) if n_min is None else n_min
-    _check(n_max, least, missing)
+    if least > n_max:
+        raise ConfigError(
+            f"n_min is {least}, and cells have at most n_max = {n_max} examples",
+            where="n_min",
+            hint="take the default, 0.01 n_max",
+        )
     latitude, longitude, usable = read_places(table, lat, lon, skip=missing == "skip")
     cells = np.zeros(len(table), np.uint64)
     cells[usable] = split(leaf_cells(latitude, longitude), n_max)
@@ -72,18 +78,17 @@ def s2(
     number = np.where(large, np.cumsum(large) - 1, -1)
     owner = np.full(len(table), -1, np.int64)
     owner[usable] = number[owners]
-    spec = {"name": "s2", "n_max": n_max, "n_min": least, "lat": lat, "lon": lon, "missing": missing}
     dropped = {"cells": int((~large).sum()), "examples": int(sizes[~large].sum())}
-    spec |= {"seed": seed, "dropped": dropped, "skipped": len(table) - len(usable)}
+    spec = {"n_min": least, "dropped": dropped, "skipped": len(table) - len(usable)}
     return Partition.of_owners(owner, [token(cell) for cell in kept[large].tolist()], spec=spec)
 
 
 def split(leaves: NDArray[np.uint64], n_max: int) -> NDArray[np.uint64]:
-    """uint64 [n]: the id of the cell that each leaf comes to lie in.
+    """uint64 [n]: the id of the cell of each leaf after the splits.
 
-    An S2 id is three bits of face, two bits for each level (which of the four children, along the Hilbert
-    curve), and a 1 that ends it. So a cell of level l is a shared prefix of 3 + 2 l bits, and a run of the sorted
-    leaves. One pass a level: the runs that are small enough are done.
+    An S2 id has three bits for the face, two bits for each level (one of the four children, along the Hilbert curve),
+    and a final 1. So a cell of level l is a shared prefix of 3 + 2 l bits, and a run of the sorted leaves. There is
+    one pass per level, and runs that are small enough are done.
 
     >>> leaves = np.array([0x1000000000000001, 0x1000000000000003, 0x5000000000000001], np.uint64)
     >>> [hex(cell) for cell in split(leaves, 1)]
@@ -103,18 +108,3 @@ def split(leaves: NDArray[np.uint64], n_max: int) -> NDArray[np.uint64]:
         if not len(todo):
             break
     return cells
-
-
-def _check(n_max: int, n_min: int, missing: str) -> None:
-    if n_max < 1 or n_min < 1:
-        raise ConfigError(
-            f"n_max is {n_max} and n_min {n_min}, and both have to be at least 1", where="n_max"
-        )
-    if n_min > n_max:
-        raise ConfigError(
-            f"n_min is {n_min}, and cells have at most n_max = {n_max} examples",
-            where="n_min",
-            hint="take the default, 0.01 n_max",
-        )
-    if missing not in ("stop", "skip"):
-        raise ConfigError(f"missing is '{missing}'", where="missing", hint="take 'stop' or 'skip'")

@@ -1,4 +1,4 @@
-"""Coordinates read from columns, and the leaf cells of the S2 grid that they lie in."""
+"""Reads coordinates from columns, and finds their leaf cells of the S2 grid."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedlens.data.table import Table
 def read_places(
     table: Table, lat: str, lon: str, *, skip: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """(latitudes [m], longitudes [m], the rows [m] that they belong to), in degrees.
+    """(latitudes [m], longitudes [m], their rows [m]), in degrees.
 
-    Rows without a place on the sphere are left out where `skip` is true.
+    With `skip`, rows without valid coordinates are left out.
 
-    Raises `DataError` that counts and names them where it is not, or where no row is left; `ConfigError` on the
-    setting "lat" or "lon" where there is no such column.
+    Raises `DataError` that counts and names them otherwise, or if no row is left; `ConfigError` on the setting "lat"
+    or "lon" if there is no such column.
     """
     given = table.column(lat, "lat"), table.column(lon, "lon")
     latitude, longitude = numbers(given[0]), numbers(given[1])
@@ -47,9 +47,9 @@ def read_places(
 
 
 def leaf_cells(latitude: NDArray[np.float64], longitude: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """uint64 [n]: the id of the leaf cell (level 30) of each coordinate; the same coordinate is converted once.
+    """uint64 [n]: the id of the leaf cell (level 30) of each coordinate; equal coordinates are converted once.
 
-    Raises `ConfigError` where the library s2cell is absent.
+    Raises `ConfigError` if the library s2cell is not installed.
     """
     convert = _library().lat_lon_to_cell_id
     order = np.lexsort((longitude, latitude))

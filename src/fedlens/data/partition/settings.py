@@ -9,14 +9,18 @@ from pydantic import AfterValidator, Field
 
 
 def whole_path(path: str) -> str:
-    """The path from the root, so that a run's config.toml finds the file from any directory."""
+    """The absolute path, so that a run's config.toml finds the file from any directory."""
     return str(Path(path).expanduser().resolve())
 
 
 WholePath = AfterValidator(whole_path)
-"""Put it beside the `Field` of a setting that names a file."""
+"""For the annotation of a setting that names a file, beside its `Field`."""
 
 Clients = Annotated[int, Field(ge=1, description="number of clients")]
+
+Size = Annotated[
+    int | None, Field(ge=1, description="examples a client gets; by default as many as there are for all")
+]
 
 # The laws of sizes: fedlens.data.partition.sizes.
 Sigma = Annotated[

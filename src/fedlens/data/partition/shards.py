@@ -1,4 +1,4 @@
-"""Clients that hold a few shards of data, each of one class or nearly so."""
+"""A few shards of data per client, each shard of one class or nearly so."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError
+from fedlens.data.partition.by_class import shuffled_by_class
 from fedlens.data.partition.drawing import check_classes, check_population, streams
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.partitioner import partitioner
+from fedlens.data.partition.settings import Clients
 
 
+@partitioner
 def shards(
     labels: NDArray[Any],
     seed: int,
     *,
-    clients: Annotated[int, Field(ge=1, description="number of clients")],
+    clients: Clients,
     classes_per_client: Annotated[int, Field(ge=1, description="shards a client gets, each of a class")] = 2,
     scheme: Annotated[
         Literal["distinct", "mcmahan"],
@@ -30,16 +34,14 @@ def shards(
 
     `distinct` (ghaemi2022: "we split each class into shards, and for each split randomly select data shards
     from only two random classes"): every shard is of one class, and the classes of a client are all
-    different. The shards are as large as they can be for enough of them to exist, where a class serves a
-    client at most once. Discarded, at random: what is left of a class after its last whole shard, and shards
-    that no client needs.
+    different. The shards have the largest size for which there are enough of them. Discarded, at random: the rest
+    of a class after its last whole shard, and shards that no client needs.
 
     `mcmahan` (McMahan et al. 2017, sort-and-partition): the examples are sorted by class, cut into
     `clients * classes_per_client` equal shards, and dealt at random. A shard may lie across two classes, and
     a client may get two shards of one class. Discarded, at random: the remainder of the division.
 
-    Raises `ConfigError` where there are fewer classes than `classes_per_client` (`distinct`), or too few
-    examples.
+    Raises `ConfigError` if there are fewer classes than `classes_per_client` (`distinct`), or too few examples.
 
     >>> labels = np.repeat(np.arange(10), 60)
     >>> counts = shards(labels, 0, clients=10).class_counts(labels)
@@ -48,16 +50,8 @@ def shards(
     """
     classes = check_classes(labels)
     check_population(len(classes), clients)
-    if classes_per_client < 1:
-        raise ConfigError(f"classes_per_client is {classes_per_client}, and has to be at least 1")
-    make = {"distinct": _distinct, "mcmahan": _mcmahan}.get(scheme)
-    if make is None:
-        raise ConfigError(
-            f"there is no scheme '{scheme}'", where="scheme", hint="take 'distinct' or 'mcmahan'"
-        )
-    spec = {"name": "shards", "clients": clients, "classes_per_client": classes_per_client, "scheme": scheme}
-    owners = make(classes, seed, clients, classes_per_client)
-    return Partition.of_owners(owners, clients, spec={**spec, "seed": seed})
+    make = {"distinct": _distinct, "mcmahan": _mcmahan}[scheme]
+    return Partition.of_owners(make(classes, seed, clients, classes_per_client), clients)
 
 
 def _mcmahan(labels: NDArray[np.int64], seed: int, clients: int, each: int) -> NDArray[np.int64]:
@@ -79,11 +73,11 @@ def _distinct(labels: NDArray[np.int64], seed: int, clients: int, each: int) -> 
     shuffling, choosing, dealing = streams(seed, 3)
     counts = np.bincount(labels)
     if (counts > 0).sum() < each:
-        found = int((counts > 0).sum())
+        classes = int((counts > 0).sum())
         raise ConfigError(
-            f"a client cannot have {each} different classes where there are {found}",
+            f"a client cannot have {each} different classes where there are {classes}",
             where="classes_per_client",
-            hint=f"take at most {found}, or scheme = 'mcmahan'",
+            hint=f"take at most {classes}, or scheme = 'mcmahan'",
         )
     size = _largest_size(counts, clients, each)
     if size < 1:
@@ -91,15 +85,13 @@ def _distinct(labels: NDArray[np.int64], seed: int, clients: int, each: int) -> 
     supply = _choose_shards(np.minimum(counts // size, clients), clients * each, choosing)
     has = _deal(supply, clients, each, dealing)
 
-    # Within a class: shuffled examples, cut into shards, the first of which goes to the first client that has
-    # the class.
-    order = shuffling.permutation(len(labels))
-    by_class = order[np.argsort(labels[order], kind="stable")]
+    # The shuffled examples of a class are cut into shards; the first shard goes to the first client with the class.
+    by_class, counts = shuffled_by_class(labels, shuffling)
     starts = np.cumsum(counts) - counts
     owners = np.full(len(labels), -1, np.int64)
     for kind in np.flatnonzero(supply):
-        held = by_class[starts[kind] : starts[kind] + supply[kind] * size]
-        owners[held] = np.repeat(np.flatnonzero(has[:, kind]), size)
+        used = by_class[starts[kind] : starts[kind] + supply[kind] * size]
+        owners[used] = np.repeat(np.flatnonzero(has[:, kind]), size)
     return owners
 
 
@@ -118,7 +110,7 @@ def _largest_size(counts: NDArray[np.int64], clients: int, each: int) -> int:
 def _choose_shards(
     available: NDArray[np.int64], wanted: int, stream: np.random.RandomState
 ) -> NDArray[np.int64]:
-    """How many shards of each class are used: `wanted` in all, chosen uniformly from those there are."""
+    """The number of shards of each class that are used: `wanted` in total, chosen uniformly from all shards."""
     every = np.repeat(np.arange(len(available)), available)
     return np.bincount(stream.permutation(every)[:wanted], minlength=len(available))
 
@@ -126,12 +118,11 @@ def _choose_shards(
 def _deal(
     supply: NDArray[np.int64], clients: int, each: int, stream: np.random.RandomState
 ) -> NDArray[np.bool_]:
-    """bool [clients, classes]: who gets a shard of which class; rows sum to `each`, columns to `supply`.
+    """bool [clients, classes]: which client gets a shard of which class; rows sum to `each`, columns to `supply`.
 
-    One client after another draws classes, a class with more shards left being more likely. A class that has
-    a shard left for every client still to come is taken without drawing. That keeps supply <= clients to come
-    for every class, and then the sum (clients to come) * `each` can always be dealt on: there is no dead end,
-    and no retry.
+    The clients draw classes one after another; classes with more shards left are more likely. A class with one shard
+    left for every remaining client is taken without drawing. So the supply of a class never exceeds the number of
+    remaining clients, and the remaining shards can always be dealt: there is no dead end and no retry.
     """
     left = supply.copy()
     has = np.zeros((clients, len(supply)), bool)

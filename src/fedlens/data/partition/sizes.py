@@ -1,4 +1,4 @@
-"""How many examples each client gets."""
+"""The number of examples of each client."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedlens.data.partition.dirichlet import log_weights
 from fedlens.data.partition.drawing import check_population
 
 LAWS = {"log-normal": ("sigma", 1.0), "power-law": ("exponent", 1.0), "dirichlet": ("alpha", 1.0)}
-"""For each law the name of its one parameter, and the value that this has where none is given."""
+"""For each law, the name of its parameter and its default."""
 
-_EXTREME = 1e6  # with which one client has all that the minimum leaves; above it logarithms would overflow
+_EXTREME = 1e6  # one client then has all that the minimum leaves; above it, logarithms would overflow
 
 
 def draw_sizes(
@@ -36,12 +36,11 @@ def draw_sizes(
                     log(size) over log(rank) the sizes lie on a line. exponent = 0 is equal sizes.
         dirichlet   w ~ Dir(alpha 1), the symmetric one: alpha = inf is equal sizes.
 
-    Sizes are in proportion to the weights, but nobody is below `minimum`: whoever would be gets `minimum`, and
-    the others share the rest in proportion. Then they are rounded down to whole numbers, and what is left goes
-    one by one to the largest remainders (the lower number where two are equal). There is no redrawing, and no
-    case in which this does not end.
+    Sizes are in proportion to the weights, but at least `minimum`: clients that would be below it get `minimum`, and
+    the others share the rest in proportion. Then they are rounded down to whole numbers, and the remaining examples go
+    one by one to the largest remainders (the lower number among equal ones). There is no redrawing, so it always ends.
 
-    Raises `ConfigError` where the law is none, its parameter is out of range, or `n` is too few.
+    Raises `ConfigError` if the law is unknown, its parameter is out of range, or `n` is too small.
 
     >>> sorted(draw_sizes(110, 4, "power-law", np.random.RandomState(0)).tolist())
     [13, 18, 26, 53]
@@ -51,9 +50,9 @@ def draw_sizes(
 
 
 def law_setting(law: str, given: Mapping[str, float | None]) -> dict[str, float]:
-    """The one parameter that `law` has, by name, from settings of which None means "not given".
+    """The parameter of `law` by name, from settings of which None means "not given".
 
-    Raises `ConfigError` where the law is none, or a setting is given that it has no use for.
+    Raises `ConfigError` if the law is unknown, or a setting is given that it does not use.
     """
     name, default = _parameter(law)
     refuse_unused(law, {other: value for other, value in given.items() if other != name})
@@ -62,7 +61,7 @@ def law_setting(law: str, given: Mapping[str, float | None]) -> dict[str, float]
 
 
 def refuse_unused(sizes: str, given: Mapping[str, float | None]) -> None:
-    """Raises `ConfigError` where any of these settings, which have no use with such sizes, is given."""
+    """Raises `ConfigError` if any of these settings is given, which such `sizes` do not use."""
     for name, value in given.items():
         if value is not None:
             laws = [law for law, (parameter, _) in LAWS.items() if parameter == name]
@@ -74,20 +73,20 @@ def refuse_unused(sizes: str, given: Mapping[str, float | None]) -> None:
 
 
 def rounded(n: int, log_weights: NDArray[np.float64], minimum: int) -> NDArray[np.int64]:
-    """int64 [clients]: `n` shared out in proportion to exp(log_weights), nobody below `minimum`.
+    """int64 [clients]: `n` divided in proportion to exp(log_weights), with at least `minimum` for each client.
 
-    `n` has to be at least clients * minimum.
+    `n` must be at least clients * minimum.
     """
     weights = np.exp(log_weights - log_weights.max())
     order = np.argsort(weights, kind="stable")
     tails = np.cumsum(weights[order][::-1])[::-1]
     # With the m lightest clients at the minimum, the next one gets (n - m minimum) w / tail. The first m for
-    # which this is no less than the minimum is the number of clients that are lifted to it.
+    # which this is at least the minimum is the number of clients that are raised to it.
     left = n - minimum * np.arange(len(weights))
     lifted = int(np.argmax(left * (weights[order] / tails) >= minimum))
     free = np.sort(order[lifted:])
     shares = (n - lifted * minimum) * (weights[free] / weights[free].sum())
-    whole = np.maximum(np.floor(shares), minimum)  # which a share of exactly the minimum may miss by rounding
+    whole = np.maximum(np.floor(shares), minimum)  # rounding can put a share of exactly the minimum below it
     sizes = np.full(len(weights), minimum, np.int64)
     sizes[free] = whole.astype(np.int64)
     more = n - int(sizes.sum())
@@ -96,7 +95,7 @@ def rounded(n: int, log_weights: NDArray[np.float64], minimum: int) -> NDArray[n
 
 
 def check_minimum(n: int, clients: int, minimum: int) -> None:
-    """Raises `ConfigError` where `n` examples cannot give each of `clients` at least `minimum`, or that is 0."""
+    """Raises `ConfigError` if `n` examples are too few for `minimum` per client, or `minimum` is below 1."""
     check_population(n, clients)
     if minimum < 1:
         raise ConfigError(f"minimum is {minimum}, and has to be at least 1", where="minimum")

@@ -4,6 +4,17 @@
   "use strict";
   const scheme = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)").matches;
+  const axis = {
+    color: "var(--muted)", gridcolor: "var(--grid)", linecolor: "var(--line)", zeroline: false, automargin: true, ticks: "",
+    title: { standoff: 8, font: { size: 12 } },
+  };
+  // What all figures share; a figure's own layout goes first.
+  const template = { layout: {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
+    font: { family: "var(--font)", size: 12, color: "var(--muted)" }, margin: { l: 8, r: 12, t: 10, b: 8 },
+    hoverlabel: { bgcolor: "var(--raised)", bordercolor: "var(--line)", font: { color: "var(--ink)" } },
+    xaxis: { ...axis, showline: true }, yaxis: axis,
+  } };
 
   const resolve = (value, style) => {
     if (typeof value === "string")
@@ -16,7 +27,9 @@
 
   const draw = (figure) => {
     const plot = figure.querySelector(".plot");
-    const spec = resolve(JSON.parse(figure.querySelector("script").textContent), getComputedStyle(document.documentElement));
+    const style = getComputedStyle(document.documentElement);
+    const spec = resolve(JSON.parse(figure.querySelector("script").textContent), style);
+    spec.layout.template = resolve(template, style);
     // A finger that scrolls the page past a chart must not zoom it.
     if (touch) spec.layout.dragmode = false;
     // Names of clients beside each other need room for themselves.

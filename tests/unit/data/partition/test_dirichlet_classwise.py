@@ -1,5 +1,6 @@
 """`dirichlet_classwise` against the recipe written down literally, and its repair against a slow one."""
 
+import inspect
 import math
 
 import numpy as np
@@ -112,7 +113,7 @@ def test_it_draws_again_before_it_repairs_the_best_draw(minimum: int, redraws: i
 
 def test_more_than_ten_short_clients_are_repaired_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "fedlens.data.partition.dirichlet_classwise"
-    cut, made = dirichlet_classwise.__globals__["_cut"], []
+    cut, made = inspect.unwrap(dirichlet_classwise).__globals__["_cut"], []
     monkeypatch.setattr(f"{module}._cut", lambda *given: made.append(1) or cut(*given))
     dirichlet_classwise(np.zeros(100, int), 0, clients=11, alpha=0.0, minimum=2)
     assert len(made) == 21  # ten clients are short each time
@@ -225,13 +226,13 @@ def test_the_partitions_are_pinned() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"alpha": -0.1}, "alpha is -0.1, and has to be at least 0"),
-        ({"alpha": math.nan}, "alpha is nan"),
+        ({"alpha": -0.1}, "'alpha' is -0.1: input should be greater than or equal to 0"),
+        ({"alpha": math.nan}, "'alpha' is nan"),
         ({"clients": 111}, "111 clients cannot share 110 examples.*at most 110"),
-        ({"clients": 0}, "at least 1"),
+        ({"clients": 0}, "'clients' is 0"),
         ({"minimum": 12}, "10 clients of at least 12 need 120 examples, and there are 110.*at most 11"),
-        ({"minimum": 0}, "minimum is 0"),
-        ({"redraws": -1}, "redraws is -1"),
+        ({"minimum": 0}, "'minimum' is 0"),
+        ({"redraws": -1}, "'redraws' is -1"),
     ],
 )
 def test_what_cannot_be_drawn_is_an_error(settings: dict[str, object], what: str) -> None:

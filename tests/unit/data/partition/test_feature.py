@@ -97,10 +97,10 @@ def test_numbers_are_saved(tmp_path: object) -> None:
     ("settings", "what"),
     [
         (dict.fromkeys(SETTINGS, 0.0), "would all see the same.*above 0, or take iid"),
-        ({"brightness": 1.5}, r"brightness is 1.5, and has to be in 0 .. 1 \(brightness\)"),
-        ({"blur": -1.0}, "blur is -1.0"),
-        ({"noise": float("nan")}, "noise is nan"),
-        ({"rotation": 181.0}, r"has to be in 0 .. 180"),
+        ({"brightness": 1.5}, r"'brightness' is 1.5: input should be less than or equal to 1 \(brightness\)"),
+        ({"blur": -1.0}, "'blur' is -1.0"),
+        ({"noise": float("nan")}, "'noise' is nan"),
+        ({"rotation": 181.0}, "less than or equal to 180"),
         ({"clients": 112}, "112 clients cannot share 111 examples"),
     ],
 )

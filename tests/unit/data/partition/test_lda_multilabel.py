@@ -142,16 +142,16 @@ def test_the_partition_is_pinned_and_everything_is_recorded() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"alpha": -1.0}, r"alpha is -1.0.*\(alpha\)"),
-        ({"alpha": math.nan}, "alpha is nan"),
+        ({"alpha": -1.0}, r"'alpha' is -1.0.*\(alpha\)"),
+        ({"alpha": math.nan}, "'alpha' is nan"),
         ({"clients": 201}, "201 clients cannot share 200 examples"),
         ({"minimum": 51}, r"4 clients of at least 51.*\(minimum\)"),
-        ({"minimum": 0}, "minimum is 0"),
+        ({"minimum": 0}, "'minimum' is 0"),
         ({"ignore": ["bakground"]}, r"no class 'bakground'.*\(ignore\); did you mean 'background'"),
         ({"ignore": [3]}, r"no class 3 to be ignored.*a number in 0 .. 2"),
         ({"ignore": [-1]}, "no class -1"),
         ({"ignore": [0, 1, 2]}, "no example has a class but those to be ignored"),
-        ({"order": "first"}, "no order 'first'"),
+        ({"order": "first"}, "'order' is 'first': input should be 'rarest' or 'index'"),
     ],
 )
 def test_what_cannot_be_dealt_is_an_error(settings: dict[str, object], what: str) -> None:

@@ -137,7 +137,7 @@ def test_a_column_that_is_not_there_is_an_error_with_the_nearest_name() -> None:
         ({"min_examples": 4}, r"1 of the 3 clients in 'client' have 4 examples.*\(min_examples\)"),
         ({"min_examples": 99}, "0 of the 3 clients"),
         ({"min_classes": 2}, r"0 of the 3 clients.*2 classes.*\(min_classes\)"),
-        ({"max_clients": 1}, "max_clients is 1"),
+        ({"max_clients": 1}, "'max_clients' is 1"),
     ],
 )
 def test_filters_that_leave_too_few_are_an_error(settings: dict[str, Any], what: str) -> None:

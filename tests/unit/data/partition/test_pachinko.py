@@ -175,11 +175,11 @@ def test_the_recipe_is_in_the_spec_and_the_partition_pinned() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"alpha": -0.1}, "alpha is -0.1"),
-        ({"beta": math.nan}, "beta is nan"),
+        ({"alpha": -0.1}, "'alpha' is -0.1"),
+        ({"beta": math.nan}, "'beta' is nan"),
         ({"clients": 121}, "121 clients cannot share 120 examples"),
         ({"size": 13}, "10 clients of 13 need 130 examples, and there are 120.*at most 12"),
-        ({"size": 0}, "size is 0"),
+        ({"size": 0}, "'size' is 0"),
     ],
 )
 def test_what_cannot_be_drawn_is_an_error(settings: dict[str, object], what: str) -> None:

@@ -1,0 +1,190 @@
+"""Draws figures for a page: plotly's JSON in plain dictionaries, with the page's CSS variables as colours.
+
+The page resolves the variables when it draws, so one figure serves the light and the dark colour scheme. Importing the
+plotly package takes longer than writing a page, so only the tests use it, to validate these dictionaries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.report.downsample import PartitionSample, short
+from fedlens.report.figures import MARKERS_UP_TO, Axis, Figure, Series, VerticalLine
+from fedlens.report.palette import class_colors
+from fedlens.report.partition_figures import CLIENTS_IN_ORDER
+
+PlotlyFigure: TypeAlias = dict[str, Any]  # "data", a list of traces, and "layout"
+
+_CLASSES_NAMED = 20  # on the axis of a matrix
+_ID_WIDTH, _CLASS_WIDTH = 14, 18  # of a label on an axis, in characters
+_DOTS = 2000
+_TICK_FORMATS = {"number": "~g", "count": "~s", "share": ".1~%"}
+
+
+def draw(figure: Figure) -> PlotlyFigure:
+    """The figure as traces and a layout."""
+    layout = {"xaxis": _axis(figure.x), "yaxis": _axis(figure.y), **_mark(figure.mark)}
+    if figure.hover_title:
+        layout["hovermode"] = "x unified"
+        layout["xaxis"] |= {"showspikes": False, "unifiedhovertitle": {"text": figure.hover_title}}
+    return {"data": [_trace(series) for series in figure.series], "layout": layout}
+
+
+def _trace(series: Series) -> dict[str, Any]:
+    points: Any = slice(None)
+    if series.kind == "dots":
+        points = np.linspace(0, len(series.x) - 1, min(len(series.x), _DOTS)).round().astype(np.int64)
+    x, y = (np.array(values, object)[points].tolist() for values in (series.x, series.y))
+    trace: dict[str, Any] = {"type": "bar" if series.kind == "bar" else "scatter", "x": x, "y": y}
+    if series.name:
+        trace["name"] = text(series.name)
+    if series.hover:
+        trace["hovertemplate"] = series.hover
+    if len(series.texts):
+        trace["text"] = [text(line) for line in np.array(series.texts, object)[points]]
+    marker: dict[str, Any] = {"color": series.color}
+    if series.kind == "bar":
+        return trace | {"marker": marker | {"line": {"width": 0}}, "textposition": "none"}
+    if series.kind == "dots":
+        return trace | {
+            "mode": "markers",
+            "marker": marker | {"size": 7 if len(x) <= 300 else 4, "opacity": 0.6},
+        }
+    if series.kind == "ring":
+        marker = {"size": 11, "color": "var(--card)", "line": {"width": 3, "color": series.color}}
+        return trace | {"mode": "markers", "marker": marker, "showlegend": False, "hoverinfo": "skip"}
+    return trace | {
+        "mode": "lines+markers" if len(x) <= MARKERS_UP_TO else "lines",
+        "line": {"color": series.color, "width": series.width, "dash": series.dash},
+        "marker": marker | {"size": 5 if len(x) > 1 else 9},
+    }
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    if axis.values == "hidden":
+        return {"visible": False, "range": axis.limits}
+    settings: dict[str, Any] = {**_title(axis.title), "tickformat": _TICK_FORMATS[axis.values]}
+    if axis.limits:
+        settings["range"] = [math.log10(limit) for limit in axis.limits] if axis.log else list(axis.limits)
+    if axis.log:
+        settings |= {"type": "log", "dtick": 1}
+    if axis.ticks:
+        settings |= {"tickmode": "array", "tickvals": list(axis.ticks)}
+    return settings
+
+
+def _mark(mark: VerticalLine | None) -> dict[str, Any]:
+    if mark is None:
+        return {}
+    color = "var(--validation)"
+    line = {"color": color, "width": 2, "dash": "dash"}
+    label = {"text": mark.label, "xanchor": mark.align, "yanchor": "bottom", "font": {"color": color}}
+    return {
+        "margin": {"l": 8, "r": 12, "t": 24, "b": 8},
+        "shapes": [
+            {"type": "line", "x0": mark.x, "x1": mark.x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+        ],
+        "annotations": [{"x": mark.x, "y": 1, "yref": "paper", "showarrow": False, **label}],
+    }
+
+
+def class_bars(sample: PartitionSample) -> PlotlyFigure:
+    """One stacked bar per client, one colour per class, as in figure 1 of hsu2019."""
+    colors, shares = class_colors(len(sample.labels)), sample.shares()
+    names = [text(name) for name in sample.ids]
+    hover = "client %{x}<br><b>%{fullData.name}</b><br>%{customdata:.1%} of its "
+    bars = [
+        {
+            "type": "bar",
+            "name": text(short(label, 60)),
+            "x": names,
+            "y": sample.counts[:, k].tolist(),
+            "customdata": _compact(shares[:, k], 4),
+            "marker": {"color": colors[k], "line": {"width": 0}},
+            "hovertemplate": f"{hover}{sample.unit}<extra></extra>",
+        }
+        for k, label in enumerate(sample.labels)
+    ]
+    x: dict[str, Any] = {**_title("client"), "type": "category", "showgrid": False, "autotickangles": [0, 90]}
+    if max(map(len, sample.ids), default=0) > 4:
+        step = math.ceil(len(names) / 30)
+        x |= _ticks(names[::step], sample.ids[::step], _ID_WIDTH)
+    y = {**_title(sample.unit), "tickformat": "~s"}
+    return {"data": bars, "layout": {"xaxis": x, "yaxis": y, "bargap": 0.15, "barmode": "stack"}}
+
+
+def class_matrix(sample: PartitionSample) -> PlotlyFigure:
+    """Client by class, as in figures 3 and 11 of fedcv: the share of each class in a client's examples."""
+    # The names are the categories: the hover box shows them, and they are not repeated in every cell.
+    names = [
+        f"client {text(name)} ({size:,} examples)"
+        for name, size in zip(sample.ids, sample.sizes, strict=True)
+    ]
+    # Small cells need more contrast for small shares.
+    middle = 0.2 if sample.fine() else 0.5
+    heat = {
+        "type": "heatmap",
+        "z": [_compact(row, 3) for row in sample.shares()],
+        "x": _distinct(short(label, 60) for label in sample.labels),
+        "y": names,
+        "zmin": 0,
+        "zmax": sample.top_share(),
+        "colorscale": [[0, "var(--heat-0)"], [middle, "var(--heat-1)"], [1, "var(--heat-2)"]],
+        "colorbar": {
+            "tickformat": ".1~%",
+            "thickness": 10,
+            "outlinewidth": 0,
+            "len": 1,
+            "ypad": 0,
+            "xpad": 6,
+        },
+        "hovertemplate": f"%{{y}}<br>%{{x}}<br>%{{z:.1%}} of its {sample.unit}<extra></extra>",
+    }
+    x: dict[str, Any] = {"type": "category", "showgrid": False, "showline": False}
+    if len(sample.labels) <= _CLASSES_NAMED:
+        ticks = _ticks(range(len(sample.labels)), sample.labels, _CLASS_WIDTH)
+        x |= ticks | {"tickangle": 0 if max(map(len, ticks["ticktext"]), default=0) <= 3 else -35}
+    else:
+        x |= {"showticklabels": False, **_title(sample.grouping or f"{len(sample.labels)} classes")}
+    y: dict[str, Any] = {"type": "category", "showgrid": False, "autorange": "reversed"}
+    if len(sample.ids) <= CLIENTS_IN_ORDER:
+        y |= {**_title("client"), **_ticks(range(len(names)), sample.ids, _ID_WIDTH)}
+    else:
+        y |= {"showticklabels": False, **_title("clients, by main class")}
+    return {"data": [heat], "layout": {"xaxis": x, "yaxis": y}}
+
+
+def _title(title: str) -> dict[str, Any]:
+    # An empty title would take up room.
+    return {"title": {"text": text(title)}} if title else {}
+
+
+def _ticks(values: Sequence[Any], names: Sequence[str], width: int) -> dict[str, Any]:
+    labels = [text(short(name, width)) for name in names]
+    return {"tickmode": "array", "tickvals": list(values), "ticktext": labels}
+
+
+def _compact(shares: NDArray[np.float64], digits: int) -> list[float]:
+    """Rounded shares, 0 and 1 as whole numbers: most cells of a large matrix are 0, which shortens the page."""
+    return [int(share) if share in (0.0, 1.0) else share for share in shares.round(digits).tolist()]
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """The escaped names; repeated ones get a number, because plotly draws a category once."""
+    seen: dict[str, int] = {}
+    distinct = []
+    for name in names:
+        seen[name] = repeats = seen.get(name, 0) + 1
+        distinct.append(text(name) if repeats == 1 else f"{text(name)} ({repeats})")
+    return distinct
+
+
+def text(name: str) -> str:
+    """A user's name, escaped: plotly reads markup in names."""
+    return escape(name, quote=False)
