@@ -13,6 +13,7 @@ from fedlens.benchmark.goals import goals_of
 from fedlens.benchmark.limit import Workload
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.environment import describe_environment
+from fedlens.experiment.rundir import plain
 
 FORMAT = 2
 
@@ -49,9 +50,9 @@ def writable(file: Path) -> None:
 
 
 def write(record: Mapping[str, Any], file: Path) -> None:
-    """Writes it. Raises `RunDirectoryError` where that cannot be done."""
+    """Writes the results. Raises `RunDirectoryError` where the file cannot be written."""
+    text = json.dumps(plain(record), indent=2, ensure_ascii=False, allow_nan=False)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise RunDirectoryError(f"the file cannot be written: {error.strerror}", where=str(file)) from None
