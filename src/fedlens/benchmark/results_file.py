@@ -23,15 +23,19 @@ def as_record(
 ) -> dict[str, Any]:
     """The contents of the file.
 
-    `environment` is as in a run's `environment.json`; `workloads` has every field of each by its name; `rows` has the
-    fields of `ComparisonRow`, with `seconds` for each turn, so that two rows of one workload are pairs; `goals` has
-    the fields of `Goal`.
+    `environment` is that of a run's `environment.json`. `workloads` has the fields of each workload that has rows, by
+    its name. `rows` has the fields of `ComparisonRow`, with `seconds` for each turn, so two rows of one workload are
+    pairs. `goals` has the fields of `Goal`.
     """
     environment: Mapping[str, Any] = describe_environment(command, seed=0)
     return {
         "format": FORMAT,
         "environment": {key: value for key, value in environment.items() if key != "seed"},
-        "workloads": {load.name: {**vars(load), "model": load.model.__name__} for load in workloads},
+        "workloads": {
+            load.name: {**vars(load), "model": load.model.__name__}
+            for load in workloads
+            if any(row.workload == load.name for row in rows)
+        },
         "rows": [asdict(row) for row in rows],
         "goals": [{**asdict(goal), "met": goal.met} for goal in goals_of(rows)],
     }
