@@ -42,7 +42,7 @@ def as_record(
 
 
 def writable(file: Path) -> None:
-    """Raises `RunDirectoryError` where the file cannot be written, before hours are spent on measuring."""
+    """Raises `RunDirectoryError` where the file cannot be written; to be called before hours of measuring."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a"):
@@ -57,6 +57,7 @@ def write(record: Mapping[str, Any], file: Path) -> None:
     """Writes the results. Raises `RunDirectoryError` where the file cannot be written."""
     text = json.dumps(plain(record), indent=2, ensure_ascii=False, allow_nan=False)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise RunDirectoryError(f"the file cannot be written: {error.strerror}", where=str(file)) from None

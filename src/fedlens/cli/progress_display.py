@@ -164,7 +164,7 @@ def _short(value: float | None) -> str:
 
 
 def opening_lines(plan: dict[str, Any]) -> list[str]:
-    """What is trained on which data, and the run directory."""
+    """What is trained, on which data, and the run directory."""
     parameters = finite(plan.get("parameters"))
     model = f"{plan.get('model')} ({count(parameters)} parameters)" if parameters else f"{plan.get('model')}"
     clients, cohort, rounds = (count(finite(plan.get(k))) for k in ("clients", "clients_per_round", "rounds"))

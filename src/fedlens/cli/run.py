@@ -50,7 +50,7 @@ def run(
 
 
 def overrides(changes: Sequence[str], rounds: int | None, seed: int | None, engine: str | None) -> list[str]:
-    """The settings of the command line as key=value; those with their own option come last and win.
+    """The settings of the command line as key=value; those with an option of their own come last and win.
 
     >>> overrides(["local.lr=0.1"], 5, None, "inline")
     ['local.lr=0.1', 'rounds=5', 'engine.name=inline']

@@ -123,7 +123,7 @@ def test_a_model_by_itself() -> None:
         (["--model", "linear", "--shape", "3x4"], "3,32,32"),
         (["--model", "linear", "--set", "local.lr=1"], "only settings of the model"),
         (["--model", "hsu-cnn", "--shape", "3,2,2"], "at least 4x4"),
-        (["--model", "linear", "--json", "nowhere/found.json"], "cannot be written"),
+        (["--model", "linear", "--json", "/dev/null/found.json"], "cannot be written"),
     ],
 )
 def test_what_cannot_be_profiled_is_one_sentence(words: list[str], said: str, tmp_path: Path) -> None:
