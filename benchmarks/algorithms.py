@@ -1,8 +1,8 @@
-"""What a round of each algorithm costs, beside a round of FedAvg in the same run.
+"""Times a round of each algorithm against a round of FedAvg in the same run.
 
 A pair is one round of FedAvg and one of the other, in turn, over the same cohort of the same clients: hsu2019's CNN,
-500 images a client in batches of 32, one local epoch, one client a round, one thread in one process. What is timed is
-the process's own CPU time, so that other work on the machine shows less. The figure is the median of the pairs' ratios
+500 images a client in batches of 32, one local epoch, one client a round, one thread in one process. The CPU time of
+the process is measured, so that other work on the machine matters less. The figure is the median of the pairs' ratios
 with its 95 % interval.
 
     python -m benchmarks.algorithms                       # every algorithm, about six minutes of one idle core
@@ -24,12 +24,11 @@ from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.limit import WORKLOADS, Workload
 from fedlens.benchmark.pairs import interval
 
-# Most of a run's rounds go to clients that have taken part before, so with few clients states are there after the
-# rounds that warm up.
+# In most rounds of a run, clients have taken part before. With few clients, all have a state after the warm-up.
 WORKLOAD = Workload(**{**vars(WORKLOADS["cifar-cnn"]), "clients": 3, "cohort": 1})
 WARM = 4
 
-# What an algorithm needs to be itself. Those that are measured at their clients, or train elsewhere, are left out.
+# The settings that make an algorithm differ from FedAvg.
 CASES: dict[str, Mapping[str, Any]] = {
     "fedavgm": {"name": "fedavgm"},
     "fedprox": {"name": "fedprox", "mu": 0.1},
@@ -50,18 +49,18 @@ CASES: dict[str, Mapping[str, Any]] = {
     "iceadmm": {"name": "iceadmm"},
 }
 LEFT_OUT = {
-    "fedavg": "what the others are measured against",
+    "fedavg": "the reference of the others",
     "centralized": "no rounds of clients",
     "admm": "solves to a tolerance: its cost is the tolerance's",
     "ceadmm": "solves to a tolerance: its cost is the tolerance's",
-    "fedbn": "FedAvg with a part left out",
-    "local-only": "FedAvg with everything left out",
-    "finetune": "FedAvg; tuning is part of measuring",
+    "fedbn": "FedAvg of some of the layers",
+    "local-only": "no averaging",
+    "finetune": "FedAvg; tuning is part of the evaluation",
 }
 
 
 def measure(case: Mapping[str, Any], pairs: int) -> dict[str, float]:
-    """Medians of alternating pairs."""
+    """Medians over alternating pairs of rounds."""
     base, other = (
         Federation(WORKLOAD, {"name": "inline"}, algorithm) for algorithm in ({"name": "fedavg"}, dict(case))
     )
@@ -86,7 +85,7 @@ def measure(case: Mapping[str, Any], pairs: int) -> dict[str, float]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Rounds of every algorithm beside FedAvg's.")
+    parser = argparse.ArgumentParser(description="Times rounds of every algorithm against FedAvg's.")
     parser.add_argument("algorithm", nargs="*", help=f"of: {', '.join(CASES)}; default: all")
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--json", type=Path, help="write the rows here")

@@ -1,9 +1,9 @@
-"""What augmentation costs beside a training step: batches of 32 and 64 images 3x32x32, `hsu-cnn`, one thread.
+"""Times augmentation against a training step: batches of 32 and 64 images 3x32x32, `hsu-cnn`, one thread.
 
     python -m benchmarks.augment
 
-Steps (forward, backward, SGD) and augmentations are timed in turn; each figure is the median, and the share is that
-of the medians. `gather` is what making a batch costs without any augmentation, and is not part of the shares.
+Steps (forward, backward, SGD) and augmentations are timed in turn. Each figure is the median, and each share the ratio
+of medians. `gather` is the time to make a batch without augmentation, and is not part of the shares.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def step_of(batch: int) -> Callable[[], None]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """The seconds of one call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -48,8 +48,8 @@ def main() -> None:
     """Prints the table."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    made: dict[str, Augment] = {name: AUGMENTS.find(name)(SHAPE) for name in AUGMENTS}
-    made["all four"] = Chain(tuple(made[name] for name in ALL))
+    augments: dict[str, Augment] = {name: AUGMENTS.find(name)(SHAPE) for name in AUGMENTS}
+    augments["all four"] = Chain(tuple(augments[name] for name in ALL))
     data = torch.randint(0, 256, (500, *SHAPE), dtype=torch.uint8)
     for batch in (32, 64):
         images = data[:batch].clone()
@@ -59,7 +59,7 @@ def main() -> None:
             "gather": lambda index=index: normalize(data[index], (0.5,) * 3, (0.25,) * 3),
             **{
                 name: lambda change=change, images=images: change(images, generator)
-                for name, change in made.items()
+                for name, change in augments.items()
             },
         }
         times: dict[str, list[float]] = {name: [] for name in works}

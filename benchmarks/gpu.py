@@ -1,17 +1,17 @@
-"""One GPU: clients together beside one after the other, beside a loop of CUDA graphs; and the share of the chip's peak.
+"""One GPU: clients in one batch, one after the other, and in a loop of CUDA graphs; and the share of the peak.
 
-    python -m benchmarks.gpu                        # all of it, on the first GPU
+    python -m benchmarks.gpu                        # everything, on the first GPU
     python -m benchmarks.gpu --precision bf16 --pairs 12
 
-Three questions, each with the goal that it is held against:
+Three questions, each with its goal:
 
 - `mcmahan-cnn`, 100 clients a round: `vectorized` at least 10 times `inline`, and 3 times a loop over clients whose
   step is one CUDA graph, replayed.
 - hsu2019's CIFAR-10 setting (100 clients x 500 images, 10 a round, one epoch): 20 rounds a second.
 - `hsu-cnn` at 32 x 32 and a ResNet-18 at 224 x 224: FLOP/s of training, as a share of the data sheet's peak.
 
-Rounds are taken in turn; figures are medians, ratios with their 95 % intervals. On a machine without a GPU it says so
-and ends with 1.
+Rounds are taken in turn; figures are medians, ratios with their 95 % intervals. Without a GPU it exits
+with code 1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HSU2019 = WORKLOADS["cifar-cnn"]
 
 
 class Graphed:
-    """A loop over clients in bare PyTorch, whose step is captured once and replayed for every batch."""
+    """A loop over clients in bare PyTorch; its step is captured once and replayed for every batch."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -70,7 +70,7 @@ class Graphed:
             torch._foreach_add_(self.parameters, gradients, alpha=-self.workload.lr)
 
     def round(self) -> float:
-        """One round; its seconds."""
+        """Runs one round and returns its seconds."""
         w = self.workload
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -90,11 +90,11 @@ class Graphed:
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """Nothing is to be ended."""
+        """Does nothing: there are no workers."""
 
 
 def in_turn(makers: Mapping[str, Callable[[], Candidate]], pairs: int) -> dict[str, list[float]]:
-    """The seconds of each, taken in turn after one to warm up. Ends with what was wrong where one fails."""
+    """The seconds of each candidate, in turn after a warm-up. Exits with the reason where one fails."""
     measurements = [Measurement(name, "fedlens", maker) for name, maker in makers.items()]
     take_turns(measurements, pairs)
     for measurement in measurements:
@@ -104,7 +104,7 @@ def in_turn(makers: Mapping[str, Callable[[], Candidate]], pairs: int) -> dict[s
 
 
 def resnet18() -> nn.Module:
-    """torchvision's, with group normalization."""
+    """The ResNet-18 of torchvision, with group normalization."""
     from torchvision.models import resnet18
 
     return resnet18(num_classes=1000, norm_layer=lambda channels: nn.GroupNorm(32, channels))

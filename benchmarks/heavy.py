@@ -1,12 +1,12 @@
-"""What a heavy model costs in memory: copies of its weights at the peak of a run, over all of the run's processes.
+"""Measures the memory of a heavy model: copies of its weights at the peak of a run, over all its processes.
 
-    python -m benchmarks.heavy                      # 86 million weights, as ViT-B/16 has; 20 clients a round
+    python -m benchmarks.heavy                      # 86 million weights, as in ViT-B/16; 20 clients a round
     python -m benchmarks.heavy --width 256 --engines inline
 
 Memory is the operating system's: the proportional set size (each page shared by n processes counts 1/n for each) of
-the process that drives the run and of all its workers, looked at every 20 ms. What the same run takes with a model of
-a few thousand weights is taken off. The model has the linear layers of a transformer and no attention, so that its
-activations are next to nothing.
+the process that drives the run and of all its workers, read every 20 ms. The memory of the same run with a model of
+a few thousand weights is subtracted. The model has the linear layers of a transformer and no attention, so its
+activations are small.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How fast bare PyTorch is on this machine, in some arrangement, and with one thing changed at a time.
+"""Measures the speed of bare PyTorch on this machine, by arrangement, and with one setting changed at a time.
 
 python -m benchmarks.limit                         # every workload, in the usual arrangements
 python -m benchmarks.limit mnist-cnn --processes 2 --threads 1 --rounds 7
-python -m benchmarks.limit --variants linear       # which optimizer and which use of memory is fastest
+python -m benchmarks.limit --variants linear       # which optimizer and which use of memory are the fastest
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long partitions take: python benchmarks/partition.py [part of a name]"""
+"""Times partitions: python benchmarks/partition.py [part of a name]"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Rounds of many clients, of whom nearly all sit out: seconds of a round, time to the first, and peak memory.
+"""Measures rounds in which few of many clients take part: seconds of a round and of the first, and peak memory.
 
     python -m benchmarks.scale                                        # 10,000 to 1,000,000 clients, 1,000 a round
     python -m benchmarks.scale --clients 100000 --engines vectorized
 
-The linear model on images of 8 x 8, two to a client, so that nothing but the number of clients grows. Seconds are those
-that the run writes down, medians without the first round; memory is the operating system's, of all processes (each page
-shared by n of them counts 1/n for each). The goal, at 100,000 clients: a round under 5 s and a peak below 2.5 GB.
+The linear model on images of 8 x 8, two per client, so that only the number of clients grows. Seconds are those in the
+run's metrics, medians without the first round. Memory is that of all processes; a page shared by n of them counts 1/n
+for each. The goal, at 100,000 clients: a round under 5 s and a peak below 2.5 GB.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a run costs before and around the training: start-up time, and memory as the population grows.
+"""Measures what a run costs around the training: start-up time, and memory as the population grows.
 
     python benchmarks/startup.py
 
-Times are medians of warm starts, measured from outside; memory is the operating system's peak of the process.
+Times are medians of warm starts, measured from outside. Memory is the peak of the process, as the operating system
+reports it.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ lr = 0.1
 
 
 def seconds(command: list[str]) -> float:
-    """How long a command takes."""
+    """The seconds of a command."""
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
 def first_round(scratch: Path, number: int) -> float:
-    """From the command to the line of the first round of `digits`."""
+    """The seconds from the command to the line of the first round of `digits`."""
     start = time.perf_counter()
     command = [*FEDLENS, "run", "digits", "--rounds", "1", "--out", str(scratch / f"digits-{number}")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -56,7 +57,7 @@ def first_round(scratch: Path, number: int) -> float:
 
 
 def peak_memory(scratch: Path, clients: int) -> float:
-    """MiB that a run over this many clients takes at its peak."""
+    """The peak memory of a run with this many clients, in MiB."""
     recipe = scratch / f"{clients}.toml"
     recipe.write_text(POPULATION.format(clients=clients))
     command = [*FEDLENS, "run", str(recipe), "--out", str(scratch / f"population-{clients}"), "--quiet"]

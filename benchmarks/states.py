@@ -1,11 +1,11 @@
-"""What client state beyond memory costs: peak memory and the time of a round, and that the numbers stay the same.
+"""Measures client states beyond memory: peak memory and seconds of a round, and that results stay the same.
 
     python -m benchmarks.states                     # 200 clients of 10 MB each, 200 MiB of them in memory
     python -m benchmarks.states --clients 40 --megabytes 1 --memory 4 --rounds 16 --engine processes
 
-Every client takes part in turn, so that each state is read, replaced and put away again when its client is next: the
-worst order for a budget that keeps what was used last. Memory is the operating system's peak of the process that
-drives the run. Run directories lie in a temporary folder, or in `--scratch`, which should not be in memory itself.
+All clients take part in turn, so each state is read, replaced and written again before its client is next: the worst
+order for a budget that keeps the states used last. Memory is the peak of the process that drives the run, as the
+operating system reports it. Run directories are in a temporary folder or in `--scratch`, which should be on a disk.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ engine = {{ name = "{engine}", state_memory = {memory} }}
 evaluation = {{ every = 1000 }}
 checkpoint = {{ seconds = {checkpoint} }}
 """
-ALL = 1_000_000  # MiB: more than there is
+ALL = 1_000_000  # MiB: more than any machine has
 
 
 @dataclass(frozen=True)
 class InTurn:
-    """A cohort after the other, so that every client takes part equally often."""
+    """One cohort after the other, so that every client takes part equally often."""
 
     number: int
 
@@ -67,12 +67,12 @@ class InTurn:
         return self.number
 
     def repeats(self, federation: FederationInfo) -> bool:
-        """Never, as long as there are so many clients."""
+        """Never, with this many clients."""
         return False
 
 
 def lean(gradients: list[Tensor], parameters: list[Tensor], visit: LocalContext) -> list[Tensor]:
-    """Gradients that lean on what the client remembers, so that a wrong state shows in the model."""
+    """Gradients that depend on the client's state, so that a wrong state changes the model."""
     past = visit.state.get("memory")
     if past is None:
         return gradients
@@ -80,7 +80,7 @@ def lean(gradients: list[Tensor], parameters: list[Tensor], visit: LocalContext)
 
 
 def remembering(size: int) -> ClientRule:
-    """A rule whose clients remember `size` numbers, all of which change whenever they take part."""
+    """A rule whose clients keep `size` numbers, all of which change whenever they take part."""
 
     def finish(parameters: list[Tensor], visit: LocalContext) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         past = visit.state.get("memory")
@@ -92,12 +92,12 @@ def remembering(size: int) -> ClientRule:
 
 
 def heavy(parts: Parts, *, megabytes: int = 10, cohort: int = 10) -> Averaging:
-    """FedAvg with clients that remember much."""
+    """FedAvg with clients that keep a large state."""
     return averaging(parts, select=InTurn(cohort), client=remembering(megabytes * 250_000))
 
 
 def light(parts: Parts, *, cohort: int = 10) -> Averaging:
-    """The same without memory."""
+    """FedAvg without states."""
     return averaging(parts, select=InTurn(cohort))
 
 
@@ -107,7 +107,7 @@ class Measured:
 
     name: str
     peaks: list[float]  # MiB, one for each process that drove it
-    rounds: list[float]  # seconds, of the second half
+    rounds: list[float]  # seconds, in the second half
     elapsed: float
     model: str
     spilled: float  # MB in files at the end
@@ -122,7 +122,7 @@ class Measured:
 def measured(
     name: str, asked: argparse.Namespace, scratch: Path, memory: int, kill_after: int = 0
 ) -> Measured:
-    """Runs it, killed after so many rounds and resumed where that is asked for."""
+    """Runs the recipe; kills it after `kill_after` rounds and resumes it, if that is not 0."""
     cohort = asked.cohort
     large = f'{{ name = "benchmarks.states:heavy", megabytes = {asked.megabytes}, cohort = {cohort} }}'
     small = f'{{ name = "benchmarks.states:light", cohort = {cohort} }}'
@@ -155,7 +155,7 @@ def measured(
 
 
 def peak(command: list[str], out: Path, kill_after: int) -> float:
-    """MiB that a command takes at its peak; it is killed once so many rounds are written down."""
+    """The peak memory of a command in MiB; it is killed once `kill_after` rounds are written."""
     process = subprocess.Popen([*FEDLENS, *command], stdout=subprocess.DEVNULL)
     metrics = out / "metrics.jsonl"
     while kill_after and process.poll() is None:
@@ -170,8 +170,8 @@ def peak(command: list[str], out: Path, kill_after: int) -> float:
 
 
 def main() -> None:
-    """Prints the figures, and ends with an error where a model is another one."""
-    parser = argparse.ArgumentParser(description="What client state beyond memory costs.")
+    """Prints the figures; exits with an error where the final models differ."""
+    parser = argparse.ArgumentParser(description="Measures client states beyond memory.")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--megabytes", type=int, default=10, help="the state of a client")
     parser.add_argument("--memory", type=int, default=200, help="engine.state_memory, MiB")

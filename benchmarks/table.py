@@ -1,4 +1,4 @@
-"""The table of the results page, from the file that `fedlens bench` writes.
+"""Prints the table of the results page from the file that `fedlens bench` writes.
 
 python -m benchmarks.table fedlens-bench.json
 """

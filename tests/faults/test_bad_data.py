@@ -398,8 +398,8 @@ def test_check_lists_it_with_its_place_and_what_to_do(case: Case) -> None:
     assert answer.exit_code == 1, answer.output
     listed, _, summary = answer.stdout.partition("\n\n")
     assert sorted(plain(listed).splitlines()) == sorted(case.said)
-    assert "wrong" in summary.splitlines()[-1]
-    assert ("of the set as a whole" in summary) == (not case.skips)
+    assert "problem" in summary.splitlines()[-1]
+    assert ("of the dataset as a whole" in summary) == (not case.skips)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -1,4 +1,4 @@
-"""How a machine's cores are shared out: processes x threads, measured and not assumed."""
+"""Finds the fastest arrangement of processes and threads by measuring."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedlens.core.registry import read_settings, settings_model
 from fedlens.engines import ENGINES
 from fedlens.experiment.config_source import Source, override
 
-_TRIAL_IMAGES = 2_000  # of a round that is tried, about
+_TRIAL_IMAGES = 2_000  # of a trial round, about
 
 
 @dataclass(frozen=True, order=True)
 class Arrangement:
-    """So many processes of so many threads each."""
+    """A number of processes, and the threads of each."""
 
     processes: int
     threads: int
@@ -29,7 +29,7 @@ class Arrangement:
 
 
 def arrangements(cores: int) -> list[Arrangement]:
-    """The ways to use all cores, or every other one where two share an arithmetic unit, without a rest.
+    """The arrangements that use all cores, or half of them, as two may share one arithmetic unit.
 
     >>> [str(one) for one in arrangements(4)]
     ['1 x 2', '1 x 4', '2 x 1', '2 x 2', '4 x 1']
@@ -40,14 +40,14 @@ def arrangements(cores: int) -> list[Arrangement]:
 
 
 def trial(workload: Workload) -> Workload:
-    """The same workload with as few images as tell which arrangement is fast, shared out as those of a round are."""
+    """A smaller workload with a round's cohort, large enough to tell which arrangement is fast."""
     batches = max(1, _TRIAL_IMAGES // (workload.cohort * workload.epochs * workload.batch))
     examples = min(workload.examples, batches * workload.batch)
     return replace(workload, clients=workload.cohort, examples=examples)
 
 
 def best_of_limit(workload: Workload, cores: int) -> Arrangement:
-    """The arrangement in which bare PyTorch is the fastest."""
+    """The fastest arrangement of bare PyTorch."""
     small = trial(workload)
 
     def start(way: Arrangement) -> BareLimit:
@@ -57,34 +57,34 @@ def best_of_limit(workload: Workload, cores: int) -> Arrangement:
 
 
 def best_by_hand(workload: Workload, cores: int) -> Arrangement:
-    """Likewise of the batched product written by hand, which is one process."""
+    """The fastest arrangement of the batched product written by hand, which is one process."""
     small = trial(workload)
     return fastest(in_one(cores), lambda a: BatchedLinear(small, a.threads))
 
 
 def engine_table(text: str) -> dict[str, Any]:
-    """The table [engine] that a command line means: `NAME` or `NAME:KEY=VALUE:KEY=VALUE`, values as in TOML.
+    """The `[engine]` table of an argument `NAME` or `NAME:KEY=VALUE:KEY=VALUE`, with values as in TOML.
 
     `default` is an empty table: nothing about the engine is set.
 
-    Raises `ConfigError` where there is no such engine, a setting is not one, or a value is not good.
+    Raises `ConfigError` where the engine or a setting does not exist, or a value is invalid.
 
     >>> engine_table("processes:workers=2:threads=1")
     {'name': 'processes', 'workers': 2, 'threads': 1}
     """
     if text == "default":
         return {}
-    name, *settings = re.split(r":(?=\w+=)", text)  # a value may have colons of its own
+    name, *settings = re.split(r":(?=\w+=)", text)  # a value may contain colons
     table = override(Source({}), settings).values
     read_settings(ENGINES.find(name, where="--engines"), table, where="--engines")
     return {"name": name, **table}
 
 
 def best_of_engine(workload: Workload, table: Mapping[str, Any], cores: int) -> dict[str, Any]:
-    """The table with `workers` and `threads` as they are the fastest, where it has them and they are not set."""
-    known = settings_model(ENGINES.find(table["name"])).model_fields
-    free = [key for key in ("workers", "threads") if key in known and key not in table]
-    ways = arrangements(cores) if "workers" in known else in_one(cores)
+    """The table with the fastest `workers` and `threads`, where the engine has them and they are not set."""
+    settings = settings_model(ENGINES.find(table["name"])).model_fields
+    free = [key for key in ("workers", "threads") if key in settings and key not in table]
+    ways = arrangements(cores) if "workers" in settings else in_one(cores)
     values = [{"workers": way.processes, "threads": way.threads} for way in ways]
     tables = [{**table, **{key: value[key] for key in free}} for value in values]
     different = [one for number, one in enumerate(tables) if one not in tables[:number]]
@@ -93,7 +93,7 @@ def best_of_engine(workload: Workload, table: Mapping[str, Any], cores: int) -> 
 
 
 def in_one(cores: int) -> list[Arrangement]:
-    """The ways to use up to so many cores in one process, whose threads may be too many for a small model.
+    """The arrangements of one process on this many cores; a small model may be faster with few threads.
 
     >>> [str(one) for one in in_one(6)]
     ['1 x 1', '1 x 2', '1 x 4', '1 x 6']

@@ -11,17 +11,22 @@ from fedlens.benchmark.interleave import Kind, Measurement
 from fedlens.benchmark.limit import Workload
 from fedlens.benchmark.pairs import Ratio, ratio
 
-TARGET_MS, TARGET_SHARE = 1.0, 0.01  # of overhead: so much a client, and so much of the limit
+TARGET_MS, TARGET_SHARE = 1.0, 0.01  # overhead: milliseconds a client, plus this share of the limit
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One candidate on one workload. Where it did not run all numbers are None, and `reason` says why.
+    """One candidate on one workload. Where it did not run, all numbers are None and `reason` says why.
 
-    The limit is the fastest layout of bare PyTorch in these turns. `to_limit` and `to_by_hand` are how many times as
-    fast the candidate is as the limit and as the batched product written by hand; `fedlens_to_it` is how many times as
-    fast as the candidate `engine` is, the fastest engine of fedlens. Overhead is against the limit, in milliseconds a
-    client. `first_round` is in seconds; it fills caches and is not among `seconds`.
+    The limit is the fastest layout of bare PyTorch in these turns.
+
+    Attributes:
+        to_limit, to_by_hand: how many times as fast the candidate is as the limit, and as the batched product written
+            by hand.
+        fedlens_to_it: how many times as fast `engine`, the fastest engine of fedlens, is as the candidate.
+        overhead_ms: milliseconds a client, against the limit.
+        within_target: whether the overhead is at most `TARGET_MS` a client plus `TARGET_SHARE` of the limit.
+        first_round: seconds; the first round fills caches and is not among `seconds`.
     """
 
     workload: str
@@ -42,9 +47,9 @@ class ComparisonRow:
 
 
 def rows_of(workload: Workload, measurements: Sequence[Measurement]) -> list[ComparisonRow]:
-    """The rows of a workload whose turns were taken; the measurements' seconds pair up turn by turn.
+    """The rows of a workload; the seconds of the measurements pair up turn by turn.
 
-    A candidate that is set beside one that did not run has no number there.
+    A ratio to a candidate that did not run is None.
     """
     limit, by_hand, best = (_fastest(measurements, kind) for kind in ("limit", "by hand", "fedlens"))
     return [_row(workload, measurement, limit, by_hand, best) for measurement in measurements]
@@ -70,28 +75,30 @@ def _row(
     }
     if not measurement.seconds:
         return ComparisonRow(**row, reason=measurement.reason)  # type: ignore[arg-type]
-    own = measurement.seconds
+    seconds = measurement.seconds
 
     def beside(other: Measurement | None) -> Ratio | None:
-        return ratio(other.seconds, own) if other is not None and other is not measurement else None
+        return ratio(other.seconds, seconds) if other is not None and other is not measurement else None
 
     overhead = within = None
     if limit is not None and limit is not measurement:
-        more = [1000 * (mine - bare) / workload.cohort for bare, mine in zip(limit.seconds, own, strict=True)]
+        more = [
+            1000 * (mine - bare) / workload.cohort for bare, mine in zip(limit.seconds, seconds, strict=True)
+        ]
         beyond = [
             1000 * (mine - (1 + TARGET_SHARE) * bare) / workload.cohort
-            for bare, mine in zip(limit.seconds, own, strict=True)
+            for bare, mine in zip(limit.seconds, seconds, strict=True)
         ]
         overhead, within = statistics.median(more), statistics.median(beyond) <= TARGET_MS
     return ComparisonRow(
         **row,  # type: ignore[arg-type]
         start_up=measurement.start_up,
         first_round=measurement.first_round,
-        seconds=tuple(own),
-        images_per_s=workload.images / statistics.median(own),
+        seconds=tuple(seconds),
+        images_per_s=workload.images / statistics.median(seconds),
         to_limit=beside(limit),
         to_by_hand=beside(by_hand) if measurement.kind == "fedlens" else None,
-        fedlens_to_it=ratio(own, best.seconds) if best and measurement.kind == "peer" else None,
+        fedlens_to_it=ratio(seconds, best.seconds) if best and measurement.kind == "peer" else None,
         engine=best.name if best and measurement.kind == "peer" else None,
         overhead_ms=overhead,
         within_target=within,

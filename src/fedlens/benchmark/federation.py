@@ -1,4 +1,4 @@
-"""Rounds of fedlens's own training on a workload, one at a time, so that they can be timed in turn with others."""
+"""Runs single rounds of fedlens on a workload, so that they can be timed in turn with other candidates."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
 
 MODELS = {cifar_cnn: "hsu-cnn", mnist_cnn: "mcmahan-cnn", linear: "linear"}
-_MANY = 1_000_000  # rounds: a benchmark takes as many as it likes
+_MANY = 1_000_000  # rounds: more than any benchmark takes
 
 
 class Federation:
-    """Rounds of an algorithm of fedlens on a workload; what is timed is what a run calls a round's `seconds`.
+    """Rounds of an algorithm of fedlens on a workload, timed as a run times a round's `seconds`.
 
-    `engine` is the run's table `[engine]`; an empty one sets nothing about the engine. Images are random bytes of the
-    number and shape that the limit has. Raises `ConfigError` where the engine's settings are wrong or it refuses them.
+    `engine` is the run's table `[engine]`; an empty table sets nothing about the engine. Images are random bytes, with
+    the number and shape of the limit's. Raises `ConfigError` where the engine's settings are invalid.
 
     >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
     >>> federation = Federation(tiny, {"name": "inline"})
@@ -71,7 +71,7 @@ class Federation:
         self.state = self.built.algorithm.init(self.built.model, self.built.federation)
 
     def round(self, clock: Callable[[], float] = time.perf_counter) -> float:
-        """One round; its time in seconds, by default of the wall."""
+        """Runs one round and returns its seconds, by default of wall time."""
         self.number += 1
         self.driver.tally = Tally()
         context = RoundContext(self.number, _MANY, self.built.federation, Rng((0, "round", self.number)))

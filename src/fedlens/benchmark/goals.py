@@ -1,4 +1,4 @@
-"""The speed goals of fedlens, and how far one run of the benchmark meets them."""
+"""The speed goals of fedlens, checked against the rows of one benchmark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OF_PRODUCT, OF_PEERS_LINEAR = 0.6, {"pfl": 10.0, "Flower": 50.0}
 
 @dataclass(frozen=True)
 class Goal:
-    """One goal: `engine` of fedlens is to be at least `least` times as fast as `reference`."""
+    """One goal: `engine` should be at least `least` times as fast as `reference`."""
 
     workload: str
     engine: str
@@ -25,17 +25,17 @@ class Goal:
 
     @property
     def met(self) -> str:
-        """'yes' or 'no' where the whole interval says so, else 'within noise'."""
+        """'yes' or 'no' where the whole interval agrees, else 'within noise'."""
         if self.measured.low >= self.least:
             return "yes"
         return "no" if self.measured.high < self.least else "within noise"
 
 
 def goals_of(rows: Sequence[ComparisonRow]) -> list[Goal]:
-    """The goals that these rows can be checked against.
+    """The goals that can be checked with these rows.
 
-    For convolutional models they hold for fedlens by default, if it was measured; otherwise, and for the linear model,
-    whose clients must be batched to meet them, for its fastest engine.
+    For convolutional models, fedlens by default is checked if it was measured. Otherwise, and for the linear model,
+    whose clients must be batched to reach the goals, its fastest engine is.
     """
     return [
         goal
@@ -52,10 +52,12 @@ def _goals(rows: Sequence[ComparisonRow]) -> Iterator[Goal]:
         [row for row in rows if row.kind == kind] for kind in ("limit", "peer", "by hand")
     )
     default = None if by_hand else next((row for row in engines if row.about.get("default")), None)
-    own = default or _fastest(engines)
+    candidate = default or _fastest(engines)
 
     def goal(reference: str, least: float, other: ComparisonRow) -> Goal:
-        return Goal(own.workload, own.name, reference, least, ratio(other.seconds, own.seconds))
+        return Goal(
+            candidate.workload, candidate.name, reference, least, ratio(other.seconds, candidate.seconds)
+        )
 
     if by_hand:
         yield goal(by_hand[0].name, OF_PRODUCT, by_hand[0])

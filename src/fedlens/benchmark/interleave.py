@@ -1,4 +1,4 @@
-"""Rounds of several candidates, in turn and in one run, so that a noisy machine hurts all alike."""
+"""Times rounds of several candidates in turn, so that noise of the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedlens.core.errors import FedlensError
 
 Kind = Literal["limit", "by hand", "fedlens", "peer"]
 Choice = TypeVar("Choice")
-_TRIALS = 25  # of a choice, at most
-_TURN, _MOST = 0.5, 1000  # seconds and rounds
+_TRIALS = 25  # turns of each choice, at most
+_TURN, _MOST = 0.5, 1000  # seconds of a turn, and its rounds at most
 
 
 class Candidate(Protocol):
@@ -24,25 +24,29 @@ class Candidate(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the files say of it, such as its versions."""
+        """Facts for the results file, such as versions."""
         ...
 
     def round(self) -> float:
-        """One round; its seconds."""
+        """Runs one round and returns its seconds."""
         ...
 
     def close(self) -> None:
-        """Ends what was started for it."""
+        """Ends the processes that were started for it."""
         ...
 
 
 @dataclass
 class Measurement:
-    """A candidate and what came of it: the seconds of every turn, or why there are none.
+    """A candidate and its timings.
 
-    `start_up` is the time from its start to the end of its first round, and `first_round` that round alone, which
-    fills caches and is not counted among `seconds`. `about` is what else the files say of it, such as its arrangement,
-    and what the candidate itself has as `about`.
+    Attributes:
+        start: starts the candidate.
+        about: facts for the results file, such as the arrangement; the candidate's own `about` is added.
+        seconds: the mean seconds of a round in every turn; empty where the candidate failed.
+        start_up: seconds from the start to the end of the first round.
+        first_round: seconds of that round alone, which fills caches and is not among `seconds`.
+        reason: why the candidate failed.
     """
 
     name: str
@@ -56,7 +60,7 @@ class Measurement:
 
     @property
     def ran(self) -> bool:
-        """Whether it took all its turns."""
+        """Whether it took all its turns so far."""
         return self.reason is None
 
 
@@ -66,13 +70,12 @@ def take_turns(
     budget: float | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
-    """Starts all, takes a round of each to warm up, and then `turns` turns of half a second or one round each, in an
-    order drawn anew for every turn.
+    """Times all candidates in turn: a round of each to warm up, then `turns` turns of half a second or one round.
 
-    With a `budget` in seconds no turn is begun after it, but one is always taken. A candidate that fails is out, its
-    measurement says why, and the others go on.
+    The order is drawn anew for every turn. After `budget` seconds no further turn begins, but one is always taken. A
+    candidate that fails takes no further part; its measurement has the reason.
     """
-    candidates: dict[int, Candidate] = {}  # by the measurement's place: two may have one name
+    candidates: dict[int, Candidate] = {}  # by the index of the measurement: two may have the same name
     with ExitStack() as ends:
         for place, measurement in enumerate(measurements):
             say(f"starting {measurement.name}")
@@ -96,19 +99,19 @@ def take_turns(
 
 @contextmanager
 def failure_recorded(measurement: Measurement) -> Iterator[None]:
-    """Whatever is raised inside is the measurement's reason for having run no further."""
+    """Records an exception as the reason why the measurement failed."""
     try:
         yield
     except Exception as error:
-        told = str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
-        measurement.reason = " ".join(told.split()).removesuffix(":").removesuffix(".")
+        text = str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
+        measurement.reason = " ".join(text.split()).removesuffix(":").removesuffix(".")
         measurement.seconds.clear()
 
 
 def _turn(candidate: Candidate) -> float:
-    """Seconds of a round: the mean of as many as take half a second, and of one at least.
+    """Mean seconds of as many rounds as take half a second, at least one.
 
-    A single short round would be one in caches that others have filled, which no run is.
+    A single short round would run with caches that other candidates have filled, unlike the rounds of a run.
     """
     took = [candidate.round()]
     while sum(took) < _TURN and len(took) < _MOST:
@@ -117,15 +120,15 @@ def _turn(candidate: Candidate) -> float:
 
 
 def _end(candidate: Candidate) -> None:
-    with suppress(Exception):  # what it measured stands
+    with suppress(Exception):  # its measurements are complete
         candidate.close()
 
 
 def fastest(choices: Sequence[Choice], start: Callable[[Choice], Candidate], seconds: float = 8.0) -> Choice:
-    """The choice with the shortest round, of rounds taken in turn, for about `seconds` of each, after one to warm up.
+    """The choice with the shortest round, of rounds taken in turn for about `seconds` of each.
 
-    Shortest, since what else goes on makes a round longer and never shorter. A choice that fails is not taken; where
-    all fail it is the first, which will say why when it has its turn.
+    The shortest round counts because other load makes rounds longer, never shorter. A choice that fails is not taken;
+    where all fail, the first is returned, and its own measurement gives the reason.
     """
     if len(choices) == 1:
         return choices[0]

@@ -1,9 +1,9 @@
-"""The limit: the same federated averaging in bare PyTorch, with nothing around it.
+"""The limit: the same federated averaging in bare PyTorch.
 
 A round takes a random cohort, gives every client the global weights, runs plain local SGD over its tensors, and
-averages the weights by hand. The clients are shared out over P processes of T threads. No settings, no checks,
-no metrics, no client state: what is left is what this machine needs for the arithmetic. fedlens is measured as a
-ratio to it, so nothing of fedlens may be imported here.
+averages the weights by hand. The clients are distributed over P processes of T threads. There are no settings, checks,
+metrics or client states: only the arithmetic that this machine has to do. fedlens is measured as a ratio to it, so
+nothing of fedlens may be imported here.
 """
 
 from __future__ import annotations
@@ -47,12 +47,17 @@ def linear() -> nn.Module:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained: a model, and a population of equal clients that hold random images.
+    """A model, and a population of equal clients that hold random images.
 
-    `optimizer` is how a step is taken, by hand (`plain`) or in a form of `torch.optim.SGD`, and `keep_memory` whether
-    freed memory is kept for the next batch: the defaults are what `--variants` found fastest. `channels_last` is the
-    memory layout of images and convolutions; the benchmark tries both. Where they are `alike`, a client's examples are
-    one image over and over, so that their order does not matter.
+    The defaults of `optimizer` and `keep_memory` are the fastest that `python -m benchmarks.limit --variants` found.
+
+    Attributes:
+        examples: images of each client.
+        cohort: clients a round.
+        optimizer: how a step is taken: by hand (`plain`), or by a form of `torch.optim.SGD`.
+        channels_last: the memory layout of images and convolutions; the benchmark tries both.
+        keep_memory: whether freed memory is kept for the next batch.
+        alike: whether all images of a client are the same, so that their order does not matter.
     """
 
     name: str
@@ -71,14 +76,14 @@ class Workload:
 
     @property
     def images(self) -> int:
-        """Images that are trained on in one round."""
+        """Images trained on in one round, each counted once an epoch."""
         return self.cohort * self.examples * self.epochs
 
     def tensors(self, seed: int = 0) -> tuple[Tensor, Tensor]:
         """Every client's images [clients, examples, *shape] and labels [clients, examples]."""
         rng = torch.Generator().manual_seed(seed)
         images = torch.empty(self.clients, self.examples, *self.shape)
-        for client in images:  # one by one, so that the peak memory is what stays
+        for client in images:  # one by one, so that the peak of memory is the result
             client.normal_(generator=rng)
         labels = torch.randint(10, (self.clients, self.examples), generator=rng)
         if self.alike:
@@ -97,9 +102,9 @@ WORKLOADS = {
 
 
 def keep_freed_memory() -> None:
-    """Asks glibc to keep what is freed: otherwise every batch of a large model pays for its pages again.
+    """Asks glibc to keep freed memory: otherwise every batch of a large model pays for its pages again.
 
-    Concerns the whole process and cannot be taken back. Does nothing where the C library is another one.
+    This affects the whole process and cannot be undone. Does nothing with another C library.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -109,7 +114,7 @@ def keep_freed_memory() -> None:
 
 
 class Learner:
-    """One model that plays one client after another: what every process holds."""
+    """One model, trained for one client after another; each process has one."""
 
     def __init__(self, workload: Workload, images: Tensor, labels: Tensor) -> None:
         if workload.keep_memory:
@@ -119,7 +124,7 @@ class Learner:
         if workload.channels_last:
             self.model.to(memory_format=torch.channels_last)
         self.parameters: list[Tensor] = list(self.model.parameters())
-        self.weights = [p.detach() for p in self.parameters]  # their memory, without history
+        self.weights = [p.detach() for p in self.parameters]  # the same memory, without autograd history
         self.step = self._by_hand
         if workload.optimizer != "plain":
             self.optimizer = torch.optim.SGD(
@@ -132,7 +137,7 @@ class Learner:
         self.loss = nn.functional.cross_entropy
 
     def train(self, weights: list[Tensor], client: int, seed: int) -> None:
-        """Local SGD from `weights` on the client's examples, shuffled anew in every epoch."""
+        """Local SGD from `weights` on the client's examples, shuffled in every epoch."""
         with torch.no_grad():
             torch._foreach_copy_(self.parameters, weights)
         rng = torch.Generator().manual_seed(seed)
@@ -162,7 +167,7 @@ class Learner:
 
 
 def fresh_weights(workload: Workload, seed: int = 0) -> list[Tensor]:
-    """The weights that the federation starts from."""
+    """The initial weights of the federation."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = workload.model()
@@ -174,9 +179,9 @@ def fresh_weights(workload: Workload, seed: int = 0) -> list[Tensor]:
 class BareLimit:
     """Rounds of bare federated averaging, in P persistent processes of T threads each.
 
-    One process means this one, unless it is `apart`. Otherwise images, weights and sums lie in shared memory,
-    a round sends each worker its cohort and gets back a word, and the clients are taken one by one off a
-    shared counter, so that no worker idles while another has two left.
+    One process is this one, unless `apart`. Otherwise images, weights and sums are in shared memory, and each
+    worker gets the cohort and replies with a word. Workers take the clients one by one from a shared counter, so
+    that none idles while another has two left.
 
     >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
     >>> limit = BareLimit(tiny, processes=1, threads=1)
@@ -215,9 +220,9 @@ class BareLimit:
             pipe.recv()
 
     def round(self) -> float:
-        """One round of a random cohort; its wall time in seconds."""
+        """Runs one round of a random cohort and returns its wall time in seconds."""
         self.rounds += 1
-        threads = self.threads if self._here else 1  # elsewhere only sums are left to do here
+        threads = self.threads if self._here else 1  # with workers, only sums are computed here
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         start = time.perf_counter()
@@ -252,7 +257,7 @@ class BareLimit:
 class BatchedLinear:
     """Rounds of the linear workload whose cohort is one batched product, written by hand with its gradient.
 
-    The same rounds as `BareLimit` in one process, to rounding.
+    The rounds equal those of `BareLimit` in one process, to rounding.
 
     >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
     >>> one, batched = BareLimit(tiny), BatchedLinear(tiny)
@@ -272,7 +277,7 @@ class BatchedLinear:
         self.images, self.labels = images.flatten(0, 1).flatten(1), labels.flatten()
 
     def round(self) -> float:
-        """One round of a random cohort; its wall time in seconds."""
+        """Runs one round of a random cohort and returns its wall time in seconds."""
         self.rounds += 1
         load = self.workload
         torch.set_num_threads(self.threads)
@@ -298,7 +303,7 @@ class BatchedLinear:
         return time.perf_counter() - start
 
     def close(self) -> None:
-        """Nothing is to be ended."""
+        """Does nothing: there are no workers."""
 
 
 def _work(

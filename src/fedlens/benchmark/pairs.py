@@ -1,4 +1,4 @@
-"""What pairs of measurements taken in turn say: the median of their ratios, and how sure it is."""
+"""Statistics of pairs of measurements taken in turn: the median of their ratios, with an interval."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median of ratios, and a 95 % interval of it."""
+    """A median of ratios, and its 95 % interval."""
 
     median: float
     low: float
@@ -24,17 +24,15 @@ class Ratio:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """An interval that holds the median with a probability of at least 95 %, whatever the distribution.
 
-    Its ends are order statistics, chosen by the binomial distribution. Fewer than six values cannot say that much:
-    there it is their range.
+    Its ends are order statistics, chosen by the binomial distribution. Fewer than six values are not enough for
+    95 %: for them it is their range.
 
     >>> interval([float(k) for k in range(12)])
     (2.0, 9.0)
     """
     ordered, n = sorted(values), len(values)
-    left, outside = (
-        0,
-        0.0,
-    )  # how many values are left out at either end, and the probability of a median there
+    # How many values are excluded at either end, and the probability that the median is among them.
+    left, outside = 0, 0.0
     while 2 * (outside + math.comb(n, left) / 2**n) <= 0.05:
         outside += math.comb(n, left) / 2**n
         left += 1
@@ -42,11 +40,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[left], ordered[n - 1 - left]
 
 
-def ratio(others: Sequence[float], own: Sequence[float]) -> Ratio:
-    """How many times as fast as the others this one is: seconds of theirs over its own, pair by pair.
+def ratio(others: Sequence[float], seconds: Sequence[float]) -> Ratio:
+    """How many times as fast as the others a candidate is: their seconds over its own, pair by pair.
 
     >>> ratio([2.0, 2.0, 4.0], [1.0, 2.0, 1.0])
     Ratio(median=2.0, low=1.0, high=4.0)
     """
-    ratios = [other / mine for other, mine in zip(others, own, strict=True)]
+    ratios = [other / mine for other, mine in zip(others, seconds, strict=True)]
     return Ratio(statistics.median(ratios), *interval(ratios))

@@ -1,6 +1,6 @@
-"""Other libraries, each in a virtual environment of its own and driven by a script there.
+"""Runs other libraries, each with a script in its own virtual environment.
 
-The scripts and the pinned versions lie in `benchmarks/peers` of a checkout, and in the package of an install.
+The scripts and the pinned versions are in `benchmarks/peers` of a checkout, and in the package of an install.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from fedlens.benchmark.limit import Workload
 from fedlens.core.errors import ConfigError, RunFailed, nearest
 
 INSTALL_SECONDS = 3600.0  # of one environment: gigabytes, on a slow line
-START_SECONDS = 600.0  # from the script's start until it is ready
+START_SECONDS = 600.0  # from the start of the script until it is ready
 ROUND_SECONDS = 900.0
-END_SECONDS = 30.0  # to end by itself
-_LOOK = 0.2  # between two looks at whether it is still there
+END_SECONDS = 30.0  # until it ends by itself
+_LOOK = 0.2  # between two checks whether the process still runs
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library: what is installed for it, and what drives it."""
+    """Another library: its requirements, and the script that drives it."""
 
     name: str
     title: str
     version: str
     requirements: tuple[str, ...]
     driver: Path
-    several: bool  # whether its driver can spread a cohort over processes
+    several: bool  # whether its driver can distribute a cohort over processes
     channels_last: bool = False  # whether its interface lets a user choose the memory layout
 
     def ways(self, cores: int) -> list[Arrangement]:
-        """The arrangements that are tried, on so many cores: those that fedlens and the limit have."""
+        """The arrangements to try on this many cores: those that fedlens and the limit try."""
         return arrangements(cores) if self.several else in_one(cores)
 
 
 def scripts() -> Path:
-    """Where the peers' scripts are."""
+    """The directory of the scripts that drive the peers."""
     here = Path(__file__)
     for place in (here.parent / "peers", here.parents[3] / "benchmarks" / "peers"):
         if (place / "peers.toml").is_file():
             return place
     raise ConfigError(
-        "the scripts that drive the peers are not here",
+        "the scripts that drive the peers were not found",
         where=str(here.parent / "peers"),
-        hint="install fedlens again",
+        hint="reinstall fedlens",
     )
 
 
 def known_peers() -> list[Peer]:
-    """All that there are scripts for."""
+    """All peers that have a script."""
     home = scripts()
     tables: dict[str, dict[str, Any]] = tomllib.loads((home / "peers.toml").read_text(encoding="utf-8"))
     return [
@@ -84,27 +84,27 @@ def known_peers() -> list[Peer]:
 
 
 def chosen(names: Sequence[str] | None) -> list[Peer]:
-    """Those of these names; all where none is named. Raises `ConfigError` for one that there is no script for."""
+    """The peers of these names, or all. Raises `ConfigError` for a name without a script."""
     known = {peer.name: peer for peer in known_peers()}
     for name in names or ():
         if name not in known:
-            raise ConfigError(f"there is no peer '{name}'", where="--peer", hint=nearest(name, known))
+            raise ConfigError(f"unknown peer '{name}'", where="--peer", hint=nearest(name, known))
     return [known[name] for name in dict.fromkeys(names or known)]
 
 
 def usual_directory() -> Path:
-    """Where the peers' environments lie unless the user says where."""
+    """The default directory of the environments of peers."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fedlens" / "peers"
 
 
 def torch_version() -> str:
-    """The release of PyTorch that peers get: this one's, without the mark of its build."""
+    """The release of PyTorch that peers get: the installed one, without the build suffix."""
     return version("torch").partition("+")[0]
 
 
 def installed(peer: Peer, directory: Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
-    """The Python of a peer's environment, which is made the first time. Raises `RunFailed` where it cannot be."""
+    """The Python of a peer's environment, which is created the first time. Raises `RunFailed` where that fails."""
     home = directory / f"{peer.name}-{peer.version}-torch-{torch_version()}"
     if not (home / "installed.json").is_file():
         say(f"installing {peer.title} and PyTorch into {home}: a large download, once")
@@ -114,18 +114,17 @@ def installed(peer: Peer, directory: Path, say: Callable[[str], None] = lambda s
             [*command, *peer.requirements], capture_output=True, text=True, timeout=INSTALL_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"it was not installed within {INSTALL_SECONDS / 60:.0f} minutes") from None
+        raise RunFailed(f"the installation did not end within {INSTALL_SECONDS / 60:.0f} minutes") from None
     if done.returncode:
-        raise RunFailed(f"it cannot be installed: {last_words(done.stderr)}")
+        raise RunFailed(f"the installation failed: {last_words(done.stderr)}")
     return Path(done.stdout.strip())
 
 
 class PeerProcess:
-    """A peer as a candidate: a process that trains a round for every line it is sent; `said` is its last answer.
+    """A peer as a candidate: a process that trains a round for every line it receives; `reply` is its last answer.
 
-    Between its rounds the process is stopped (not those that it started), for there are peers that poll while they
-    wait. Raises `RunFailed` where the peer ends, says nothing in time, or says something else than how long its round
-    took.
+    Between its rounds the process is stopped (not its own children), because some peers poll while they wait. Raises
+    `RunFailed` where the peer ends, does not answer in time, or answers with anything but the seconds of its round.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class PeerProcess:
     ) -> None:
         self._seconds = round_seconds
         self._patience = END_SECONDS
-        self.said: dict[str, Any] = {}
+        self.reply: dict[str, Any] = {}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         arrangement = ["--processes", str(way.processes), "--threads", str(way.threads)]
         self._process = subprocess.Popen(
@@ -160,24 +159,24 @@ class PeerProcess:
         self._reader.start()
         try:
             self._answer(start_seconds, "ready", "start")
-            self.about = {"versions": self.said.get("versions", {})}
+            self.about = {"versions": self.reply.get("versions", {})}
             self._signal("SIGSTOP")
         except BaseException:
             self.close()
             raise
 
     def round(self) -> float:
-        """One round; its seconds, as the peer's own process measured them."""
+        """Runs one round and returns its seconds, as the peer's own process measured them."""
         self._signal("SIGCONT")
         try:
-            with suppress(BrokenPipeError):  # it has ended: the answer says why
+            with suppress(BrokenPipeError):  # it has ended, and reading the answer gives the reason
                 print("round", file=self._input, flush=True)
             return float(self._answer(self._seconds, "seconds", "finish a round"))
         finally:
             self._signal("SIGSTOP")
 
     def close(self) -> None:
-        """Lets it end, and ends it and all that it started where it does not."""
+        """Lets the process end; kills it and its children where it does not."""
         self._signal("SIGCONT")
         with suppress(OSError):
             self._input.close()
@@ -200,18 +199,18 @@ class PeerProcess:
     def _answer(self, seconds: float, key: str, what: str) -> Any:
         line = self._next_line(time.monotonic() + seconds)
         if line is None and self._process.poll() is None:
-            self._patience = 0.0  # what hangs does not end by itself either
+            self._patience = 0.0  # a process that hangs does not end by itself either
             raise RunFailed(f"it did not {what} within {seconds:g} s")
         if line is None:
             raise RunFailed(f"it ended with code {self._process.returncode}: {self._last_words()}")
         try:
-            self.said = json.loads(line)
-            return self.said[key]
+            self.reply = json.loads(line)
+            return self.reply[key]
         except (ValueError, KeyError, TypeError):
-            raise RunFailed(f"it said '{line.strip()[:200]}' where '{key}' was expected") from None
+            raise RunFailed(f"it wrote '{line.strip()[:200]}' in place of '{key}'") from None
 
     def _next_line(self, deadline: float) -> str | None:
-        """The next line, or None at the deadline or when the process has ended, whoever else holds its output."""
+        """The next line, or None at the deadline or when the process has ended, although a child holds its output."""
         while True:
             ended = self._process.poll() is not None
             with suppress(queue.Empty):
@@ -229,12 +228,12 @@ class PeerProcess:
 
 
 def as_argument(workload: Workload) -> str:
-    """A workload as the drivers read it from their command line."""
+    """A workload as an argument of the drivers' command line."""
     return json.dumps({**vars(workload), "model": workload.model.__name__})
 
 
 def last_words(errors: str) -> str:
-    """The line of what was written to standard error that says what went wrong: its last that names an error.
+    """The last line on standard error that names an error, else the last line.
 
     >>> last_words("Traceback (most recent call last):\\n  ...\\nValueError: no\\n\\nwarning: too long")
     'ValueError: no'
@@ -244,7 +243,7 @@ def last_words(errors: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", errors)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"(ERROR\b|[\w.]*(Error|Exception|Exit|Interrupt)\b)", line)]
-    return ([*lines[-1:], *named[-1:]] or ["it said nothing"])[-1][:300]
+    return ([*lines[-1:], *named[-1:]] or ["no message"])[-1][:300]
 
 
 def _environment(threads: int) -> dict[str, str]:

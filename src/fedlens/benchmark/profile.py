@@ -4,120 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 from typing import Any
 
-from fedlens.benchmark.profile_memory import Memory, measure_memory
+from fedlens.benchmark.profile_memory import measure_memory
 from fedlens.benchmark.profile_model import ModelCost, cost_of
 from fedlens.benchmark.profile_peak import Peak, peak_of
-from fedlens.benchmark.profile_rounds import Rounds, evaluations, measure
+from fedlens.benchmark.profile_rounds import ProfiledRounds, measure
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.protocol import Program
 from fedlens.engines.devices import usable_cores
 from fedlens.experiment.build import Built, build, data_directory, plan
 from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source, read_source
+from fedlens.experiment.config_source import Source, override, read_source
 from fedlens.experiment.environment import describe_environment
 from fedlens.experiment.resolve import resolve
 from fedlens.experiment.results import subject
 from fedlens.models import MODELS
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes, as a run counts them: of a client and of a round, the mean of the rounds, and of the whole run."""
-
-    down_a_client: float
-    up_a_client: float
-    down_a_round: float
-    up_a_round: float
-    down_a_run: float
-    up_a_run: float
-
-
-@dataclass(frozen=True)
-class Speed:
-    """What training achieves, in FLOP/s, of the model's own passes: what a client rule computes besides is left out.
-
-    Attributes:
-        images: a second, of training rounds without the clock.
-        round: FLOPs of training over the seconds of those rounds.
-        passes: the same over the seconds of the forward and backward passes alone, a worker or this process.
-        workers: how many computed at once.
-        peak: what all of their cores, or the GPU, could do.
-    """
-
-    images: float
-    round: float
-    passes: float
-    workers: int
-    peak: Peak
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The measurements of one profile."""
-
-    title: dict[str, Any]
-    rounds: Rounds
-    every: int
-    model: ModelCost
-    memory: Memory | str
-    traffic: Traffic
-    speed: Speed
-    environment: dict[str, Any]
-
-    def parts(self) -> dict[str, float]:
-        """Seconds a round by part; an evaluation is spread over the rounds between two."""
-        return self._with_evaluation(self.rounds.training.mean_parts(), self.rounds.evaluation.mean_parts())
-
-    def worker_parts(self) -> dict[str, float]:
-        """The same summed over the workers; empty where this process does the work."""
-        workers = self.rounds.workers
-        return self._with_evaluation(workers, self.rounds.worker_evaluation) if workers else {}
-
-    def _with_evaluation(
-        self, training: Mapping[str, float], evaluation: Mapping[str, float]
-    ) -> dict[str, float]:
-        spread = sum(evaluation.values()) / self.every
-        return {**training, "evaluation": training.get("evaluation", 0.0) + spread}
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a round with the clock, its share of an evaluation included: the sum of the parts."""
-        return fmean(self.rounds.training.timed) + fmean(self.rounds.evaluation.timed) / self.every
-
-    @property
-    def plain_seconds(self) -> float:
-        """The same without the clock."""
-        return fmean(self.rounds.training.plain) + fmean(self.rounds.evaluation.plain) / self.every
-
-    def document(self) -> dict[str, Any]:
-        """As plain values, for JSON: seconds, bytes, FLOPs."""
-        training, evaluation = self.rounds.training, self.rounds.evaluation
-        return {
-            "experiment": self.title,
-            "round": {
-                "seconds": self.seconds,
-                "seconds_without_clock": self.plain_seconds,
-                "clock_overhead": training.overhead,
-                "clock_overhead_quartiles": training.quartiles,
-                "pairs": len(training.timed),
-                "evaluated_every": self.every,
-                "parts": self.parts(),
-                "workers": {"processes": self.rounds.processes, "parts": self.worker_parts()},
-                "training_seconds": {"timed": training.timed, "plain": training.plain},
-                "evaluation_seconds": {"timed": evaluation.timed, "plain": evaluation.plain},
-            },
-            "model": model_document(self.model),
-            "files": {"model": self.rounds.model_bytes, "checkpoint": self.rounds.checkpoint_bytes},
-            "memory": {"not_measured": self.memory} if isinstance(self.memory, str) else asdict(self.memory),
-            "bytes": asdict(self.traffic),
-            "speed": {**asdict(self.speed), "share_of_peak": self.speed.round / self.speed.peak.flops},
-            "environment": self.environment,
-        }
 
 
 def profile(
@@ -131,8 +37,11 @@ def profile(
     download: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
     command: Sequence[str] = (),
-) -> Profile:
+) -> dict[str, Any]:
     """Profiles some rounds of a recipe or a TOML file without writing a run directory.
+
+    Returns the measurements as plain values, in seconds, bytes and FLOPs: what `fedlens bench profile` prints, and
+    writes with `--json`.
 
     Args:
         overrides: `key=value`, on top of its settings.
@@ -144,107 +53,142 @@ def profile(
 
     Raises `FedlensError` as a run of it would.
     """
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "99"
-    )  # else torch.profiler writes messages of its own to the terminal
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch.profiler prints messages of its own
     source = read_source(recipe, overrides)
     planned = plan(read_config(source.values, source.locate), source)
     engine = planned.engine()
     try:
         engine.warm()
         built = build(planned, data_directory(data_dir), download, engine, say)
-        if rounds is not None and rounds < 1:
-            raise ConfigError(f"{rounds} rounds are to be timed", where="--rounds", hint="take at least 1")
         measured = measure(built, rounds, trace)
     finally:
         engine.close()
     config = built.config
     program = engine.applied(Program({}, built.holders, 0))
     device, precision = program.device, program.arithmetic.precision
-    typical = config.local.batch(round(median(_sizes(built))))
-    cost = cost_of(built.model.build, built.model.input_shape, typical)
+    sizes = built.federation.sizes[built.federation.eligible].tolist()
+    typical = round(median(config.local.examples or size for size in sizes))
+    cost = cost_of(built.model.build, built.model.input_shape, config.local.batch(typical))
     workers = max(1, measured.processes)
     cores = min(workers * int(config.engine.get("threads") or 1), usable_cores())
-    ceiling = Peak(peak, "given") if peak is not None else peak_of(device, precision, cores)
-    return Profile(
-        _title(built, device, precision),
-        measured,
-        config.evaluation.every,
-        cost,
-        measure_memory(built, measured.asked, measured.largest_state),
-        _traffic(built, measured),
-        _speed(measured, cost, workers, ceiling),
-        describe_environment(command, config.seed),
-    )
+    return {
+        "experiment": {
+            **subject(built),
+            "input_shape": list(built.model.input_shape),
+            "classes": built.model.classes,
+            "engine": dict(config.engine),
+            "device": device,
+            "precision": precision,
+        },
+        "round": _round(measured, config.evaluation.every),
+        "model": _model(cost),
+        "files": {"model": measured.model_bytes, "checkpoint": measured.checkpoint_bytes},
+        "memory": measure_memory(built, measured.ask, measured.client_state),
+        "bytes": _bytes(built, measured),
+        "speed": _speed(
+            measured, cost, workers, Peak(peak, "given") if peak else peak_of(device, precision, cores)
+        ),
+        "environment": describe_environment(command, config.seed),
+    }
 
 
 def profile_model(
     name: str, overrides: Sequence[str], shape: Sequence[int], classes: int, batch: int = 32
-) -> ModelCost:
-    """What a model of `fedlens list models`, or `module:function`, costs by itself; `overrides` are its settings.
+) -> dict[str, Any]:
+    """The cost of a model of `fedlens list models`, or `module:function`; `overrides` are its settings.
 
-    Raises `ConfigError` where there is none such, or it cannot be made for these images.
+    Returns plain values, as `profile`. Raises `ConfigError` where the model does not exist or cannot be made for these
+    images.
     """
-    values: dict[str, Any] = {"model": {"name": name}}
-    source = Source(values)
-    if overrides:
-        from fedlens.experiment.config_source import override
-
-        source = override(source, overrides)
-        stray = next((key for key in source.values if key != "model"), None)
-        if stray is not None:
-            raise ConfigError(
-                f"without a recipe only settings of the model can be set, and '{stray}' is none",
-                where=f"--set {stray}",
-                hint=nearest(stray, ["model"]),
-            )
-    found = resolve(MODELS, source.values["model"], "model", source)
-    found.made(lambda: found.factory(tuple(shape), classes, **found.settings))
-    return cost_of(lambda: found.factory(tuple(shape), classes, **found.settings), shape, batch)
-
-
-def model_document(cost: ModelCost) -> dict[str, Any]:
-    """A model's cost as plain values."""
-    return {**asdict(cost), "macs": cost.macs, "step_an_image": cost.step_an_image}
-
-
-def _sizes(built: Built) -> list[int]:
-    """How many examples each client trains on that holds any."""
-    sizes = built.federation.sizes[built.federation.eligible].tolist()
-    return [built.config.local.examples or int(size) for size in sizes]
-
-
-def _title(built: Built, device: str, precision: str) -> dict[str, Any]:
+    source = override(Source({"model": {"name": name}}), overrides)
+    stray = next((key for key in source.values if key != "model"), None)
+    if stray is not None:
+        raise ConfigError(
+            f"'{stray}' is not a setting of the model: without a recipe, only settings of the model can be set",
+            where=f"--set {stray}",
+            hint=nearest(stray, ["model"]),
+        )
+    factory = resolve(MODELS, source.values["model"], "model", source)
     return {
-        **subject(built),
-        "input_shape": list(built.model.input_shape),
-        "classes": built.model.classes,
-        "engine": dict(built.config.engine),
-        "device": device,
-        "precision": precision,
+        "experiment": {"model": name, "input_shape": list(shape), "classes": classes},
+        "model": _model(cost_of(partial(factory, tuple(shape), classes), shape, batch)),
     }
 
 
-def _traffic(built: Built, found: Rounds) -> Traffic:
-    config, tallies, measuring = built.config, found.tallies, found.measuring
+def _model(cost: ModelCost) -> dict[str, Any]:
+    return {**asdict(cost), "macs": cost.macs, "step_an_image": cost.step_an_image}
+
+
+def _round(measured: ProfiledRounds, every: int) -> dict[str, Any]:
+    """The time of a round by part; an evaluation is spread over the `every` rounds between two of them."""
+    training, evaluation = measured.training, measured.evaluation
+
+    def mean(of_training: Mapping[str, float], of_evaluation: Mapping[str, float]) -> dict[str, float]:
+        parts = {name: value / len(training.timed) for name, value in of_training.items()}
+        share = sum(of_evaluation.values()) / len(evaluation.timed) / every
+        return {**parts, "evaluation": parts.get("evaluation", 0.0) + share}
+
+    ratios = [timed / plain - 1 for timed, plain in zip(training.timed, training.plain, strict=True)]
+    low, middle, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return {
+        "seconds": fmean(training.timed) + fmean(evaluation.timed) / every,
+        "seconds_without_clock": fmean(training.plain) + fmean(evaluation.plain) / every,
+        "clock_overhead": middle,
+        "clock_overhead_quartiles": [low, high],
+        "pairs": len(training.timed),
+        "evaluated_every": every,
+        "parts": mean(training.parts, evaluation.parts),
+        "workers": {
+            "processes": measured.processes,
+            "parts": mean(training.worker_parts, evaluation.worker_parts) if measured.processes else {},
+        },
+        "training_seconds": {"timed": training.timed, "plain": training.plain},
+        "evaluation_seconds": {"timed": evaluation.timed, "plain": evaluation.plain},
+    }
+
+
+def _bytes(built: Built, measured: ProfiledRounds) -> dict[str, float]:
+    """Bytes, as a run counts them: of a client and of a round, the mean of the rounds, and of the whole run."""
+    rounds, tallies = built.config.rounds, measured.training.tallies
+    evaluation = measured.evaluation.tallies[-1]
+    times = evaluations(rounds, built.config.evaluation.every)
     replies = max(1, sum(tally.clients for tally in tallies))
-    down, up = fmean(t.bytes_down for t in tallies), fmean(t.bytes_up for t in tallies)
-    times = evaluations(config.rounds, config.evaluation.every)
-    return Traffic(
-        sum(t.bytes_down for t in tallies) / replies,
-        sum(t.bytes_up for t in tallies) / replies,
-        down,
-        up,
-        down * config.rounds + measuring.bytes_down * times,
-        up * config.rounds + measuring.bytes_up * times,
-    )
+    sent: dict[str, float] = {}
+    for way, trained, evaluated in (
+        ("down", [tally.bytes_down for tally in tallies], evaluation.bytes_down),
+        ("up", [tally.bytes_up for tally in tallies], evaluation.bytes_up),
+    ):
+        sent[f"{way}_a_client"] = sum(trained) / replies
+        sent[f"{way}_a_round"] = fmean(trained)
+        sent[f"{way}_a_run"] = fmean(trained) * rounds + evaluated * times
+    return sent
 
 
-def _speed(found: Rounds, cost: ModelCost, workers: int, peak: Peak) -> Speed:
-    examples = fmean(tally.sums.get("examples", 0.0) for tally in found.tallies)
-    inside = found.workers or found.training.mean_parts()
-    passes = sum(value for name, value in inside.items() if name.partition(".")[0] in ("forward", "backward"))
-    flops, seconds = examples * cost.step_an_image, fmean(found.training.plain)
-    return Speed(
-        examples / seconds, flops / seconds, workers * flops / passes if passes else 0.0, workers, peak
-    )
+def evaluations(rounds: int, every: int) -> int:
+    """How many evaluations a run of so many rounds has, with the one before its first round.
+
+    >>> evaluations(10, 4)  # after rounds 0, 4, 8 and 10
+    4
+    """
+    return 1 + rounds // every + (rounds % every != 0)
+
+
+def _speed(measured: ProfiledRounds, cost: ModelCost, workers: int, peak: Peak) -> dict[str, Any]:
+    """What training achieves: images a second, and FLOP/s of the model's own passes.
+
+    `round` is over the seconds of rounds without the clock, `passes` over those of the forward and backward passes
+    alone, summed over the workers. What a client rule computes on top is left out.
+    """
+    training = measured.training
+    examples = fmean(tally.sums.get("examples", 0.0) for tally in training.tallies)
+    parts = training.worker_parts if measured.processes else training.parts
+    passes = parts["forward"] + parts["backward"]
+    flops, seconds = examples * cost.step_an_image, fmean(training.plain)
+    return {
+        "images": examples / seconds,
+        "round": flops / seconds,
+        "passes": workers * flops * len(training.timed) / passes if passes else 0.0,
+        "workers": workers,
+        "peak": asdict(peak),
+        "share_of_peak": flops / seconds / peak.flops,
+    }

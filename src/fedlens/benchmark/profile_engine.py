@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -17,146 +16,124 @@ from fedlens.core.profiling import recording
 from fedlens.core.protocol import (
     Answer,
     Ask,
+    BareEngine,
     BatchedOp,
     Call,
     Client,
-    ClientStates,
-    Engine,
     Failure,
-    Obstacle,
     Op,
     Outcome,
     Payload,
     Program,
-    Trial,
 )
 from fedlens.core.random import Rng
 
 TIMED = "timed "  # prefix of the name of an operation that reports its time
+_METRIC = "profile"  # first word of a metric's name: profile, id of the process, part
 Result = TypeVar("Result")
-_METRIC, _PROCESS = "profile:", "profile:process"
 
 
 @dataclass(frozen=True)
 class TimedOp:
     """An operation that adds the seconds of its parts to the reply's metrics; `TimedEngine` takes them out again.
 
-    In the driver's process it does nothing: the driver's own clock runs there.
+    Attributes:
+        op: the operation.
+        part: charged with the time outside all inner parts.
+        driver: the id of the driver's process, whose own clock runs: this one reports nothing from there.
     """
 
     op: Op
-    part: str  # charged with what belongs to no inner part
-    driver: int  # the driver's process
+    part: str
+    driver: int
 
     def __call__(self, payload: Payload, client: Client, rng: Rng, /) -> Outcome:
-        outcome, spent = self.timed(lambda: Outcome(*self.op(payload, client, rng)))
-        return outcome._replace(metrics={**outcome.metrics, **spent}) if spent else outcome
+        outcome, seconds = self.timed(lambda: Outcome(*self.op(payload, client, rng)))
+        return outcome._replace(metrics={**outcome.metrics, **seconds})
 
     def timed(self, work: Callable[[], Result]) -> tuple[Result, dict[str, float]]:
-        """The result, and the metrics with the time that it took; none in the driver's process."""
-        if os.getpid() == self.driver:
+        """The result of `work`, and the seconds of its parts as metrics."""
+        process = os.getpid()
+        if process == self.driver:
             return work(), {}
         clock = Clock()
         with recording(clock.part), clock.part(self.part):
             result = work()
-        spent = {_METRIC + part: seconds for part, seconds in clock.seconds.items()}
-        return result, {**spent, _PROCESS: float(os.getpid())}
+        return result, {f"{_METRIC}:{process}:{part}": value for part, value in clock.seconds.items()}
 
 
 @dataclass(frozen=True)
 class TimedBatchedOp(TimedOp):
-    """The same for an operation that can answer several calls at once; the first reply carries the time of all."""
+    """The same for an operation that can answer several calls at once: the replies share the seconds of all."""
 
     op: BatchedOp
 
     def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | Exception]:
         """The outcome of each call."""
-        outcomes, spent = self.timed(lambda: self.op.together(calls))
-        if not spent:
-            return outcomes
+        outcomes, seconds = self.timed(lambda: self.op.together(calls))
+        shares = {name: value / len(calls) for name, value in seconds.items()}
         if isinstance(outcomes, StackedOutcomes):
-            first, rows = outcomes.rows[0], range(max(outcomes.rows) + 1)
-            columns = {
-                name: [value if row == first else 0.0 for row in rows] for name, value in spent.items()
-            }
+            columns = {name: [share] * (max(outcomes.rows) + 1) for name, share in shares.items()}
             return StackedOutcomes(outcomes.payload, {**outcomes.metrics, **columns}, outcomes.rows)
-        timed = list(outcomes)
-        for at, outcome in enumerate(timed):
-            if not isinstance(outcome, Exception):
-                timed[at] = outcome._replace(metrics={**outcome.metrics, **spent})
-                break
-        return timed
-
-    def obstacle(self) -> Obstacle | None:
-        """None: the operation itself is part of the program too, and reports its own."""
-        return None
+        return [
+            outcome if isinstance(outcome, Exception) else outcome._replace(metrics={**outcome.metrics, **shares})
+            for outcome in outcomes
+        ]  # fmt: skip
 
     def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
-        """The operation's."""
+        """The footprint of the operation."""
         return self.op.footprint(device, largest, data)
 
-    def trial(self, steps: int) -> Trial | None:
+    def obstacle(self) -> None:
+        """None: the operation itself is part of the program too, and reports its own."""
+
+    def trial(self, steps: int) -> None:
         """None: an engine is chosen by the operation itself."""
-        return None
 
 
-def timed_ops(ops: Mapping[str, Op]) -> dict[str, Op]:
-    """The operations, and each a second time with `TIMED` before its name."""
-    timed: dict[str, Op] = {}
-    for name, op in ops.items():
+def with_timed_ops(program: Program) -> Program:
+    """The program, with each operation a second time: it reports its time, and has `TIMED` before its name."""
+    ops, driver = dict(program.ops), os.getpid()
+    for name, op in program.ops.items():
         part = "evaluation" if name in ("evaluate", EVALUATE_OWN) else "client"
-        if isinstance(op, BatchedOp):
-            timed[TIMED + name] = TimedBatchedOp(op, part, os.getpid())
-        else:
-            timed[TIMED + name] = TimedOp(op, part, os.getpid())
-    return {**ops, **timed}
+        ops[TIMED + name] = (
+            TimedBatchedOp(op, part, driver) if isinstance(op, BatchedOp) else TimedOp(op, part, driver)
+        )
+    return replace(program, ops=ops)
 
 
 @dataclass
-class TimedEngine:
-    """An engine that is asked for the timed operations while `timing` is set.
+class TimedEngine(BareEngine):
+    """An engine that runs the timed operations while `seconds` is set.
 
     Attributes:
-        workers: seconds by part inside operations that ran in other processes.
+        seconds: where the seconds of parts inside operations of other processes are added up; None without the clock.
         processes: the ids of these processes.
         asked: the last ask.
     """
 
-    engine: Engine
-    timing: bool = False
-    workers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    processes: set[int] = field(default_factory=set)
+    seconds: dict[str, float] | None = None
+    processes: set[str] = field(default_factory=set)
     asked: Ask | None = None
-
-    def open(self, program: Program, states: ClientStates) -> None:
-        """Opens the engine."""
-        self.engine.open(program, states)
-
-    def close(self) -> None:
-        """Closes the engine."""
-        self.engine.close()
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
         """Answers an ask."""
         self.asked = ask
-        if not self.timing:
-            return self.engine.answer(ask, round, exchange)
-        return self._stripped(self.engine.answer(replace(ask, op=TIMED + ask.op), round, exchange))
+        if self.seconds is None:
+            return super().answer(ask, round, exchange)
+        return self._stripped(super().answer(replace(ask, op=TIMED + ask.op), round, exchange), self.seconds)
 
-    def _stripped(self, answers: Generator[Answer, None, None]) -> Generator[Answer, None, None]:
+    def _stripped(
+        self, answers: Generator[Answer, None, None], seconds: dict[str, float]
+    ) -> Generator[Answer, None, None]:
+        """The answers, without the seconds in their metrics."""
         try:
             for answer in answers:
                 if not isinstance(answer, Failure):
-                    self._take(answer.metrics)
+                    for name in [name for name in answer.metrics if name.startswith(f"{_METRIC}:")]:
+                        _, process, part = name.split(":")
+                        seconds[part] += answer.metrics.pop(name)
+                        self.processes.add(process)
                 yield answer
         finally:
             answers.close()
-
-    def _take(self, metrics: dict[str, float]) -> None:
-        """Moves the times out of a reply's metrics."""
-        for name in [name for name in metrics if name.startswith(_METRIC)]:
-            value = metrics.pop(name)
-            if name == _PROCESS:
-                self.processes |= {int(value)} if value else set()  # 0 in the replies after a group's first
-            else:
-                self.workers[name.removeprefix(_METRIC)] += value

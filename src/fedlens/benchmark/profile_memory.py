@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -17,42 +18,27 @@ from fedlens.engines.executor import Executor, Item
 from fedlens.experiment.build import Built
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of tensors.
+def measure_memory(built: Built, ask: Ask, state: Payload) -> dict[str, Any]:
+    """Trains the first client of an ask, with this state, once more in this process.
 
-    Attributes:
-        training: how much training adds at its largest moment, the model and the images not counted.
-        gpu: the largest moment on the GPU, all tensors counted; None on a CPU.
-        examples, batch: of the client.
+    Returns `training`, the bytes of tensors that training adds at its largest moment, the model and the images not
+    counted; `gpu`, the bytes of all tensors on the GPU at the largest moment, None on a CPU; and `examples` and
+    `batch` of the client. Where the client fails, only `not_measured`, the reason.
     """
-
-    training: int
-    gpu: int | None
-    examples: int
-    batch: int
-
-
-def measure_memory(built: Built, ask: Ask, state: Payload) -> Memory | str:
-    """Trains the largest client of an ask once more in this process; the reason as text where that fails."""
-    request = max(ask.requests, key=lambda request: len(built.holders.holder(request.client)))
+    request = ask.requests[0]
     examples = len(built.holders.holder(request.client))
     program = Program({ask.op: built.algorithm.ops[ask.op]}, built.holders, built.config.seeds.training)
-    program = built.engine.applied(program)
-    executor = Executor(program)
+    executor = Executor(built.engine.applied(program))
     item = Item(Id(1, 0, 0), request.client, request.payload, state)
-    restore = Computing(
-        program.device, program.arithmetic.precision, program.arithmetic.channels_last
-    ).begin()
+    arithmetic, on_gpu = executor.program.arithmetic, executor.device.type == "cuda"
+    restore = Computing(executor.program.device, arithmetic.precision, arithmetic.channels_last).begin()
     try:
         with random_state_kept(executor.device):
-            first = executor.answer(
-                ask.op, ask.shared, item, ask.expect
-            )  # builds the model, fills the caches
+            # The first time builds the model and fills the caches.
+            first = executor.answer(ask.op, ask.shared, item, ask.expect)
             if isinstance(first, Failure):
-                return f"the client failed: {first.reason}"
+                return {"not_measured": f"the client failed: {first.reason}"}
             del first
-            on_gpu = executor.device.type == "cuda"
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats()
             with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -60,7 +46,8 @@ def measure_memory(built: Built, ask: Ask, state: Payload) -> Memory | str:
             gpu = torch.cuda.max_memory_allocated() if on_gpu else None
     finally:
         restore()
-    return Memory(_largest(recorded), gpu, examples, built.config.local.batch(examples))
+    batch = built.config.local.batch(examples)
+    return {"training": _largest(recorded), "gpu": gpu, "examples": examples, "batch": batch}
 
 
 def _largest(recorded: torch.profiler.profile) -> int:
@@ -69,9 +56,6 @@ def _largest(recorded: torch.profiler.profile) -> int:
         file = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(file))
         events = json.loads(file.read_bytes())["traceEvents"]
-    changes = [(event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"]
-    now = largest = 0
-    for _, change in sorted(changes, key=lambda each: each[0]):
-        now += change
-        largest = max(largest, now)
-    return largest
+    changes = [(event["ts"], int(event["args"]["Bytes"])) for event in events if event["name"] == "[memory]"]
+    changes.sort(key=lambda change: change[0])
+    return max(accumulate((size for _, size in changes), initial=0))

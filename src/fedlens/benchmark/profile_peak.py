@@ -1,15 +1,15 @@
-"""How fast the chip could be: its data sheet where we know it, a large matrix product where we do not."""
+"""The peak FLOP/s of a device: from its data sheet where that is known, else measured with a large matrix product."""
 
 from __future__ import annotations
 
-import time
+import timeit
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-# Dense TFLOP/s by the makers' data sheets, by what `torch.cuda.get_device_name` has in it; the first that fits.
+# Dense TFLOP/s from the makers' data sheets; the first label that `torch.cuda.get_device_name` contains applies.
 _SHEETS: tuple[tuple[str, dict[str, float]], ...] = (
     ("H100 PCIe", {"fp32": 51.2, "tf32": 378.0, "bf16": 756.5, "fp16": 756.5}),
     ("H100 NVL", {"fp32": 60.0, "tf32": 417.5, "bf16": 835.0, "fp16": 835.0}),
@@ -20,13 +20,13 @@ _SHEETS: tuple[tuple[str, dict[str, float]], ...] = (
     ("T4", {"fp32": 8.1, "fp16": 65.0}),
 )
 _SIDE, _SIDE_GPU = 2048, 8192
-_TURNS = 3
+_TIMES = 3
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Peak:
-    """FLOP/s, and in words where the figure is from."""
+    """FLOP/s, and a phrase that says where the figure is from."""
 
     flops: float
     source: str
@@ -40,39 +40,34 @@ def peak_of(device: str, precision: str, cores: int) -> Peak:
     """
     if torch.device(device).type == "cuda":
         name = torch.cuda.get_device_name(device)
-        known = next((sheet for label, sheet in _SHEETS if label in name), {})
-        if precision in known:
-            return Peak(known[precision] * 1e12, f"data sheet of {name}, {precision}, dense")
+        sheet = next((sheet for label, sheet in _SHEETS if label in name), {})
+        if precision in sheet:
+            return Peak(sheet[precision] * 1e12, f"data sheet of {name}, {precision}, dense")
         side, where = _SIDE_GPU, name
     else:
         side, where = _SIDE, f"{cores} core{'s' * (cores != 1)}"
     return Peak(
-        _product(device, precision, side, cores),
+        _measured(device, precision, side, cores),
         f"measured: a product of {side} x {side} matrices in {precision} on {where}",
     )
 
 
-def _product(device: str, precision: str, side: int, cores: int) -> float:
-    """FLOP/s of the best of a few products."""
+def _measured(device: str, precision: str, side: int, cores: int) -> float:
+    """FLOP/s of the fastest of a few products."""
     matmul: Any = torch.backends.cuda.matmul
-    threads, before = torch.get_num_threads(), matmul.fp32_precision
-    with ExitStack() as undo:
-        undo.callback(torch.set_num_threads, threads)
-        undo.callback(setattr, matmul, "fp32_precision", before)
+    on_gpu = torch.device(device).type == "cuda"
+    with ExitStack() as restore:
+        restore.callback(torch.set_num_threads, torch.get_num_threads())
+        restore.callback(setattr, matmul, "fp32_precision", matmul.fp32_precision)
         torch.set_num_threads(cores)
-        if torch.device(device).type == "cuda":
+        if on_gpu:
             matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
         a = torch.ones(side, side, dtype=_TYPES.get(precision, torch.float32), device=device)
-        best = float("inf")
-        for _ in range(_TURNS):
-            _settle(device)
-            began = time.perf_counter()
+
+        def product() -> None:
             torch.mm(a, a)
-            _settle(device)
-            best = min(best, time.perf_counter() - began)
-    return 2 * side**3 / best
+            if on_gpu:
+                torch.cuda.synchronize(device)
 
-
-def _settle(device: str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
+        product()  # the first one allocates memory and starts libraries
+        return 2 * side**3 / min(timeit.repeat(product, number=1, repeat=_TIMES))

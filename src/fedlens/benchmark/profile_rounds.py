@@ -1,23 +1,23 @@
-"""Profiles rounds and measures the profiler's own overhead in paired runs."""
+"""Times rounds of an experiment in pairs, with and without the clock, so that the clock's own cost is known."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 import torch
 
 from fedlens.benchmark.profile_clock import Clock
-from fedlens.benchmark.profile_engine import TimedEngine, timed_ops
+from fedlens.benchmark.profile_engine import TimedEngine, with_timed_ops
 from fedlens.core.driver import Driver, Tally
 from fedlens.core.profiling import recording
-from fedlens.core.protocol import Ask, Program, RoundContext, State
+from fedlens.core.protocol import Program, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.states import ClientStates
 from fedlens.experiment import checkpoint
@@ -26,72 +26,33 @@ from fedlens.experiment.runner import RunState, hopeless
 from fedlens.experiment.state_files import StateFiles
 
 PARTS = (
-    "data", "forward", "backward", "optimizer", "rule", "client", "aggregate", "engine", "evaluation",
-    "other",
+    "data", "forward", "backward", "optimizer", "rule", "client", "client.check", "aggregate", "aggregate.server",
+    "engine", "evaluation", "other",
 )  # fmt: skip
 _SECONDS = 20.0  # of rounds, about, unless their number is given
 _FEWEST, _MOST = 2, 30  # pairs
-_MEASURING = 5.0  # seconds of evaluations from which one pair of them is enough
+_EVALUATING = 5.0  # seconds of evaluations after which no further pair of them begins
 
 
 @dataclass
-class Spans:
-    """Wall seconds of the same work with and without the clock, pair by pair; `parts` sums those with it."""
+class Timings:
+    """Wall seconds of the same work with and without the clock, pair by pair.
+
+    Attributes:
+        timed, plain: the seconds with and without the clock.
+        parts: seconds by part, summed over the work with the clock: their sum is that of `timed`.
+        worker_parts: the same inside operations that ran in other processes.
+        tallies: what the work without the clock sent and trained on.
+    """
 
     timed: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    def mean_parts(self) -> dict[str, float]:
-        """Mean seconds by part and share of it."""
-        return {name: value / len(self.timed) for name, value in self.parts.items()}
-
-    @property
-    def overhead(self) -> float:
-        """What the clock adds, as a share: the median over the pairs."""
-        return median(self._ratios()) - 1
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        """The quartiles of the overhead over the pairs: how certain `overhead` is."""
-        ratios = self._ratios()
-        if len(ratios) < 2:
-            return ratios[0] - 1, ratios[0] - 1
-        first, _, third = quantiles(ratios, n=4, method="inclusive")
-        return first - 1, third - 1
-
-    def _ratios(self) -> list[float]:
-        return [t / p for t, p in zip(self.timed, self.plain, strict=True)]
+    worker_parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    tallies: list[Tally] = field(default_factory=list)
 
 
-@dataclass
-class Rounds:
-    """What was measured over some rounds.
-
-    Attributes:
-        training, evaluation: wall seconds of the rounds and of the evaluations.
-        workers, worker_evaluation: seconds a round by part, inside operations that ran in other processes.
-        processes: how many other processes there were.
-        tallies: what each round without the clock sent and trained on.
-        measuring: the same for one evaluation.
-        model_bytes, checkpoint_bytes: the sizes of the files that a run would write.
-        asked: the last ask of a training round; `largest_state` is what its largest client had kept.
-    """
-
-    training: Spans
-    evaluation: Spans
-    workers: dict[str, float]
-    worker_evaluation: dict[str, float]
-    processes: int
-    tallies: list[Tally]
-    measuring: Tally
-    model_bytes: int
-    checkpoint_bytes: int
-    asked: Ask
-    largest_state: Mapping[str, Any]
-
-
-def measure(built: Built, pairs: int | None = None, trace: Path | None = None) -> Rounds:
+def measure(built: Built, pairs: int | None = None, trace: Path | None = None) -> ProfiledRounds:
     """Runs rounds of an experiment in pairs, one with and one without the clock; closes the engine.
 
     The rounds of a pair have the same cohort. A first pair is not counted, as it fills the caches. `trace` is a file
@@ -99,107 +60,97 @@ def measure(built: Built, pairs: int | None = None, trace: Path | None = None) -
     of a round can be trained, as a run does.
     """
     with tempfile.TemporaryDirectory(prefix="fedlens-profile-") as scratch:
-        return _Profiled(built, Path(scratch)).measure(pairs, trace)
+        rounds = ProfiledRounds(built, Path(scratch))
+        try:
+            rounds.measure(pairs, trace)
+        finally:
+            built.engine.close()
+    return rounds
 
 
-class _Profiled:
+class ProfiledRounds:
+    """Rounds of an experiment and, after `measure`, their measurements.
+
+    Attributes:
+        training, evaluation: the timings of the rounds and of the evaluations.
+        processes: how many other processes trained clients.
+        model_bytes, checkpoint_bytes: the sizes of the files that a run would write.
+        ask: the last training ask, with the request of its largest client alone.
+        client_state: the state of that client.
+    """
+
     def __init__(self, built: Built, scratch: Path) -> None:
-        self.built, self.scratch = built, scratch
+        self.built, self.number = built, 0
+        self.training, self.evaluation = Timings(), Timings()
         self.states = ClientStates(StateFiles(scratch / "states"), built.engine.state_memory * 2**20)
         self.engine = TimedEngine(built.engine)
         self.driver = Driver(self.engine, self.states)
-        self.training, self.evaluation = Spans(), Spans()
-        self.tallies: list[Tally] = []
-        self.number = 0
+        self.scratch = scratch
 
-    def measure(self, pairs: int | None, trace: Path | None) -> Rounds:
-        built, engine = self.built, self.engine
-        program = Program(timed_ops(built.algorithm.ops), built.holders, built.config.seeds.training)
-        try:
-            engine.open(program, self.states)
-            self.state: State = built.algorithm.init(built.model, built.federation)
-            began = time.perf_counter()
-            self._pair(0, warm=True)
-            wanted = pairs or _fitting(time.perf_counter() - began)
-            workers = self._rounds(wanted)
-            asked = engine.asked
-            assert asked is not None
-            measuring, there = self._evaluations(wanted)
-            largest = max(asked.requests, key=lambda request: len(built.holders.holder(request.client)))
-            kept = self.states.get(largest.client)
-            if trace is not None:
-                self._trace(trace)
-        finally:
-            engine.close()
-        return Rounds(
-            self.training,
-            self.evaluation,
-            workers,
-            there,
-            len(engine.processes),
-            self.tallies,
-            measuring,
-            *self._sizes(),
-            asked,
-            kept,
-        )
-
-    def _rounds(self, pairs: int) -> dict[str, float]:
-        self.engine.workers.clear()
-        for pair in range(pairs):
-            self._pair(pair)
-        return {name: value / pairs for name, value in self.engine.workers.items()}
-
-    def _pair(self, pair: int, warm: bool = False) -> None:
-        # The order alternates, so that a machine that slows down affects both alike.
-        for with_clock in (False, True) if pair % 2 == 0 else (True, False):
-            context = self._context(pair + 1)
-            tally, seconds, clock = self._driven(self.built.algorithm.round(self.state, context), with_clock)
-            if tally.failed and tally.clients == 0:
-                raise hopeless(pair + 1, tally, self.built.config.local.lr)
-            if not warm:
-                _note(self.training, seconds, clock)
-                if not with_clock:
-                    self.tallies.append(tally)
-
-    def _evaluations(self, pairs: int) -> tuple[Tally, dict[str, float]]:
-        self.engine.workers.clear()
-        tally, state = Tally(), self.state
-        for pair in range(pairs):
-            for with_clock in (False, True):
-                steps = self.built.algorithm.evaluate(state, self._context(pair + 1))
-                tally, seconds, clock = self._driven(steps, with_clock, "evaluation")
-                _note(self.evaluation, seconds, clock)
-            if sum(self.evaluation.plain) > _MEASURING:
+    def measure(self, pairs: int | None, trace: Path | None) -> None:
+        """Takes all measurements; see the function of this name."""
+        program = Program(self.built.algorithm.ops, self.built.holders, self.built.config.seeds.training)
+        self.engine.open(with_timed_ops(program), self.states)
+        self.state: State = self.built.algorithm.init(self.built.model, self.built.federation)
+        began = time.perf_counter()
+        self._pair(0, Timings())
+        pairs = pairs or max(_FEWEST, min(_MOST, int(_SECONDS / (time.perf_counter() - began))))
+        for number in range(pairs):
+            self._pair(number, self.training)
+        ask = self.engine.asked
+        assert ask is not None
+        for number in range(pairs):
+            self._pair(number, self.evaluation)
+            if sum(self.evaluation.plain) > _EVALUATING:
                 break
-        count = len(self.evaluation.timed)
-        return tally, {name: value / count for name, value in self.engine.workers.items()}
+        if trace is not None:
+            self._trace(trace)
+        self.processes = len(self.engine.processes)
+        self.model_bytes, self.checkpoint_bytes = self._file_sizes()
+        largest = max(ask.requests, key=lambda request: len(self.built.holders.holder(request.client)))
+        self.ask, self.client_state = replace(ask, requests=[largest]), self.states.get(largest.client)
 
-    def _driven(self, steps: Any, with_clock: bool, part: str = "other") -> tuple[Tally, float, Clock | None]:
-        """Drives one round or evaluation; a round's result is the state from then on."""
+    def _pair(self, number: int, timings: Timings) -> None:
+        # The order alternates, so that a machine that slows down affects both alike.
+        for with_clock in (False, True) if number % 2 == 0 else (True, False):
+            context = self._context(number + 1)
+            if timings is self.evaluation:
+                evaluation = self.built.algorithm.evaluate(self.state, context)
+                self._timed(evaluation, timings, with_clock, "evaluation")
+                continue
+            round = self.built.algorithm.round(self.state, context)
+            self.state = self._timed(round, timings, with_clock, "other")
+            tally = self.driver.tally
+            if tally.failed and tally.clients == 0:
+                raise hopeless(number + 1, tally, self.built.config.local.lr)
+
+    def _timed(self, steps: Generator[Any, Any, Any], timings: Timings, with_clock: bool, part: str) -> Any:
+        """Drives a round or an evaluation, and returns its result; `part` is charged with what has no name."""
         self.number += 1
         self.driver.tally = tally = Tally()
-        clock = Clock() if with_clock else None
+        self.engine.seconds = timings.worker_parts if with_clock else None
+        clock = Clock()
         began = time.perf_counter()
-        if clock is None:
+        with ExitStack() as stack:
+            if with_clock:
+                stack.enter_context(recording(clock.part))
+                stack.enter_context(clock.part(part))
             result = self.driver.drive(steps, self.number)
-        else:
-            self.engine.timing = True
-            try:
-                with recording(clock.part), clock.part(part):
-                    result = self.driver.drive(steps, self.number)
-            finally:
-                self.engine.timing = False
         seconds = time.perf_counter() - began
-        if clock is not None:
+        if with_clock:
+            timings.timed.append(seconds)
             clock.seconds["other"] += seconds - sum(clock.seconds.values())
-        if part != "evaluation":
-            self.state = result
-        return tally, seconds, clock
+            for name, value in clock.seconds.items():
+                timings.parts[name] += value
+        else:
+            timings.plain.append(seconds)
+            timings.tallies.append(tally)
+        return result
 
     def _trace(self, file: Path) -> None:
         """Writes one round as a Chrome trace."""
         self.number += 1
+        self.engine.seconds = None
         steps = self.built.algorithm.round(self.state, self._context(1))
         with torch.profiler.profile() as recorded, recording(torch.profiler.record_function):
             self.driver.drive(steps, self.number)
@@ -210,7 +161,7 @@ class _Profiled:
         rng = Rng((config.seeds.selection, "round", round))
         return RoundContext(round, config.rounds, self.built.federation, rng)
 
-    def _sizes(self) -> tuple[int, int]:
+    def _file_sizes(self) -> tuple[int, int]:
         """The bytes of model.safetensors and of a checkpoint, written as a run writes them."""
         _, tree = self.built.algorithm.model(self.state)
         path = self.scratch / "model.safetensors"
@@ -218,25 +169,3 @@ class _Profiled:
         run_state = RunState(1, self.state, self.states.mark(), {})
         saved = checkpoint.save(self.scratch / "checkpoint", 1, run_state.payload())
         return path.stat().st_size, sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
-
-
-def _note(spans: Spans, seconds: float, clock: Clock | None) -> None:
-    if clock is None:
-        spans.plain.append(seconds)
-        return
-    spans.timed.append(seconds)
-    for name, value in clock.seconds.items():
-        spans.parts[name] += value
-
-
-def _fitting(pair: float) -> int:
-    return max(_FEWEST, min(_MOST, int(_SECONDS / max(pair, 1e-6))))
-
-
-def evaluations(rounds: int, every: int) -> int:
-    """How many evaluations a run of so many rounds has, with the one before its first round.
-
-    >>> evaluations(10, 4)  # after rounds 0, 4, 8 and 10
-    4
-    """
-    return 1 + rounds // every + (rounds % every != 0)

@@ -13,6 +13,7 @@ from fedlens.benchmark.goals import goals_of
 from fedlens.benchmark.limit import Workload
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.environment import describe_environment
+from fedlens.experiment.rundir import plain
 
 FORMAT = 2
 
@@ -22,22 +23,26 @@ def as_record(
 ) -> dict[str, Any]:
     """The contents of the file.
 
-    `environment` is as in a run's `environment.json`; `workloads` has every field of each by its name; `rows` has the
-    fields of `ComparisonRow`, with `seconds` for each turn, so that two rows of one workload are pairs; `goals` has
-    the fields of `Goal`.
+    `environment` is that of a run's `environment.json`. `workloads` has the fields of each workload that has rows, by
+    its name. `rows` has the fields of `ComparisonRow`, with `seconds` for each turn, so two rows of one workload are
+    pairs. `goals` has the fields of `Goal`.
     """
     environment: Mapping[str, Any] = describe_environment(command, seed=0)
     return {
         "format": FORMAT,
         "environment": {key: value for key, value in environment.items() if key != "seed"},
-        "workloads": {load.name: {**vars(load), "model": load.model.__name__} for load in workloads},
+        "workloads": {
+            load.name: {**vars(load), "model": load.model.__name__}
+            for load in workloads
+            if any(row.workload == load.name for row in rows)
+        },
         "rows": [asdict(row) for row in rows],
         "goals": [{**asdict(goal), "met": goal.met} for goal in goals_of(rows)],
     }
 
 
 def writable(file: Path) -> None:
-    """Raises `RunDirectoryError` where the file cannot be written, before hours are spent on measuring."""
+    """Raises `RunDirectoryError` where the file cannot be written; to be called before hours of measuring."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a"):
@@ -49,9 +54,10 @@ def writable(file: Path) -> None:
 
 
 def write(record: Mapping[str, Any], file: Path) -> None:
-    """Writes it. Raises `RunDirectoryError` where that cannot be done."""
+    """Writes the results. Raises `RunDirectoryError` where the file cannot be written."""
+    text = json.dumps(plain(record), indent=2, ensure_ascii=False, allow_nan=False)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise RunDirectoryError(f"the file cannot be written: {error.strerror}", where=str(file)) from None

@@ -20,10 +20,10 @@ from fedlens.engines.devices import usable_cores
 
 
 def workload(name: str) -> Workload:
-    """The workload of this name. Raises `ConfigError` where there is none."""
+    """The workload of this name. Raises `ConfigError` where it does not exist."""
     if name not in WORKLOADS:
         raise ConfigError(
-            f"there is no workload '{name}'",
+            f"unknown workload '{name}'",
             where="fedlens bench",
             hint=nearest(name, [*WORKLOADS, "profile", "speed"]),
         )
@@ -32,9 +32,12 @@ def workload(name: str) -> Workload:
 
 @dataclass(frozen=True)
 class BenchmarkPlan:
-    """What to measure: engines as tables (an empty one is fedlens by default), and peers.
+    """The engines and peers to measure.
 
-    Each workload takes `turns` turns, or as many as `budget` seconds allow. `peers_dir` has the peers' environments.
+    Attributes:
+        engines: `[engine]` tables; an empty one is fedlens by default.
+        peers_dir: the directory of the peers' environments.
+        turns: how many turns each workload takes, or fewer where `budget` seconds do not suffice.
     """
 
     engines: Sequence[Mapping[str, Any]]
@@ -52,9 +55,9 @@ def measure(
 ) -> list[ComparisonRow]:
     """The rows of one workload: the limit in each memory layout, code written by hand, engines, and peers.
 
-    Each runs in the arrangement of processes and threads that a short trial finds the fastest, except fedlens by
-    default, which chooses by itself. A peer runs as its documentation tells and, for convolutions, with channels last
-    too, where its interface allows it. What does not run has a row with the reason. `say` reports progress.
+    Each runs in the fastest arrangement of processes and threads, which a short trial finds; fedlens by default chooses
+    by itself. A peer runs as documented and, for convolutions, also with channels last where its interface allows it.
+    A candidate that does not run has a row with the reason. `say` reports progress.
     """
     cores = cores or usable_cores()
     layouts = [workload] if workload.model is linear else [workload, replace(workload, channels_last=True)]

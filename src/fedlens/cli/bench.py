@@ -15,7 +15,7 @@ class _SpeedFirst(TyperGroup):
     """`fedlens bench [WORKLOAD ...]` is `fedlens bench speed [WORKLOAD ...]`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts `speed` before arguments that do not start with a command's name."""
+        """Inserts `speed` before arguments that do not begin with the name of a command."""
         if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
             args = ["speed", *args]
         return super().parse_args(ctx, args)

@@ -1,4 +1,4 @@
-"""`fedlens compare`: several runs beside each other."""
+"""`fedlens compare`: a table of several runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import Debug
+from fedlens.cli.options import Debug, Json
 from fedlens.cli.output import print_columns, print_json, reported
 
 
@@ -16,9 +16,7 @@ def compare(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with all curves on one axis.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the rows as JSON, and nothing else.")
-    ] = False,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compare runs: accuracy, accuracy relative to a centralized run, EMD, time and bytes."""

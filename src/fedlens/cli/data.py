@@ -1,4 +1,4 @@
-"""`fedlens data`: what there is to train on, and whether it is in order."""
+"""`fedlens data`: lists and describes datasets, and checks your own data."""
 
 from __future__ import annotations
 

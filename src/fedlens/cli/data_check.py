@@ -11,11 +11,12 @@ import typer
 
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.output import print_columns, print_json, reported
+from fedlens.report.format import many
 
 if TYPE_CHECKING:
     from fedlens.data.formats.folder_check import Check
 
-_MOST = 20  # classes, or clients, that a summary names; with --json it names all
+_MOST = 20  # classes or clients named in a summary; --json names all
 
 
 def check(
@@ -31,35 +32,37 @@ def check(
     changes: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="A setting of the dataset, as client_level=1; may be repeated."
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the dataset, such as client_level=1; may be repeated.",
         ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Read all of your data, decode every image, and list what is broken; exit code 1 where anything is."""
+    """Read all of your data, decode every image, and list every problem; exit code 1 if there is one."""
     with reported(debug):
         from fedlens.data.formats.folder_check import check_folder
         from fedlens.experiment.config_source import Source, override
 
         settings = override(Source({}), changes or ()).values
         with _working(f"reading all of {folder}"):
-            found = check_folder(folder, format, settings)
+            checked = check_folder(folder, format, settings)
         if as_json:
-            print_json(as_plain(found))
+            print_json(as_plain(checked))
         else:
-            _show(found)
-        if found.findings:
+            _show(checked)
+        if checked.findings:
             raise typer.Exit(1)
 
 
-def as_plain(found: Check) -> dict[str, Any]:
+def as_plain(checked: Check) -> dict[str, Any]:
     """The object that `--json` prints: the facts, and the findings as `where`, `what`, `hint` and `example`."""
     findings = [
-        {"where": one.where, "what": one.what, "hint": one.hint, "example": one.example}
-        for one in found.findings
+        {"where": finding.where, "what": finding.what, "hint": finding.hint, "example": finding.example}
+        for finding in checked.findings
     ]
-    return {"ok": not findings, **found.facts, "findings": findings}
+    return {"ok": not findings, **checked.facts, "findings": findings}
 
 
 @contextmanager
@@ -77,21 +80,21 @@ def _working(sentence: str) -> Iterator[None]:
         yield
 
 
-def _show(found: Check) -> None:
-    for finding in found.findings:
+def _show(checked: Check) -> None:
+    for finding in checked.findings:
         print(finding)
-    if found.findings:
+    if checked.findings:
         print()
-    facts = found.facts
+    facts = checked.facts
     print_columns([(name, value) for name, value in _lines(facts) if value])
     for note in facts.get("notes", ()):
         print(f"note: {note}")
-    print(_verdict(found))
+    print(_verdict(checked))
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     images, bad = facts["images"], facts["left_out"]
-    yield "images", f"{images:,}" + (f", and {bad:,} at fault" if bad else "")
+    yield "images", f"{images:,}" + (f", and {bad:,} with problems" if bad else "")
     if "boxes" in facts:
         yield "boxes", f"{facts['boxes']:,}"
     yield "classes", _counted(facts["classes"])
@@ -102,19 +105,19 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _counted(counts: Mapping[str, int] | Sequence[str]) -> str:
-    """The first names, with their numbers where they have any."""
+    """The first names, with their counts where they have any."""
     names = list(counts)[:_MOST]
-    told = ", ".join(f"{name} {counts[name]:,}" if isinstance(counts, Mapping) else name for name in names)
-    return told + (f" and {len(counts) - len(names):,} more" if len(counts) > len(names) else "")
+    listed = ", ".join(f"{name} {counts[name]:,}" if isinstance(counts, Mapping) else name for name in names)
+    return listed + (f" and {len(counts) - len(names):,} more" if len(counts) > len(names) else "")
 
 
-def _verdict(found: Check) -> str:
-    if not found.findings:
-        return "nothing is wrong"
-    count = len(found.findings)
-    told = f"{count:,} things are wrong" if count > 1 else "1 thing is wrong"
-    whole = sum(not finding.example for finding in found.findings)
+def _verdict(checked: Check) -> str:
+    if not checked.findings:
+        return "no problems found"
+    count = len(checked.findings)
+    problems = many(count, "problem")
+    whole = sum(not finding.example for finding in checked.findings)
     if not whole:
-        return f'{told}; a run stops at that, unless data.dataset.on_error = "skip" leaves it out'
-    every = "of the set as a whole" if whole == count else f"of which {whole:,} of the set as a whole"
-    return f"{told}, {every}, which has to be mended before a run"
+        return f'{problems}; a run stops at them, unless data.dataset.on_error = "skip" leaves them out'
+    which = "of the dataset as a whole" if whole == count else f"of which {whole:,} of the dataset as a whole"
+    return f"{problems}, {which}: fix those before a run"

@@ -1,4 +1,4 @@
-"""`fedlens data info`: everything that is known of one dataset, and the settings of its reader."""
+"""`fedlens data info`: the facts of one dataset, and the settings of its reader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a factory, for a person to read; `default` is None where it has to be given."""
+    """One setting of a factory, as text; `default` is None for a required setting."""
 
     name: str
     type: str
@@ -37,7 +37,7 @@ def info(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show all that is known of a dataset: counts, licence, source, files, and the settings of its reader."""
+    """Show the facts of a dataset: counts, licence, source, files, and the settings of its reader."""
     with reported(debug):
         from fedlens.core.registry import settings_model
         from fedlens.data.catalogue import presence
@@ -49,20 +49,25 @@ def info(
         found = presence(record, root)
         settings = describe(settings_model, DATASETS.find(name))
         if as_json:
-            told = as_object(record, found)
-            print_json({**told, "data_dir": str(root), "settings": [asdict(one) for one in settings]})
+            print_json(
+                {
+                    **as_object(record, found),
+                    "data_dir": str(root),
+                    "settings": [asdict(one) for one in settings],
+                }
+            )
             return
         _print(record, found, root)
-        print(f'\nsettings below data.dataset, beside name = "{name}"')
+        print(f'\nsettings in data.dataset, next to name = "{name}"')
         if not settings:
             print("none")
             return
-        rows = [(one.name, one.type, one.default or "has to be given", one.description) for one in settings]
-        print_columns(rows, ("setting", "type", "default", "what it is"))
+        rows = [(one.name, one.type, one.default or "required", one.description) for one in settings]
+        print_columns(rows, ("setting", "type", "default", "description"))
 
 
 def _record(name: str) -> DatasetFacts:
-    """The record of a dataset; of an installed plug-in or a user's own reader, what its registry row says."""
+    """The facts of a dataset; those of a plug-in or a reader of your own come from its registry row."""
     from fedlens.core.errors import ConfigError, nearest
     from fedlens.data.catalogue import CATALOGUE, DatasetFacts
     from fedlens.data.datasets import DATASETS
@@ -74,7 +79,7 @@ def _record(name: str) -> DatasetFacts:
         return DatasetFacts(
             name, "not stated", rows.get(name, "a reader of your own"), "see its own page", own=True
         )
-    raise ConfigError(f"there is no dataset '{name}'", hint=nearest(name, {*CATALOGUE, *rows}))
+    raise ConfigError(f"unknown dataset '{name}'", hint=nearest(name, {*CATALOGUE, *rows}))
 
 
 def _print(record: DatasetFacts, found: Presence, root: Path) -> None:
@@ -86,10 +91,10 @@ def _print(record: DatasetFacts, found: Presence, root: Path) -> None:
         ("training examples", _count(record.train)),
         ("test examples", _count(record.test)),
         ("classes", _count(record.classes)),
-        ("natural clients", "whatever your data say" if record.own else clients),
+        ("natural clients", "as in your data" if record.own else clients),
         ("licence", "your own" if record.own else record.licence or "not stated"),
         ("source", record.source or "your own"),
-        ("to fetch", record.download or "not stated" if record.files else "nothing"),
+        ("download", record.download or "not stated" if record.files else "nothing"),
         ("how to get it", record.how),
     ]
     print_columns(rows)
@@ -118,7 +123,7 @@ def describe(settings_model: Callable[..., Any], factory: Callable[..., Any]) ->
 
 
 def type_name(annotation: Any) -> str:
-    """A type for a person: the values of a `Literal`, the parts of a union, plain names of all others.
+    """A type as text: the values of a `Literal`, the parts of a union, plain names of all others.
 
     >>> type_name(Literal["all", "balanced"]), type_name(int | None), type_name(tuple[int, int])
     ('all | balanced', 'int | none', '[int, int]')
@@ -138,7 +143,7 @@ def type_name(annotation: Any) -> str:
 
 
 def _bounds(metadata: Any) -> str:
-    """What a value has to keep to, in brackets."""
+    """The limits of a value, in brackets."""
     found = []
     for item in metadata:
         for part in getattr(item, "metadata", [item]):

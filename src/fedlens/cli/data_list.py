@@ -1,4 +1,4 @@
-"""`fedlens data list`: which datasets are on this machine, and how to get the others."""
+"""`fedlens data list`: the datasets on this machine, and how to get the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def list_datasets(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the datasets: what is on this machine, what is not, how large, which licence, how to get it."""
+    """List the datasets: which are on this machine, their sizes and licences, and how to get the others."""
     with reported(debug):
         from fedlens.data.catalogue import CATALOGUE, presence
         from fedlens.experiment.datadir import data_directory
@@ -52,7 +52,7 @@ def _print_how(absent: list[DatasetFacts]) -> None:
         names.setdefault(record.how, []).append(record.name)
     for number, (how, those) in enumerate(names.items()):
         if not number:
-            print("\nhow to get what is not here")
+            print("\nhow to get the missing datasets")
         print(f"- {', '.join(those)}: {how}")
 
 
@@ -65,7 +65,7 @@ def _print_group(records: list[DatasetFacts], found: dict[str, Presence]) -> Non
 
 
 def _numbers(record: DatasetFacts) -> tuple[str, ...]:
-    """What could not be verified is unknown; clients are none where the data have none of themselves."""
+    """The counts of a dataset; unknown ones are named so, and clients are none without natural clients."""
     clients = "none" if record.unit is None else UNKNOWN
     given = (
         *((count, UNKNOWN) for count in (record.train, record.test, record.classes)),
@@ -77,7 +77,7 @@ def _numbers(record: DatasetFacts) -> tuple[str, ...]:
 
 
 def as_object(record: DatasetFacts, found: Presence) -> dict[str, Any]:
-    """One dataset as JSON has it: the record, and what was found of it."""
+    """One dataset as JSON: its facts, and which of its files are on this machine."""
     paths: list[Path] = list(found.found)
     here = {"state": found.state, "found": [str(path) for path in paths], "lacking": list(found.lacking)}
     return {**asdict(record), "here": here}

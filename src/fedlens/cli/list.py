@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """The kinds of names."""
+    """The kinds of names that can be listed."""
 
     RECIPES = "recipes"
     ALGORITHMS = "algorithms"

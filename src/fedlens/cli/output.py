@@ -16,6 +16,7 @@ import typer
 from fedlens.core.errors import FedlensError
 
 INTERRUPTED = 130
+_ANY_WIDTH = 1_000_000  # characters of a line that is not fitted to a terminal
 
 
 class Interrupted(KeyboardInterrupt):
@@ -94,34 +95,28 @@ def print_columns(
 ) -> None:
     """Prints rows in columns: fitted to a terminal, plain lines of any width elsewhere."""
     from rich.console import Console
-
-    console = Console(emoji=False, highlight=False)
-    if console.is_terminal:
-        console.print(_table(rows, head, numeric))
-        return
-    lines = [list(head), *rows] if head else list(rows)
-    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))] if lines else []
-    for line in lines:
-        cells = [
-            cell.rjust(width) if k in numeric else cell.ljust(width)
-            for k, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
-
-
-def _table(rows: Sequence[Sequence[str]], head: Sequence[str], numeric: Sequence[int]) -> Any:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
+    if not rows and not head:
+        return
+    console = Console(emoji=False, highlight=False)
+    fitted = console.is_terminal
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=bool(head), header_style="bold", pad_edge=False)
-    for k in range(len(rows[0]) if rows else 0):
+    for k in range(len(rows[0] if rows else head)):
         table.add_column(
-            head[k] if head else "",
+            Text(head[k]) if head else "",
             justify="right" if k in numeric else "left",
-            no_wrap=k in numeric or (k == 0 and not head),
+            no_wrap=not fitted or k in numeric or (k == 0 and not head),
             style="cyan" if k == 0 else "",
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+        table.add_row(*map(Text, row))
+    if fitted:
+        console.print(table)
+        return
+    console.width = _ANY_WIDTH
+    with console.capture() as drawn:
+        console.print(table)
+    print(*(line.rstrip() for line in drawn.get().splitlines()), sep="\n")

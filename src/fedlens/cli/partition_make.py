@@ -1,4 +1,4 @@
-"""`fedlens partition make`: scatter a dataset, and save who has what."""
+"""`fedlens partition make`: partitions a dataset and saves the partition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import DataDir, Debug
+from fedlens.cli.options import DataDir, Debug, Download, Json
 from fedlens.cli.output import print_columns, print_json, reported
 
 
@@ -19,7 +19,7 @@ def make(
         str,
         typer.Argument(metavar="PARTITION", help="A name (fedlens list partitions), or file.py:function."),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to save it: an npz file.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to save it in (.npz).")],
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,16 +34,16 @@ def make(
         typer.Option(
             metavar="N",
             min=0,
-            help="The run's seeds.data, for datasets that draw something; else that of a run with seed 0.",
+            help="A run's seeds.data, for datasets that draw random data; default that of a run with seed 0.",
         ),
     ] = None,
     data_dir: DataDir = None,
-    download: Annotated[bool, typer.Option("--download", help="Get data that are missing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as one JSON object.")] = False,
+    download: Download = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Scatter the training examples of a dataset over clients, and save who has what."""
+    """Distribute the training examples of a dataset over clients, and save the partition."""
     with reported(debug):
         from fedlens.experiment.datadir import data_directory
         from fedlens.experiment.make_partition import check_free, make_partition
@@ -67,6 +67,8 @@ def make(
         print_columns(readable(made.partition))
         typer.echo(f"saved: {out}")
         if options is None:
-            typer.echo(f"there is no training for {made.kind} yet; 'fedlens partition plot {out}' draws it")
+            typer.echo(
+                f"fedlens cannot train on {made.kind} yet; 'fedlens partition plot {out}' draws the partition"
+            )
         else:
-            typer.echo(f"train on it, with a recipe of the same data: fedlens run RECIPE {options}")
+            typer.echo(f"to train on it, take a recipe with the same data: fedlens run RECIPE {options}")

@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import Debug
+from fedlens.cli.options import Debug, Json
 from fedlens.cli.output import print_columns, print_json, reported
 
 PartitionFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A saved partition, or a run directory: then its partition.")
+    Path, typer.Argument(metavar="FILE", help="A saved partition, or a run directory that has one.")
 ]
 
 
 def show(
     file: PartitionFile,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as one JSON object.")] = False,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Print clients, examples, sizes, classes per client, EMD, imbalance and digest of a partition."""

@@ -3,49 +3,69 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedlens.report.format import count, duration, finite, metric_value, number, size, split_of
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
-
-
-class RoundDisplay(Protocol):
-    """How rounds are shown; `ProgressDisplay` calls it."""
-
-    def started(self, plan: dict[str, Any]) -> None: ...
-    def round_done(self, metrics: dict[str, Any]) -> None: ...
-    def close(self) -> None: ...
+    from rich.progress import Progress
 
 
 class ProgressDisplay:
     """The progress of a run, for `Experiment.run`; keeps the run directory for the messages at the end.
 
-    `display` is None with --quiet.
+    With `quiet`, only the path of the result is printed.
     """
 
-    def __init__(self, console: Console, display: RoundDisplay | None) -> None:
+    def __init__(self, console: Console, quiet: bool = False) -> None:
         self.directory: Path | None = None
         self._console = console
-        self._display = display
+        self._quiet = quiet
+        self._rounds: int | None = None
+        self._bar: Progress | None = None
+        self._pace = Pace()
+        self._tested = ""
 
     def started(self, plan: dict[str, Any]) -> None:
         """Called before the first round."""
         self.directory = Path(plan["directory"])
-        if self._display:
-            self._display.started(plan)
+        self._rounds = plan.get("rounds")
+        if self._quiet:
+            return
+        for line in opening_lines(plan):
+            self._console.print(line, soft_wrap=not self._console.is_terminal)
+        if self._console.is_terminal:
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("round {task.completed}/{task.total}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.description}", markup=False),
+                console=self._console,
+                transient=True,
+            )
+            self._bar.add_task("evaluating the untrained model", total=self._rounds)
+            self._bar.start()
 
     def round_done(self, metrics: dict[str, Any]) -> None:
         """Called after each round; `metrics` is its line of metrics.jsonl."""
-        if self._display:
-            self._display.round_done(metrics)
+        if self._quiet:
+            return
+        if self._bar is None:
+            self._console.print(round_line(metrics, self._rounds), soft_wrap=True)
+            return
+        if values := tested(metrics):
+            self._tested = "  ".join(f"{metric} {metric_value(metric, value)}" for metric, value in values)
+        left = self._pace.left(metrics, self._rounds)
+        parts = [self._tested, speed(metrics), f"{duration(left)} left" if left is not None else ""]
+        task = self._bar.task_ids[0]
+        self._bar.update(task, completed=metrics["round"], description="  ".join(filter(None, parts)))
 
     def note(self, text: str) -> None:
         """Prints a sentence that the user should read, for example that a damaged checkpoint was skipped."""
-        if self._display:
+        if not self._quiet:
             self._console.print(f"note: {text}", style="yellow", soft_wrap=True)
 
     def finished(self, summary: dict[str, Any]) -> None:
@@ -53,8 +73,8 @@ class ProgressDisplay:
 
     def close(self) -> None:
         """Removes the progress bar; may be called twice."""
-        if self._display:
-            self._display.close()
+        if self._bar is not None:
+            self._bar.stop()
 
     def result(self, summary: dict[str, Any], directory: Path) -> None:
         """Prints the outcome and the path of the result page; with --quiet only the path."""
@@ -62,7 +82,7 @@ class ProgressDisplay:
 
         page = RunDir(directory).report_path
         page = page if page.exists() else directory
-        if self._display:
+        if not self._quiet:
             for line in closing_lines(summary):
                 self._console.print(line, soft_wrap=True)
             self._console.print(f"result page: {page}", style="bold", soft_wrap=True)
@@ -71,73 +91,10 @@ class ProgressDisplay:
 
 
 def make_display(*, quiet: bool, stderr: bool) -> ProgressDisplay:
-    """The display that fits the output: none, a progress bar, or one line per round."""
+    """The display of a run, on standard output or standard error."""
     from rich.console import Console
 
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    if quiet:
-        return ProgressDisplay(console, None)
-    return ProgressDisplay(console, RoundBar(console) if console.is_terminal else RoundLines(console))
-
-
-class RoundLines:
-    """One line per round."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._rounds: int | None = None
-
-    def started(self, plan: dict[str, Any]) -> None:
-        self._rounds = plan.get("rounds")
-        for line in opening_lines(plan):
-            self._console.print(line, soft_wrap=True)
-
-    def round_done(self, metrics: dict[str, Any]) -> None:
-        self._console.print(round_line(metrics, self._rounds), soft_wrap=True)
-
-    def close(self) -> None:
-        pass
-
-
-class RoundBar:
-    """A progress bar with the latest metrics and the remaining time."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar: Bar | None = None
-        self._task: TaskID | None = None
-        self._rounds: int | None = None
-        self._pace = Pace()
-        self._tested = ""
-
-    def started(self, plan: dict[str, Any]) -> None:
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-        for line in opening_lines(plan):
-            self._console.print(line)
-        self._rounds = plan.get("rounds")
-        columns = (
-            SpinnerColumn(),
-            TextColumn("round {task.completed}/{task.total}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[text]}", markup=False),
-        )
-        self._bar = Progress(*columns, console=self._console, transient=True)
-        self._task = self._bar.add_task("", total=self._rounds, text="evaluating the untrained model")
-        self._bar.start()
-
-    def round_done(self, metrics: dict[str, Any]) -> None:
-        if self._bar is None or self._task is None:
-            return
-        if values := tested(metrics):
-            self._tested = "  ".join(f"{metric} {metric_value(metric, value)}" for metric, value in values)
-        left = self._pace.left(metrics, self._rounds)
-        parts = [self._tested, speed(metrics), f"{duration(left)} left" if left is not None else ""]
-        self._bar.update(self._task, completed=metrics["round"], text="  ".join(filter(None, parts)))
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    return ProgressDisplay(Console(stderr=stderr, highlight=False, markup=False, emoji=False), quiet)
 
 
 class Pace:
@@ -207,7 +164,7 @@ def _short(value: float | None) -> str:
 
 
 def opening_lines(plan: dict[str, Any]) -> list[str]:
-    """What is trained on which data, and the run directory."""
+    """What is trained, on which data, and the run directory."""
     parameters = finite(plan.get("parameters"))
     model = f"{plan.get('model')} ({count(parameters)} parameters)" if parameters else f"{plan.get('model')}"
     clients, cohort, rounds = (count(finite(plan.get(k))) for k in ("clients", "clients_per_round", "rounds"))
@@ -223,41 +180,19 @@ def _best_text(best: dict[str, Any], metric: str, where: str) -> str:
     """The best round: its test value if it is known, and the split on which it was chosen."""
     if not best:
         return ""
-    on, chosen = best.get("chosen_on"), split_of(str(best.get("metric"))) or ("", metric)
-    value, test_value = finite(best.get("value")), finite(best.get("test_value"))
-    if on == "test" or test_value is None:
-        at = "" if on == "test" or where == "at the clients" else f" on {on}"
-        return f"; best {metric_value(chosen[1], value)}{at} in round {best.get('round')}, chosen on {on}"
+    chosen_on, chosen_metric = best.get("chosen_on"), (split_of(str(best.get("metric"))) or ("", metric))[1]
+    value, on = finite(best.get("test_value")), " on test"
+    if chosen_on == "test" or value is None:
+        value = finite(best.get("value"))
+        on = "" if chosen_on == "test" or where == "at the clients" else f" on {chosen_on}"
     return (
-        f"; best {metric_value(chosen[1], test_value)} on test in round {best.get('round')}, chosen on {on}"
+        f"; best {metric_value(chosen_metric, value)}{on} in round {best.get('round')}, chosen on {chosen_on}"
     )
 
 
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """The outcome of a run, and its cost."""
-    final, best, totals = (summary.get(key) or {} for key in ("final", "best", "totals"))
-    lines = []
-    if values := tested(final):
-        metric, value = values[0]
-        label = metric.replace("_", " ")
-        where = "on test" if f"test_{metric}" in final else "at the clients"
-        line = f"{label} {metric_value(metric, value)} {where} after round {final.get('round')}"
-        mean, worst = (finite(final.get(f"clients_{metric}_{of}")) for of in ("mean", "worst_decile"))
-        worst_text = (
-            "" if worst is None else f", {metric_value(metric, worst)} at the worst tenth of the clients"
-        )
-        tuned = f"clients_{metric}_mean_before" in final
-        if tuned:  # clients use the tuned models; all other metrics are of the global model
-            lines.append(
-                f"{summary.get('status')}: {label} {metric_value(metric, mean)} at the clients, each after tuning, "
-                f"in round {final.get('round')}{worst_text}"
-            )
-            line = f"global model, not tuned: {line}"
-        else:
-            line = f"{summary.get('status')}: {line}{worst_text}"
-        lines.append(line + _best_text(best, metric, where))
-    else:
-        lines.append(f"{summary.get('status')} after {summary.get('rounds_done')} rounds")
+    final, totals = (summary.get(key) or {} for key in ("final", "totals"))
     cost = [
         duration(finite(totals.get("seconds"))),
         f"{count(finite(totals.get('examples')))} examples",
@@ -265,4 +200,24 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     ]
     if totals.get("failed"):
         cost.append(f"{count(totals['failed'])} replies lost or rejected")
-    return [*lines, ", ".join(cost)]
+    values = tested(final)
+    if not values:
+        return [f"{summary.get('status')} after {summary.get('rounds_done')} rounds", ", ".join(cost)]
+    metric, value = values[0]
+    label, status, round = metric.replace("_", " "), summary.get("status"), final.get("round")
+    where = "on test" if f"test_{metric}" in final else "at the clients"
+    outcome = f"{label} {metric_value(metric, value)} {where} after round {round}"
+    best = _best_text(summary.get("best") or {}, metric, where)
+    mean, worst = (finite(final.get(f"clients_{metric}_{of}")) for of in ("mean", "worst_decile"))
+    worst_text = (
+        f", {metric_value(metric, worst)} at the worst tenth of the clients" if worst is not None else ""
+    )
+    if f"clients_{metric}_mean_before" not in final:
+        return [f"{status}: {outcome}{worst_text}{best}", ", ".join(cost)]
+    # Clients use the tuned models; all other metrics are of the global model.
+    return [
+        f"{status}: {label} {metric_value(metric, mean)} at the clients, each after tuning, "
+        f"in round {round}{worst_text}",
+        f"global model, not tuned: {outcome}{best}",
+        ", ".join(cost),
+    ]

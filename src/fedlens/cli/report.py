@@ -15,7 +15,7 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write the result page of a run again, and print its path; works during the run too."""
+    """Write the result page of a run again, and print its path; this works during a run too."""
     with reported(debug):
         from fedlens.report.page import write_report
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.options import DataDir, Debug, Json, Quiet, Report
+from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
 from fedlens.cli.output import reported
 from fedlens.cli.training import train
 
@@ -21,20 +21,15 @@ def run(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE_OR_FILE", help="A recipe (fedlens list recipes) or a TOML file.")
     ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
-    ] = None,
+    changes: Changes = None,
     rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of all random numbers.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The engine that trains the clients.")
-    ] = None,
+    engine: EngineName = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The run directory; default runs/<name>/<run-id>.")
     ] = None,
     data_dir: DataDir = None,
-    download: Annotated[bool, typer.Option("--download", help="Download missing data.")] = False,
+    download: Download = False,
     report: Report = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -55,7 +50,7 @@ def run(
 
 
 def overrides(changes: Sequence[str], rounds: int | None, seed: int | None, engine: str | None) -> list[str]:
-    """The settings of the command line as key=value; those with their own option come last and win.
+    """The settings of the command line as key=value; those with an option of their own come last and win.
 
     >>> overrides(["local.lr=0.1"], 5, None, "inline")
     ['local.lr=0.1', 'rounds=5', 'engine.name=inline']

@@ -1,4 +1,4 @@
-"""What `run` and `resume` share: train, show the progress, and print where the result is."""
+"""Trains for `run` and `resume`: shows the progress and prints the path of the result."""
 
 from __future__ import annotations
 

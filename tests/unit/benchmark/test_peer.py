@@ -74,10 +74,10 @@ def test_it_stands_still_while_the_others_have_their_turn(tmp_path: Path) -> Non
             "raise ImportError('no module named toy')",
             "it ended with code 1: ImportError: no module named toy",
         ),
-        ("import os; os._exit(3)", "it ended with code 3: it said nothing"),
+        ("import os; os._exit(3)", "it ended with code 3: no message"),
         ("import time; time.sleep(60)", r"it did not start within 0\.5 s"),
-        ("print('hello')", "it said 'hello' where 'ready' was expected"),
-        ("print('[1]')", r"it said '\[1\]' where 'ready' was expected"),
+        ("print('hello')", "it wrote 'hello' in place of 'ready'"),
+        ("print('[1]')", r"it wrote '\[1\]' in place of 'ready'"),
     ],
 )
 def test_what_does_not_start_says_why(tmp_path: Path, source: str, says: str) -> None:
@@ -96,7 +96,7 @@ READY = "import os, sys, time\nprint('{\"ready\": true}', flush=True)\nsys.stdin
         ("raise RuntimeError('3 of 10 replies failed')", "RuntimeError: 3 of 10 replies failed"),
         ("os.kill(os.getpid(), 9)", "it ended with code -9"),
         ("time.sleep(60)", r"it did not finish a round within 0\.5 s"),
-        ("print('{}')", "where 'seconds' was expected"),
+        ("print('{}')", "in place of 'seconds'"),
     ],
 )
 def test_what_fails_in_a_round_says_why_and_leaves_nothing(
@@ -209,7 +209,7 @@ def test_what_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(subprocess, "run", failed)
     one = peer(tmp_path / "driver.py", GOOD)
     said: list[str] = []
-    with pytest.raises(RunFailed, match="cannot be installed: ERROR: No matching distribution"):
+    with pytest.raises(RunFailed, match="the installation failed: ERROR: No matching distribution"):
         installed(one, tmp_path / "peers", said.append)
     assert f"toy-1-torch-{peers.torch_version()}" in said[0]
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.M
         raise subprocess.TimeoutExpired(command, 1)
 
     monkeypatch.setattr(subprocess, "run", slow)
-    with pytest.raises(RunFailed, match="not installed within 60 minutes"):
+    with pytest.raises(RunFailed, match="did not end within 60 minutes"):
         installed(one, tmp_path / "peers")
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from fedlens.benchmark.profile_clock import Clock, by_part
+from fedlens.benchmark.profile_clock import Clock
 from fedlens.core.profiling import recording, scope, scoped
 
 
@@ -63,7 +63,3 @@ def test_recorded_scopes_are_charged_to_their_parts(seconds: list[float]) -> Non
         for _ in scoped("data", batches(3)):
             seconds[0] += 10
     assert clock.seconds == {"other": 30, "data": 3}
-
-
-def test_shares_count_for_their_part() -> None:
-    assert by_part({"data": 1.0, "data.augmentation": 2.0}, ("data", "rule")) == {"data": 3.0, "rule": 0.0}

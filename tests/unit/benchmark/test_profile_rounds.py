@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import torch
 
 from fedlens import Experiment
 from fedlens.benchmark import profile_rounds
-from fedlens.benchmark.profile_clock import by_part
+from fedlens.benchmark.profile import evaluations
 from fedlens.benchmark.profile_engine import TimedEngine
-from fedlens.benchmark.profile_rounds import PARTS, Rounds, evaluations, measure
+from fedlens.benchmark.profile_rounds import PARTS, ProfiledRounds, measure
 from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Answer, Failure, Id, Reply
 from fedlens.engines.inline import Inline
@@ -32,26 +33,27 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_time_that_an_operation_reports_is_taken_out_of_its_reply() -> None:
+    seconds: dict[str, float] = defaultdict(float)
     engine = TimedEngine(Inline())
-    reply = Reply(Id(1, 0, 0), 4, {}, {"loss": 2.0, "profile:forward": 0.5, "profile:process": 77.0})
+    metrics = {"loss": 2.0, "profile:77:forward": 0.5, "profile:77:client.check": 0.25}
+    reply = Reply(Id(1, 0, 0), 4, {}, metrics)
 
     def answers() -> Generator[Answer, None, None]:
         yield reply
         yield Failure(Id(1, 0, 1), 5, "no")
 
-    assert len(list(engine._stripped(answers()))) == 2
+    assert len(list(engine._stripped(answers(), seconds))) == 2
     assert reply.metrics == {"loss": 2.0}
-    assert (engine.workers, engine.processes) == ({"forward": 0.5}, {77})
+    assert (seconds, engine.processes) == ({"forward": 0.5, "client.check": 0.25}, {"77"})
 
 
-def check_adds_up(found: Rounds) -> None:
+def check_adds_up(found: ProfiledRounds) -> None:
     """The parts of some rounds are their wall time, and the clock that says so is not the one that counts."""
     for spans in (found.training, found.evaluation):
         assert sum(spans.parts.values()) == pytest.approx(sum(spans.timed), rel=1e-9)
         assert len(spans.timed) == len(spans.plain)
         assert all(value >= 0 for value in spans.parts.values())
-        assert set(by_part(spans.parts, PARTS)) == set(PARTS)
-    assert set(by_part(found.evaluation.parts, PARTS)) == set(PARTS)
+        assert spans.parts.keys() <= set(PARTS)  # each has a row of the table
 
 
 @pytest.mark.parametrize("engine", ["inline", "vectorized"])
@@ -60,44 +62,44 @@ def test_the_parts_add_up_to_the_wall_time(engine: str, scratch: Path) -> None:
     found = measure(built(f"engine.name={engine}"), 2)
     assert sum(found.training.timed) + sum(found.training.plain) < time.perf_counter() - began
     check_adds_up(found)
-    parts = by_part(found.training.mean_parts(), PARTS)
-    for part in ("data", "forward", "backward", "optimizer", "client", "aggregate"):
+    parts = found.training.parts
+    for part in ("data", "forward", "backward", "optimizer", "client", "aggregate.server"):
         assert parts[part] > 0, part
-    assert parts["evaluation"] == 0
+    assert "evaluation" not in parts
     assert parts["rule"] < 0.05 * sum(parts.values())  # the scopes of a rule without hooks
     # Most of what a round is must be known by name.
     assert parts["other"] < 0.1 * sum(parts.values())
-    measuring = by_part(found.evaluation.mean_parts(), PARTS)
+    measuring = found.evaluation.parts
     assert measuring["evaluation"] > 0.8 * sum(measuring.values())
-    assert (found.processes, found.workers) == (0, {})
+    assert (found.processes, found.training.worker_parts) == (0, {})
     assert list(scratch.iterdir()) == []
 
 
 def test_what_goes_on_in_workers_is_timed_there() -> None:
     found = measure(built("engine.name=processes", "engine.workers=2"), 2)
     check_adds_up(found)
-    here, there = by_part(found.training.mean_parts(), PARTS), by_part(found.workers, PARTS)
-    assert here["forward"] == here["backward"] == here["data"] == here["client"] == 0
+    here, there = found.training.parts, found.training.worker_parts
+    assert here.keys().isdisjoint({"forward", "backward", "data", "client"})
     assert here["engine"] > 0.5 * sum(here.values())
     for part in ("data", "forward", "backward", "optimizer", "client"):
         assert there[part] > 0, part
     assert 1 <= found.processes <= 2
     assert sum(there.values()) < 2 * sum(here.values())
-    assert set(found.worker_evaluation) == {"evaluation"}
+    assert set(found.evaluation.worker_parts) == {"evaluation"}
 
 
 def test_workers_that_train_groups_time_them_too() -> None:
     measured = measure(built("engine.name=processes", "engine.workers=1", "engine.group=3"), 1)
     assert measured.processes == 1
-    assert by_part(measured.workers, PARTS)["forward"] > 0
-    assert not any(name.startswith("profile:") for tally in measured.tallies for name in tally.sums)
+    assert measured.training.worker_parts["forward"] > 0
+    assert not any(name.startswith("profile:") for tally in measured.training.tallies for name in tally.sums)
 
 
 @pytest.mark.parametrize("engine", ["inline", "vectorized"])
 def test_what_a_rule_computes_for_itself_is_the_rules(engine: str) -> None:
     """Mime's gradients at the anchor are no passes of the training."""
     found = measure(built("algorithm.name=mime", f"engine.name={engine}"), 1)
-    parts = by_part(found.training.mean_parts(), PARTS)
+    parts = found.training.parts
     assert parts["rule"] > 0.3 * (parts["forward"] + parts["backward"]) > 0
 
 
@@ -116,10 +118,10 @@ def test_the_bytes_are_those_of_a_run(algorithm: str, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     experiment = built(*overrides)
     found = measure(experiment, 1)
-    (tally,) = found.tallies
+    (tally,) = found.training.tallies
     times = evaluations(experiment.config.rounds, experiment.config.evaluation.every)
     for way in ("bytes_down", "bytes_up"):
-        round, measuring = getattr(tally, way), getattr(found.measuring, way)
+        round, measuring = getattr(tally, way), getattr(found.evaluation.tallies[-1], way)
         assert [line[way] for line in lines][1] in (round, round + measuring)
         assert sum(line[way] for line in lines) == 3 * round + times * measuring
         assert (round > 0) == (algorithm != "centralized")
@@ -167,8 +169,7 @@ def test_workers_are_gone_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         pids.extend(experiment.engine.pids)  # type: ignore[attr-defined]
         raise RunFailed("no")
 
-    monkeypatch.setattr(profile_rounds._Profiled, "_sizes", lambda self: (0, 0))
-    monkeypatch.setattr(profile_rounds._Profiled, "_evaluations", lambda self, pairs: breaks(self))
+    monkeypatch.setattr(ProfiledRounds, "_file_sizes", breaks)
     with pytest.raises(RunFailed):
         measure(experiment, 1)
     assert len(pids) == 2
@@ -182,7 +183,6 @@ def test_workers_are_gone_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_number_there_are_at_least_two_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile_rounds, "_SECONDS", 1e-9)
     assert len(measure(built(), None).training.timed) == 2
-    assert profile_rounds._fitting(1e9) == 2
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_sigterm_ends_what_was_started(bench: list[BenchmarkPlan], monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["lineer"], "there is no workload 'lineer'"),
+        (["lineer"], "unknown workload 'lineer'"),
         (["--engines", "fast"], "fast"),
         (["--pairs", "0"], "--pairs"),
         (["linear", "--picture", "p.txt"], "--picture"),

@@ -34,7 +34,7 @@ def test_nothing_wrong_is_exit_code_0_and_a_summary(folder: Path) -> None:
         "classes  cat 2, dog 2",
         "splits   none; a share is held out as test data",
         "clients  none named",
-        "nothing is wrong",
+        "no problems found",
     ]
 
 
@@ -54,9 +54,9 @@ def test_every_fault_is_listed_file_by_file_and_the_exit_code_is_1(folder: Path)
     assert first.startswith("data/cat/1.png: the image cannot be decoded: ")
     assert second == "data/dog/1.png: the file is empty (0 bytes); copy or export it again."
     assert blank == ""
-    assert summary[0] == "images   2, and 2 at fault"
+    assert summary[0] == "images   2, and 2 with problems"
     assert summary[-1] == (
-        '2 things are wrong; a run stops at that, unless data.dataset.on_error = "skip" leaves it out'
+        '2 problems; a run stops at them, unless data.dataset.on_error = "skip" leaves them out'
     )
 
 
@@ -67,12 +67,10 @@ def test_what_is_wrong_with_the_whole_is_told_apart(folder: Path) -> None:
     answer = runner.invoke(app, ["check", "data/voc", "--format", "voc-xml"])
     assert answer.exit_code == 1
     assert "1 image is in more than one split, a leak" in answer.stdout
-    assert answer.stdout.splitlines()[-1] == (
-        "1 thing is wrong, of the set as a whole, which has to be mended before a run"
-    )
+    assert answer.stdout.splitlines()[-1] == ("1 problem, of the dataset as a whole: fix those before a run")
     (folder / "voc" / "Annotations" / "d.xml").write_text("")
     last = runner.invoke(app, ["check", "data/voc", "--format", "voc-xml"]).stdout.splitlines()[-1]
-    assert last.startswith("2 things are wrong")
+    assert last.startswith("2 problems")
 
 
 def test_a_table_that_cannot_be_read_does_not_flood(folder: Path) -> None:
@@ -87,7 +85,7 @@ def test_a_table_that_cannot_be_read_does_not_flood(folder: Path) -> None:
     first, second = listed.splitlines()
     assert first.startswith("data/t.csv, line 2: the byte 0xe4 is not UTF-8")
     assert second.startswith("data/dog/0.png: the file is empty")
-    assert summary.splitlines()[-1].startswith("2 things are wrong, of which 1 of the set as a whole")
+    assert summary.splitlines()[-1].startswith("2 problems, of which 1 of the dataset as a whole")
 
 
 def test_json_is_one_object(folder: Path) -> None:

@@ -78,7 +78,7 @@ def test_list_says_unknown_where_it_is_not_known(folder: Path) -> None:
 
 def test_list_says_how_to_get_what_is_not_here(folder: Path) -> None:
     told = ask("list", "--data-dir", folder)
-    how = told[told.index("how to get what is not here") :]
+    how = told[told.index("how to get the missing datasets") :]
     fetched = next(line for line in how.splitlines() if "--download" in line)
     assert fetched.startswith("- mnist, fashion-mnist, cifar100, emnist, ")
     assert "cifar10," not in how
@@ -133,7 +133,7 @@ def test_info_says_what_is_not_there(folder: Path) -> None:
 
 def test_info_shows_the_settings_of_the_reader(folder: Path) -> None:
     told = ask("info", "synthetic", "--data-dir", folder)
-    rows = told[told.index("settings below data.dataset") :].splitlines()
+    rows = told[told.index("settings in data.dataset") :].splitlines()
     assert rows[1].split()[:3] == ["setting", "type", "default"]
     names = list(settings_model_of("synthetic").model_fields)
     assert [line.split()[0] for line in rows[2:]] == names
@@ -165,7 +165,7 @@ def test_info_as_json(folder: Path) -> None:
 def test_a_wrong_name_is_answered_with_the_nearest_right_one(wrong: str, right: str) -> None:
     answer = runner.invoke(data, ["info", wrong])
     assert answer.exit_code == 2
-    assert f"there is no dataset '{wrong}'; did you mean '{right}'" in answer.stderr.replace("\n", "")
+    assert f"unknown dataset '{wrong}'; did you mean '{right}'" in answer.stderr.replace("\n", "")
 
 
 def test_a_reader_of_ones_own_is_described_too(folder: Path, tmp_path: Path) -> None:

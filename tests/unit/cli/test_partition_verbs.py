@@ -105,7 +105,7 @@ def test_what_no_model_is_trained_on_is_not_offered_for_training(tmp_path: Path)
     own.write_text(TEXTS)
     answer = partition("make", f"{own}:texts", "iid", "--set", "clients=2", "--out", tmp_path / "p.npz")
     assert answer.exit_code == 0, answer.output
-    assert "there is no training for language yet" in answer.stdout
+    assert "fedlens cannot train on language yet" in answer.stdout
     assert "fedlens run" not in answer.stdout
     told = partition("make", f"{own}:texts", "feature", "--set", "clients=2", "--out", tmp_path / "q.npz")
     assert told.exit_code == 2

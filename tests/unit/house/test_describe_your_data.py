@@ -46,7 +46,7 @@ def test_the_page_is_what_happens(folder: Path, monkeypatch: pytest.MonkeyPatch)
     check = ["data", "check", "scans", "--format", "image-folder"]
     said = fedlens(*check, *sets("table=scans.csv", "client_column=hospital"))
     assert "clients  6: Bonn 360, Celle 287, Aachen 674, Dessau 239, Fulda 114, Emden 123" in said
-    assert "nothing is wrong" in said
+    assert "no problems found" in said
     small = ["dataset.size=8", "dataset.channels=1"]
     fedlens("partition", "make", "image-folder", "natural", "--out", "hospitals.npz", *sets(*DATASET, *small))
     shown = json.loads(fedlens("partition", "show", "hospitals.npz", "--json"))

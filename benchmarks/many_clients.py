@@ -1,9 +1,9 @@
 """A hundred thousand clients: 200,000 synthetic images 3x32x32, from the command to the first round.
 
-    python -m benchmarks.scatter [--partition iid|dirichlet-classwise] [--engine inline|processes]
+    python -m benchmarks.many_clients [--partition iid|dirichlet-classwise] [--engine inline|processes]
 
-Prints how long the partition alone takes, how long a run takes from the command to its first trained round (that of
-`import torch` is printed beside it), and the operating system's peak of the driver's memory.
+Prints the seconds of the partition alone, the seconds of a run from the command to its first trained round, those of
+`import torch`, and the driver's peak memory as the operating system reports it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FEDLENS = [
 IMAGES, CLIENTS = 200_000, 100_000
 SETTINGS = {"iid": {}, "dirichlet-classwise": {"alpha": 0.5}}
 RECIPE = """
-name = "scatter"
+name = "many-clients"
 rounds = 3
 model = "linear"
 [data]
@@ -58,7 +58,7 @@ def partition_seconds(name: str) -> float:
 
 def run(scratch: Path, name: str, engine: str) -> tuple[float, float]:
     """(seconds from the command to the line of the first trained round, MiB at the peak)."""
-    recipe = scratch / "scatter.toml"
+    recipe = scratch / "many-clients.toml"
     more = "".join(f", {key} = {value}" for key, value in SETTINGS[name].items())
     recipe.write_text(RECIPE.format(images=IMAGES, clients=CLIENTS, name=name, more=more, engine=engine))
     start = time.perf_counter()
