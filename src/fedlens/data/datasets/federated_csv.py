@@ -14,12 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from fedlens.core.errors import DataError, nearest
-from fedlens.data.datasets.missing_files import DAMAGED
+from fedlens.data.datasets.published import DAMAGED, damaged, reading
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.settings import WholePath
 from fedlens.data.table import Table
 
 NOBODY = "NA"  # TensorFlow Federated's lists say so of an image that a split leaves out
+_CORRECT = "correct the list, or get it again"
 BLOCK = 10_000
 BLOCKS = (1, 3, 2, 0, 4)  # the data_batch, counted from 0, that each block of CIFAR-10's first lists is
 
@@ -60,11 +61,12 @@ def read_list(path: Path, user: str | None = "user_id") -> Listing:
     names = [*needed, *(["label"] if "label" in header else [])]
     rows = list(read_rows(path, names))
     if not rows:
-        raise DataError("the list has no rows", where=str(path), hint=DAMAGED)
+        raise damaged("the list has no rows", path)
     lines = np.array([line for line, _ in rows], np.int64)
     columns = dict(zip(names, zip(*(cells for _, cells in rows), strict=True), strict=True))
     for name in needed:
-        _no_empty(path, lines, name, columns[name])
+        if "" in columns[name]:
+            raise damaged(f"the cell of '{name}' is empty", path, int(lines[columns[name].index("")]))
     classes = whole_numbers(path, lines, "class", columns["class"])
     owners = np.array(columns[user]) if user else None
     labels = np.array(columns["label"]) if "label" in columns else None
@@ -77,7 +79,7 @@ def read_list(path: Path, user: str | None = "user_id") -> Listing:
 
 def _only(listing: Listing, kept: NDArray[np.bool_]) -> Listing:
     if not kept.any():
-        raise DataError(f"every row has the user '{NOBODY}'", where=str(listing.path), hint=DAMAGED)
+        raise damaged(f"every row has the user '{NOBODY}'", listing.path)
     users, labels = (None if part is None else part[kept] for part in (listing.users, listing.labels))
     return Listing(
         listing.path, listing.images[kept], listing.classes[kept], users, labels, listing.lines[kept]
@@ -108,48 +110,31 @@ def read_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, tuple[str
         if len(cells) != len(header):
             if not cells:
                 continue
-            raise DataError(
-                f"the row has {len(cells)} cells, and the header {len(header)}", where=f"{path}, line {line}"
+            raise damaged(
+                f"the row has {len(cells)} cells, and the header {len(header)}", path, line, _CORRECT
             )
         yield line, tuple([cells[at] for at in wanted])
 
 
 def _parsed(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(line, cells) of every row, the header first."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, strict=True)
-            empty = True
+    with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, strict=True)
+        try:
             for cells in rows:
-                empty = False
                 yield rows.line_num, cells
-            if empty:
-                raise DataError("the file is empty", where=str(path), hint=DAMAGED)
-    except OSError as error:
-        raise DataError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"the file is not in UTF-8: byte {error.start} cannot be decoded", where=str(path), hint=DAMAGED
-        ) from error
-    except csv.Error as error:
-        raise DataError(f"line {rows.line_num} is no CSV: {error}", where=str(path), hint=DAMAGED) from error
-
-
-def _no_empty(path: Path, lines: NDArray[np.int64], name: str, cells: Sequence[str]) -> None:
-    if "" in cells:
-        raise DataError(
-            f"the cell of '{name}' is empty", where=f"{path}, line {lines[cells.index('')]}", hint=DAMAGED
-        )
+            if not rows.line_num:
+                raise damaged("the file is empty", path)
+        except csv.Error as error:
+            raise damaged(f"line {rows.line_num} is no CSV: {error}", path) from error
 
 
 def whole_numbers(path: Path, lines: NDArray[np.int64], name: str, cells: Sequence[str]) -> NDArray[np.int64]:
     """int64 [n]: the cells as numbers from 0 on. Raises `DataError` with the line of one that is none."""
     wrong = next((k for k, cell in enumerate(cells) if not (cell.isdecimal() and len(cell) < 19)), None)
     if wrong is not None:
-        raise DataError(
-            f"'{name}' is '{cells[wrong]}', and has to be a whole number from 0 on",
-            where=f"{path}, line {lines[wrong]}",
-        )
+        what = f"'{name}' is '{cells[wrong]}', and has to be a whole number from 0 on"
+        raise damaged(what, path, int(lines[wrong]), _CORRECT)
     return np.array(list(map(int, cells)), np.int64)
 
 
@@ -158,11 +143,9 @@ def _no_duplicates(listing: Listing) -> None:
     again = np.flatnonzero(listing.images[order][1:] == listing.images[order][:-1])
     if len(again):
         one, two = order[again[0]], order[again[0] + 1]
-        raise DataError(
-            f"the image '{listing.images[one]}' is listed in lines {listing.lines[one]} and {listing.lines[two]}"
-            + (f", and {len(again) - 1} more are listed twice" if len(again) > 1 else ""),
-            where=str(listing.path),
-        )
+        what = f"the image '{listing.images[one]}' is listed in lines {listing.lines[one]} and {listing.lines[two]}"
+        more = f", and {len(again) - 1} more are listed twice" if len(again) > 1 else ""
+        raise damaged(what + more, listing.path, hint=_CORRECT)
 
 
 def check_apart(train: Listing, test: Listing) -> None:

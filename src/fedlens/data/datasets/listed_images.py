@@ -1,4 +1,4 @@
-"""Images that a list or its metadata name, and that need not be on disk as long as nobody looks at them."""
+"""Checks that the images that a list or its metadata names are on disk."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import Field
 
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.leaf import REPOSITORY, Converted, User, read_split, split_folders
+from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders
+from fedlens.data.datasets.published import published
 from fedlens.data.datasets.text import words
 
-CLASSES = ("negative", "positive")
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # the ids that are no word, and that of the most frequent word
 _FILL = -1
 TEXT = 4  # where a tweet's text stands: id, date, query, user, text
@@ -54,24 +54,15 @@ def sent140(
     """
     train_folder, test_folder = split_folders(root, "sent140")
     count = _Count()
-    # Until all training words are counted a word's number is the order in which it first came.
-    raw, train_targets, train_users = read_split(train_folder, _converter(length, count.number))
+    # A word's number is the order of its first occurrence until all training words are counted.
+    train = by_user(train_folder, _converter(length, count.number), "user")
     ids = count.ids(vocabulary)
+    # The last number is for -1, which fills tweets up.
     numbers = np.array([*(ids.get(word, UNKNOWN) for word in count.numbers), PADDING], np.int32)
-    tokens, targets, users = read_split(test_folder, _converter(length, lambda word: ids.get(word, UNKNOWN)))
-    tokens[tokens == _FILL] = PADDING
-    return Dataset(
-        name="sent140",
-        # The fill, -1, finds the last of the numbers.
-        train=Examples(numbers[raw], train_targets, {"client": train_users, "user": train_users}),
-        test=Examples(tokens, targets, {"client": users, "user": users}),
-        classes=CLASSES,
-        mean=(),
-        std=(),
-        licence="Sentiment140: none stated, for research; tweets fall under the terms of Twitter",
-        source=f"Sentiment140, Go, Bhayani and Huang 2009; Caldas et al. 2018, LEAF, {REPOSITORY}",
-        notes=count.note(ids),
-    )
+    test = by_user(test_folder, _converter(length, lambda word: ids.get(word, UNKNOWN)), "user")
+    test.inputs[test.inputs == _FILL] = PADDING
+    train = Examples(numbers[train.inputs], train.targets, train.columns)
+    return published("sent140", (train, test), notes=count.note(ids))
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedlens.core.errors import DataError
 from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Examples
 from fedlens.data.datasets.folders import check_present
+from fedlens.data.datasets.published import damaged, read_lines
 from fedlens.data.formats.xml_tree import Element, read_xml, text_of
 from fedlens.data.images import Fit, ImageFiles, Paths
-
-_HINT = "it is damaged or not the published file: fetch it again"
 
 
 class VocObject(NamedTuple):
@@ -70,25 +68,20 @@ def read_ids(path: Path) -> list[str]:
 
     Raises `DataError` where it cannot be read, is empty, has several words a line, or a name twice.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the list cannot be read: {error}", where=str(path), hint=_HINT) from error
     first: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path), 1):
         words = line.split()
         if not words:
             continue
         if len(words) > 1:
-            raise DataError(
-                f"one name was expected, found '{line}'", where=f"{path}, line {number}", hint=_HINT
-            )
+            raise damaged(f"one name was expected, found '{line}'", path, number)
         if words[0] in first:
-            what = f"'{words[0]}' stands there a second time, after line {first[words[0]]}"
-            raise DataError(what, where=f"{path}, line {number}", hint=_HINT)
+            raise damaged(
+                f"'{words[0]}' stands there a second time, after line {first[words[0]]}", path, number
+            )
         first[words[0]] = number
     if not first:
-        raise DataError("the list is empty", where=str(path), hint=_HINT)
+        raise damaged("the list is empty", path)
     return list(first)
 
 
@@ -96,11 +89,7 @@ def no_leak(train: Sequence[str], test: Sequence[str], where: Path) -> None:
     """Raises `DataError` where images are in both splits."""
     both = sorted(set(train) & set(test))
     if both:
-        raise DataError(
-            f"{len(both):,} images are for training and for testing, the first is {both[0]}",
-            where=str(where),
-            hint=_HINT,
-        )
+        raise damaged(f"{len(both):,} images are for training and for testing, the first is {both[0]}", where)
 
 
 def read_annotation(path: Path) -> Annotation:
@@ -109,7 +98,7 @@ def read_annotation(path: Path) -> Annotation:
     size = _child(root, "size", path)
     width, height = (_number(size, side, path) for side in ("width", "height"))
     if width < 1 or height < 1:
-        raise _damaged(f"the image is said to be {width:g}x{height:g}", size, path)
+        raise damaged(f"the image is said to be {width:g}x{height:g}", path, size.sourceline)
     # Direct children only: an object of VOC may have parts (head, hand, foot) with boxes of their own.
     return Annotation(
         int(width), int(height), tuple(_object(element, path) for element in root.findall("object"))
@@ -128,7 +117,7 @@ def _object(element: Element, path: Path) -> VocObject:
 def _child(element: Element, name: str, path: Path) -> Element:
     found = element.find(name)
     if found is None:
-        raise _damaged(f"<{element.tag}> has no <{name}>", element, path)
+        raise damaged(f"<{element.tag}> has no <{name}>", path, element.sourceline)
     return found
 
 
@@ -141,12 +130,22 @@ def _number(element: Element, name: str, path: Path) -> float:
     except ValueError:
         number = float("nan")
     if not np.isfinite(number):
-        raise _damaged(f"<{name}> is '{text}', not a number", child, path)
+        raise damaged(f"<{name}> is '{text}', not a number", path, child.sourceline)
     return number
 
 
-def _damaged(what: str, element: Element, path: Path) -> DataError:
-    return DataError(what, where=f"{path}, line {element.sourceline}", hint=_HINT)
+def detection_splits(
+    folder: VocFolder, train: Sequence[str], test: Sequence[str], size: tuple[int, int], fit: Fit
+) -> tuple[Examples, Examples, tuple[str, ...]]:
+    """(training, test, notes): the images of the lists `train` and `test` in ImageSets/Main, with their boxes.
+
+    Raises `DataError` if an image is in both, or as `detection` does.
+    """
+    train_ids, test_ids = folder.ids(train), folder.ids(test)
+    no_leak(train_ids, test_ids, folder.path / "ImageSets" / "Main")
+    train_split, train_notes = detection(folder, train_ids, size, fit, "train")
+    test_split, test_notes = detection(folder, test_ids, size, fit, "test")
+    return train_split, test_split, (*train_notes, *test_notes)
 
 
 def detection(
@@ -198,6 +197,5 @@ def _dropped(one: VocObject, folder: VocFolder, counts: dict[str, int]) -> bool:
 
 def _label(one: VocObject, labels: Mapping[str, int], path: Path) -> int:
     if one.name not in labels:
-        what = f"the class '{one.name}' is not one of {', '.join(labels)}"
-        raise DataError(what, where=f"{path}, line {one.line}", hint=_HINT)
+        raise damaged(f"the class '{one.name}' is not one of {', '.join(labels)}", path, one.line)
     return labels[one.name]
