@@ -36,7 +36,7 @@ def bccd(
     they are left out, and `Dataset.notes` says so. See `fedlens.data.box_transforms.placed` for what `fit="crop"` does
     to boxes.
 
-    Raises `DataError` where files are missing or damaged, and with `download`, because there is no archive to
+    Raises `DataError` if files are missing or damaged, and with `download`, because there is no archive to
     fetch.
 
     Source: github.com/Shenggan/BCCD_Dataset.

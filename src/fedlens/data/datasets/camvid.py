@@ -37,14 +37,14 @@ def camvid(
 
     Reads `root/CamVid/{train,val,test}/<sequence>_<frame>.png` and, under the same names, the masks in
     `{train,val,test}annot`, with the ids of the SegNet tutorial: 0 to 10 are the classes, 11 is void and becomes
-    255. The published frames are 480x360; whatever the first one has is taken, unless `size` says otherwise.
+    255. The published frames are 480x360; without `size`, all frames are brought to the size of the first.
 
     Training has 468 frames, which are the published train (367) and val (101), because fedlens holds out its own
     share with `data.validation`; with `val="leave"` it has the 367 alone, as SegNet had. Test has 233. Columns:
     `sequence`, the drive (0001TP, 0006R0, 0016E5 in training; 0001TP and Seq05VD in testing), `client`, the
     same, and `frame`, its number in the drive. A client's frames are seconds apart and look alike.
 
-    Raises `DataError` where folders are missing, a frame has no mask or a mask no frame, or a name is not of
+    Raises `DataError` if folders are missing, a frame has no mask or a mask no frame, or a name is not of
     this form; with `download` too, because there is no archive to fetch.
 
     Source: Brostow, Fauqueur and Cipolla 2009, Semantic object classes in video; the split of Badrinarayanan,

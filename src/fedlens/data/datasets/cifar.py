@@ -125,7 +125,7 @@ def read_records(path: Path, count: int, label_bytes: int) -> NDArray[np.uint8]:
     """uint8 [count, label_bytes + 3072]: the records of a binary file.
 
     A record is `label_bytes` bytes, the last of which is the label (in CIFAR-100 the group stands before it),
-    and 3,072 bytes of pixels: all red ones row by row, then green, then blue. Raises `DataError` where the
+    and 3,072 bytes of pixels: all red ones row by row, then green, then blue. Raises `DataError` if the
     file does not hold exactly `count` of them.
     """
     record = label_bytes + PIXELS
@@ -156,7 +156,7 @@ def _pixels(batch: object, count: int, path: Path) -> NDArray[np.uint8]:
     pixels = _entry(batch, "data", path)
     if isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape == (count, PIXELS):
         return pixels
-    raise damaged(f"'data' was expected to be uint8 [{count}, {PIXELS}], found {_found(pixels)}", path)
+    raise damaged(f"'data' was expected to be uint8 [{count}, {PIXELS}], found {_described(pixels)}", path)
 
 
 def _labels(batch: object, key: str, count: int, path: Path) -> NDArray[np.int64]:
@@ -164,7 +164,7 @@ def _labels(batch: object, key: str, count: int, path: Path) -> NDArray[np.int64
     if isinstance(labels, list) and len(labels) == count and all(type(label) is int for label in labels):
         return np.array(labels, np.int64)
     expected = f"'{key}' was expected to be a list of {count} whole numbers"
-    raise damaged(f"{expected}, found {_found(labels)}", path)
+    raise damaged(f"{expected}, found {_described(labels)}", path)
 
 
 def _entry(batch: object, key: str, path: Path) -> object:
@@ -172,10 +172,10 @@ def _entry(batch: object, key: str, path: Path) -> object:
         for name in (key, key.encode()):
             if name in batch:
                 return batch[name]
-    raise damaged(f"the entry '{key}' was expected, found {_found(batch)}", path)
+    raise damaged(f"the entry '{key}' was expected, found {_described(batch)}", path)
 
 
-def _found(value: object) -> str:
+def _described(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, dict):
@@ -205,11 +205,11 @@ def _reconstruct(kind: object, shape: object, code: object) -> NDArray[Any]:
 
 
 def _dtype(code: str, align: object = False, copy: object = False) -> np.dtype[Any]:
-    """A plain type of whole numbers; the published files say 0 and 1 where NumPy now wants False and True."""
-    found: np.dtype[Any] = np.dtype(code, align=bool(align), copy=bool(copy))
-    if found.kind not in "iub":
-        raise pickle.UnpicklingError(f"it asks for an array of {found}")
-    return found
+    """A plain type of whole numbers; the published files have 0 and 1 for False and True."""
+    dtype: np.dtype[Any] = np.dtype(code, align=bool(align), copy=bool(copy))
+    if dtype.kind not in "iub":
+        raise pickle.UnpicklingError(f"it asks for an array of {dtype}")
+    return dtype
 
 
 def _encode(text: str, encoding: str) -> bytes:

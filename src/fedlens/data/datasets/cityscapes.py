@@ -40,7 +40,7 @@ def cityscapes(
     half of that each way unless `size` says otherwise: all of them take 5.5 GB, so most are read from disk over
     and over.
 
-    Raises `DataError` where folders are missing, an image has no mask or a mask no image; with `download` too,
+    Raises `DataError` if folders are missing, an image has no mask or a mask no image; with `download` too,
     because the files are given out to registered people only.
 
     Source: Cordts et al. 2016, The Cityscapes Dataset for Semantic Urban Scene Understanding; ids from
@@ -65,7 +65,7 @@ def _examples(root: Path, pairs: Pairs, keys: list[str], size: tuple[int, int], 
 
 
 def training_ids() -> NDArray[np.uint8]:
-    """uint8 [256]: the training id of each published id, 255 where it has none.
+    """uint8 [256]: the training id of each published id, or 255 if it has none.
 
     >>> training_ids()[[7, 33, 0, 9]].tolist()
     [0, 18, 255, 255]

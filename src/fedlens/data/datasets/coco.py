@@ -70,7 +70,7 @@ def coco(
 
     The JSON of the training split has 450 MB: reading takes some ten seconds and 1 GB.
 
-    Raises `DataError` where files are missing or contradict each other; with `download` too, because no checksum
+    Raises `DataError` if files are missing or contradict each other; with `download` too, because no checksum
     of the archives is published.
 
     Source: Lin et al. 2014, Microsoft COCO.
@@ -86,16 +86,16 @@ def coco(
 
 
 def _examples(
-    root: Path, split: str, found: Instances, size: tuple[int, int], fit: Fit, empty: bool
+    root: Path, split: str, instances: Instances, size: tuple[int, int], fit: Fit, empty: bool
 ) -> tuple[Examples, tuple[str, ...]]:
-    names = [f"coco/{split}2017/{found.files[at]}" for at in range(len(found.files))]
+    names = [f"coco/{split}2017/{instances.files[at]}" for at in range(len(instances.files))]
     check_present(root, names, str(root / "coco" / "annotations" / f"instances_{split}2017.json"))
-    result = placed(found.given, found.sizes, *size, fit)
+    result = placed(instances.given, instances.sizes, *size, fit)
     images = ImageFiles(root, Paths.of(names), 3, *size, fit)
-    examples = Examples(images, result.boxes, {"image": found.ids})
+    examples = Examples(images, result.boxes, {"image": instances.ids})
     notes = list(result.notes(split))
-    if found.crowds:
-        notes.append(f"{split}, boxes left out because they are around a crowd: {found.crowds:,}")
+    if instances.crowds:
+        notes.append(f"{split}, boxes left out because they are around a crowd: {instances.crowds:,}")
     without = np.diff(result.boxes.offsets) == 0
     if without.any() and not empty:
         examples = examples.take(np.flatnonzero(~without))
@@ -145,12 +145,12 @@ def _arranged(content: Mapping[str, Any], path: Path) -> Instances:
 
 
 def _positions(wanted: list[Any], known: NDArray[np.int64], what: str, path: Path) -> NDArray[np.int64]:
-    """int64 [m]: where each of the ids `wanted` stands in `known`. Raises `DataError` where one does not."""
+    """int64 [m]: the position of each id of `wanted` in `known`. Raises `DataError` if one is not in it."""
     ids = np.array(wanted, np.int64)
     order = np.argsort(known, kind="stable")
     twice = np.flatnonzero(np.diff(known[order]) == 0)
     if len(twice):
-        raise damaged(f"the {what} {known[order][twice[0]]} stands there twice", path)
+        raise damaged(f"the {what} {known[order][twice[0]]} occurs twice", path)
     absent = ids[~np.isin(ids, known)]
     if len(absent):
         first = f"{len(absent):,} objects are of a {what} that is not in the file, the first is {absent[0]}"

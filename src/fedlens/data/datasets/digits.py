@@ -20,11 +20,11 @@ def digits(root: Path, download: bool, seed: int) -> Dataset:
     """1,797 handwritten digits of 8x8 pixels, the same 1,437 to train and 360 to test every time.
 
     Ink counts 0 to 16 become bytes 0 to 255. The test split is every fifth image of all images sorted by
-    class, so each class gives a fifth of its own, and neither `root` nor `seed` plays a part.
+    class, so it has a fifth of each class. `root` and `seed` are not used.
 
     Source: E. Alpaydin, C. Kaynak 1998, UCI Machine Learning Repository, test part; the copy in scikit-learn.
 
-    Raises `DataError` where scikit-learn is not installed or its file is damaged.
+    Raises `DataError` if scikit-learn is not installed or its file is damaged.
 
     >>> data = digits(Path(), False, 0)
     >>> data.train.inputs.shape, len(data.test)

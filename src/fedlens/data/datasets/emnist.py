@@ -74,7 +74,7 @@ def emnist(
 
     Source: Cohen, Afshar, Tapson, van Schaik 2017, EMNIST: an extension of MNIST to handwritten letters.
 
-    Raises `DataError` where files are missing, damaged, or hold another number of images than was published.
+    Raises `DataError` if files are missing, damaged, or hold another number of images than was published.
     `download` fetches the archive of all six splits, 562 MB.
 
     >>> SPLITS["letters"].classes[0], len(SPLITS["balanced"].classes)

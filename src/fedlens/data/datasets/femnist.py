@@ -30,7 +30,7 @@ def femnist(root: Path, download: bool, seed: int) -> Dataset:
 
     Source: Caldas et al. 2018, LEAF: a benchmark for federated settings, arXiv 1812.01097.
 
-    Raises `DataError` where the files are missing (they are made by LEAF's script, not fetched) or broken, an
+    Raises `DataError` if the files are missing (they are made by LEAF's script, not fetched) or broken, an
     image does not have 784 numbers in 0 .. 1, or a label is not in 0 .. 61.
 
     >>> CLASSES[0], CLASSES[10], CLASSES[36], len(CLASSES)

@@ -41,7 +41,7 @@ def imagenet(
 
     Source: Russakovsky et al. 2015, ImageNet large scale visual recognition challenge.
 
-    Raises `DataError` where the folders are missing (they are not fetched: one has to register), a class
+    Raises `DataError` if the folders are missing (they are not fetched: one has to register), a class
     folder is empty, a validation folder has no training folder, or the devkit does not fit the flat images.
     """
     folder = locate("imagenet", root)[0].parents[1]
@@ -63,27 +63,27 @@ def imagenet(
 def in_class_folders(root: Path, split: str, wnids: Sequence[str], size: int, inner: str = "") -> Examples:
     """The images of `root/<split>/<wnid>/<inner>`, class by class in the order of `wnids`.
 
-    Raises `DataError` where a folder has no class or no images, or (of `train`) a class has no folder.
+    Raises `DataError` if a folder has no class or no images, or (of `train`) a class has no folder.
     """
     folder = root / split
-    there = folders_in(folder)
-    unknown = sorted(set(there) - set(wnids))
-    gone = [wnid for wnid in wnids if wnid not in set(there)] if split == "train" else []
-    if unknown or gone:
-        no_folder = f"the class {gone[0]} has no folder" if gone else ""
+    present = set(folders_in(folder))
+    unknown = sorted(present - set(wnids))
+    without_folder = [wnid for wnid in wnids if wnid not in present] if split == "train" else []
+    if unknown or without_folder:
+        no_folder = f"the class {without_folder[0]} has no folder" if without_folder else ""
         what = f"the folder '{unknown[0]}' is of no class" if unknown else no_folder
         raise damaged(what, folder, hint="unpack the archives again")
     names: list[str] = []
     labels: list[int] = []
     for label, wnid in enumerate(wnids):
-        if wnid not in set(there):
+        if wnid not in present:
             continue
         place = folder / wnid / inner
-        found = images_in(place) if place.is_dir() else []
-        if not found:
+        images = images_in(place) if place.is_dir() else []
+        if not images:
             raise damaged("there are no images in the folder", place, hint="unpack it again")
-        names += [str(Path(split, wnid, inner, name).as_posix()) for name in found]
-        labels += [label] * len(found)
+        names += [str(Path(split, wnid, inner, name).as_posix()) for name in images]
+        labels += [label] * len(images)
     return photographs(root, names, labels, size)
 
 
@@ -93,7 +93,7 @@ def photographs(root: Path, names: Sequence[str], labels: Sequence[int], size: i
 
 
 def class_names(wnids: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
-    """The first name of each WordNet id; where classes share it (there are two cranes) the id stands with it.
+    """The first name of each WordNet id; if classes share it (there are two cranes), with the id.
 
     >>> class_names(["n1", "n2", "n3"], {"n1": "crane", "n2": "crane, hoist"})
     ('crane (n1)', 'crane (n2)', 'n3')

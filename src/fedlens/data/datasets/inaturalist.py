@@ -24,9 +24,7 @@ NO_USER = "unknown"
 
 Source = Annotated[
     Literal["auto", "csv", "metadata"],
-    Field(
-        description="the published lists, or built from the metadata; `auto`: the lists where they are there"
-    ),
+    Field(description="the published lists, or built from the metadata; `auto`: the lists if they are found"),
 ]
 
 
@@ -46,17 +44,17 @@ def inaturalist_2017(
     Reads `root/inaturalist-2017`: train2017.json, val2017.json, train2017_locations.json and
     val2017_locations.json, there or in a folder in it, and train_val_images/, which need not be there for a
     partition alone. The published validation images are the test split, as in hsu2020; the competition's own
-    test images have no public labels. Columns: user_id (whose it is, "" where that is not known), client (the
-    same, "unknown" for all of those), lat and lon in degrees (NaN where they are not known), supercategory, and
+    test images have no public labels. Columns: user_id ("" if it is unknown), client (the
+    same, but "unknown" for those), lat and lon in degrees (NaN if they are unknown), supercategory, and
     image_id (the file's name).
 
     With subset = "balanced" the training split is the class-balanced one of hsu2020 4.1: species with at least
     100 training images, 100 of each drawn with `seed`; 1,203 species, 120,300 images in the paper. The paper
-    calls its test set class-balanced too; the one that TensorFlow Federated ships has 35,641 images, which is
-    no multiple of 1,203, so that it is read as: every test image of these species. Species are numbered anew,
+    calls its test set class-balanced too; the one that TensorFlow Federated ships has 35,641 images, not a
+    multiple of 1,203, so here it is every test image of these species. Species are renumbered,
     in the order of their category ids.
 
-    hsu2020 6.5 trains on 299 x 299. Raises `DataError` where files are not there or contradict each other.
+    hsu2020 6.5 trains on 299 x 299. Raises `DataError` if files are not there or contradict each other.
     """
     height_width = size_of(size)
     train, test, notes = _metadata(root, "inaturalist-2017")
@@ -85,7 +83,7 @@ def inaturalist_user_120k(
     `download` fetches). With "metadata" the balanced subset is drawn with `seed`, as for `inaturalist-2017`:
     the same rule, but **not the published population image for image**, since the paper's draw is not known.
 
-    Raises `DataError` where files are not there, are damaged or contradict each other.
+    Raises `DataError` if files are not there, are damaged or contradict each other.
     """
     return _population(USER_120K, root, download, seed, size, source)
 
@@ -175,7 +173,7 @@ def _balanced(train: Metadata, test: Metadata, seed: int) -> tuple[Metadata, Met
 def _clients(
     population: Population, train: Metadata, seed: int
 ) -> tuple[Metadata, NDArray[np.str_], tuple[str, ...]]:
-    """(the images that have a client, whose each is, notes)."""
+    """(the images that have a client, the client of each, notes)."""
     if population.n_max is None:
         owned = np.flatnonzero(train.users != "")
         gone = len(train) - len(owned)

@@ -33,8 +33,8 @@ class Metadata:
         labels: int64 [n], positions in `classes`.
         classes: the name of each species.
         supercategories: str [classes], "Plantae", "Aves", ...
-        users: str [n], "" where it is not known.
-        lat, lon: float64 [n], degrees, NaN where it is not known.
+        users: str [n], "" if it is unknown.
+        lat, lon: float64 [n], degrees, NaN if it is unknown.
     """
 
     files: NDArray[np.str_]
@@ -76,7 +76,7 @@ class Metadata:
         }
 
     def table(self) -> Table:
-        """What a partitioner may know of these images."""
+        """The table of these images for a partitioner."""
         columns = {"user_id": self.users, "lat": self.lat, "lon": self.lon}
         return Table.of(self.labels, columns, classes=self.classes)
 
@@ -87,7 +87,7 @@ def balanced(labels: ArrayLike, per_class: int, seed: int) -> NDArray[np.int64]:
     Classes with fewer are left out whole; of the others `per_class` examples are drawn uniformly at random.
     On iNaturalist-2017's training images and 100 a class the paper counts 1,203 classes, 120,300 examples.
 
-    Raises `ConfigError` where `per_class` is below 1 or no class has as many.
+    Raises `ConfigError` if `per_class` is below 1 or no class has as many.
 
     >>> rows = balanced([0, 1, 1, 2, 2, 2], 2, seed=0)
     >>> len(rows), np.bincount(np.array([0, 1, 1, 2, 2, 2])[rows]).tolist()
@@ -130,7 +130,7 @@ def read_metadata(annotations: Path, locations: Path) -> tuple[Metadata, tuple[s
     which any but the id may be null. Classes are numbered by category id. An image without a location has
     NaN and the user "", and the notes count them. Locations of other images do not matter.
 
-    Raises `DataError` with the file and the id where a key is missing, an id is there twice, an image has no
+    Raises `DataError` with the file and the id if a key is missing, an id occurs twice, an image has no
     category, or a place is not on the globe.
     """
     content = read_json(annotations)
@@ -147,13 +147,13 @@ def read_metadata(annotations: Path, locations: Path) -> tuple[Metadata, tuple[s
         image, category = _key(mark, "image_id", annotations), _key(mark, "category_id", annotations)
         if image not in row_of or category not in class_of:
             unknown = f"image {image}" if image not in row_of else f"category {category}"
-            raise damaged(f"an annotation is of {unknown}, which is not there", annotations)
+            raise damaged(f"an annotation is of {unknown}, which is not in the file", annotations)
         labels[row_of[image]] = class_of[category]
     if (labels < 0).any():
         first = images[int(np.flatnonzero(labels < 0)[0])]["id"]
         raise damaged(f"the image {first} has no annotation", annotations)
     users, lat, lon, notes = _places(read_json(locations), row_of, locations)
-    found = Metadata(
+    metadata = Metadata(
         np.array([_key(image, "file_name", annotations) for image in images], np.str_),
         labels,
         tuple(str(_key(c, "name", annotations)) for c in categories),
@@ -162,7 +162,7 @@ def read_metadata(annotations: Path, locations: Path) -> tuple[Metadata, tuple[s
         lat,
         lon,
     )
-    return found, notes
+    return metadata, notes
 
 
 def _places(
@@ -196,36 +196,36 @@ def _places(
 
 def _degrees(image: Any, lat: Any, lon: Any, path: Path) -> tuple[float, float]:
     try:
-        found = float(lat), float(lon)
+        place = float(lat), float(lon)
     except (TypeError, ValueError):
-        found = float("inf"), float("inf")
-    if np.isnan(found).any():
+        place = float("inf"), float("inf")
+    if np.isnan(place).any():
         return float("nan"), float("nan")
-    if not (abs(found[0]) <= 90 and abs(found[1]) <= 180):
+    if not (abs(place[0]) <= 90 and abs(place[1]) <= 180):
         raise damaged(f"the image {image} is at latitude {lat}, longitude {lon}", path)
-    return found
+    return place
 
 
 def _objects(content: Mapping[str, Any], key: str, path: Path) -> list[Any]:
-    found = content.get(key)
-    if not isinstance(found, list):
+    objects = content.get(key)
+    if not isinstance(objects, list):
         raise damaged(f"there is no list '{key}'", path)
-    return found
+    return objects
 
 
 def _key(item: Any, key: str, path: Path) -> Any:
     try:
         return item[key]
     except (KeyError, TypeError, IndexError):
-        said = str(item.get("id", item) if isinstance(item, dict) else item)[:60]
-        raise damaged(f"the entry {said} has no '{key}'", path) from None
+        shown = str(item.get("id", item) if isinstance(item, dict) else item)[:60]
+        raise damaged(f"the entry {shown} has no '{key}'", path) from None
 
 
 def _numbered(ids: Sequence[Any], what: str, path: Path) -> dict[Any, int]:
     numbered = {one: at for at, one in enumerate(ids)}
     if len(numbered) < len(ids):
         twice = next(one for at, one in enumerate(ids) if numbered[one] != at)
-        raise damaged(f"the {what} {twice} is there twice", path)
+        raise damaged(f"the {what} {twice} occurs twice", path)
     return numbered
 
 

@@ -38,7 +38,7 @@ def landmarks_user_160k(
     source: Annotated[
         Literal["auto", "csv", "metadata"],
         Field(
-            description="the published lists, or the paper's rules on the metadata; `auto`: the lists if they are there"
+            description="the published lists, or the paper's rules on the metadata; `auto`: the lists if they are found"
         ),
     ] = "auto",
 ) -> Dataset:
@@ -55,7 +55,7 @@ def landmarks_user_160k(
     an author are left out. It has not been compared with the published lists, and its classes are numbered
     by landmark id, which need not be the published order.
 
-    Raises `DataError` where files are not there, are damaged or contradict each other.
+    Raises `DataError` if files are not there, are damaged or contradict each other.
     """
     name, height_width = "landmarks-user-160k", size_of(size)
     lists, metadata = (patterns[:2] for patterns in CATALOGUE[name].files)
@@ -73,7 +73,7 @@ def gld23k(root: Path, download: bool, seed: int, *, size: Size = 224) -> Datase
 
     Source: TensorFlow Federated, tff.simulation.datasets.gldv2.
 
-    Raises `DataError` where files are not there, are damaged or contradict each other.
+    Raises `DataError` if files are not there, are damaged or contradict each other.
     """
     lists = CATALOGUE["gld23k"].files[0][:2]
     return _from_lists("gld23k", locate("gld23k", root, download, [lists]), root, size_of(size))
@@ -120,10 +120,10 @@ def _file(layout: str, image: str) -> str:
 
 
 def _layout(folder: Path, images: NDArray[np.str_]) -> str:
-    """How the images lie: the layout in which most of the first ones are found, the published one where none is."""
+    """The layout in which most of the first images exist, or the published one if none does."""
     probes = images[:_PROBES].tolist()
-    found = {one: sum((folder / _file(one, image)).is_file() for image in probes) for one in _LAYOUTS}
-    return max(found, key=lambda layout: found[layout])
+    matches = {one: sum((folder / _file(one, image)).is_file() for image in probes) for one in _LAYOUTS}
+    return max(matches, key=lambda layout: matches[layout])
 
 
 def _from_metadata(
@@ -163,11 +163,11 @@ def read_clean(path: Path) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
             raise damaged("the columns are not landmark_id,images", path, 1)
         for number, line in enumerate(file, 2):
             landmark, _, ids = line.partition(",")
-            found = ids.split()
-            if not (landmark.isdecimal() and found):
+            image_ids = ids.split()
+            if not (landmark.isdecimal() and image_ids):
                 raise damaged("a landmark id and image ids were expected", path, number)
-            images += found
-            landmarks += [int(landmark)] * len(found)
+            images += image_ids
+            landmarks += [int(landmark)] * len(image_ids)
     twice = len(images) - len(set(images))
     if twice:
         raise damaged(f"{twice} images are listed more than once", path)
@@ -177,7 +177,7 @@ def read_clean(path: Path) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
 def read_authors(path: Path, images: NDArray[np.str_]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """(int64 [n], which author each image has, -1 for none; the authors), from GLD-v2's train_attribution.csv.
 
-    Its columns are id,url,author,license,title. Raises `DataError` where an image is not in it.
+    Its columns are id,url,author,license,title. Raises `DataError` if an image is not in it.
     """
     row_of = {image: row for row, image in enumerate(images.tolist())}
     numbers: dict[str, int] = {}

@@ -10,7 +10,7 @@ from fedlens.data.images import ImageFiles
 
 
 def check_present(dataset: Dataset) -> None:
-    """Raises `DataError` where image files of a published dataset are not on disk: how many, and how to get them.
+    """Raises `DataError` if image files of a published dataset are not on disk: how many, and how to get them.
 
     A reader that has lists or metadata does not look for the images, so that partitions can be made without them.
     Whoever wants the images asks here first. Of a dataset that leaves out what cannot be decoded, or of one that

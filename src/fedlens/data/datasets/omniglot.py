@@ -76,7 +76,7 @@ def omniglot(
     Source: Lake, Salakhutdinov, Tenenbaum 2015, Human-level concept learning through probabilistic program
     induction, Science 350.
 
-    Raises `DataError` where a part is missing, a file is not named `<dddd>_<dd>.png`, is damaged or not
+    Raises `DataError` if a part is missing, a file is not named `<dddd>_<dd>.png`, is damaged or not
     105x105, or two images are of one character and drawer.
 
     >>> _FILE.fullmatch("0108_05.png")[1]

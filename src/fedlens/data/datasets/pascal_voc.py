@@ -1,4 +1,4 @@
-"""Pascal VOC 2012: masks or boxes of 20 kinds of objects, with SBD's masks too where asked for."""
+"""Pascal VOC 2012: masks or boxes of 20 kinds of objects, optionally with SBD's masks."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def pascal_voc(
     There is no natural client.
 
     Reads `root/VOCdevkit/VOC2012` and `root/benchmark_RELEASE/dataset` (img, cls, train.txt, val.txt); fetches
-    what is missing of the two (2.0 and 1.4 GB) with `download`. Raises `DataError` where files are missing or
-    damaged, `ConfigError` where settings do not go together.
+    what is missing of the two (2.0 and 1.4 GB) with `download`. Raises `DataError` if files are missing or
+    damaged, `ConfigError` if settings do not go together.
 
     Source: Everingham et al. 2010, The Pascal Visual Object Classes Challenge; Hariharan et al. 2011, Semantic
     Contours from Inverse Detectors.

@@ -47,7 +47,7 @@ def penn_treebank(
     Source: Marcus, Santorini, Marcinkiewicz 1993, Building a large annotated corpus of English: the Penn
     Treebank; Mikolov et al. 2010.
 
-    Raises `DataError` where the files are missing, are no text, or are shorter than one input.
+    Raises `DataError` if the files are missing, are no text, or are shorter than one input.
 
     >>> inputs, targets = windows(np.arange(7, dtype=np.int16), length=3, stride=2)
     >>> inputs.tolist(), targets.tolist()

@@ -40,7 +40,7 @@ def places365(
     Source: Zhou, Lapedriza, Khosla, Oliva, Torralba 2017, Places: a 10 million image database for scene
     recognition.
 
-    Raises `DataError` where lists or folders are missing, a line of a list is not a file and a class, or an
+    Raises `DataError` if lists or folders are missing, a line of a list is not a file and a class, or an
     image of a list is not there. `download` fetches 24 GB, or 105 GB of large images.
     """
     images = ("data_256", "val_256") if small else ("data_large", "val_large")
@@ -58,13 +58,13 @@ def places365(
 
 def _categories(path: Path) -> tuple[str, ...]:
     """The names of the classes by their numbers: `/a/airfield 0` is airfield."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for number, line in enumerate(read_lines(path), start=1):
         name, label = _pair(line, path, number)
-        found[label] = "/".join(name.strip("/").split("/")[1:])
-    if sorted(found) != list(range(len(found))) or not found:
+        names[label] = "/".join(name.strip("/").split("/")[1:])
+    if sorted(names) != list(range(len(names))) or not names:
         raise damaged("the numbers of the classes are not 0, 1, 2, ...", path)
-    return tuple(found[label] for label in range(len(found)))
+    return tuple(names[label] for label in range(len(names)))
 
 
 def _split(images: Path, path: Path, classes: int, size: int) -> Examples:

@@ -1,4 +1,4 @@
-"""What every reader of a published dataset shares: it finds or downloads the files, and reports what is wrong."""
+"""Finds or downloads the files of published datasets, and reports what is wrong with them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _UNPACK = "unpack the archive of SBD again"
 
 
 def split_ids(root: Path, split: str) -> list[str]:
-    """The images of SBD's own `train` or `val`."""
+    """The images of SBD's `train` or `val` split."""
     return read_ids(root / INNER / f"{split}.txt")
 
 
@@ -38,7 +38,7 @@ def open_mask(path: Path) -> Image.Image:
     """A mask as a picture of class ids, from a MATLAB file of SBD or from an image file.
 
     A file of SBD holds the struct GTcls; its field Segmentation is uint8 [H, W], 0 for background and 1 to 20 for
-    the classes in the order of VOC. It has no void. Raises `DataError` where the file holds anything else.
+    the classes in the order of VOC. It has no void. Raises `DataError` if the file holds anything else.
     """
     return Image.fromarray(read_mat(path)) if path.suffix == ".mat" else Image.open(path)
 

@@ -17,7 +17,7 @@ from fedlens.data.datasets.text import words
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # the ids that are no word, and that of the most frequent word
 _FILL = -1
-TEXT = 4  # where a tweet's text stands: id, date, query, user, text
+TEXT = 4  # the position of a tweet's text: id, date, query, user, text
 
 
 def sent140(
@@ -41,12 +41,12 @@ def sent140(
     Inputs int32 [n, length], targets int64 [n]: 0 negative, 1 positive (a polarity of 4, which the original
     files have, is positive too). Columns: `client` and `user`, both the tweeting user. LEAF's whole set has
     660,120 users and 1,600,498 tweets. chen2022 (appendix C.1) fine-tunes a DistilBERT, which has a
-    vocabulary of its own: that is not this one.
+    vocabulary of its own, which is not this one.
 
     Source: Go, Bhayani, Huang 2009, Twitter sentiment classification using distant supervision; Caldas et al.
     2018, LEAF, arXiv 1812.01097.
 
-    Raises `DataError` where the files are missing (they are made by LEAF's script, not fetched) or broken, an
+    Raises `DataError` if the files are missing (they are made by LEAF's script, not fetched) or broken, an
     input is not a list with the text in fifth place, or a target is none of 0, 1 and 4.
 
     >>> words("Lyx is cool!")
@@ -86,7 +86,7 @@ class _Count:
         return {word: FIRST + rank for rank, word in enumerate(ranked[:vocabulary])}
 
     def note(self, ids: Mapping[str, int]) -> tuple[str, ...]:
-        """What the vocabulary leaves out, as a sentence; nothing where it leaves out nothing."""
+        """A note on what the vocabulary leaves out, if anything."""
         if len(ids) == len(self.numbers):
             return ()
         share = sum(self.times[self.numbers[word]] for word in ids) / sum(self.times)

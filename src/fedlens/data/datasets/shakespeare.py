@@ -22,11 +22,11 @@ def shakespeare(root: Path, download: bool, seed: int) -> Dataset:
     many were. Columns: `client` and `role`, both LEAF's user, `<PLAY>_<ROLE>`.
 
     LEAF's whole set has 1,129 roles and 4.2 million examples, which take 0.6 kB each here: sample it, as LEAF
-    does by default, where that is too much (`--sf 0.1`).
+    does by default, if that is too much (`--sf 0.1`).
 
     Source: Caldas et al. 2018, LEAF, arXiv 1812.01097, after McMahan et al. 2017; chen2022 appendix C.1.
 
-    Raises `DataError` where the files are missing (they are made by LEAF's script, not fetched) or broken, an
+    Raises `DataError` if the files are missing (they are made by LEAF's script, not fetched) or broken, an
     input is not a text of 80 characters, or a target not one character.
 
     >>> LETTER_NAMES[:4], len(LETTER_NAMES)

@@ -1,4 +1,4 @@
-"""Images that nobody took: a smooth pattern for each class, and noise."""
+"""Synthetic images: a smooth pattern for each class, and noise."""
 
 from __future__ import annotations
 

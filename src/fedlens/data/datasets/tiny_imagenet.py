@@ -23,7 +23,7 @@ def tiny_imagenet(root: Path, download: bool, seed: int) -> Dataset:
 
     Source: Le, Yang 2015, Tiny ImageNet visual recognition challenge, Stanford CS231N.
 
-    Raises `DataError` where files are missing, a class has no folder or a folder no class, an annotation is
+    Raises `DataError` if files are missing, a class has no folder or a folder no class, an annotation is
     not of a file and a class, or its image is not there.
     """
     list_path, words_path, _, annotations = locate("tiny-imagenet", root, download)

@@ -31,7 +31,7 @@ class VocObject(NamedTuple):
 
 
 class Annotation(NamedTuple):
-    """What one XML file says: the size of the image, and its objects."""
+    """The content of one XML file: the size of the image, and its objects."""
 
     width: int
     height: int
@@ -43,7 +43,8 @@ class VocFolder:
     """Where a set in this form lies, and what its classes are called.
 
     Args:
-        root: the data folder, and `inner` the set's own folder below it, as it is written in file names.
+        root: the data folder.
+        inner: the folder of the dataset below it, as file names have it.
         classes: the names in the XML files, in the order of the labels.
         difficult: whether objects marked as difficult count as objects.
     """
@@ -55,7 +56,7 @@ class VocFolder:
 
     @property
     def path(self) -> Path:
-        """The set's own folder."""
+        """The folder of the dataset."""
         return self.root / self.inner
 
     def ids(self, names: Sequence[str], task: str = "Main") -> list[str]:
@@ -66,7 +67,7 @@ class VocFolder:
 def read_ids(path: Path) -> list[str]:
     """The names of images in a list, one a line.
 
-    Raises `DataError` where it cannot be read, is empty, has several words a line, or a name twice.
+    Raises `DataError` if it cannot be read, is empty, has several words a line, or a name twice.
     """
     first: dict[str, int] = {}
     for number, line in enumerate(read_lines(path), 1):
@@ -76,9 +77,7 @@ def read_ids(path: Path) -> list[str]:
         if len(words) > 1:
             raise damaged(f"one name was expected, found '{line}'", path, number)
         if words[0] in first:
-            raise damaged(
-                f"'{words[0]}' stands there a second time, after line {first[words[0]]}", path, number
-            )
+            raise damaged(f"'{words[0]}' occurs a second time, after line {first[words[0]]}", path, number)
         first[words[0]] = number
     if not first:
         raise damaged("the list is empty", path)
@@ -86,19 +85,19 @@ def read_ids(path: Path) -> list[str]:
 
 
 def no_leak(train: Sequence[str], test: Sequence[str], where: Path) -> None:
-    """Raises `DataError` where images are in both splits."""
+    """Raises `DataError` if images are in both splits."""
     both = sorted(set(train) & set(test))
     if both:
         raise damaged(f"{len(both):,} images are for training and for testing, the first is {both[0]}", where)
 
 
 def read_annotation(path: Path) -> Annotation:
-    """What an XML file says of an image. Raises `DataError` with the file, the line and what is wrong there."""
+    """Reads the XML file of an image. Raises `DataError` with the file, the line and what is wrong."""
     root = read_xml(path)
     size = _child(root, "size", path)
     width, height = (_number(size, side, path) for side in ("width", "height"))
     if width < 1 or height < 1:
-        raise damaged(f"the image is said to be {width:g}x{height:g}", path, size.sourceline)
+        raise damaged(f"the file states an image size of {width:g}x{height:g}", path, size.sourceline)
     # Direct children only: an object of VOC may have parts (head, hand, foot) with boxes of their own.
     return Annotation(
         int(width), int(height), tuple(_object(element, path) for element in root.findall("object"))
@@ -115,10 +114,10 @@ def _object(element: Element, path: Path) -> VocObject:
 
 
 def _child(element: Element, name: str, path: Path) -> Element:
-    found = element.find(name)
-    if found is None:
+    child = element.find(name)
+    if child is None:
         raise damaged(f"<{element.tag}> has no <{name}>", path, element.sourceline)
-    return found
+    return child
 
 
 def _number(element: Element, name: str, path: Path) -> float:
@@ -155,9 +154,9 @@ def detection(
 
     The corners are turned into edges counted from 0: (xmin - 1, ymin - 1, xmax, ymax). Left out and counted in
     the notes are objects whose corners coincide or are the wrong way round (xmax <= xmin or ymax <= ymin), those
-    that `placed` cannot place, and difficult ones where `folder` says so.
+    that `placed` cannot place, and difficult ones if `folder.difficult` is false.
 
-    Raises `DataError` where files are missing, or a class is unknown.
+    Raises `DataError` if files are missing, or a class is unknown.
     """
     labels = {name: label for label, name in enumerate(folder.classes)}
     for kind, suffix in (("JPEGImages", "jpg"), ("Annotations", "xml")):
@@ -165,12 +164,12 @@ def detection(
     corners, classes, counts, sizes, dropped = [], [], [], [], {"difficult": 0, "flat": 0}
     for each in ids:
         path = folder.path / "Annotations" / f"{each}.xml"
-        found = read_annotation(path)
-        kept = [one for one in found.objects if not _dropped(one, folder, dropped)]
+        annotation = read_annotation(path)
+        kept = [one for one in annotation.objects if not _dropped(one, folder, dropped)]
         corners += [one.corners for one in kept]
         classes += [_label(one, labels, path) for one in kept]
         counts.append(len(kept))
-        sizes.append((found.width, found.height))
+        sizes.append((annotation.width, annotation.height))
     edges = np.array(corners, np.float32).reshape(-1, 4) - np.array([1, 1, 0, 0], np.float32)
     given = Boxes(edges, np.array(classes, np.int64), np.cumsum([0, *counts]))
     result = placed(given, np.array(sizes), *size, fit)

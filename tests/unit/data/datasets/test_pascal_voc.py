@@ -153,7 +153,7 @@ def test_files_that_are_not_there(root: Path) -> None:
     with pytest.raises(DataError, match=r"is incomplete in .*: missing benchmark_RELEASE/dataset/val.txt"):
         pascal_voc(root, False, 0, augmented=True)
     (root / VOC / "ImageSets" / "Segmentation" / "train.txt").unlink()
-    with pytest.raises(DataError, match=r"looked for VOCdevkit/VOC2012/.*--download"):
+    with pytest.raises(DataError, match=r"missing VOCdevkit/VOC2012/.*--download"):
         pascal_voc(root, False, 0)
 
 
