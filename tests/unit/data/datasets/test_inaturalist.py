@@ -149,12 +149,12 @@ def test_a_partition_needs_no_images_and_who_wants_them_hears_how_to_get_them(tm
     write_metadata(tmp_path)
     bare = inaturalist_2017(tmp_path, False, 0)
     partition = natural(bare.table(), 0)
-    told = r"10 of the 10 images of 'inaturalist-2017' are not there.*train_val_images\.tar\.gz"
+    told = r"10 of the 10 images of iNaturalist-2017 are missing.*train_val_images\.tar\.gz"
     with pytest.raises(DataError, match=told) as raised:
         check_present(bare)
     assert raised.value.where == str(tmp_path / "inaturalist-2017")
     write_images(tmp_path, TRAIN)
-    with pytest.raises(DataError, match=r"3 of the 10 images of 'inaturalist-2017' are not there.*Pica pica"):
+    with pytest.raises(DataError, match=r"3 of the 10 images of iNaturalist-2017 are missing.*Pica pica"):
         check_present(inaturalist_2017(tmp_path, False, 0))
     check_present(replace(bare, on_error="skip"))  # which leaves out what it cannot read
     write_images(tmp_path, VAL)

@@ -97,7 +97,7 @@ def test_a_partition_needs_no_images_and_who_wants_them_hears_how_to_get_them(
     write_lists(tmp_path, small)
     bare = landmarks_user_160k(tmp_path, False, 0)
     partition = natural(bare.table(), 0)
-    told = r"7 of the 7 images of 'landmarks-user-160k' are not there, .* train/0/a/1/0a1\.jpg.*images_499"
+    told = r"7 of the 7 images of Landmarks-User-160k are missing, .* train/0/a/1/0a1\.jpg.*images_499"
     with pytest.raises(DataError, match=told):
         check_present(bare)
     write_images(
