@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
+from fedlens.data.catalogue import CATALOGUE
 from tests.faults.run_kit import fedlens
 
 BASE = """\
@@ -348,8 +349,7 @@ def _of_bytes(folder: Path, content: bytes) -> str:
 @pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion-mnist", "cifar100"])
 def test_data_that_are_not_there(folder: Path, name: str) -> None:
     said = refused(*settings(f"data.dataset={name}"))
-    assert said.startswith(f"'{name}' not found: looked for ")
-    assert f"({folder / 'none'}" in said
+    assert said.startswith(f"{CATALOGUE[name].title} not found in {folder / 'none'}: looked for ")
     assert "run again with --download to fetch them, or put the files there" in said
     assert "--data-dir or the environment variable FEDLENS_DATA" in said
 

@@ -7,23 +7,20 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedlens import Experiment, resume
 from fedlens.cli.main import app
 from fedlens.core.errors import RunDirectoryError
-from fedlens.data.datasets import idx
 from fedlens.experiment import checkpoint
 from fedlens.experiment.progress import Silent
 from tests.faults import faulty
 from tests.faults.run_kit import experiment, fedlens, outcome, summary
-from tests.unit.data.layouts import idx_bytes
+from tests.unit.data.layouts import IDX_FILES, with_facts, write_mnist
 
 ROUNDS = 5
 
@@ -238,26 +235,18 @@ def test_two_cannot_go_on_with_one_run(here: Path) -> None:
 def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in MNIST's layout with few images, and a run on it that was stopped."""
     monkeypatch.chdir(tmp_path)
-    what = replace(idx.MNIST, counts=(60, 20))
-    monkeypatch.setattr(idx, "MNIST", what)
-    folder = tmp_path / "data" / what.folder
-    folder.mkdir(parents=True)
-    draw = np.random.default_rng(0)
-    for at, file in enumerate(idx.FILES):
-        count = what.counts[at // 2]
-        array = draw.integers(0, 256, (count, 28, 28)) if at % 2 == 0 else np.arange(count) % 10
-        (folder / file).write_bytes(idx_bytes(array, 2051 if at % 2 == 0 else 2049))
+    write_mnist(tmp_path / "data", with_facts(monkeypatch, "mnist", train=60, test=20))
     settings: dict[str, Any] = {"dataset": "mnist", "partition": {"name": "iid", "clients": 3}}
     with pytest.raises(KeyboardInterrupt):
         Experiment(rounds=3, model="linear", local={"lr": 0.1}, data=settings).run(
             "run", data_dir=tmp_path / "data", progress=Stops(1)
         )
-    return folder
+    return tmp_path / "data" / "MNIST" / "raw"
 
 
 @pytest.mark.parametrize("at", range(4))
 def test_a_run_does_not_go_on_with_other_data(mnist: Path, at: int) -> None:
-    file = mnist / idx.FILES[at]
+    file = mnist / IDX_FILES[at]
     content = bytearray(file.read_bytes())
     content[-1] = content[-1] ^ 1
     file.write_bytes(content)
@@ -276,7 +265,7 @@ def test_a_run_does_not_go_on_without_its_data(mnist: Path, tmp_path: Path) -> N
     mnist.rename(tmp_path / "elsewhere")
     answer = CliRunner().invoke(app, ["resume", "run", "--json"])
     assert (answer.exit_code, answer.stdout) == (2, "")
-    assert answer.stderr.startswith("error: 'mnist' not found: looked for ")
+    assert answer.stderr.startswith("error: MNIST not found in ")
     assert summary(tmp_path / "run")["status"] == "interrupted"
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, channel_moments
 from fedlens.data.datasets import DATASETS
-from fedlens.data.datasets.cifar_classes import CIFAR10_CLASSES, CIFAR100_CLASSES
 
 pytestmark = pytest.mark.real
 
@@ -73,5 +73,9 @@ def test_cifar_pixels_are_in_the_order_of_the_file() -> None:
 def test_the_class_names_are_those_of_the_files() -> None:
     load("cifar10")
     load("cifar100")
-    assert (ROOT / "cifar-10-batches-bin" / "batches.meta.txt").read_text().split() == list(CIFAR10_CLASSES)
-    assert (ROOT / "cifar-100-binary" / "fine_label_names.txt").read_text().split() == list(CIFAR100_CLASSES)
+    assert (ROOT / "cifar-10-batches-bin" / "batches.meta.txt").read_text().split() == list(
+        CATALOGUE["cifar10"].labels
+    )
+    assert (ROOT / "cifar-100-binary" / "fine_label_names.txt").read_text().split() == list(
+        CATALOGUE["cifar100"].labels
+    )

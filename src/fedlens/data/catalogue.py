@@ -14,23 +14,49 @@ from typing import Any, Literal
 State = Literal["here", "partly", "absent", "built in", "your own"]
 
 
+Patterns = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A published file that `--download` fetches.
+
+    Args:
+        urls: where it is, the most trusted address first. The last part of the first one is its file name.
+        md5: of its bytes, as published.
+        folder: below the data folder, where it is saved and unpacked.
+        take: what is unpacked: the folder in a tar archive, or glob patterns with "|" between them for the
+            members of a zip archive. Empty if the file is used as it is.
+        gives: a glob pattern for the entries of `DatasetFacts.files` that the archive provides.
+    """
+
+    urls: tuple[str, ...]
+    md5: str
+    folder: str = "."
+    take: str = ""
+    gives: str = "*"
+
+
 @dataclass(frozen=True)
 class DatasetFacts:
     """Facts about one dataset. A fact that could not be verified is None.
 
     Args:
+        title: its published name, for messages; empty if that is `name`.
         task: classification, segmentation, detection or language.
         summary: what it shows, in a few words.
         how: how to get it, a sentence or two.
         train, test: examples of the two splits, with the reader's default settings.
         classes: how many; of text, the tokens that may be predicted.
+        labels: the names of the classes, if they are few and fixed; a label is a position in it.
+        mean, std: of the training images scaled to [0, 1], one number per channel, if they are published.
         clients, unit: how many natural clients the training split has, and what one is.
         licence: in a few words, and more after a semicolon; the publisher's own words count.
         source: the publication, or an address.
         download: how much there is to fetch.
-        files: what is looked for below the data folder: one or several sets of glob patterns, each set
-            enough to read the dataset, "|" between patterns of which one will do. Empty where there is
-            nothing to look for.
+        files: what is searched below the data folder: one or more sets of glob patterns. Each set is enough to
+            read the dataset; "|" separates patterns of which one is enough. Empty if no files are needed.
+        archives: what `--download` fetches.
         own: whether it is a format for a user's own data.
     """
 
@@ -38,15 +64,20 @@ class DatasetFacts:
     task: str
     summary: str
     how: str
+    title: str = ""
     train: int | None = None
     test: int | None = None
     classes: int | None = None
+    labels: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     clients: int | None = None
     unit: str | None = None
     licence: str | None = None
     source: str | None = None
     download: str | None = None
-    files: tuple[tuple[str, ...], ...] = ()
+    files: tuple[Patterns, ...] = ()
+    archives: tuple[Archive, ...] = ()
     own: bool = False
 
 
@@ -55,9 +86,9 @@ class Presence:
     """Whether a dataset is on this machine.
 
     Args:
-        state: "here" where every pattern of a set is met, "partly" where some are, "absent" where none is.
-        found: a file or folder for each pattern that is met.
-        lacking: the patterns that are not, of the set that is met best.
+        state: "here" if every pattern of a set matches, "partly" if some do, "absent" if none does.
+        found: a file or folder for each pattern that matches, of the set with most matches.
+        lacking: the patterns of that set that match nothing.
     """
 
     state: State
@@ -73,17 +104,24 @@ def presence(facts: DatasetFacts, root: Path) -> Presence:
     """
     if facts.own:
         return Presence("your own")
-    if not facts.files:
-        return Presence("built in")
-    looked = [[(pattern, _first(root, pattern)) for pattern in patterns] for patterns in facts.files]
-    best = max(looked, key=lambda one: sum(path is not None for _, path in one) / len(one))
+    return search(facts.files, root) if facts.files else Presence("built in")
+
+
+def search(files: Sequence[Patterns], root: Path) -> Presence:
+    """The first set of patterns in `files` with the largest share of matches below `root`.
+
+    >>> search([("a.txt", "b.txt")], Path("nowhere")).lacking
+    ('a.txt', 'b.txt')
+    """
+    matches = [[(pattern, _first(root, pattern)) for pattern in patterns] for patterns in files]
+    best = max(matches, key=lambda pairs: sum(path is not None for _, path in pairs) / len(pairs))
     found = tuple(path for _, path in best if path is not None)
     lacking = tuple(pattern for pattern, path in best if path is None)
     return Presence("here" if not lacking else "partly" if found else "absent", found, lacking)
 
 
 def _first(root: Path, pattern: str) -> Path | None:
-    """One path that fits the pattern, or one of several with "|" between. An empty folder does not count."""
+    """The first path that matches one of the patterns, which "|" separates. An empty folder does not count."""
     for path in itertools.chain.from_iterable(root.glob(one) for one in pattern.split("|")):
         if path.is_file() or _holds_something(path):
             return path
@@ -101,13 +139,28 @@ def _holds_something(folder: Path) -> bool:
 def _read_catalogue() -> dict[str, DatasetFacts]:
     tables = tomllib.loads((files("fedlens.data") / "catalogue.toml").read_text(encoding="utf-8"))
     facts = {"": tables.pop("defaults")}
-    for name, table in tables.items():
-        facts[name] = facts[table.pop("like", "")] | table
-    return {name: _facts(name, **facts[name]) for name in tables}
+    for title, table in tables.items():
+        facts[title.lower()] = facts[table.pop("like", "")] | table | {"title": title}
+    names = [title.lower() for title in tables]
+    return {name: _facts(name, _filled(facts[name], name)) for name in names}
 
 
-def _facts(name: str, files: Sequence[Sequence[str]] = (), **table: Any) -> DatasetFacts:
-    return DatasetFacts(name, files=tuple(tuple(patterns) for patterns in files), **table)
+def _filled(value: Any, name: str) -> Any:
+    """`value` with tuples for lists, and with the name and its end in place of `{name}` and `{limit}`."""
+    if isinstance(value, str):
+        return value.replace("{name}", name).replace("{limit}", name.rpartition("-")[2])
+    if isinstance(value, list):
+        return tuple(_filled(one, name) for one in value)
+    return {key: _filled(one, name) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def _facts(name: str, table: dict[str, Any]) -> DatasetFacts:
+    archives = tuple(Archive(**archive) for archive in table.pop("archives", ()))
+    if "labels" in table:
+        table["classes"] = len(table["labels"])
+    # In the file 0 stands for a count that is not published, to override the count that `like` brings.
+    stated = {key: value for key, value in table.items() if value != 0 or key == "own"}
+    return DatasetFacts(name, archives=archives, **stated)
 
 
 CATALOGUE = _read_catalogue()

@@ -128,7 +128,7 @@ def test_info_says_what_is_not_there(folder: Path) -> None:
     told = ask("info", "mnist", "--data-dir", folder)
     assert f"on this machine: no; looked in {folder}" in told
     assert told.count("not there  ") == 4
-    assert "MNIST/raw/train-images-idx3-ubyte*" in told
+    assert "MNIST/raw/train-images-idx3-ubyte or MNIST/raw/train-images-idx3-ubyte.gz" in told
 
 
 def test_info_shows_the_settings_of_the_reader(folder: Path) -> None:

@@ -4,64 +4,75 @@ from __future__ import annotations
 
 import gzip
 import struct
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
-from fedlens.data.datasets import cifar, idx
+from fedlens.data.catalogue import CATALOGUE, DatasetFacts
+
+IDX_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+
+def with_facts(monkeypatch: pytest.MonkeyPatch, name: str, **facts: Any) -> DatasetFacts:
+    """Changes facts of a dataset in the catalogue, say to smaller splits, and returns all of its facts."""
+    changed = replace(CATALOGUE[name], **facts)
+    monkeypatch.setitem(CATALOGUE, name, changed)
+    return changed
 
 
 def idx_bytes(array: np.ndarray, magic: int) -> bytes:
     return struct.pack(f">{1 + array.ndim}I", magic, *array.shape) + array.astype(np.uint8).tobytes()
 
 
-def write_mnist(root: Path, what: idx.IdxRelease, suffix: str = "") -> dict[str, np.ndarray]:
-    """The four files of MNIST's layout with `what.counts` images; the arrays by file name."""
+def write_mnist(root: Path, facts: DatasetFacts, suffix: str = "") -> dict[str, np.ndarray]:
+    """The four files of MNIST's layout with the counts of `facts`; the arrays by file name."""
     rng = np.random.default_rng(0)
-    folder = root / what.folder
-    folder.mkdir(parents=True)
     written = {}
-    for at, file in enumerate(idx.FILES):
-        count = what.counts[at // 2]
+    for at, pattern in enumerate(facts.files[0]):
+        path = root / (pattern.split("|")[0] + suffix)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        count = (facts.train, facts.test)[at // 2] or 0
         images = at % 2 == 0
-        array = rng.integers(0, 256, (count, 28, 28)) if images else np.arange(count) % len(what.classes)
+        array = rng.integers(0, 256, (count, 28, 28)) if images else np.arange(count) % len(facts.labels)
         content = idx_bytes(array, 2051 if images else 2049)
-        path = folder / (file + suffix)
         path.write_bytes(gzip.compress(content) if suffix == ".gz" else content)
-        written[file] = array
+        written[IDX_FILES[at]] = array
     return written
 
 
-def cifar_batches(what: cifar.CifarRelease) -> list[tuple[np.ndarray, np.ndarray]]:
+def cifar_batches(facts: DatasetFacts) -> list[tuple[np.ndarray, np.ndarray]]:
     """(pixels, labels) of each training file, then of the test file."""
     rng = np.random.default_rng(1)
-    each = what.counts[0] // len(what.binary.train)
-    counts = [each] * len(what.binary.train) + [what.counts[1]]
+    files = len(facts.files[0]) - 1
+    counts = [(facts.train or 0) // files] * files + [facts.test or 0]
     return [
-        (rng.integers(0, 256, (n, 3072)).astype(np.uint8), rng.integers(0, len(what.classes), n))
+        (rng.integers(0, 256, (n, 3072)).astype(np.uint8), rng.integers(0, len(facts.labels), n))
         for n in counts
     ]
 
 
-def write_cifar_binary(root: Path, what: cifar.CifarRelease) -> None:
-    folder = root / what.binary.folder
-    folder.mkdir(parents=True)
-    for file, (pixels, labels) in zip(
-        (*what.binary.train, what.binary.test), cifar_batches(what), strict=True
-    ):
-        coarse = [(labels % 7)[:, None]] if what.label_bytes == 2 else []
+def write_cifar_binary(root: Path, facts: DatasetFacts) -> None:
+    for file, (pixels, labels) in zip(facts.files[0], cifar_batches(facts), strict=True):
+        coarse = [(labels % 7)[:, None]] if facts.name == "cifar100" else []
         records = np.concatenate([*coarse, labels[:, None], pixels], axis=1).astype(np.uint8)
-        (folder / file).write_bytes(records.tobytes())
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_bytes(records.tobytes())
 
 
-def write_cifar_python(root: Path, what: cifar.CifarRelease) -> None:
-    folder = root / what.python.folder
-    folder.mkdir(parents=True)
-    for file, (pixels, labels) in zip(
-        (*what.python.train, what.python.test), cifar_batches(what), strict=True
-    ):
-        entries = {"data": array_opcodes(pixels), what.label_key: list_opcodes(labels.tolist())}
-        (folder / file).write_bytes(pickle_of(entries))
+def write_cifar_python(root: Path, facts: DatasetFacts) -> None:
+    key = "fine_labels" if facts.name == "cifar100" else "labels"
+    for file, (pixels, labels) in zip(facts.files[1], cifar_batches(facts), strict=True):
+        entries = {"data": array_opcodes(pixels), key: list_opcodes(labels.tolist())}
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_bytes(pickle_of(entries))
 
 
 def pickle_of(entries: dict[str, bytes]) -> bytes:

@@ -174,12 +174,12 @@ def test_what_the_readers_read_is_found(tmp_path: Path) -> None:
     assert [name for name, state in states.items() if state == "here"] == ["inaturalist-geo-3k"]
     test_inaturalist.write_tff(lists)
     assert [presence(CATALOGUE[name], lists).state for name in geo] == ["partly", *["here"] * 7]
-    for what in (test_landmarks.USER_160K, test_landmarks.GLD23K):
+    for what in ("landmarks-user-160k", "gld23k"):
         test_landmarks.write_lists(tmp_path, what)
-        assert presence(CATALOGUE[what.name], tmp_path).state == "partly"
+        assert presence(CATALOGUE[what], tmp_path).state == "partly"
     for number, layout in enumerate(("train/{0}/{1}/{2}/{id}.jpg", "images/{id}.jpg", "{id}.jpg")):
         root = tmp_path / f"layout{number}"
-        test_landmarks.write_lists(root, test_landmarks.GLD23K)
+        test_landmarks.write_lists(root, "gld23k")
         test_landmarks.write_images(root, layout, test_landmarks.IDS)
         assert presence(CATALOGUE["gld23k"], root).state == "here"
 

@@ -14,9 +14,10 @@ import pytest
 
 from fedlens.core.errors import DataError
 from fedlens.data import download
+from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import cifar, idx
 from fedlens.data.download import Resource, extract, fetch, to_stderr
-from tests.unit.data.layouts import write_cifar_python, write_mnist
+from tests.unit.data.layouts import IDX_FILES, with_facts, write_cifar_python, write_mnist
 
 CONTENT = bytes(range(256)) * 4000  # 1,024,000 bytes: several reads
 
@@ -291,56 +292,64 @@ def test_an_archive_without_the_folder_is_refused(tmp_path: Path) -> None:
 def test_fashion_mnist_is_fetched_when_asked_and_only_what_is_missing(
     site: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = replace(idx.FASHION_MNIST, counts=(30, 20), mirrors=(f"{site.url}/gone/", f"{site.url}/"))
+    small = with_facts(monkeypatch, "fashion-mnist", train=30, test=20)
     write_mnist(tmp_path / "published", small, ".gz")
-    source = tmp_path / "published" / small.folder
-    contents = [(source / f"{file}.gz").read_bytes() for file in idx.FILES]
-    site.files = {f"/{file}.gz": content for file, content in zip(idx.FILES, contents, strict=True)}
-    small = replace(small, md5=tuple(hashlib.md5(content).hexdigest() for content in contents))
-    monkeypatch.setattr(idx, "FASHION_MNIST", small)
+    source = tmp_path / "published" / "FashionMNIST" / "raw"
+    contents = [(source / f"{file}.gz").read_bytes() for file in IDX_FILES]
+    site.files = {f"/{file}.gz": content for file, content in zip(IDX_FILES, contents, strict=True)}
+    archives = [
+        replace(
+            archive,
+            urls=(f"{site.url}/gone/{file}.gz", f"{site.url}/{file}.gz"),
+            md5=hashlib.md5(content).hexdigest(),
+        )
+        for archive, file, content in zip(small.archives, IDX_FILES, contents, strict=True)
+    ]
+    with_facts(monkeypatch, "fashion-mnist", archives=tuple(archives))
     with pytest.raises(DataError, match="--download"):
         idx.fashion_mnist(tmp_path / "to", False, 0)
     assert site.asked == []
     assert len(idx.fashion_mnist(tmp_path / "to", True, 0).train) == 30
     before = len(site.asked)
-    (tmp_path / "to" / small.folder / f"{idx.FILES[1]}.gz").unlink()
+    (tmp_path / "to" / "FashionMNIST" / "raw" / f"{IDX_FILES[1]}.gz").unlink()
     assert len(idx.fashion_mnist(tmp_path / "to", True, 0).test) == 20
-    assert [path for path, _ in site.asked[before:]] == [f"/gone/{idx.FILES[1]}.gz", f"/{idx.FILES[1]}.gz"]
+    assert [path for path, _ in site.asked[before:]] == [f"/gone/{IDX_FILES[1]}.gz", f"/{IDX_FILES[1]}.gz"]
 
 
 def test_cifar_is_fetched_and_unpacked_when_asked(
     site: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = replace(cifar.CIFAR10, counts=(20, 6))
+    small = with_facts(monkeypatch, "cifar10", train=20, test=6)
     write_cifar_python(tmp_path / "published", small)
     path = tmp_path / "a.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
-        tar.add(tmp_path / "published" / small.python.folder, small.python.folder)
+        tar.add(tmp_path / "published" / "cifar-10-batches-py", "cifar-10-batches-py")
     site.files["/c.tar.gz"] = path.read_bytes()
-    resource = Resource("c.tar.gz", (f"{site.url}/c.tar.gz",), hashlib.md5(path.read_bytes()).hexdigest())
-    monkeypatch.setattr(cifar, "CIFAR10", replace(small, archive=resource))
+    md5 = hashlib.md5(path.read_bytes()).hexdigest()
+    archive = replace(small.archives[0], urls=(f"{site.url}/c.tar.gz",), md5=md5)
+    with_facts(monkeypatch, "cifar10", archives=(archive,))
     assert len(cifar.cifar10(tmp_path / "to", True, 0).train) == 20
     assert files(tmp_path / "to") == ["cifar-10-batches-py"]
     cifar.cifar10(tmp_path / "to", True, 0)
     assert len(site.asked) == 1
 
 
-@pytest.mark.parametrize("what", [idx.MNIST, idx.FASHION_MNIST])
-def test_the_constants_are_those_that_torchvision_publishes(what: idx.IdxRelease) -> None:
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_the_facts_are_those_that_torchvision_publishes(name: str) -> None:
     from torchvision.datasets import MNIST, FashionMNIST
 
-    theirs = MNIST if what is idx.MNIST else FashionMNIST
-    ours = [(f"{file}.gz", md5) for file, md5 in zip(idx.FILES, what.md5, strict=True)]
-    assert ours == list(theirs.resources)
-    assert set(what.mirrors) <= set(theirs.mirrors)
+    theirs = MNIST if name == "mnist" else FashionMNIST
+    archives = CATALOGUE[name].archives
+    assert [(one.urls[0].rpartition("/")[2], one.md5) for one in archives] == list(theirs.resources)
+    assert {one.urls[0].rpartition("/")[0] + "/" for one in archives} <= set(theirs.mirrors)
 
 
-@pytest.mark.parametrize("what", [cifar.CIFAR10, cifar.CIFAR100])
-def test_the_constants_of_cifar_are_those_that_torchvision_publishes(what: cifar.CifarRelease) -> None:
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_the_facts_of_cifar_are_those_that_torchvision_publishes(name: str) -> None:
     from torchvision.datasets import CIFAR10, CIFAR100
 
-    theirs = CIFAR10 if what is cifar.CIFAR10 else CIFAR100
-    assert what.archive == Resource(theirs.filename, (theirs.url,), theirs.tgz_md5)
-    assert what.python.folder == theirs.base_folder
-    assert what.python.train == tuple(name for name, _ in theirs.train_list)
-    assert what.python.test == theirs.test_list[0][0]
+    theirs = CIFAR10 if name == "cifar10" else CIFAR100
+    (archive,) = CATALOGUE[name].archives
+    assert (archive.urls, archive.md5, archive.take) == ((theirs.url,), theirs.tgz_md5, theirs.base_folder)
+    names = [file for file, _ in (*theirs.train_list, *theirs.test_list)]
+    assert CATALOGUE[name].files[1] == tuple(f"{theirs.base_folder}/{file}" for file in names)

@@ -204,5 +204,5 @@ def test_a_free_place(tmp_path: Path) -> None:
 
 
 def test_missing_data_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'mnist' not found"):
+    with pytest.raises(DataError, match="MNIST not found in"):
         make_partition("mnist", "iid", ["clients=2"], root=tmp_path)

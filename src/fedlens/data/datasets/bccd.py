@@ -7,13 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset
-from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
-from fedlens.data.datasets.voc_files import VocFolder, detection, no_leak
-
-CLASSES = ("RBC", "WBC", "Platelets")
-_HOW = "clone github.com/Shenggan/BCCD_Dataset, and put its folder BCCD there"
+from fedlens.data.datasets.published import locate, published
+from fedlens.data.datasets.voc_files import VocFolder, detection_splits
 
 
 def bccd(
@@ -38,28 +36,13 @@ def bccd(
     they are left out, and `Dataset.notes` says so. See `fedlens.data.box_transforms.placed` for what `fit="crop"` does
     to boxes.
 
-    Raises `DataError` where files are missing or damaged, and with `download`, because there is no archive to
+    Raises `DataError` if files are missing or damaged, and with `download`, because there is no archive to
     fetch.
 
     Source: github.com/Shenggan/BCCD_Dataset.
     """
-    folder = VocFolder(root, "BCCD", CLASSES)
     lists = ["train", "val"] if val == "train" else ["train"]
-    wanted = [folder.path / "ImageSets" / "Main" / f"{name}.txt" for name in (*lists, "test")]
-    if not all(path.is_file() for path in wanted):
-        raise by_hand("bccd", root, "BCCD/{JPEGImages,Annotations,ImageSets/Main/{train,val,test}.txt}", _HOW)
-    train_ids, test_ids = folder.ids(lists), folder.ids(["test"])
-    no_leak(train_ids, test_ids, folder.path / "ImageSets" / "Main")
-    train, train_notes = detection(folder, train_ids, size_of(size), fit, "train")
-    test, test_notes = detection(folder, test_ids, size_of(size), fit, "test")
-    return Dataset(
-        name="bccd",
-        train=train,
-        test=test,
-        classes=CLASSES,
-        mean=PHOTO_MEAN,
-        std=PHOTO_STD,
-        licence="MIT",
-        source="BCCD, github.com/Shenggan/BCCD_Dataset",
-        notes=(*train_notes, *test_notes),
-    )
+    locate("bccd", root, files=[tuple(f"BCCD/ImageSets/Main/{name}.txt" for name in (*lists, "test"))])
+    folder = VocFolder(root, "BCCD", CATALOGUE["bccd"].labels)
+    train, test, notes = detection_splits(folder, lists, ["test"], size_of(size), fit)
+    return published("bccd", (train, test), notes=notes)

@@ -7,40 +7,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import DataError
-from fedlens.data.dataset import VOID, Dataset, Examples
-from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand, folders_in, images_in
+from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.masks import Pairs, class_ids, masked, missing_images, paired
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
-from fedlens.data.diagnostics import Findings
-from fedlens.data.images import Fit, ImageFiles, Paths
+from fedlens.data.datasets.published import locate, published, split_counts
+from fedlens.data.images import Fit
 
-# Of the published id and class, those with a training id, which is the position here.
-LABELS = (
-    (7, "road"),
-    (8, "sidewalk"),
-    (11, "building"),
-    (12, "wall"),
-    (13, "fence"),
-    (17, "pole"),
-    (19, "traffic light"),
-    (20, "traffic sign"),
-    (21, "vegetation"),
-    (22, "terrain"),
-    (23, "sky"),
-    (24, "person"),
-    (25, "rider"),
-    (26, "car"),
-    (27, "truck"),
-    (28, "bus"),
-    (31, "train"),
-    (32, "motorcycle"),
-    (33, "bicycle"),
-)
-COUNTS = {"train": 2_975, "val": 500}
-_IMAGE, _MASK = "_leftImg8bit.png", "_gtFine_labelIds.png"
-_HOW = (
-    "register at cityscapes-dataset.com, and unpack leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip "
-    "into cityscapes/"
+# The published ids of the classes in the order of their training ids.
+IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+SPLITS = tuple(
+    Pairs(
+        split,
+        f"cityscapes/leftImg8bit/{split}/*/*_leftImg8bit.png",
+        f"cityscapes/gtFine/{split}/*/*_gtFine_labelIds.png",
+    )
+    for split in ("train", "val")
 )
 
 
@@ -59,86 +40,34 @@ def cityscapes(
     half of that each way unless `size` says otherwise: all of them take 5.5 GB, so most are read from disk over
     and over.
 
-    Raises `DataError` where folders are missing, an image has no mask or a mask no image; with `download` too,
+    Raises `DataError` if folders are missing, an image has no mask or a mask no image; with `download` too,
     because the files are given out to registered people only.
 
     Source: Cordts et al. 2016, The Cityscapes Dataset for Semantic Urban Scene Understanding; ids from
     github.com/mcordts/cityscapesScripts, helpers/labels.py.
     """
-    folder = root / "cityscapes"
-    if not all((folder / kind / split).is_dir() for kind in ("leftImg8bit", "gtFine") for split in COUNTS):
-        wanted = "cityscapes/leftImg8bit/{train,val} and cityscapes/gtFine/{train,val}"
-        raise by_hand("cityscapes", root, wanted, _HOW)
-    found = {split: _pairs(folder, split) for split in COUNTS}
-    partial = [
-        f"{len(pairs):,} of the {COUNTS[split]:,} published images of {split} are there"
-        for split, pairs in found.items()
-        if len(pairs) != COUNTS[split]
-    ]
+    locate("cityscapes", root)
     to = size_of(size)
-    return Dataset(
-        name="cityscapes",
-        train=_examples(root, "train", found["train"], to, fit),
-        test=_examples(root, "val", found["val"], to, fit),
-        classes=tuple(name for _, name in LABELS),
-        mean=PHOTO_MEAN,
-        std=PHOTO_STD,
-        licence="Cityscapes terms of use: non-commercial research, not to be passed on",
-        source="Cityscapes, Cordts et al. 2016",
-        notes=tuple(partial),
-    )
+    notes: list[str] = []
+    splits = []
+    for pairs, count in zip(SPLITS, split_counts("cityscapes"), strict=True):
+        keys = paired(root, pairs)
+        notes += missing_images(pairs.split, len(keys), count)
+        splits.append(_examples(root, pairs, keys, to, fit))
+    return published("cityscapes", splits, notes=notes)
 
 
-def _pairs(folder: Path, split: str) -> list[tuple[str, str]]:
-    """(city, name without ending) of every image of a split, city after city; each has a mask."""
-    pairs: list[tuple[str, str]] = []
-    findings = Findings()
-    cities = {kind: folders_in(folder / kind / split) for kind in ("leftImg8bit", "gtFine")}
-    for city in sorted({*cities["leftImg8bit"], *cities["gtFine"]}):
-        images = _names(folder / "leftImg8bit" / split / city, _IMAGE)
-        masks = _names(folder / "gtFine" / split / city, _MASK)
-        for name in sorted(images - masks):
-            where = folder / "leftImg8bit" / split / city / f"{name}{_IMAGE}"
-            findings.add(
-                where, f"there is no {name}{_MASK} in gtFine", "unpack gtFine_trainvaltest.zip again"
-            )
-        for name in sorted(masks - images):
-            where = folder / "gtFine" / split / city / f"{name}{_MASK}"
-            hint = "unpack leftImg8bit_trainvaltest.zip again"
-            findings.add(where, f"there is no {name}{_IMAGE} in leftImg8bit", hint)
-        pairs += [(city, name) for name in sorted(images & masks)]
-    findings.settle(None)
-    if not pairs:
-        empty = str(folder / "leftImg8bit" / split)
-        raise DataError(f"there are no images <city>/*{_IMAGE}", where=empty, hint=_HOW)
-    return pairs
-
-
-def _names(folder: Path, ending: str) -> set[str]:
-    """The names of the files with this ending, without it."""
-    files = images_in(folder) if folder.is_dir() else []
-    return {file.removesuffix(ending) for file in files if file.endswith(ending)}
-
-
-def _examples(
-    root: Path, split: str, pairs: list[tuple[str, str]], size: tuple[int, int], fit: Fit
-) -> Examples:
-    images = [f"cityscapes/leftImg8bit/{split}/{city}/{name}{_IMAGE}" for city, name in pairs]
-    masks = [f"cityscapes/gtFine/{split}/{city}/{name}{_MASK}" for city, name in pairs]
-    cities = np.array([city for city, _ in pairs])
-    return Examples(
-        ImageFiles(root, Paths.of(images), 3, *size, fit),
-        ImageFiles(root, Paths.of(masks), 0, *size, fit, ids=training_ids()),
-        {"client": cities, "city": cities},
-    )
+def _examples(root: Path, pairs: Pairs, keys: list[str], size: tuple[int, int], fit: Fit) -> Examples:
+    images = [pairs.file(pairs.image, key) for key in keys]
+    masks = [pairs.file(pairs.mask, key) for key in keys]
+    cities = np.array([key.partition("/")[0] for key in keys])
+    return masked(root, images, masks, size, fit, {"client": cities, "city": cities}, training_ids())
 
 
 def training_ids() -> NDArray[np.uint8]:
-    """uint8 [256]: the training id of each published id, 255 where it has none.
+    """uint8 [256]: the training id of each published id, or 255 if it has none.
 
     >>> training_ids()[[7, 33, 0, 9]].tolist()
     [0, 18, 255, 255]
     """
-    ids = np.full(256, VOID, np.uint8)
-    ids[[published for published, _ in LABELS]] = np.arange(len(LABELS))
-    return ids
+    return class_ids(IDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import DataError
 from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand, check_present
+from fedlens.data.datasets.folders import check_present
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
+from fedlens.data.datasets.published import damaged, locate, published, read_json
 from fedlens.data.images import Fit, ImageFiles, Paths
 
-_HOW = (
-    "fetch train2017.zip, val2017.zip and annotations_trainval2017.zip from cocodataset.org (20 GB), and unpack "
-    "them into coco/"
-)
-_HINT = "it is damaged or not the published file: fetch it again"
 # All that is used. The rest, polygons above all, is thrown away while the file is read.
 _USED = frozenset({"images", "annotations", "categories", "id", "name", "file_name", "width", "height"}) | {
     "image_id",
@@ -36,7 +30,7 @@ _USED = frozenset({"images", "annotations", "categories", "id", "name", "file_na
 
 @dataclass(frozen=True, eq=False)
 class Instances:
-    """What a file of instances says, image after image in its own order.
+    """The content of a file of instances, image by image in the order of the file.
 
     Args:
         ids: int64 [n], of the images; `files` their names, `sizes` int64 [n, 2] their width and height.
@@ -76,50 +70,32 @@ def coco(
 
     The JSON of the training split has 450 MB: reading takes some ten seconds and 1 GB.
 
-    Raises `DataError` where files are missing or contradict each other; with `download` too, because no checksum
+    Raises `DataError` if files are missing or contradict each other; with `download` too, because no checksum
     of the archives is published.
 
     Source: Lin et al. 2014, Microsoft COCO.
     """
-    folder = root / "coco"
-    lists = {split: folder / "annotations" / f"instances_{split}2017.json" for split in ("train", "val")}
-    if not all(path.is_file() for path in lists.values()):
-        wanted = (
-            "coco/{annotations/instances_train2017.json,annotations/instances_val2017.json,train2017,val2017}"
-        )
-        raise by_hand("coco", root, wanted, _HOW)
-    found = {split: read_instances(path) for split, path in lists.items()}
-    if found["train"].classes != found["val"].classes:
-        raise DataError(
-            "the two files have different categories", where=str(folder / "annotations"), hint=_HINT
-        )
+    lists = [f"coco/annotations/instances_{split}2017.json" for split in ("train", "val")]
+    instances = [read_instances(path) for path in locate("coco", root, files=[tuple(lists)])]
+    if instances[0].classes != instances[1].classes:
+        raise damaged("the two files have different categories", root / "coco" / "annotations")
     to = size_of(size)
-    train, train_notes = _examples(root, "train", found["train"], to, fit, empty)
-    test, test_notes = _examples(root, "val", found["val"], to, fit, True)
-    return Dataset(
-        name="coco",
-        train=train,
-        test=test,
-        classes=found["train"].classes,
-        mean=PHOTO_MEAN,
-        std=PHOTO_STD,
-        licence="annotations CC BY 4.0; photographs from Flickr, under Flickr's terms of use",
-        source="COCO 2017, Lin et al. 2014",
-        notes=(*train_notes, *test_notes),
-    )
+    train, train_notes = _examples(root, "train", instances[0], to, fit, empty)
+    test, test_notes = _examples(root, "val", instances[1], to, fit, True)
+    return published("coco", (train, test), instances[0].classes, notes=(*train_notes, *test_notes))
 
 
 def _examples(
-    root: Path, split: str, found: Instances, size: tuple[int, int], fit: Fit, empty: bool
+    root: Path, split: str, instances: Instances, size: tuple[int, int], fit: Fit, empty: bool
 ) -> tuple[Examples, tuple[str, ...]]:
-    names = [f"coco/{split}2017/{found.files[at]}" for at in range(len(found.files))]
+    names = [f"coco/{split}2017/{instances.files[at]}" for at in range(len(instances.files))]
     check_present(root, names, str(root / "coco" / "annotations" / f"instances_{split}2017.json"))
-    result = placed(found.given, found.sizes, *size, fit)
+    result = placed(instances.given, instances.sizes, *size, fit)
     images = ImageFiles(root, Paths.of(names), 3, *size, fit)
-    examples = Examples(images, result.boxes, {"image": found.ids})
+    examples = Examples(images, result.boxes, {"image": instances.ids})
     notes = list(result.notes(split))
-    if found.crowds:
-        notes.append(f"{split}, boxes left out because they are around a crowd: {found.crowds:,}")
+    if instances.crowds:
+        notes.append(f"{split}, boxes left out because they are around a crowd: {instances.crowds:,}")
     without = np.diff(result.boxes.offsets) == 0
     if without.any() and not empty:
         examples = examples.take(np.flatnonzero(~without))
@@ -128,23 +104,13 @@ def _examples(
 
 
 def read_instances(path: Path) -> Instances:
-    """What a file of instances says. Raises `DataError` where it is damaged or contradicts itself."""
-    content = _read(path)
+    """Reads a file of instances. Raises `DataError` if it is damaged or contradicts itself."""
+    content = read_json(path, _used)
     try:
         return _arranged(content, path)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        raise DataError(
-            f"it is not in COCO's format of instances: {reason}", where=str(path), hint=_HINT
-        ) from error
-
-
-def _read(path: Path) -> Any:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return json.load(file, object_pairs_hook=_used)
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"the file cannot be read: {error}", where=str(path), hint=_HINT) from error
+        raise damaged(f"it is not in COCO's format of instances: {reason}", path) from error
 
 
 def _used(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -160,12 +126,8 @@ def _arranged(content: Mapping[str, Any], path: Path) -> Instances:
     if not np.isfinite(corners).all():
         raise ValueError("a box has a number that is not finite")
     rows = _positions([each["image_id"] for each in objects], ids, "image", path)
-    labels = _positions(
-        [each["category_id"] for each in objects],
-        np.array([each["id"] for each in categories]),
-        "category",
-        path,
-    )
+    category_ids = np.array([each["id"] for each in categories])
+    labels = _positions([each["category_id"] for each in objects], category_ids, "category", path)
     order = np.argsort(rows, kind="stable")
     offsets = np.searchsorted(rows[order], np.arange(len(ids) + 1))
     corners[:, 2:] += corners[:, :2]
@@ -183,19 +145,14 @@ def _arranged(content: Mapping[str, Any], path: Path) -> Instances:
 
 
 def _positions(wanted: list[Any], known: NDArray[np.int64], what: str, path: Path) -> NDArray[np.int64]:
-    """int64 [m]: where each of the ids `wanted` stands in `known`. Raises `DataError` where one does not."""
+    """int64 [m]: the position of each id of `wanted` in `known`. Raises `DataError` if one is not in it."""
     ids = np.array(wanted, np.int64)
     order = np.argsort(known, kind="stable")
     twice = np.flatnonzero(np.diff(known[order]) == 0)
     if len(twice):
-        raise DataError(
-            f"the {what} {known[order][twice[0]]} stands there twice", where=str(path), hint=_HINT
-        )
+        raise damaged(f"the {what} {known[order][twice[0]]} occurs twice", path)
     absent = ids[~np.isin(ids, known)]
     if len(absent):
-        raise DataError(
-            f"{len(absent):,} objects are of a {what} that is not in the file, the first is {absent[0]}",
-            where=str(path),
-            hint=_HINT,
-        )
+        first = f"{len(absent):,} objects are of a {what} that is not in the file, the first is {absent[0]}"
+        raise damaged(first, path)
     return order[np.searchsorted(known[order], ids)]

@@ -12,18 +12,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.core.errors import DataError
-from fedlens.data.dataset import Dataset, Examples, channel_moments, check_labels
+from fedlens.data.dataset import Dataset, Examples, check_labels
 from fedlens.data.datasets.idx import IMAGES_MAGIC, LABELS_MAGIC, SIDE, read_idx
-from fedlens.data.datasets.missing_files import missing
-from fedlens.data.datasets.zips import unzip
-from fedlens.data.download import Resource, fetch
+from fedlens.data.datasets.published import locate, published
 
-FOLDER = "EMNIST/raw"
-ARCHIVE = Resource(
-    "gzip.zip",
-    ("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",),
-    "58c8d27c78d21e728a6bc7b3cc06412e",
-)
 SplitName = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 
 _ALL = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -35,7 +27,7 @@ _BLOCK = 4096  # images turned at a time
 
 @dataclass(frozen=True)
 class Split:
-    """One way of counting: its images, its classes, and the number its labels start from."""
+    """One of the six splits: its numbers of images, its classes, and the number its labels start from."""
 
     counts: tuple[int, int]
     classes: tuple[str, ...]
@@ -82,60 +74,37 @@ def emnist(
 
     Source: Cohen, Afshar, Tapson, van Schaik 2017, EMNIST: an extension of MNIST to handwritten letters.
 
-    Raises `DataError` where files are missing, damaged, or hold another number of images than was published.
+    Raises `DataError` if files are missing, damaged, or hold another number of images than was published.
     `download` fetches the archive of all six splits, 562 MB.
 
     >>> SPLITS["letters"].classes[0], len(SPLITS["balanced"].classes)
     ('a', 47)
     """
-    what = SPLITS[split]
-    folder = root / FOLDER
+    counts, classes = SPLITS[split].counts, SPLITS[split].classes
     names = [
         f"emnist-{split}-{part}-{kind}-ubyte"
         for part in ("train", "test")
         for kind in ("images-idx3", "labels-idx1")
     ]
-    paths = [_find(folder, name) for name in names]
-    if download and None in paths:
-        archive = fetch(ARCHIVE, folder)
-        unzip(archive, folder, lambda member: member.endswith("-ubyte.gz"))
-        paths = [_find(folder, name) for name in names]
-    found = [path for path in paths if path is not None]
-    if len(found) < len(names):
-        wanted = [name for name, path in zip(names, paths, strict=True) if path is None]
-        raise missing("emnist", folder, f"{', '.join(wanted)} (each plain, .gz, or .gz in the folder gzip)")
-    train = _read_split(what, found[0], found[1], what.counts[0])
-    mean, std = channel_moments(train.inputs)
-    return Dataset(
-        name="emnist",
-        train=train,
-        test=_read_split(what, found[2], found[3], what.counts[1]),
-        classes=what.classes,
-        mean=mean,
-        std=std,
-        licence="public domain (NIST Special Database 19)",
-        source=f"EMNIST {split}, Cohen, Afshar, Tapson and van Schaik 2017, www.nist.gov",
-    )
+    wanted = [f"EMNIST/raw/{name}|EMNIST/raw/{name}.gz|EMNIST/raw/gzip/{name}.gz" for name in names]
+    paths = locate("emnist", root, download, [tuple(wanted)])
+    train = _read_split(SPLITS[split], paths[0], paths[1], counts[0])
+    return published("emnist", (train, _read_split(SPLITS[split], paths[2], paths[3], counts[1])), classes)
 
 
-def _find(folder: Path, name: str) -> Path | None:
-    candidates = (folder / name, folder / f"{name}.gz", folder / "gzip" / f"{name}.gz")
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def _read_split(what: Split, images: Path, labels: Path, count: int) -> Examples:
+def _read_split(split: Split, images: Path, labels: Path, count: int) -> Examples:
     inputs = read_idx(images, IMAGES_MAGIC, (count, SIDE, SIDE))
-    _turn(inputs)
-    targets = read_idx(labels, LABELS_MAGIC, (count,)).astype(np.int64) - what.first
+    _transpose(inputs)
+    targets = read_idx(labels, LABELS_MAGIC, (count,)).astype(np.int64) - split.first
     try:
-        check_labels(targets, len(what.classes), where=str(labels))
+        check_labels(targets, len(split.classes), where=str(labels))
     except DataError as error:
-        counted = f", once counted from 0 and not from {what.first}" if what.first else ""
+        counted = f", once counted from 0 and not from {split.first}" if split.first else ""
         raise DataError(error.what + counted, where=error.where) from None
     return Examples(inputs.reshape(count, 1, SIDE, SIDE), targets)
 
 
-def _turn(images: NDArray[np.uint8]) -> None:
+def _transpose(images: NDArray[np.uint8]) -> None:
     """Transposes every image in place: a copy of `byclass` as a whole would take another 550 MB."""
     for start in range(0, len(images), _BLOCK):
         block = images[start : start + _BLOCK]

@@ -14,14 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from fedlens.core.errors import DataError, nearest
-from fedlens.data.datasets.missing_files import DAMAGED
+from fedlens.data.datasets.published import DAMAGED, damaged, reading
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.settings import WholePath
 from fedlens.data.table import Table
 
-NOBODY = "NA"  # TensorFlow Federated's lists say so of an image that a split leaves out
+NOBODY = "NA"  # the user of an image that a split of TensorFlow Federated leaves out
+_CORRECT = "correct the list, or get it again"
 BLOCK = 10_000
-BLOCKS = (1, 3, 2, 0, 4)  # the data_batch, counted from 0, that each block of CIFAR-10's first lists is
+BLOCKS = (1, 3, 2, 0, 4)  # the data_batch, counted from 0, of each block in the CIFAR-10 lists of 2020
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +33,9 @@ class Listing:
         path: the file.
         images: str [n], all different.
         classes: int64 [n], from 0 on.
-        users: str [n], whose each image is; None in a test list.
-        labels: str [n], the class in the source dataset, where the file says it (hsu2020's iNaturalist lists).
-        lines: int64 [n], where each row stands in the file.
+        users: str [n], the user of each image; None in a test list.
+        labels: str [n], the class in the source dataset, if the file states it (hsu2020's iNaturalist lists).
+        lines: int64 [n], the line of each row in the file.
     """
 
     path: Path
@@ -49,10 +50,10 @@ class Listing:
 
 
 def read_list(path: Path, user: str | None = "user_id") -> Listing:
-    """Reads a published list; `user` is the column that says whose an image is, None for a test list.
+    """Reads a published list; `user` is the column with the user of an image, None for a test list.
 
     Rows whose user is "NA" are left out: TensorFlow Federated has several splits in one file, a column each.
-    A byte-order mark is no matter. Raises `DataError` with the file and the line where the list cannot be
+    A byte-order mark is ignored. Raises `DataError` with the file and the line if the list cannot be
     read, lacks a column, has an empty cell or a class that is no whole number, or names an image twice.
     """
     needed = ["image_id", "class", *([user] if user else [])]
@@ -60,24 +61,25 @@ def read_list(path: Path, user: str | None = "user_id") -> Listing:
     names = [*needed, *(["label"] if "label" in header else [])]
     rows = list(read_rows(path, names))
     if not rows:
-        raise DataError("the list has no rows", where=str(path), hint=DAMAGED)
+        raise damaged("the list has no rows", path)
     lines = np.array([line for line, _ in rows], np.int64)
     columns = dict(zip(names, zip(*(cells for _, cells in rows), strict=True), strict=True))
     for name in needed:
-        _no_empty(path, lines, name, columns[name])
+        if "" in columns[name]:
+            raise damaged(f"the cell of '{name}' is empty", path, int(lines[columns[name].index("")]))
     classes = whole_numbers(path, lines, "class", columns["class"])
     owners = np.array(columns[user]) if user else None
     labels = np.array(columns["label"]) if "label" in columns else None
-    found = Listing(path, np.array(columns["image_id"]), classes, owners, labels, lines)
+    listing = Listing(path, np.array(columns["image_id"]), classes, owners, labels, lines)
     if owners is not None and (owners == NOBODY).any():
-        found = _only(found, owners != NOBODY)
-    _no_duplicates(found)
-    return found
+        listing = _only(listing, owners != NOBODY)
+    _no_duplicates(listing)
+    return listing
 
 
 def _only(listing: Listing, kept: NDArray[np.bool_]) -> Listing:
     if not kept.any():
-        raise DataError(f"every row has the user '{NOBODY}'", where=str(listing.path), hint=DAMAGED)
+        raise damaged(f"every row has the user '{NOBODY}'", listing.path)
     users, labels = (None if part is None else part[kept] for part in (listing.users, listing.labels))
     return Listing(
         listing.path, listing.images[kept], listing.classes[kept], users, labels, listing.lines[kept]
@@ -85,14 +87,14 @@ def _only(listing: Listing, kept: NDArray[np.bool_]) -> Listing:
 
 
 def read_header(path: Path) -> list[str]:
-    """The names of the columns of a CSV file. Raises `DataError` where it cannot be read or is empty."""
+    """The names of the columns of a CSV file. Raises `DataError` if it cannot be read or is empty."""
     return next(_parsed(path))[1]
 
 
 def read_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
     """(line, cells of the columns `names`) of each row of a CSV file with a header; blank lines are passed over.
 
-    Raises `DataError` with the line where a column is missing or a row has too few or too many cells.
+    Raises `DataError` with the line if a column is missing or a row has too few or too many cells.
     """
     rows = _parsed(path)
     _, header = next(rows)
@@ -108,48 +110,31 @@ def read_rows(path: Path, names: Sequence[str]) -> Iterator[tuple[int, tuple[str
         if len(cells) != len(header):
             if not cells:
                 continue
-            raise DataError(
-                f"the row has {len(cells)} cells, and the header {len(header)}", where=f"{path}, line {line}"
+            raise damaged(
+                f"the row has {len(cells)} cells, and the header {len(header)}", path, line, _CORRECT
             )
         yield line, tuple([cells[at] for at in wanted])
 
 
 def _parsed(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(line, cells) of every row, the header first."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, strict=True)
-            empty = True
+    with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, strict=True)
+        try:
             for cells in rows:
-                empty = False
                 yield rows.line_num, cells
-            if empty:
-                raise DataError("the file is empty", where=str(path), hint=DAMAGED)
-    except OSError as error:
-        raise DataError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"the file is not in UTF-8: byte {error.start} cannot be decoded", where=str(path), hint=DAMAGED
-        ) from error
-    except csv.Error as error:
-        raise DataError(f"line {rows.line_num} is no CSV: {error}", where=str(path), hint=DAMAGED) from error
-
-
-def _no_empty(path: Path, lines: NDArray[np.int64], name: str, cells: Sequence[str]) -> None:
-    if "" in cells:
-        raise DataError(
-            f"the cell of '{name}' is empty", where=f"{path}, line {lines[cells.index('')]}", hint=DAMAGED
-        )
+            if not rows.line_num:
+                raise damaged("the file is empty", path)
+        except csv.Error as error:
+            raise damaged(f"line {rows.line_num} is no CSV: {error}", path) from error
 
 
 def whole_numbers(path: Path, lines: NDArray[np.int64], name: str, cells: Sequence[str]) -> NDArray[np.int64]:
     """int64 [n]: the cells as numbers from 0 on. Raises `DataError` with the line of one that is none."""
     wrong = next((k for k, cell in enumerate(cells) if not (cell.isdecimal() and len(cell) < 19)), None)
     if wrong is not None:
-        raise DataError(
-            f"'{name}' is '{cells[wrong]}', and has to be a whole number from 0 on",
-            where=f"{path}, line {lines[wrong]}",
-        )
+        what = f"'{name}' is '{cells[wrong]}', and has to be a whole number from 0 on"
+        raise damaged(what, path, int(lines[wrong]), _CORRECT)
     return np.array(list(map(int, cells)), np.int64)
 
 
@@ -158,15 +143,13 @@ def _no_duplicates(listing: Listing) -> None:
     again = np.flatnonzero(listing.images[order][1:] == listing.images[order][:-1])
     if len(again):
         one, two = order[again[0]], order[again[0] + 1]
-        raise DataError(
-            f"the image '{listing.images[one]}' is listed in lines {listing.lines[one]} and {listing.lines[two]}"
-            + (f", and {len(again) - 1} more are listed twice" if len(again) > 1 else ""),
-            where=str(listing.path),
-        )
+        what = f"the image '{listing.images[one]}' is listed in lines {listing.lines[one]} and {listing.lines[two]}"
+        more = f", and {len(again) - 1} more are listed twice" if len(again) > 1 else ""
+        raise damaged(what + more, listing.path, hint=_CORRECT)
 
 
 def check_apart(train: Listing, test: Listing) -> None:
-    """Raises `DataError` where an image is in both lists: a model would be tested on what it was shown."""
+    """Raises `DataError` if an image is in both lists: a model would be tested on what it was shown."""
     shared = np.intersect1d(train.images, test.images)
     if len(shared):
         raise DataError(
@@ -177,19 +160,19 @@ def check_apart(train: Listing, test: Listing) -> None:
 
 
 def in_order(names: NDArray[np.str_]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """(the different names, int64 [n] which of them each is): by number where all are numbers, else by text.
+    """(the different names, int64 [n] the position of each): in the order of numbers if all are, else of text.
 
     >>> in_order(np.array(["10", "9", "10"]))
     (('9', '10'), array([1, 0, 1]))
     """
     different, which = np.unique(names, return_inverse=True)
-    found = [str(name) for name in different]
-    if all(name.isdecimal() for name in found):
-        order = sorted(range(len(found)), key=lambda k: (int(found[k]), found[k]))
+    unique = [str(name) for name in different]
+    if all(name.isdecimal() for name in unique):
+        order = sorted(range(len(unique)), key=lambda k: (int(unique[k]), unique[k]))
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
-        return tuple(found[k] for k in order), place[which]
-    return tuple(found), which.astype(np.int64)
+        return tuple(unique[k] for k in order), place[which]
+    return tuple(unique), which.astype(np.int64)
 
 
 def federated_csv(
@@ -206,21 +189,21 @@ def federated_csv(
 ) -> Partition:
     """The population that a published list describes: each user a client with the images listed for them.
 
-    An image is found by the column `image_id` of the dataset, where it has one, and else by its position in
-    the training split. Clients are in the order of their ids, by number where all ids are numbers; `seed`
+    An image is identified by the column `image_id` of the dataset, if it has one, and else by its position in
+    the training split. Clients are in the order of their ids, by number if all ids are numbers; `seed`
     plays no part. Discarded: images that the list does not name, rows of the list whose user is "NA", and images
     of the list that are held out for validation, with a client who has no other.
 
     hsu2020's CIFAR-10 lists of 2020 count in another order ("cifar10-blocks"): their blocks of 10,000 are
     data_batch 2, 4, 3, 1 and 5, so that the position is [1, 3, 2, 0, 4][image_id // 10000] * 10000 +
-    image_id % 10000. Those of January 2022, in `cifar10_v1.1.zip`, are said to be put right ("as-is").
+    image_id % 10000. Those of January 2022, in `cifar10_v1.1.zip`, are said to be corrected ("as-is").
 
     Source: github google-research, federated_vision_datasets.
 
-    Raises `DataError` where the list cannot be read, names an image that the dataset does not have, or gives
-    one another class than the dataset does. Of images found by `image_id` while some are held out for validation
-    nobody can say which are held out and which the dataset lacks: it is an error where more are not found than
-    are held out, and fewer that are lacking go unnoticed, as if they were held out.
+    Raises `DataError` if the list cannot be read, names an image that the dataset does not have, or gives
+    one another class than the dataset does. If images are identified by `image_id` and some are held out
+    for validation, held-out images cannot be told from missing ones: it is an error if more are missing than are
+    held out, and fewer missing ones are treated as held out.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
@@ -232,7 +215,7 @@ def federated_csv(
     """
     table = Table.of(table)
     listing = read_list(Path(path).expanduser())
-    rows = _find(table, listing, id_order)
+    rows = _rows_of(table, listing, id_order)
     _check_classes(table, listing, rows)
     assert listing.users is not None
     here = rows >= 0
@@ -245,8 +228,8 @@ def federated_csv(
     return Partition.of_owners(owners, ids, spec=spec)
 
 
-def _find(table: Table, listing: Listing, id_order: str) -> NDArray[np.int64]:
-    """int64 [rows of the list]: the row of the table that each image is, -1 for one that is held out."""
+def _rows_of(table: Table, listing: Listing, id_order: str) -> NDArray[np.int64]:
+    """int64 [rows of the list]: the row of each image in the table, or -1 if it is held out."""
     if id_order == "as-is" and "image_id" in table.columns:
         known = table.columns["image_id"].astype(str)
         order = np.argsort(known)
@@ -272,7 +255,7 @@ def _find(table: Table, listing: Listing, id_order: str) -> NDArray[np.int64]:
 
 
 def _none_lacking(listing: Listing, absent: NDArray[np.bool_], table: Table | None) -> None:
-    """Raises `DataError` where more images of the list are `absent`, bool [n], than `table` has held out."""
+    """Raises `DataError` if more images of the list are `absent`, bool [n], than `table` has held out."""
     held = 0 if table is None or table.total is None else table.total - len(table)
     count = int(absent.sum())
     if count <= held:
@@ -300,8 +283,8 @@ def _check_classes(table: Table, listing: Listing, rows: NDArray[np.int64]) -> N
     if len(wrong):
         first = wrong[0]
         raise DataError(
-            f"of {len(wrong)} of {len(here)} images the list says another class than the dataset; of image "
-            f"'{listing.images[first]}' it says {listing.classes[first]}, and the dataset "
+            f"of {len(wrong)} of {len(here)} images the list has another class than the dataset: for image "
+            f"'{listing.images[first]}' it has {listing.classes[first]}, and the dataset "
             f"{table.labels[rows[first]]}",
             where=f"{listing.path}, line {listing.lines[first]}",
             hint="take the other id_order, or the dataset that the list was made for",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlens.data.dataset import Dataset, Examples, channel_moments
-from fedlens.data.datasets.leaf import REPOSITORY, Converted, User, read_split, split_folders, whole_numbers
+from fedlens.data.dataset import Dataset
+from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders, whole_numbers
+from fedlens.data.datasets.published import published
 
 SIDE = 28
 PIXELS = SIDE * SIDE
@@ -29,29 +30,14 @@ def femnist(root: Path, download: bool, seed: int) -> Dataset:
 
     Source: Caldas et al. 2018, LEAF: a benchmark for federated settings, arXiv 1812.01097.
 
-    Raises `DataError` where the files are missing (they are made by LEAF's script, not fetched) or broken, an
+    Raises `DataError` if the files are missing (they are made by LEAF's script, not fetched) or broken, an
     image does not have 784 numbers in 0 .. 1, or a label is not in 0 .. 61.
 
     >>> CLASSES[0], CLASSES[10], CLASSES[36], len(CLASSES)
     ('0', 'A', 'a', 62)
     """
-    train, test = (_split(folder) for folder in split_folders(root, "femnist"))
-    mean, std = channel_moments(train.inputs)
-    return Dataset(
-        name="femnist",
-        train=train,
-        test=test,
-        classes=CLASSES,
-        mean=mean,
-        std=std,
-        licence="LEAF: BSD 2-Clause; images in the public domain (NIST Special Database 19)",
-        source=f"FEMNIST, Caldas et al. 2018, LEAF, {REPOSITORY}",
-    )
-
-
-def _split(folder: Path) -> Examples:
-    inputs, targets, writers = read_split(folder, _images)
-    return Examples(inputs, targets, {"client": writers, "writer": writers})
+    train, test = (by_user(folder, _images, "writer") for folder in split_folders(root, "femnist"))
+    return published("femnist", (train, test), CLASSES)
 
 
 def _images(user: User) -> Converted:

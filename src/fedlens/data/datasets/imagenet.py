@@ -11,18 +11,13 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand, folders_in, images_in, read_lines
+from fedlens.data.datasets.folders import folders_in, images_in
+from fedlens.data.datasets.published import damaged, locate, published, read_lines
 from fedlens.data.images import ImageFiles, Paths
 
-FOLDERS = ("imagenet", "ILSVRC2012")
 DEVKIT = "ILSVRC2012_devkit_t12"
 _WNID = re.compile(r"n\d{8}")
-_HOW = (
-    "register at image-net.org, agree to its terms, fetch ILSVRC2012_img_train.tar and "
-    "ILSVRC2012_img_val.tar, and unpack them into imagenet/train/<wnid> and imagenet/val"
-)
 
 
 def imagenet(
@@ -46,13 +41,10 @@ def imagenet(
 
     Source: Russakovsky et al. 2015, ImageNet large scale visual recognition challenge.
 
-    Raises `DataError` where the folders are missing (they are not fetched: one has to register), a class
+    Raises `DataError` if the folders are missing (they are not fetched: one has to register), a class
     folder is empty, a validation folder has no training folder, or the devkit does not fit the flat images.
     """
-    folder = next((root / name for name in FOLDERS if (root / name / "train").is_dir()), None)
-    if folder is None or not (folder / "val").is_dir():
-        wanted = f"train/<wnid>/*.JPEG and val in {' or '.join(FOLDERS)}"
-        raise by_hand("imagenet", root, wanted, _HOW)
+    folder = locate("imagenet", root)[0].parents[1]
     wnids = folders_in(folder / "train")
     wrong = [name for name in wnids if not _WNID.fullmatch(name)]
     if wrong or not wnids:
@@ -61,45 +53,37 @@ def imagenet(
             if wrong
             else "there are no class folders"
         )
-        raise DataError(what, where=str(folder / "train"), hint="one looks like n01440764")
+        raise damaged(what, folder / "train", hint="one looks like n01440764")
     sorted_in = bool(folders_in(folder / "val"))
-    return Dataset(
-        name="imagenet",
-        train=in_class_folders(folder, "train", wnids, size),
-        test=in_class_folders(folder, "val", wnids, size) if sorted_in else _flat(folder, wnids, size),
-        classes=class_names(wnids, _words(folder)),
-        mean=PHOTO_MEAN,
-        std=PHOTO_STD,
-        licence="ImageNet's terms of access: research and teaching, not for commerce",
-        source="ImageNet (ILSVRC 2012), Russakovsky et al. 2015, image-net.org",
-    )
+    train = in_class_folders(folder, "train", wnids, size)
+    test = in_class_folders(folder, "val", wnids, size) if sorted_in else _flat(folder, wnids, size)
+    return published("imagenet", (train, test), class_names(wnids, _words(folder)))
 
 
 def in_class_folders(root: Path, split: str, wnids: Sequence[str], size: int, inner: str = "") -> Examples:
     """The images of `root/<split>/<wnid>/<inner>`, class by class in the order of `wnids`.
 
-    Raises `DataError` where a folder has no class or no images, or (of `train`) a class has no folder.
+    Raises `DataError` if a folder has no class or no images, or (of `train`) a class has no folder.
     """
     folder = root / split
-    there = folders_in(folder)
-    unknown = sorted(set(there) - set(wnids))
-    gone = [wnid for wnid in wnids if wnid not in set(there)] if split == "train" else []
-    if unknown or gone:
-        what = (
-            f"the folder '{unknown[0]}' is of no class" if unknown else f"the class {gone[0]} has no folder"
-        )
-        raise DataError(what, where=str(folder), hint="unpack the archives again")
+    present = set(folders_in(folder))
+    unknown = sorted(present - set(wnids))
+    without_folder = [wnid for wnid in wnids if wnid not in present] if split == "train" else []
+    if unknown or without_folder:
+        no_folder = f"the class {without_folder[0]} has no folder" if without_folder else ""
+        what = f"the folder '{unknown[0]}' is of no class" if unknown else no_folder
+        raise damaged(what, folder, hint="unpack the archives again")
     names: list[str] = []
     labels: list[int] = []
     for label, wnid in enumerate(wnids):
-        if wnid not in set(there):
+        if wnid not in present:
             continue
         place = folder / wnid / inner
-        found = images_in(place) if place.is_dir() else []
-        if not found:
-            raise DataError("there are no images in the folder", where=str(place), hint="unpack it again")
-        names += [str(Path(split, wnid, inner, name).as_posix()) for name in found]
-        labels += [label] * len(found)
+        images = images_in(place) if place.is_dir() else []
+        if not images:
+            raise damaged("there are no images in the folder", place, hint="unpack it again")
+        names += [str(Path(split, wnid, inner, name).as_posix()) for name in images]
+        labels += [label] * len(images)
     return photographs(root, names, labels, size)
 
 
@@ -109,7 +93,7 @@ def photographs(root: Path, names: Sequence[str], labels: Sequence[int], size: i
 
 
 def class_names(wnids: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
-    """The first name of each WordNet id; where classes share it (there are two cranes) the id stands with it.
+    """The first name of each WordNet id; if classes share it (there are two cranes), with the id.
 
     >>> class_names(["n1", "n2", "n3"], {"n1": "crane", "n2": "crane, hoist"})
     ('crane (n1)', 'crane (n2)', 'n3')
@@ -142,28 +126,21 @@ def _flat(folder: Path, wnids: Sequence[str], size: int) -> Examples:
     meta = truth.with_name("meta.mat")
     for path in (truth, meta):
         if not path.is_file():
-            raise DataError(
-                "the validation images are not in class folders, and the list of their classes is missing",
-                where=str(path),
-                hint=f"unpack {DEVKIT}.tar.gz into {folder}, or sort the images into val/<wnid>",
-            )
+            what = "the validation images are not in class folders, and the list of their classes is missing"
+            how = f"unpack {DEVKIT}.tar.gz into {folder}, or sort the images into val/<wnid>"
+            raise damaged(what, path, hint=how)
     numbers = read_lines(truth)
     if len(numbers) != len(names):
-        raise DataError(
-            f"the list has {len(numbers)} classes, and there are {len(names)} images in {folder / 'val'}",
-            where=str(truth),
-            hint="unpack ILSVRC2012_img_val.tar again",
-        )
+        what = f"the list has {len(numbers)} classes, and there are {len(names)} images in {folder / 'val'}"
+        raise damaged(what, truth, hint="unpack ILSVRC2012_img_val.tar again")
     synsets = _synsets(meta)
     places = {wnid: label for label, wnid in enumerate(wnids)}
     labels = []
     for line, number in enumerate(numbers, start=1):
         wnid = synsets.get(int(number), ("", ""))[0] if number.strip().isdecimal() else ""
         if wnid not in places:
-            raise DataError(
-                f"the class '{number}' {f'({wnid}) ' if wnid else ''}has no training folder",
-                where=f"{truth}, line {line}",
-            )
+            name = f"'{number}' ({wnid})" if wnid else f"'{number}'"
+            raise damaged(f"the class {name} has no training folder", truth, line)
         labels.append(places[wnid])
     return photographs(folder, [f"val/{name}" for name in names], labels, size)
 
@@ -177,5 +154,5 @@ def _synsets(path: Path) -> dict[int, tuple[str, str]]:
         return {
             int(row["ILSVRC2012_ID"]): (str(row["WNID"]), str(row["words"])) for row in np.atleast_1d(rows)
         }
-    except Exception as error:  # a damaged file fails in every way there is
-        raise DataError(f"the file cannot be read: {error}", where=str(path)) from error
+    except Exception as error:  # a damaged file can raise any exception
+        raise damaged(f"the file cannot be read: {error}", path) from error

@@ -11,39 +11,20 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.core.errors import DataError
+from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, by_hand
-from fedlens.data.datasets.inaturalist_lists import (
-    GEO,
-    LISTS,
-    USER_120K,
-    Population,
-    fetch_lists,
-    find_lists,
-    listed,
-)
-from fedlens.data.datasets.inaturalist_metadata import (
-    FOLDER,
-    HOW,
-    Metadata,
-    balanced,
-    find_metadata,
-    read_metadata,
-)
-from fedlens.data.datasets.missing_files import DAMAGED, missing
+from fedlens.data.datasets.inaturalist_lists import GEO, USER_120K, Population, find_lists, read_lists
+from fedlens.data.datasets.inaturalist_metadata import FILES, FOLDER, Metadata, balanced, read_metadata
 from fedlens.data.datasets.picture_size import Size, size_of
+from fedlens.data.datasets.published import DAMAGED, locate, published
 from fedlens.data.images import ImageFiles, Paths
 
 PER_CLASS = 100
 NO_USER = "unknown"
-LICENCE = "non-commercial research and education only, no redistribution (terms of the competition)"
-SOURCE = "Van Horn et al. 2018, The iNaturalist Species Classification and Detection Dataset"
 
 Source = Annotated[
     Literal["auto", "csv", "metadata"],
-    Field(
-        description="the published lists, or built from the metadata; `auto`: the lists where they are there"
-    ),
+    Field(description="the published lists, or built from the metadata; `auto`: the lists if they are found"),
 ]
 
 
@@ -63,25 +44,29 @@ def inaturalist_2017(
     Reads `root/inaturalist-2017`: train2017.json, val2017.json, train2017_locations.json and
     val2017_locations.json, there or in a folder in it, and train_val_images/, which need not be there for a
     partition alone. The published validation images are the test split, as in hsu2020; the competition's own
-    test images have no public labels. Columns: user_id (whose it is, "" where that is not known), client (the
-    same, "unknown" for all of those), lat and lon in degrees (NaN where they are not known), supercategory, and
+    test images have no public labels. Columns: user_id ("" if it is unknown), client (the
+    same, but "unknown" for those), lat and lon in degrees (NaN if they are unknown), supercategory, and
     image_id (the file's name).
 
     With subset = "balanced" the training split is the class-balanced one of hsu2020 4.1: species with at least
     100 training images, 100 of each drawn with `seed`; 1,203 species, 120,300 images in the paper. The paper
-    calls its test set class-balanced too; the one that TensorFlow Federated ships has 35,641 images, which is
-    no multiple of 1,203, so that it is read as: every test image of these species. Species are numbered anew,
+    calls its test set class-balanced too; the one that TensorFlow Federated ships has 35,641 images, not a
+    multiple of 1,203, so here it is every test image of these species. Species are renumbered,
     in the order of their category ids.
 
-    hsu2020 6.5 trains on 299 x 299. Raises `DataError` where files are not there or contradict each other.
+    hsu2020 6.5 trains on 299 x 299. Raises `DataError` if files are not there or contradict each other.
     """
     height_width = size_of(size)
-    train, test, notes = _published(root, "inaturalist-2017")
+    train, test, notes = _metadata(root, "inaturalist-2017")
     if subset == "balanced":
         train, test = _balanced(train, test, seed)
     columns = {**train.columns(), "client": np.where(train.users == "", NO_USER, train.users)}
     seeded = subset == "balanced"
-    return _dataset("inaturalist-2017", root, height_width, (train, columns), test, notes, seeded)
+    splits = (
+        _examples(root, train, columns, height_width),
+        _examples(root, test, test.columns(), height_width),
+    )
+    return published("inaturalist-2017", splits, train.classes, notes=notes, seeded=seeded)
 
 
 def inaturalist_user_120k(
@@ -98,7 +83,7 @@ def inaturalist_user_120k(
     `download` fetches). With "metadata" the balanced subset is drawn with `seed`, as for `inaturalist-2017`:
     the same rule, but **not the published population image for image**, since the paper's draw is not known.
 
-    Raises `DataError` where files are not there, are damaged or contradict each other.
+    Raises `DataError` if files are not there, are damaged or contradict each other.
     """
     return _population(USER_120K, root, download, seed, size, source)
 
@@ -107,12 +92,12 @@ def _geo(population: Population) -> Callable[..., Dataset]:
     def read(root: Path, download: bool, seed: int, *, size: Size = 299, source: Source = "auto") -> Dataset:
         return _population(population, root, download, seed, size, source)
 
-    read.__name__ = f"inaturalist_{population.column}"
+    read.__name__ = population.name.replace("-", "_")
     read.__qualname__ = read.__name__
-    read.__doc__ = f"""iNaturalist-{population.name.capitalize()} (hsu2020 4.1): the balanced images by S2 cells.
+    read.__doc__ = f"""{population.facts.title} (hsu2020 4.1): the balanced images by S2 cells.
 
     Cells are split into four until none holds more than {population.n_max:,} images; those below a hundredth
-    of that are dropped. TensorFlow Federated ships {population.clients:,} clients. The columns `client` and
+    of that are dropped. TensorFlow Federated ships {population.facts.clients:,} clients. The columns `client` and
     `cell` are the cell. The lists of hsu2020 are looked for in
     `root/federated_vision_datasets/inaturalist-geo`; for everything else see `inaturalist_user_120k`.
     """
@@ -130,72 +115,52 @@ inaturalist_geo_30k = _geo(GEO["30k"])
 def _population(
     population: Population, root: Path, download: bool, seed: int, size: Any, source: str
 ) -> Dataset:
-    name, height_width = f"inaturalist-{population.name}", size_of(size)
-    lists = None if source == "metadata" else find_lists(population, root)
-    if lists is None and source != "metadata" and download:
-        lists = fetch_lists(population, root)
-    labels = None
+    name, height_width = population.name, size_of(size)
+    lists = None if source == "metadata" else find_lists(population, root, download)
+    if source == "csv" and lists is None:
+        locate(name, root, files=[patterns[:2] for patterns in CATALOGUE[name].files[:2]])
+        # All files are there, but TensorFlow Federated's list lacks the column of this population.
+        what = f"the list has no column '{population.column}'"
+        raise DataError(what, where=str(root / CATALOGUE[name].files[1][0]), hint=DAMAGED)
+    more: dict[str, NDArray[Any]] = {}
     if lists is not None:
-        found = listed(population, lists, root)
-        train, clients, labels = found.train, found.clients, found.labels
-        test, notes = found.test, found.notes
-    elif source == "csv":
-        wanted = "inaturalist-*/federated_train_*.csv or inaturalist/iNaturalist_train.csv, each with its test list"
-        raise missing(name, root / LISTS, wanted)
+        listed = read_lists(population, lists, root)
+        train, test, clients, notes = listed.train, listed.test, listed.clients, listed.notes
+        more = {} if listed.labels is None else {"label": listed.labels}
     else:
-        train, test, notes = _published(root, name)
+        train, test, notes = _metadata(root, name)
         train, test = _balanced(train, test, seed)
-        train, clients, more = _clients(population, train, seed)
+        train, clients, left_out = _clients(population, train, seed)
         drawn = f"built from the metadata with seed {seed}: not the published population image for image"
-        notes = (*notes, *more, drawn)
-    columns = {**train.columns(), "client": clients, "cell" if population.n_max else "user_id": clients}
-    if labels is not None:
-        columns["label"] = labels
-    return _dataset(name, root, height_width, (train, columns), test, notes, lists is None)
-
-
-def _dataset(
-    name: str,
-    root: Path,
-    height_width: tuple[int, int],
-    train: tuple[Metadata, dict[str, NDArray[Any]]],
-    test: Metadata,
-    notes: tuple[str, ...],
-    seeded: bool,
-) -> Dataset:
-    def examples(part: Metadata, columns: dict[str, NDArray[Any]]) -> Examples:
-        files = Paths.of(part.files.tolist())
-        return Examples(ImageFiles(root / FOLDER, files, 3, *height_width), part.labels, columns)
-
-    part, columns = train
-    return Dataset(
-        name=name,
-        train=examples(part, columns),
-        test=examples(test, test.columns()),
-        classes=part.classes,
-        mean=PHOTO_MEAN,
-        std=PHOTO_STD,
-        licence=LICENCE,
-        source=SOURCE,
-        notes=notes,
-        seeded=seeded,
+        notes = (*notes, *left_out, drawn)
+    columns = {
+        **train.columns(),
+        "client": clients,
+        "cell" if population.n_max else "user_id": clients,
+        **more,
+    }
+    splits = (
+        _examples(root, train, columns, height_width),
+        _examples(root, test, test.columns(), height_width),
     )
+    return published(name, splits, train.classes, notes=notes, seeded=lists is None)
 
 
-def _published(root: Path, name: str) -> tuple[Metadata, Metadata, tuple[str, ...]]:
-    """The published training and validation images."""
-    places = find_metadata(root / FOLDER, "train"), find_metadata(root / FOLDER, "val")
-    if places[0] is None or places[1] is None:
-        wanted = "train2017.json, val2017.json, train2017_locations.json and val2017_locations.json"
-        raise by_hand(name, root / FOLDER, wanted, HOW)
-    train, train_notes = read_metadata(*places[0])
-    test, test_notes = read_metadata(*places[1])
+def _examples(
+    root: Path, part: Metadata, columns: dict[str, NDArray[Any]], size: tuple[int, int]
+) -> Examples:
+    images = ImageFiles(root / FOLDER, Paths.of(part.files.tolist()), 3, *size)
+    return Examples(images, part.labels, columns)
+
+
+def _metadata(root: Path, name: str) -> tuple[Metadata, Metadata, tuple[str, ...]]:
+    """(training images, validation images, notes), from the published metadata."""
+    paths = locate(name, root, files=[FILES])
+    train, train_notes = read_metadata(*paths[:2])
+    test, test_notes = read_metadata(*paths[2:])
     if train.classes != test.classes:
-        raise DataError(
-            "the two files do not have the same categories",
-            where=f"{places[0][0]}, {places[1][0]}",
-            hint=DAMAGED,
-        )
+        what = "the two files do not have the same categories"
+        raise DataError(what, where=f"{paths[0]}, {paths[2]}", hint=DAMAGED)
     return train, test, (*train_notes, *test_notes)
 
 
@@ -208,7 +173,7 @@ def _balanced(train: Metadata, test: Metadata, seed: int) -> tuple[Metadata, Met
 def _clients(
     population: Population, train: Metadata, seed: int
 ) -> tuple[Metadata, NDArray[np.str_], tuple[str, ...]]:
-    """(the images that have a client, whose each is, notes)."""
+    """(the images that have a client, the client of each, notes)."""
     if population.n_max is None:
         owned = np.flatnonzero(train.users != "")
         gone = len(train) - len(owned)

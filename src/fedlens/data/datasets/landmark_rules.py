@@ -83,7 +83,7 @@ def leftover_images(
 
     hsu2020 4.2: "the test split is created from the leftover images in GLD-v2-clean whose authors do not overlap
     with those in the train split"; 1,835 of 2,028 landmarks have exactly 10, the others have fewer, "due to
-    insufficient samples". Which 10 is not said: they are drawn with `seed`.
+    insufficient samples". Which 10 is not stated: they are drawn with `seed`.
 
     Args:
         landmarks, users: int [n], from 0 on, of all clean images.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,24 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import DataError
+from fedlens.data.catalogue import CATALOGUE, search
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.federated_csv import Listing, check_apart, read_list, read_rows
-from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD
 from fedlens.data.datasets.landmark_rules import Rules, kept_images, leftover_images
-from fedlens.data.datasets.missing_files import DAMAGED, missing
 from fedlens.data.datasets.picture_size import Size, size_of
-from fedlens.data.datasets.zips import unzip
-from fedlens.data.download import Resource, fetch
+from fedlens.data.datasets.published import damaged, locate, published, reading
 from fedlens.data.images import ImageFiles, Paths
 
 FOLDER = "google-landmarks-v2"
-LISTS = "federated_vision_datasets"
 RULES = Rules()
-LICENCE = (
-    "lists and labels CC BY 4.0; each image its own licence, CC BY for all of them by the publisher's account"
-)
-SOURCE = "Google Landmarks Dataset v2, Weyand et al. 2020; github.com/cvdfoundation/google-landmark"
 _LAYOUTS = (
     "train/{0}/{1}/{2}/{id}.jpg",
     "{0}/{1}/{2}/{id}.jpg",
@@ -36,57 +27,6 @@ _LAYOUTS = (
     "{id}.jpg",
 )
 _PROBES = 100
-_TFF = "https://storage.googleapis.com/tff-datasets-public"
-
-
-@dataclass(frozen=True)
-class LandmarkLists:
-    """The lists of a published population. URLs and MD5s are those in TensorFlow Federated's source.
-
-    Args:
-        folder: below `federated_vision_datasets/`.
-        train, test: the files in it.
-        resources: what to fetch: the two lists, or one zip archive of their folder.
-        counts: images, users and landmarks of the training list, images of the test list.
-    """
-
-    name: str
-    folder: str
-    train: str
-    test: str
-    resources: tuple[Resource, ...]
-    counts: tuple[int, int, int, int] | None
-
-
-USER_160K = LandmarkLists(
-    name="landmarks-user-160k",
-    folder="landmarks-user-160k",
-    train="federated_train.csv",
-    test="test.csv",
-    resources=(
-        Resource(
-            "landmarks-user-160k.zip",
-            ("https://storage.googleapis.com/gresearch/federated-vision-datasets/landmarks-user-160k.zip",),
-            "53c36bd7d5fc12f927af2820b7e4a57c",
-        ),
-    ),
-    counts=(164_172, 1_262, 2_028, 19_526),
-)
-GLD23K = LandmarkLists(
-    name="gld23k",
-    folder="gld23k",
-    train="mini_gld_train_split.csv",
-    test="mini_gld_test.csv",
-    resources=(
-        Resource(
-            "mini_gld_train_split.csv",
-            (f"{_TFF}/mini_gld_train_split.csv",),
-            "9fd62cf79a67046fdd673d3a0ac52841",
-        ),
-        Resource("mini_gld_test.csv", (f"{_TFF}/mini_gld_test.csv",), "298e9d19d66357236f66fe8e22920933"),
-    ),
-    counts=None,  # 23,080 images, 233 users, 203 landmarks; whether that counts test images is not said
-)
 
 
 def landmarks_user_160k(
@@ -98,7 +38,7 @@ def landmarks_user_160k(
     source: Annotated[
         Literal["auto", "csv", "metadata"],
         Field(
-            description="the published lists, or the paper's rules on the metadata; `auto`: the lists if they are there"
+            description="the published lists, or the paper's rules on the metadata; `auto`: the lists if they are found"
         ),
     ] = "auto",
 ) -> Dataset:
@@ -115,18 +55,14 @@ def landmarks_user_160k(
     an author are left out. It has not been compared with the published lists, and its classes are numbered
     by landmark id, which need not be the published order.
 
-    Raises `DataError` where files are not there, are damaged or contradict each other.
+    Raises `DataError` if files are not there, are damaged or contradict each other.
     """
-    height_width = size_of(size)
-    if source != "metadata":
-        found = _find_lists(USER_160K, root, download)
-        if found is not None:
-            return _from_lists(USER_160K, found, root, height_width)
-    if source == "csv":
-        raise missing(
-            USER_160K.name, root / LISTS, f"{USER_160K.folder}/{{{USER_160K.train},{USER_160K.test}}}"
-        )
-    return _from_metadata(root, height_width, seed)
+    name, height_width = "landmarks-user-160k", size_of(size)
+    lists, metadata = (patterns[:2] for patterns in CATALOGUE[name].files)
+    if source == "csv" or (source == "auto" and (download or not search([lists], root).lacking)):
+        return _from_lists(name, locate(name, root, download, [lists]), root, height_width)
+    files = [metadata] if source == "metadata" else [lists, metadata]
+    return _from_metadata(name, locate(name, root, files=files), root, height_width, seed)
 
 
 def gld23k(root: Path, download: bool, seed: int, *, size: Size = 224) -> Dataset:
@@ -137,95 +73,46 @@ def gld23k(root: Path, download: bool, seed: int, *, size: Size = 224) -> Datase
 
     Source: TensorFlow Federated, tff.simulation.datasets.gldv2.
 
-    Raises `DataError` where files are not there, are damaged or contradict each other.
+    Raises `DataError` if files are not there, are damaged or contradict each other.
     """
-    found = _find_lists(GLD23K, root, download)
-    if found is None:
-        raise missing(GLD23K.name, root / LISTS, f"{GLD23K.folder}/{{{GLD23K.train},{GLD23K.test}}}")
-    return _from_lists(GLD23K, found, root, size_of(size))
+    lists = CATALOGUE["gld23k"].files[0][:2]
+    return _from_lists("gld23k", locate("gld23k", root, download, [lists]), root, size_of(size))
 
 
-def _find_lists(what: LandmarkLists, root: Path, download: bool) -> tuple[Path, Path] | None:
-    """(training list, test list), fetched where they are not there and `download` says so."""
-    folder = root / LISTS / what.folder
-    lists = folder / what.train, folder / what.test
-    if not all(path.is_file() for path in lists) and download:
-        for resource in what.resources:
-            fetched = fetch(resource, folder)
-            if fetched.suffix == ".zip":
-                unzip(fetched, root / LISTS, lambda name: name in _members(what))
-    return lists if all(path.is_file() for path in lists) else None
-
-
-def _members(what: LandmarkLists) -> tuple[str, str]:
-    return f"{what.folder}/{what.train}", f"{what.folder}/{what.test}"
-
-
-def _from_lists(what: LandmarkLists, found: tuple[Path, Path], root: Path, size: tuple[int, int]) -> Dataset:
-    train, test = read_list(found[0]), read_list(found[1], None)
+def _from_lists(name: str, lists: tuple[Path, ...], root: Path, size: tuple[int, int]) -> Dataset:
+    train, test = read_list(lists[0]), read_list(lists[1], None)
     check_apart(train, test)
-    assert train.users is not None
-    _check_counts(what, train, test)
+    _check_counts(name, train, test)
     classes = tuple(map(str, range(int(train.classes.max()) + 1)))
-    return _dataset(what.name, root, size, classes, _Split.of(train), _Split.of(test), (), False)
+    layout = _layout(root / FOLDER, train.images)
+    splits = [_examples(root, layout, one.images, one.classes, one.users, size) for one in (train, test)]
+    return published(name, splits, classes)
 
 
-def _check_counts(what: LandmarkLists, train: Listing, test: Listing) -> None:
+def _check_counts(name: str, train: Listing, test: Listing) -> None:
     users = len(set(train.users.tolist())) if train.users is not None else 0
     counts = len(train), users, len(np.unique(train.classes)), len(test)
-    if what.counts is not None and counts != what.counts:
-        words = ("training images", "users", "landmarks", "test images")
-        wrong = next(k for k in range(4) if counts[k] != what.counts[k])
-        path = test.path if wrong == 3 else train.path
-        raise DataError(
-            f"{what.counts[wrong]:,} {words[wrong]} were expected, found {counts[wrong]:,}",
-            where=str(path),
-            hint=DAMAGED,
-        )
+    facts = CATALOGUE[name]
+    published_counts = facts.train, facts.clients, facts.classes, facts.test
+    words = ("training images", "users", "landmarks", "test images")
+    for word, expected, count in zip(words, published_counts, counts, strict=True):
+        # Of gld23k it is not stated whether the published counts include the test split.
+        if facts.test is not None and count != expected:
+            path = test.path if word == "test images" else train.path
+            raise damaged(f"{expected:,} {word} were expected, found {count:,}", path)
 
 
-@dataclass(frozen=True, eq=False)
-class _Split:
-    images: NDArray[np.str_]
-    labels: NDArray[np.int64]
-    users: NDArray[np.str_] | None
-
-    @classmethod
-    def of(cls, listing: Listing) -> _Split:
-        return cls(listing.images, listing.classes, listing.users)
-
-
-def _dataset(
-    name: str,
+def _examples(
     root: Path,
+    layout: str,
+    images: NDArray[np.str_],
+    labels: NDArray[np.int64],
+    users: NDArray[np.str_] | None,
     size: tuple[int, int],
-    classes: tuple[str, ...],
-    train: _Split,
-    test: _Split,
-    notes: tuple[str, ...],
-    seeded: bool,
-) -> Dataset:
-    folder = root / FOLDER
-    layout = _layout(folder, train.images)
-    files = [[_file(layout, image) for image in split.images.tolist()] for split in (train, test)]
-    examples = []
-    for split, names in zip((train, test), files, strict=True):
-        columns = {"image_id": split.images}
-        if split.users is not None:
-            columns |= {"user_id": split.users, "client": split.users}
-        examples.append(Examples(ImageFiles(folder, Paths.of(names), 3, *size), split.labels, columns))
-    return Dataset(
-        name=name,
-        train=examples[0],
-        test=examples[1],
-        classes=classes,
-        mean=PHOTO_MEAN,
-        std=PHOTO_STD,
-        licence=LICENCE,
-        source=SOURCE,
-        notes=notes,
-        seeded=seeded,
-    )
+) -> Examples:
+    names = Paths.of([_file(layout, image) for image in images.tolist()])
+    columns = {"image_id": images} | ({} if users is None else {"user_id": users, "client": users})
+    return Examples(ImageFiles(root / FOLDER, names, 3, *size), labels, columns)
 
 
 def _file(layout: str, image: str) -> str:
@@ -233,40 +120,35 @@ def _file(layout: str, image: str) -> str:
 
 
 def _layout(folder: Path, images: NDArray[np.str_]) -> str:
-    """How the images lie: the layout in which most of the first ones are found, the published one where none is."""
+    """The layout in which most of the first images exist, or the published one if none does."""
     probes = images[:_PROBES].tolist()
-    found = {one: sum((folder / _file(one, image)).is_file() for image in probes) for one in _LAYOUTS}
-    return max(found, key=lambda layout: found[layout])
+    matches = {one: sum((folder / _file(one, image)).is_file() for image in probes) for one in _LAYOUTS}
+    return max(matches, key=lambda layout: matches[layout])
 
 
-def _from_metadata(root: Path, size: tuple[int, int], seed: int) -> Dataset:
-    folder = root / FOLDER
-    clean, attribution = folder / "train_clean.csv", folder / "train_attribution.csv"
-    if not (clean.is_file() and attribution.is_file()):
-        wanted = f"{USER_160K.folder}/{USER_160K.train} in {LISTS}, or {clean.name} and {attribution.name} in {FOLDER}"
-        raise missing(USER_160K.name, root, wanted)
+def _from_metadata(
+    name: str, paths: tuple[Path, ...], root: Path, size: tuple[int, int], seed: int
+) -> Dataset:
+    clean, attribution = paths
     images, landmarks = read_clean(clean)
     users, authors = read_authors(attribution, images)
     known = users >= 0
     images, landmarks, users = images[known], landmarks[known], users[known]
     kept = kept_images(landmarks, users, RULES)
     if not kept.any():
-        raise DataError("no image meets the rules of hsu2020 4.2", where=str(clean), hint=DAMAGED)
+        raise damaged("no image meets the rules of hsu2020 4.2", clean)
     left = leftover_images(landmarks, users, kept, seed)
     shown, numbers = np.unique(landmarks[kept], return_inverse=True)
     notes = [f"built from the metadata with seed {seed}, and not compared with the published lists"]
     if not known.all():
         notes.append(f"left out {int((~known).sum()):,} clean images without an author")
-    return _dataset(
-        USER_160K.name,
-        root,
-        size,
-        tuple(f"landmark {landmark}" for landmark in shown.tolist()),
-        _Split(images[kept], numbers.astype(np.int64), np.array(authors)[users[kept]]),
-        _Split(images[left], np.searchsorted(shown, landmarks[left]).astype(np.int64), None),
-        tuple(notes),
-        True,
-    )
+    layout = _layout(root / FOLDER, images[kept])
+    owners = np.array(authors)[users[kept]]
+    train = _examples(root, layout, images[kept], numbers.astype(np.int64), owners, size)
+    labels = np.searchsorted(shown, landmarks[left]).astype(np.int64)
+    test = _examples(root, layout, images[left], labels, None, size)
+    classes = tuple(f"landmark {landmark}" for landmark in shown.tolist())
+    return published(name, (train, test), classes, notes=notes, seeded=True)
 
 
 def read_clean(path: Path) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
@@ -276,38 +158,26 @@ def read_clean(path: Path) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
     """
     images: list[str] = []
     landmarks: list[int] = []
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            if next(file, "").strip() != "landmark_id,images":
-                raise DataError(
-                    "the columns are not landmark_id,images", where=f"{path}, line 1", hint=DAMAGED
-                )
-            for number, line in enumerate(file, 2):
-                landmark, _, ids = line.partition(",")
-                found = ids.split()
-                if not (landmark.isdecimal() and found):
-                    raise DataError(
-                        "a landmark id and image ids were expected",
-                        where=f"{path}, line {number}",
-                        hint=DAMAGED,
-                    )
-                images += found
-                landmarks += [int(landmark)] * len(found)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the file cannot be read: {error}", where=str(path), hint=DAMAGED) from error
-    if len(set(images)) < len(images):
-        raise DataError(
-            f"{len(images) - len(set(images))} images are listed more than once",
-            where=str(path),
-            hint=DAMAGED,
-        )
+    with reading(path), path.open(encoding="utf-8-sig") as file:
+        if next(file, "").strip() != "landmark_id,images":
+            raise damaged("the columns are not landmark_id,images", path, 1)
+        for number, line in enumerate(file, 2):
+            landmark, _, ids = line.partition(",")
+            image_ids = ids.split()
+            if not (landmark.isdecimal() and image_ids):
+                raise damaged("a landmark id and image ids were expected", path, number)
+            images += image_ids
+            landmarks += [int(landmark)] * len(image_ids)
+    twice = len(images) - len(set(images))
+    if twice:
+        raise damaged(f"{twice} images are listed more than once", path)
     return np.array(images, np.str_), np.array(landmarks, np.int64)
 
 
 def read_authors(path: Path, images: NDArray[np.str_]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """(int64 [n], which author each image has, -1 for none; the authors), from GLD-v2's train_attribution.csv.
 
-    Its columns are id,url,author,license,title. Raises `DataError` where an image is not in it.
+    Its columns are id,url,author,license,title. Raises `DataError` if an image is not in it.
     """
     row_of = {image: row for row, image in enumerate(images.tolist())}
     numbers: dict[str, int] = {}
@@ -319,10 +189,6 @@ def read_authors(path: Path, images: NDArray[np.str_]) -> tuple[NDArray[np.int64
             owners[row] = numbers.setdefault(name, len(numbers)) if name else -1
     absent = np.flatnonzero(owners == -2)
     if len(absent):
-        raise DataError(
-            f"{len(absent):,} of the {len(images):,} clean images are not in it, "
-            f"'{images[absent[0]]}' is the first",
-            where=str(path),
-            hint=DAMAGED,
-        )
+        what = f"{len(absent):,} of the {len(images):,} clean images are not in it"
+        raise damaged(f"{what}, '{images[absent[0]]}' is the first", path)
     return owners, tuple(numbers)

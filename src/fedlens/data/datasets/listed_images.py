@@ -1,4 +1,4 @@
-"""Images that a list or its metadata name, and that need not be on disk as long as nobody looks at them."""
+"""Checks that the images that a list or its metadata names are on disk."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fedlens.data.images import ImageFiles
 
 
 def check_present(dataset: Dataset) -> None:
-    """Raises `DataError` where image files of a published dataset are not on disk: how many, and how to get them.
+    """Raises `DataError` if image files of a published dataset are not on disk: how many, and how to get them.
 
     A reader that has lists or metadata does not look for the images, so that partitions can be made without them.
-    Whoever wants the images asks here first. Of a dataset that leaves out what cannot be decoded, or of one that
-    has no image files, nothing is asked.
+    Call this before the images are read. It does nothing for a dataset that leaves out images that cannot be
+    decoded, or that has no image files.
     """
     if dataset.on_error is not None:
         return
@@ -28,10 +28,11 @@ def check_present(dataset: Dataset) -> None:
     if not gone:
         return
     first, at = gone[0]
-    record = CATALOGUE.get(dataset.name)
+    facts = CATALOGUE.get(dataset.name)
+    title = facts.title if facts else dataset.name
     raise DataError(
-        f"{len(gone):,} of the {sum(map(len, parts)):,} images of '{dataset.name}' are not there, "
+        f"{len(gone):,} of the {sum(map(len, parts)):,} images of {title} are missing, "
         f"the first is {first.files[at]}",
         where=str(first.root),
-        hint=record.how if record else None,
+        hint=facts.how if facts else None,
     )

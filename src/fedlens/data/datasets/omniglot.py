@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,27 +15,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field
 
-from fedlens.core.errors import DataError
-from fedlens.data.dataset import Dataset, Examples, channel_moments
+from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.folders import folders_in, images_in
-from fedlens.data.datasets.missing_files import DAMAGED, missing
-from fedlens.data.datasets.zips import unzip
+from fedlens.data.datasets.published import damaged, locate, published
 from fedlens.data.decoding import fitted
-from fedlens.data.download import Resource, fetch
 
-FOLDER = "omniglot-py"
 WHOLE = 105  # pixels a side, as published
-EVERY = 5  # of images, or of drawers, one in five is for testing
-_MIRROR = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
+EVERY = 5  # one in five images, or drawers, is for testing
 _FILE = re.compile(r"\d{4}_(\d{2})\.png")
-ARCHIVES = {
-    "background": Resource(
-        "images_background.zip", (f"{_MIRROR}images_background.zip",), "68d2efa1b9178cc56df9314c21c6e718"
-    ),
-    "evaluation": Resource(
-        "images_evaluation.zip", (f"{_MIRROR}images_evaluation.zip",), "6b91aef0f799c5bb55b94e3f2daec811"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -88,14 +76,15 @@ def omniglot(
     Source: Lake, Salakhutdinov, Tenenbaum 2015, Human-level concept learning through probabilistic program
     induction, Science 350.
 
-    Raises `DataError` where a part is missing, a file is not named `<dddd>_<dd>.png`, is damaged or not
+    Raises `DataError` if a part is missing, a file is not named `<dddd>_<dd>.png`, is damaged or not
     105x105, or two images are of one character and drawer.
 
     >>> _FILE.fullmatch("0108_05.png")[1]
     '05'
     """
-    folders = [_part(root, name, download) for name in ARCHIVES if part in (name, "all")]
-    drawings, classes, coarse = _list(folders)
+    parts = ["background", "evaluation"] if part == "all" else [part]
+    patterns = tuple(f"omniglot-py/images_{name}" for name in parts)
+    drawings, classes, coarse = _list(locate("omniglot", root, download, [patterns]))
     images = _decode(drawings, size)
     c = np.array([drawing.character for drawing in drawings])
     d = np.array([drawing.drawer for drawing in drawings])
@@ -109,35 +98,11 @@ def omniglot(
             "drawer": d.astype(np.int64),
         },
     )
-    train = whole.take(np.flatnonzero(~held_out))
-    mean, std = channel_moments(train.inputs)
-    return Dataset(
-        name="omniglot",
-        train=train,
-        test=whole.take(np.flatnonzero(held_out)),
-        classes=classes,
-        mean=mean,
-        std=std,
-        licence="MIT, Brenden Lake",
-        source="Omniglot, Lake, Salakhutdinov and Tenenbaum 2015, github.com/brendenlake/omniglot",
-        coarse=coarse,
-    )
+    train, test_examples = whole.take(np.flatnonzero(~held_out)), whole.take(np.flatnonzero(held_out))
+    return published("omniglot", (train, test_examples), classes, coarse=coarse)
 
 
-def _part(root: Path, name: str, download: bool) -> Path:
-    """The folder of one published part, fetched where it is not there and `download` says so."""
-    folder = root / FOLDER / f"images_{name}"
-    if not folder.is_dir() and download:
-        archive = fetch(ARCHIVES[name], root / FOLDER)
-        unzip(
-            archive, root / FOLDER, lambda member: member.startswith(folder.name) and member.endswith(".png")
-        )
-    if not folder.is_dir():
-        raise missing("omniglot", root, f"{FOLDER}/{folder.name}/<alphabet>/<character>/<dddd>_<dd>.png")
-    return folder
-
-
-def _list(folders: list[Path]) -> tuple[list[Drawing], tuple[str, ...], NDArray[np.int64]]:
+def _list(folders: Sequence[Path]) -> tuple[list[Drawing], tuple[str, ...], NDArray[np.int64]]:
     """(drawings, class names, group of each class), by alphabet, character and drawer."""
     drawings: list[Drawing] = []
     classes: list[str] = []
@@ -151,22 +116,18 @@ def _list(folders: list[Path]) -> tuple[list[Drawing], tuple[str, ...], NDArray[
                 found = _FILE.fullmatch(name)
                 drawer = int(found[1]) if found else 0
                 if not drawer or drawer in drawers:
-                    fault = (
+                    what = (
                         "the drawer has another image of this character" if drawer else "no drawer is named"
                     )
-                    raise DataError(
-                        f"{fault}: a file is called <dddd>_<drawer>.png",
-                        where=str(place / name),
-                        hint=DAMAGED,
-                    )
+                    raise damaged(f"{what}: a file is called <dddd>_<drawer>.png", place / name)
                 drawers.add(drawer)
                 drawings.append(Drawing(place / name, alphabet, position, len(classes), drawer))
             if not drawers:
-                raise DataError("the folder of a character has no images", where=str(place), hint=DAMAGED)
+                raise damaged("the folder of a character has no images", place)
             classes.append(f"{alphabet}/{character}")
             coarse.append(group)
     if not drawings:
-        raise DataError("there are no alphabets in the folder", where=str(folders[0]), hint=DAMAGED)
+        raise damaged("there are no alphabets in the folder", folders[0])
     return drawings, tuple(classes), np.array(coarse, np.int64)
 
 
@@ -180,12 +141,10 @@ def _decode(drawings: list[Drawing], size: int) -> NDArray[np.uint8]:
             with Image.open(path) as image:
                 grey = image.convert("L")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"the image cannot be decoded: {error}", where=str(path), hint=DAMAGED) from error
+            raise damaged(f"the image cannot be decoded: {error}", path) from error
         if grey.size != (WHOLE, WHOLE):
             found = f"{grey.width} x {grey.height}"
-            raise DataError(
-                f"the image is {found}, and {WHOLE} x {WHOLE} is expected", where=str(path), hint=DAMAGED
-            )
+            raise damaged(f"the image is {found}, and {WHOLE} x {WHOLE} is expected", path)
         out[at, 0] = 255 - np.asarray(fitted(grey, size, size, "stretch"))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

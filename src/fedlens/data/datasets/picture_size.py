@@ -17,7 +17,7 @@ _LARGEST = 16_384
 def height_width(size: object) -> tuple[int, int]:
     """(height, width) of a setting that is one number, or [height, width].
 
-    Raises `ValueError` where it is neither.
+    Raises `ValueError` if it is neither.
 
     >>> height_width(256), height_width([360, 480])
     ((256, 256), (360, 480))

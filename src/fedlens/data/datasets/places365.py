@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 from pydantic import Field
 
-from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.folders import PHOTO_MEAN, PHOTO_STD, check_present, read_lines
+from fedlens.data.datasets.folders import check_present
 from fedlens.data.datasets.imagenet import photographs
-from fedlens.data.datasets.missing_files import missing
-from fedlens.data.download import Resource, extract, fetch
+from fedlens.data.datasets.published import damaged, locate, published, read_lines
 
 FOLDERS = ("places365", "places365_standard", ".")
 CATEGORIES = "categories_places365.txt"
-TRAIN_LIST, TEST_LIST = "places365_train_standard.txt", "places365_val.txt"
-_MIRROR = "http://data.csail.mit.edu/places/places365/"
-
-
-def _resource(name: str, md5: str) -> Resource:
-    return Resource(name, (f"{_MIRROR}{name}",), md5)
-
-
-LISTS = _resource("filelist_places365-standard.tar", "35a0585fee1fa656440f3ab298f8479c")
-ARCHIVES = {  # the folder in each
-    "data_256": _resource("train_256_places365standard.tar", "53ca1c756c3d1e7809517cc47c5561c5"),
-    "val_256": _resource("val_256.tar", "e27b17d8d44f4af9a78502beb927f808"),
-    "data_large": _resource("train_large_places365standard.tar", "67e186b496a84c929568076ed01a8aa1"),
-    "val_large": _resource("val_large.tar", "9b71c4993ad89d2d8bcbdc4aef38042f"),
-}
+LISTS = (CATEGORIES, "places365_train_standard.txt", "places365_val.txt")
 
 
 def places365(
@@ -56,76 +40,48 @@ def places365(
     Source: Zhou, Lapedriza, Khosla, Oliva, Torralba 2017, Places: a 10 million image database for scene
     recognition.
 
-    Raises `DataError` where lists or folders are missing, a line of a list is not a file and a class, or an
+    Raises `DataError` if lists or folders are missing, a line of a list is not a file and a class, or an
     image of a list is not there. `download` fetches 24 GB, or 105 GB of large images.
     """
-    train_folder, test_folder = ("data_256", "val_256") if small else ("data_large", "val_large")
-    folder = next(
-        (root / name for name in FOLDERS if (root / name / CATEGORIES).is_file()), root / FOLDERS[0]
+    images = ("data_256", "val_256") if small else ("data_large", "val_large")
+    inner = next((name for name in FOLDERS if (root / name / CATEGORIES).is_file()), FOLDERS[0])
+    # torchvision adds "_standard" to the names of the folders.
+    wanted = [*LISTS, *(f"{name}|{name}_standard" for name in images)]
+    files = tuple(
+        "|".join(str(PurePosixPath(inner, one)) for one in pattern.split("|")) for pattern in wanted
     )
-    if download:
-        _download(folder, (train_folder, test_folder))
-    gone = [name for name in (CATEGORIES, TRAIN_LIST, TEST_LIST) if not (folder / name).is_file()]
-    gone += [name for name in (train_folder, test_folder) if _images(folder, name) is None]
-    if gone:
-        raise missing("places365", folder, ", ".join(gone))
-    classes = _categories(folder / CATEGORIES)
-    return Dataset(
-        name="places365",
-        train=_split(folder, train_folder, TRAIN_LIST, len(classes), size),
-        test=_split(folder, test_folder, TEST_LIST, len(classes), size),
-        classes=classes,
-        mean=PHOTO_MEAN,
-        std=PHOTO_STD,
-        licence="Places' terms of use: research and teaching, not for commerce; photographers keep their rights",
-        source="Places365-Standard, Zhou et al. 2017, places2.csail.mit.edu",
-    )
-
-
-def _download(folder: Path, wanted: tuple[str, str]) -> None:
-    if not all((folder / name).is_file() for name in (CATEGORIES, TRAIN_LIST, TEST_LIST)):
-        # Its files are in no folder of their own.
-        extract(fetch(LISTS, folder), folder, ".")
-    for name in wanted:
-        if _images(folder, name) is None:
-            extract(fetch(ARCHIVES[name], folder), folder, name)
-
-
-def _images(folder: Path, name: str) -> str | None:
-    """The name of the folder with the images, as published or as torchvision calls it."""
-    return next((found for found in (name, f"{name}_standard") if (folder / found).is_dir()), None)
+    categories, train_list, test_list, train, test = locate("places365", root, download, [files], inner)
+    classes = _categories(categories)
+    train_split = _split(train, train_list, len(classes), size)
+    return published("places365", (train_split, _split(test, test_list, len(classes), size)), classes)
 
 
 def _categories(path: Path) -> tuple[str, ...]:
     """The names of the classes by their numbers: `/a/airfield 0` is airfield."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for number, line in enumerate(read_lines(path), start=1):
-        name, label = _pair(line, f"{path}, line {number}")
-        found[label] = "/".join(name.strip("/").split("/")[1:])
-    if sorted(found) != list(range(len(found))) or not found:
-        raise DataError(
-            "the numbers of the classes are not 0, 1, 2, ...", where=str(path), hint="fetch it again"
-        )
-    return tuple(found[label] for label in range(len(found)))
+        name, label = _pair(line, path, number)
+        names[label] = "/".join(name.strip("/").split("/")[1:])
+    if sorted(names) != list(range(len(names))) or not names:
+        raise damaged("the numbers of the classes are not 0, 1, 2, ...", path)
+    return tuple(names[label] for label in range(len(names)))
 
 
-def _split(folder: Path, images: str, listed: str, classes: int, size: int) -> Examples:
+def _split(images: Path, path: Path, classes: int, size: int) -> Examples:
     names: list[str] = []
     labels: list[int] = []
-    path = folder / listed
-    inner = _images(folder, images)
     for number, line in enumerate(read_lines(path), start=1):
-        name, label = _pair(line, f"{path}, line {number}")
+        name, label = _pair(line, path, number)
         if label >= classes:
-            raise DataError(f"the class {label} is not in 0 .. {classes - 1}", where=f"{path}, line {number}")
-        names.append(f"{inner}/{name.lstrip('/')}")
+            raise damaged(f"the class {label} is not in 0 .. {classes - 1}", path, number)
+        names.append(f"{images.name}/{name.lstrip('/')}")
         labels.append(label)
-    check_present(folder, names, str(path))
-    return photographs(folder, names, labels, size)
+    check_present(images.parent, names, str(path))
+    return photographs(images.parent, names, labels, size)
 
 
-def _pair(line: str, where: str) -> tuple[str, int]:
+def _pair(line: str, path: Path, number: int) -> tuple[str, int]:
     parts = line.split()
     if len(parts) != 2 or not parts[1].isdecimal():
-        raise DataError(f"'{line}' is not a name and a number", where=where, hint="fetch the list again")
+        raise damaged(f"'{line}' is not a name and a number", path, number)
     return parts[0], int(parts[1])

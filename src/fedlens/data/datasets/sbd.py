@@ -9,26 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedlens.core.errors import DataError
+from fedlens.data.datasets.published import damaged
 from fedlens.data.datasets.voc_files import read_ids
-from fedlens.data.download import Resource
 
 INNER = "benchmark_RELEASE/dataset"
-ARCHIVE = Resource(
-    "benchmark.tgz",
-    ("https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours/benchmark.tgz",),
-    "82b4d87ceb2ed10f6038a1cba92111cb",
-)
+# The images of SBD's two splits: 8,498 for training, 2,857 for validation.
+LISTS = (f"{INNER}/train.txt", f"{INNER}/val.txt")
 OPENER = "fedlens.data.datasets.sbd:open_mask"
-
-
-def lists(root: Path) -> list[Path]:
-    """The files that name the images of SBD's two splits: 8,498 for training, 2,857 for validation."""
-    return [root / INNER / "train.txt", root / INNER / "val.txt"]
+_UNPACK = "unpack the archive of SBD again"
 
 
 def split_ids(root: Path, split: str) -> list[str]:
-    """The images of SBD's own `train` or `val`."""
+    """The images of SBD's `train` or `val` split."""
     return read_ids(root / INNER / f"{split}.txt")
 
 
@@ -46,7 +38,7 @@ def open_mask(path: Path) -> Image.Image:
     """A mask as a picture of class ids, from a MATLAB file of SBD or from an image file.
 
     A file of SBD holds the struct GTcls; its field Segmentation is uint8 [H, W], 0 for background and 1 to 20 for
-    the classes in the order of VOC. It has no void. Raises `DataError` where the file holds anything else.
+    the classes in the order of VOC. It has no void. Raises `DataError` if the file holds anything else.
     """
     return Image.fromarray(read_mat(path)) if path.suffix == ".mat" else Image.open(path)
 
@@ -57,18 +49,11 @@ def read_mat(path: Path) -> NDArray[np.uint8]:
 
     try:
         found: Any = loadmat(path, variable_names=["GTcls"])["GTcls"][0, 0]["Segmentation"]
-    except Exception as error:  # a damaged file fails in every way there is
+    except Exception as error:  # a damaged file can raise any exception
         reason = str(error) or type(error).__name__
-        raise DataError(
-            f"the mask GTcls.Segmentation cannot be read: {reason}",
-            where=str(path),
-            hint="unpack the archive of SBD again",
-        ) from error
+        raise damaged(f"the mask GTcls.Segmentation cannot be read: {reason}", path, hint=_UNPACK) from error
     if found.dtype != np.uint8 or found.ndim != 2:
-        raise DataError(
-            f"GTcls.Segmentation was expected to be uint8 [H, W], found {found.dtype} {list(found.shape)}",
-            where=str(path),
-            hint="unpack the archive of SBD again",
-        )
+        what = f"GTcls.Segmentation was expected to be uint8 [H, W], found {found.dtype} {list(found.shape)}"
+        raise damaged(what, path, hint=_UNPACK)
     mask: NDArray[np.uint8] = found
     return mask

@@ -11,13 +11,13 @@ import numpy as np
 from pydantic import Field
 
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.leaf import REPOSITORY, Converted, User, read_split, split_folders
+from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders
+from fedlens.data.datasets.published import published
 from fedlens.data.datasets.text import words
 
-CLASSES = ("negative", "positive")
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # the ids that are no word, and that of the most frequent word
 _FILL = -1
-TEXT = 4  # where a tweet's text stands: id, date, query, user, text
+TEXT = 4  # the position of a tweet's text: id, date, query, user, text
 
 
 def sent140(
@@ -41,12 +41,12 @@ def sent140(
     Inputs int32 [n, length], targets int64 [n]: 0 negative, 1 positive (a polarity of 4, which the original
     files have, is positive too). Columns: `client` and `user`, both the tweeting user. LEAF's whole set has
     660,120 users and 1,600,498 tweets. chen2022 (appendix C.1) fine-tunes a DistilBERT, which has a
-    vocabulary of its own: that is not this one.
+    vocabulary of its own, which is not this one.
 
     Source: Go, Bhayani, Huang 2009, Twitter sentiment classification using distant supervision; Caldas et al.
     2018, LEAF, arXiv 1812.01097.
 
-    Raises `DataError` where the files are missing (they are made by LEAF's script, not fetched) or broken, an
+    Raises `DataError` if the files are missing (they are made by LEAF's script, not fetched) or broken, an
     input is not a list with the text in fifth place, or a target is none of 0, 1 and 4.
 
     >>> words("Lyx is cool!")
@@ -54,24 +54,15 @@ def sent140(
     """
     train_folder, test_folder = split_folders(root, "sent140")
     count = _Count()
-    # Until all training words are counted a word's number is the order in which it first came.
-    raw, train_targets, train_users = read_split(train_folder, _converter(length, count.number))
+    # A word's number is the order of its first occurrence until all training words are counted.
+    train = by_user(train_folder, _converter(length, count.number), "user")
     ids = count.ids(vocabulary)
+    # The last number is for -1, which fills tweets up.
     numbers = np.array([*(ids.get(word, UNKNOWN) for word in count.numbers), PADDING], np.int32)
-    tokens, targets, users = read_split(test_folder, _converter(length, lambda word: ids.get(word, UNKNOWN)))
-    tokens[tokens == _FILL] = PADDING
-    return Dataset(
-        name="sent140",
-        # The fill, -1, finds the last of the numbers.
-        train=Examples(numbers[raw], train_targets, {"client": train_users, "user": train_users}),
-        test=Examples(tokens, targets, {"client": users, "user": users}),
-        classes=CLASSES,
-        mean=(),
-        std=(),
-        licence="Sentiment140: none stated, for research; tweets fall under the terms of Twitter",
-        source=f"Sentiment140, Go, Bhayani and Huang 2009; Caldas et al. 2018, LEAF, {REPOSITORY}",
-        notes=count.note(ids),
-    )
+    test = by_user(test_folder, _converter(length, lambda word: ids.get(word, UNKNOWN)), "user")
+    test.inputs[test.inputs == _FILL] = PADDING
+    train = Examples(numbers[train.inputs], train.targets, train.columns)
+    return published("sent140", (train, test), notes=count.note(ids))
 
 
 @dataclass(frozen=True)
@@ -95,7 +86,7 @@ class _Count:
         return {word: FIRST + rank for rank, word in enumerate(ranked[:vocabulary])}
 
     def note(self, ids: Mapping[str, int]) -> tuple[str, ...]:
-        """What the vocabulary leaves out, as a sentence; nothing where it leaves out nothing."""
+        """A note on what the vocabulary leaves out, if anything."""
         if len(ids) == len(self.numbers):
             return ()
         share = sum(self.times[self.numbers[word]] for word in ids) / sum(self.times)

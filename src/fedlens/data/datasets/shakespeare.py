@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.leaf import REPOSITORY, Converted, User, read_split, split_folders
+from fedlens.data.dataset import Dataset
+from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders
+from fedlens.data.datasets.published import published
 from fedlens.data.datasets.text import LETTER_NAMES, letter_ids
 
 LENGTH = 80
@@ -21,11 +22,11 @@ def shakespeare(root: Path, download: bool, seed: int) -> Dataset:
     many were. Columns: `client` and `role`, both LEAF's user, `<PLAY>_<ROLE>`.
 
     LEAF's whole set has 1,129 roles and 4.2 million examples, which take 0.6 kB each here: sample it, as LEAF
-    does by default, where that is too much (`--sf 0.1`).
+    does by default, if that is too much (`--sf 0.1`).
 
     Source: Caldas et al. 2018, LEAF, arXiv 1812.01097, after McMahan et al. 2017; chen2022 appendix C.1.
 
-    Raises `DataError` where the files are missing (they are made by LEAF's script, not fetched) or broken, an
+    Raises `DataError` if the files are missing (they are made by LEAF's script, not fetched) or broken, an
     input is not a text of 80 characters, or a target not one character.
 
     >>> LETTER_NAMES[:4], len(LETTER_NAMES)
@@ -39,21 +40,9 @@ def shakespeare(root: Path, download: bool, seed: int) -> Dataset:
         unknown += count
         return inputs, targets
 
-    splits = []
-    for folder in split_folders(root, "shakespeare"):
-        inputs, targets, roles = read_split(folder, convert)
-        splits.append(Examples(inputs, targets, {"client": roles, "role": roles}))
-    return Dataset(
-        name="shakespeare",
-        train=splits[0],
-        test=splits[1],
-        classes=LETTER_NAMES,
-        mean=(),
-        std=(),
-        licence="LEAF: BSD 2-Clause; the plays (Project Gutenberg) in the public domain",
-        source=f"Shakespeare, McMahan et al. 2017, Caldas et al. 2018, LEAF, {REPOSITORY}",
-        notes=(f"read {unknown:,} characters that LEAF's vocabulary lacks as spaces",) if unknown else (),
-    )
+    splits = [by_user(folder, convert, "role") for folder in split_folders(root, "shakespeare")]
+    notes = [f"read {unknown:,} characters that LEAF's vocabulary lacks as spaces"] if unknown else []
+    return published("shakespeare", splits, LETTER_NAMES, notes=notes)
 
 
 def _texts(user: User) -> tuple[np.ndarray, np.ndarray, int]:

@@ -1,4 +1,4 @@
-"""Images that nobody took: a smooth pattern for each class, and noise."""
+"""Synthetic images: a smooth pattern for each class, and noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError
-from fedlens.data.dataset import Dataset, Examples, channel_moments
+from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.published import published
 
 _GRID = 4  # the patterns are drawn on a grid this coarse, so that a convolution has something to find
 _BLOCK = 1 << 22  # pixels a pass
@@ -53,18 +54,7 @@ def synthetic(
     splits = [
         _draw(stream, patterns, shape, n, noise) for stream, n in zip(streams[1:], (train, test), strict=True)
     ]
-    mean, std = channel_moments(splits[0].inputs)
-    return Dataset(
-        name="synthetic",
-        train=splits[0],
-        test=splits[1],
-        classes=tuple(f"class {c}" for c in range(classes)),
-        mean=mean,
-        std=tuple(s or 1.0 for s in std),
-        licence="none needed",
-        source=f"fedlens, synthetic, seed {seed}",
-        seeded=True,
-    )
+    return published("synthetic", splits, tuple(f"class {c}" for c in range(classes)), seeded=True)
 
 
 def _patterns(stream: np.random.PCG64, classes: int, shape: tuple[int, int, int]) -> NDArray[np.int16]:

@@ -21,8 +21,8 @@ _WORDS = re.compile(r"[\w']+|[.,!?;]")
 def letter_ids(text: str) -> tuple[NDArray[np.int16], int]:
     """(ids int16 [len(text)], how many were unknown): each character's position in `LETTERS`.
 
-    A character that the vocabulary lacks becomes a space, the sign that LEAF itself puts where it has none.
-    (LEAF's own look-up gives -1, which its one-hot code then takes for the last letter.)
+    A character that the vocabulary lacks becomes a space, as LEAF itself uses for an absent character.
+    (LEAF's own look-up gives -1, which its one-hot code turns into the last letter.)
 
     >>> letter_ids("To é")
     (array([44, 67,  1,  1], dtype=int16), 1)

@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedlens.core.errors import DataError
 from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Examples
 from fedlens.data.datasets.folders import check_present
+from fedlens.data.datasets.published import damaged, read_lines
 from fedlens.data.formats.xml_tree import Element, read_xml, text_of
 from fedlens.data.images import Fit, ImageFiles, Paths
-
-_HINT = "it is damaged or not the published file: fetch it again"
 
 
 class VocObject(NamedTuple):
@@ -33,7 +31,7 @@ class VocObject(NamedTuple):
 
 
 class Annotation(NamedTuple):
-    """What one XML file says: the size of the image, and its objects."""
+    """The content of one XML file: the size of the image, and its objects."""
 
     width: int
     height: int
@@ -45,7 +43,8 @@ class VocFolder:
     """Where a set in this form lies, and what its classes are called.
 
     Args:
-        root: the data folder, and `inner` the set's own folder below it, as it is written in file names.
+        root: the data folder.
+        inner: the folder of the dataset below it, as file names have it.
         classes: the names in the XML files, in the order of the labels.
         difficult: whether objects marked as difficult count as objects.
     """
@@ -57,7 +56,7 @@ class VocFolder:
 
     @property
     def path(self) -> Path:
-        """The set's own folder."""
+        """The folder of the dataset."""
         return self.root / self.inner
 
     def ids(self, names: Sequence[str], task: str = "Main") -> list[str]:
@@ -68,48 +67,37 @@ class VocFolder:
 def read_ids(path: Path) -> list[str]:
     """The names of images in a list, one a line.
 
-    Raises `DataError` where it cannot be read, is empty, has several words a line, or a name twice.
+    Raises `DataError` if it cannot be read, is empty, has several words a line, or a name twice.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the list cannot be read: {error}", where=str(path), hint=_HINT) from error
     first: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path), 1):
         words = line.split()
         if not words:
             continue
         if len(words) > 1:
-            raise DataError(
-                f"one name was expected, found '{line}'", where=f"{path}, line {number}", hint=_HINT
-            )
+            raise damaged(f"one name was expected, found '{line}'", path, number)
         if words[0] in first:
-            what = f"'{words[0]}' stands there a second time, after line {first[words[0]]}"
-            raise DataError(what, where=f"{path}, line {number}", hint=_HINT)
+            raise damaged(f"'{words[0]}' occurs a second time, after line {first[words[0]]}", path, number)
         first[words[0]] = number
     if not first:
-        raise DataError("the list is empty", where=str(path), hint=_HINT)
+        raise damaged("the list is empty", path)
     return list(first)
 
 
 def no_leak(train: Sequence[str], test: Sequence[str], where: Path) -> None:
-    """Raises `DataError` where images are in both splits."""
+    """Raises `DataError` if images are in both splits."""
     both = sorted(set(train) & set(test))
     if both:
-        raise DataError(
-            f"{len(both):,} images are for training and for testing, the first is {both[0]}",
-            where=str(where),
-            hint=_HINT,
-        )
+        raise damaged(f"{len(both):,} images are for training and for testing, the first is {both[0]}", where)
 
 
 def read_annotation(path: Path) -> Annotation:
-    """What an XML file says of an image. Raises `DataError` with the file, the line and what is wrong there."""
+    """Reads the XML file of an image. Raises `DataError` with the file, the line and what is wrong."""
     root = read_xml(path)
     size = _child(root, "size", path)
     width, height = (_number(size, side, path) for side in ("width", "height"))
     if width < 1 or height < 1:
-        raise _damaged(f"the image is said to be {width:g}x{height:g}", size, path)
+        raise damaged(f"the file states an image size of {width:g}x{height:g}", path, size.sourceline)
     # Direct children only: an object of VOC may have parts (head, hand, foot) with boxes of their own.
     return Annotation(
         int(width), int(height), tuple(_object(element, path) for element in root.findall("object"))
@@ -126,10 +114,10 @@ def _object(element: Element, path: Path) -> VocObject:
 
 
 def _child(element: Element, name: str, path: Path) -> Element:
-    found = element.find(name)
-    if found is None:
-        raise _damaged(f"<{element.tag}> has no <{name}>", element, path)
-    return found
+    child = element.find(name)
+    if child is None:
+        raise damaged(f"<{element.tag}> has no <{name}>", path, element.sourceline)
+    return child
 
 
 def _number(element: Element, name: str, path: Path) -> float:
@@ -141,12 +129,22 @@ def _number(element: Element, name: str, path: Path) -> float:
     except ValueError:
         number = float("nan")
     if not np.isfinite(number):
-        raise _damaged(f"<{name}> is '{text}', not a number", child, path)
+        raise damaged(f"<{name}> is '{text}', not a number", path, child.sourceline)
     return number
 
 
-def _damaged(what: str, element: Element, path: Path) -> DataError:
-    return DataError(what, where=f"{path}, line {element.sourceline}", hint=_HINT)
+def detection_splits(
+    folder: VocFolder, train: Sequence[str], test: Sequence[str], size: tuple[int, int], fit: Fit
+) -> tuple[Examples, Examples, tuple[str, ...]]:
+    """(training, test, notes): the images of the lists `train` and `test` in ImageSets/Main, with their boxes.
+
+    Raises `DataError` if an image is in both, or as `detection` does.
+    """
+    train_ids, test_ids = folder.ids(train), folder.ids(test)
+    no_leak(train_ids, test_ids, folder.path / "ImageSets" / "Main")
+    train_split, train_notes = detection(folder, train_ids, size, fit, "train")
+    test_split, test_notes = detection(folder, test_ids, size, fit, "test")
+    return train_split, test_split, (*train_notes, *test_notes)
 
 
 def detection(
@@ -156,9 +154,9 @@ def detection(
 
     The corners are turned into edges counted from 0: (xmin - 1, ymin - 1, xmax, ymax). Left out and counted in
     the notes are objects whose corners coincide or are the wrong way round (xmax <= xmin or ymax <= ymin), those
-    that `placed` cannot place, and difficult ones where `folder` says so.
+    that `placed` cannot place, and difficult ones if `folder.difficult` is false.
 
-    Raises `DataError` where files are missing, or a class is unknown.
+    Raises `DataError` if files are missing, or a class is unknown.
     """
     labels = {name: label for label, name in enumerate(folder.classes)}
     for kind, suffix in (("JPEGImages", "jpg"), ("Annotations", "xml")):
@@ -166,12 +164,12 @@ def detection(
     corners, classes, counts, sizes, dropped = [], [], [], [], {"difficult": 0, "flat": 0}
     for each in ids:
         path = folder.path / "Annotations" / f"{each}.xml"
-        found = read_annotation(path)
-        kept = [one for one in found.objects if not _dropped(one, folder, dropped)]
+        annotation = read_annotation(path)
+        kept = [one for one in annotation.objects if not _dropped(one, folder, dropped)]
         corners += [one.corners for one in kept]
         classes += [_label(one, labels, path) for one in kept]
         counts.append(len(kept))
-        sizes.append((found.width, found.height))
+        sizes.append((annotation.width, annotation.height))
     edges = np.array(corners, np.float32).reshape(-1, 4) - np.array([1, 1, 0, 0], np.float32)
     given = Boxes(edges, np.array(classes, np.int64), np.cumsum([0, *counts]))
     result = placed(given, np.array(sizes), *size, fit)
@@ -198,6 +196,5 @@ def _dropped(one: VocObject, folder: VocFolder, counts: dict[str, int]) -> bool:
 
 def _label(one: VocObject, labels: Mapping[str, int], path: Path) -> int:
     if one.name not in labels:
-        what = f"the class '{one.name}' is not one of {', '.join(labels)}"
-        raise DataError(what, where=f"{path}, line {one.line}", hint=_HINT)
+        raise damaged(f"the class '{one.name}' is not one of {', '.join(labels)}", path, one.line)
     return labels[one.name]

@@ -14,7 +14,7 @@ from fedlens.core.errors import DataError
 def unzip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
     """Unpacks the members of `archive` that are `wanted`, by name, below `folder`; how many they are.
 
-    Every member is checked against its CRC-32 before it gets its name. Raises `DataError` where the archive
+    Every member is checked against its CRC-32 before it gets its name. Raises `DataError` if the archive
     is damaged, a name leads out of the folder, or no member is wanted; otherwise the archive is removed at the end.
     """
     count = 0
@@ -36,7 +36,7 @@ def unzip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
                 finally:
                     part.unlink(missing_ok=True)
                 count += 1
-    # zipfile has no error of its own for a way of packing that it does not know, or for an encrypted member.
+    # zipfile raises these two for an unknown compression method and for an encrypted member.
     except (zipfile.BadZipFile, OSError, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
         raise DataError(f"the archive cannot be unpacked: {error}", where=str(archive)) from error
     if not count:

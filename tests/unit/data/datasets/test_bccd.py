@@ -101,10 +101,16 @@ def test_the_table_counts_each_class_once_an_image(root: Path) -> None:
         ("Annotations/a.xml", "<xmin>11</xmin>", "<xmin>x</xmin>", "<xmin> is 'x', not a number", 17),
         ("Annotations/a.xml", "<xmin>11</xmin>", "<xmin>nan</xmin>", "<xmin> is 'nan', not a number", 17),
         ("Annotations/a.xml", "<ymax>12</ymax>", "", "<bndbox> has no <ymax>", 15),
-        ("Annotations/a.xml", "<width>40</width>", "<width>0</width>", "the image is said to be 0x20", 4),
+        (
+            "Annotations/a.xml",
+            "<width>40</width>",
+            "<width>0</width>",
+            "the file states an image size of 0x20",
+            4,
+        ),
         ("Annotations/a.xml", "</annotation>", "", "Premature end of data in tag annotation", None),
         ("ImageSets/Main/test.txt", "e\n", "e 1\n", "one name was expected, found 'e 1'", 1),
-        ("ImageSets/Main/test.txt", "e\n", "e\n\nd\n", "'d' stands there a second time, after line 3", 4),
+        ("ImageSets/Main/test.txt", "e\n", "e\n\nd\n", "'d' occurs a second time, after line 3", 4),
         ("ImageSets/Main/test.txt", "e\nd\n", "\n", "the list is empty", None),
     ],
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
+from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import DATASETS, cifar
 from tests.unit.data.layouts import (
     array_opcodes,
@@ -18,24 +19,24 @@ from tests.unit.data.layouts import (
     write_cifar_python,
 )
 
-SMALL = {name: replace(getattr(cifar, name), counts=(20, 6)) for name in ("CIFAR10", "CIFAR100")}
-BOTH = pytest.mark.parametrize(("name", "constant"), [("cifar10", "CIFAR10"), ("cifar100", "CIFAR100")])
+SMALL = {name: replace(CATALOGUE[name], train=20, test=6) for name in ("cifar10", "cifar100")}
+BOTH = pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, what in SMALL.items():
-        monkeypatch.setattr(cifar, name, what)
+    for name, facts in SMALL.items():
+        monkeypatch.setitem(CATALOGUE, name, facts)
 
 
 @BOTH
 @pytest.mark.parametrize("write", [write_cifar_binary, write_cifar_python])
-def test_a_reader_gives_what_was_written(tmp_path: Path, name: str, constant: str, write) -> None:
-    what = SMALL[constant]
+def test_a_reader_gives_what_was_written(tmp_path: Path, name: str, write) -> None:
+    what = SMALL[name]
     write(tmp_path, what)
     data = DATASETS.find(name)(tmp_path, False, 0)
     *train, test = cifar_batches(what)
-    assert (data.name, data.input_shape, len(data.classes)) == (name, (3, 32, 32), len(what.classes))
+    assert (data.name, data.input_shape, len(data.classes)) == (name, (3, 32, 32), len(what.labels))
     np.testing.assert_array_equal(
         data.train.inputs.reshape(20, -1), np.concatenate([pixels for pixels, _ in train])
     )
@@ -45,8 +46,8 @@ def test_a_reader_gives_what_was_written(tmp_path: Path, name: str, constant: st
 
 
 def test_the_binary_form_comes_first_and_a_partial_one_does_not_count(tmp_path: Path) -> None:
-    write_cifar_binary(tmp_path, SMALL["CIFAR10"])
-    write_cifar_python(tmp_path, SMALL["CIFAR10"])
+    write_cifar_binary(tmp_path, SMALL["cifar10"])
+    write_cifar_python(tmp_path, SMALL["cifar10"])
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(b"damaged")
     assert len(cifar.cifar10(tmp_path, False, 0).test) == 6
     (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").unlink()
@@ -55,10 +56,10 @@ def test_the_binary_form_comes_first_and_a_partial_one_does_not_count(tmp_path: 
 
 
 @BOTH
-def test_missing_data_are_named_in_both_forms(tmp_path: Path, name: str, constant: str) -> None:
+def test_missing_data_are_named_in_both_forms(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError) as caught:
         DATASETS.find(name)(tmp_path, False, 0)
-    for part in (SMALL[constant].binary.folder, SMALL[constant].python.folder, str(tmp_path), "--download"):
+    for part in (SMALL[name].files[0][0], SMALL[name].files[1][0], str(tmp_path), "--download"):
         assert part in str(caught.value)
 
 
@@ -75,7 +76,7 @@ def test_missing_data_are_named_in_both_forms(tmp_path: Path, name: str, constan
     ],
 )
 def test_a_damaged_binary_file_is_refused(tmp_path: Path, change, what: str) -> None:
-    write_cifar_binary(tmp_path, SMALL["CIFAR10"])
+    write_cifar_binary(tmp_path, SMALL["cifar10"])
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DataError) as caught:
@@ -116,7 +117,7 @@ LABELS = list_opcodes([0, 1, 2, 3])
     ],
 )
 def test_a_damaged_pickle_is_refused(tmp_path: Path, content: bytes, what: str) -> None:
-    write_cifar_python(tmp_path, SMALL["CIFAR10"])
+    write_cifar_python(tmp_path, SMALL["cifar10"])
     path = tmp_path / "cifar-10-batches-py" / "data_batch_2"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -134,7 +135,7 @@ class Payload:
 
 
 def test_a_pickle_cannot_run_code(tmp_path: Path) -> None:
-    write_cifar_python(tmp_path, SMALL["CIFAR10"])
+    write_cifar_python(tmp_path, SMALL["cifar10"])
     path = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     path.write_bytes(pickle.dumps({"data": Payload(tmp_path / "harm"), "labels": [0]}, 2))
     with pytest.raises(DataError, match=r"asks for posix.mkdir, and only arrays are allowed|asks for nt"):
@@ -164,7 +165,7 @@ def test_only_arrays_of_numbers_are_rebuilt(tmp_path: Path, array: np.ndarray) -
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 @pytest.mark.parametrize("key", [str, str.encode])
 def test_pickles_that_python_3_wrote_are_read_too(tmp_path: Path, protocol: int, key) -> None:
-    write_cifar_python(tmp_path, SMALL["CIFAR10"])
+    write_cifar_python(tmp_path, SMALL["cifar10"])
     pixels = np.random.default_rng(0).integers(0, 256, (4, 3072), np.uint8)
     path = tmp_path / "cifar-10-batches-py" / "data_batch_2"
     path.write_bytes(pickle.dumps({key("data"): pixels, key("labels"): [3, 4, 0, 9]}, protocol))

@@ -1,22 +1,22 @@
 """The groups of CIFAR-100's classes, from both published forms."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
+from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import cifar
-from tests.unit.data.layouts import array_opcodes, list_opcodes, pickle_of, write_cifar_binary
+from tests.unit.data.layouts import array_opcodes, list_opcodes, pickle_of, with_facts, write_cifar_binary
 
 GROUPS = (np.arange(100) * 7) % 20
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CIFAR10", "CIFAR100"):
-        monkeypatch.setattr(cifar, name, replace(getattr(cifar, name), counts=(150, 50)))
+    for name in ("cifar10", "cifar100"):
+        with_facts(monkeypatch, name, train=150, test=50)
 
 
 def write(root: Path, form: str, train: np.ndarray, groups: np.ndarray) -> None:
@@ -77,7 +77,7 @@ def test_the_test_split_has_to_say_the_same(tmp_path: Path) -> None:
 
 
 def test_cifar10_has_no_groups_nor_has_a_class_without_images(tmp_path: Path) -> None:
-    write_cifar_binary(tmp_path, cifar.CIFAR10)
+    write_cifar_binary(tmp_path, CATALOGUE["cifar10"])
     assert cifar.cifar10(tmp_path, False, 0).coarse is None
     write(tmp_path, "binary", np.zeros(150, np.int64), np.zeros(150, np.int64))
     assert cifar.cifar100(tmp_path, False, 0).coarse is None

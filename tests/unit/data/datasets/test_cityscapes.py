@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets.cityscapes import LABELS, cityscapes, training_ids
+from fedlens.data.catalogue import CATALOGUE
+from fedlens.data.datasets.cityscapes import IDS, cityscapes, training_ids
 from tests.unit.data.datasets.voc_layout import write_image
 
 NAMES = {
@@ -43,8 +44,8 @@ def test_ids_are_those_that_torchvision_states() -> None:
 
     stated = {each.id: each.train_id for each in Cityscapes.classes if each.train_id not in (255, -1)}
     names = {each.train_id: each.name for each in Cityscapes.classes}
-    assert {published: at for at, (published, _) in enumerate(LABELS)} == stated
-    assert [name for _, name in LABELS] == [names[at] for at in range(19)]
+    assert {published: at for at, published in enumerate(IDS)} == stated
+    assert list(CATALOGUE["cityscapes"].labels) == [names[at] for at in range(19)]
     ids = training_ids()
     assert {at: int(ids[at]) for at in range(256) if ids[at] != 255} == stated
 
@@ -79,13 +80,21 @@ def test_an_image_without_mask_and_a_mask_without_image_are_listed(root: Path) -
     )
     with pytest.raises(DataError) as caught:
         cityscapes(root, False, 0)
-    assert "there is no aachen_000001_000019_gtFine_labelIds.png in gtFine" in str(caught.value)
+    assert "there is no aachen_000001_000019_gtFine_labelIds.png in cityscapes/gtFine/train/aachen" in str(
+        caught.value
+    )
     (root / "cityscapes/leftImg8bit/train/aachen/aachen_000001_000019_leftImg8bit.png").unlink()
     with pytest.raises(DataError) as caught:
         cityscapes(root, False, 0)
     assert "2 things are wrong" in caught.value.what
-    assert "there is no lindau_000000_000019_leftImg8bit.png in leftImg8bit" in caught.value.what
-    assert "there is no lindau_000000_000020_gtFine_labelIds.png in gtFine" in caught.value.what
+    assert (
+        "there is no lindau_000000_000019_leftImg8bit.png in cityscapes/leftImg8bit/val/lindau"
+        in caught.value.what
+    )
+    assert (
+        "there is no lindau_000000_000020_gtFine_labelIds.png in cityscapes/gtFine/val/lindau"
+        in caught.value.what
+    )
 
 
 def test_what_is_there_in_part_is_noted_and_nothing_is_refused(root: Path, tmp_path: Path) -> None:
@@ -99,5 +108,5 @@ def test_what_is_there_in_part_is_noted_and_nothing_is_refused(root: Path, tmp_p
         path.unlink()
     for path in (root / "cityscapes/gtFine/val/lindau").iterdir():
         path.unlink()
-    with pytest.raises(DataError, match="there are no images <city>"):
+    with pytest.raises(DataError, match=r"there are no images \*/\*_leftImg8bit\.png"):
         cityscapes(root, False, 0)

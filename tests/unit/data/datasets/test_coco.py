@@ -139,7 +139,7 @@ def test_the_image_that_belongs_to_the_boxes_is_delivered(root: Path) -> None:
             lambda c: c["annotations"][3].update(category_id=2),
             "a category that is not in the file, the first is 2",
         ),
-        (lambda c: c["images"][1].update(id=9), "the image 9 stands there twice"),
+        (lambda c: c["images"][1].update(id=9), "the image 9 occurs twice"),
         (lambda c: c["annotations"][0].pop("bbox"), "there is no 'bbox'"),
         (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "not in COCO's format of instances"),
         (lambda c: c["annotations"][0].update(bbox=[1, 2, float("nan"), 4]), "not finite"),

@@ -152,7 +152,7 @@ def test_images_that_are_held_out_go_and_a_client_without_any_goes_too(write, co
         (
             "u,0,0\nu,1,0\nu,2,2\n",
             {},
-            "of 1 of 3 images the list says another class.*'1' it says 0.*dataset 1",
+            "of 1 of 3 images the list has another class.*'1' it has 0.*dataset 1",
         ),
     ],
 )

@@ -15,7 +15,8 @@ from PIL import Image
 
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import settings_model
-from fedlens.data.datasets import inaturalist, inaturalist_lists
+from fedlens.data.catalogue import CATALOGUE
+from fedlens.data.datasets import inaturalist, inaturalist_lists, published
 from fedlens.data.datasets.inaturalist import (
     inaturalist_2017,
     inaturalist_geo_1k,
@@ -24,10 +25,11 @@ from fedlens.data.datasets.inaturalist import (
     inaturalist_user_120k,
 )
 from fedlens.data.datasets.inaturalist_lists import GEO, USER_120K, find_lists
-from fedlens.data.datasets.inaturalist_metadata import balanced, find_metadata, read_metadata
+from fedlens.data.datasets.inaturalist_metadata import balanced, read_metadata
 from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.partition.natural import natural
 from fedlens.experiment.make_partition import make_partition
+from tests.unit.data.layouts import with_facts
 
 SPECIES = [("Plantae", "Acer rubrum"), ("Aves", "Pica pica"), ("Aves", "Corvus corax")]
 # (image id, species, user, latitude, longitude)
@@ -130,7 +132,6 @@ def test_the_metadata_may_lie_in_the_folders_of_their_archives(tmp_path: Path) -
         )
     write_images(tmp_path)
     assert len(inaturalist_2017(tmp_path, False, 0).train) == 7
-    assert find_metadata(folder, "test") is None
 
 
 def test_the_usual_size_is_that_of_the_paper(root: Path) -> None:
@@ -148,12 +149,12 @@ def test_a_partition_needs_no_images_and_who_wants_them_hears_how_to_get_them(tm
     write_metadata(tmp_path)
     bare = inaturalist_2017(tmp_path, False, 0)
     partition = natural(bare.table(), 0)
-    told = r"10 of the 10 images of 'inaturalist-2017' are not there.*train_val_images\.tar\.gz"
+    told = r"10 of the 10 images of iNaturalist-2017 are missing.*train_val_images\.tar\.gz"
     with pytest.raises(DataError, match=told) as raised:
         check_present(bare)
     assert raised.value.where == str(tmp_path / "inaturalist-2017")
     write_images(tmp_path, TRAIN)
-    with pytest.raises(DataError, match=r"3 of the 10 images of 'inaturalist-2017' are not there.*Pica pica"):
+    with pytest.raises(DataError, match=r"3 of the 10 images of iNaturalist-2017 are missing.*Pica pica"):
         check_present(inaturalist_2017(tmp_path, False, 0))
     check_present(replace(bare, on_error="skip"))  # which leaves out what it cannot read
     write_images(tmp_path, VAL)
@@ -179,8 +180,8 @@ def test_partition_make_works_with_lists_and_metadata_alone(tmp_path: Path) -> N
         (lambda a, _: a["annotations"].pop(), "the image 16 has no annotation"),
         (lambda a, _: a["annotations"][0].update(image_id=99), "an annotation is of image 99"),
         (lambda a, _: a["annotations"][0].update(category_id=5), "an annotation is of category 5"),
-        (lambda a, _: a["images"][1].update(id=10), "the image 10 is there twice"),
-        (lambda a, _: a["categories"][1].update(id=101), "the category 101 is there twice"),
+        (lambda a, _: a["images"][1].update(id=10), "the image 10 occurs twice"),
+        (lambda a, _: a["categories"][1].update(id=101), "the category 101 occurs twice"),
         (lambda a, _: a["images"][2].pop("file_name"), "the entry 12 has no 'file_name'"),
         (lambda _, b: b[0].pop("user_id"), "the entry 16 has no 'user_id'"),
         (lambda _, b: b.append(dict(b[0])), "the image 16 has two locations"),
@@ -209,7 +210,7 @@ def test_places_of_other_images_and_places_that_are_no_numbers_are_no_matter(tmp
     assert notes == ("b.json has no place for 3 of 7 images", "b.json has no user for 2 of 7 images")
 
 
-@pytest.mark.parametrize(("text", "told"), [("{", "no JSON"), ("[]", "an object was expected")])
+@pytest.mark.parametrize(("text", "told"), [("{", "not valid JSON"), ("[]", "an object was expected")])
 def test_files_that_are_no_metadata_are_told(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=told):
@@ -308,11 +309,12 @@ def test_users_are_the_clients_and_images_without_one_are_left_out(root: Path) -
 
 
 @pytest.mark.usefixtures("two_each")
-def test_cells_are_the_clients(root: Path) -> None:
+def test_cells_are_the_clients(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # n_min is 10 images at n_max = 1,000, so that this little set has no cell; with n_max = 2 it has.
     with pytest.raises(ConfigError, match="has 10 examples or more"):
         inaturalist_geo_1k(root, False, 1)
-    small = inaturalist_lists.Population("geo-tiny", 2, 2)
+    monkeypatch.setitem(CATALOGUE, "inaturalist-geo-tiny", CATALOGUE["inaturalist-geo-100"])
+    small = inaturalist_lists.Population("inaturalist-geo-tiny", 2)
     data = inaturalist._population(small, root, False, 1, 8, "metadata")
     images = data.train.columns["image_id"].tolist()
     place = {f"{i:032x}": lat for i, _, _, lat, _ in TRAIN}
@@ -355,10 +357,7 @@ def write_tff(root: Path) -> None:
 @pytest.fixture
 def tiny_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """A User-120k of four images of three users."""
-    small = inaturalist_lists.Population("user-120k", 3, None)
-    monkeypatch.setattr(inaturalist_lists, "EXAMPLES", 4)
-    for module in (inaturalist, inaturalist_lists):
-        monkeypatch.setattr(module, "USER_120K", small)
+    with_facts(monkeypatch, "inaturalist-user-120k", train=4, clients=3)
 
 
 @pytest.mark.usefixtures("tiny_user")
@@ -415,14 +414,14 @@ def test_a_list_is_not_taken_for_another(tmp_path: Path, key: str) -> None:
         if other != key:
             write_lists(tmp_path, "inaturalist-geo", f"federated_train_geo_{other}.csv")
     write_lists(tmp_path, "inaturalist-geo", f"federated_train_geo_{key}_mine.csv")
-    assert find_lists(GEO[key], tmp_path) is None
+    assert find_lists(GEO[key], tmp_path, False) is None
     place = write_lists(tmp_path, "inaturalist-geo", f"federated_train_geo_{key}.csv")
-    assert find_lists(GEO[key], tmp_path) == (
+    assert find_lists(GEO[key], tmp_path, False) == (
         place / f"federated_train_geo_{key}.csv",
         "user_id",
         place / "test.csv",
     )
-    assert find_lists(USER_120K, tmp_path) is None
+    assert find_lists(USER_120K, tmp_path, False) is None
 
 
 def test_a_user_list_of_another_size_is_refused(root: Path) -> None:
@@ -430,7 +429,7 @@ def test_a_user_list_of_another_size_is_refused(root: Path) -> None:
     with pytest.raises(DataError, match="120,300 images of 9,275 users were expected, found 4 of 3"):
         inaturalist_user_120k(root, False, 0)
     assert len(GEO) == 6
-    assert {key: one.clients for key, one in GEO.items()} == {
+    assert {key: one.facts.clients for key, one in GEO.items()} == {
         "100": 3607, "300": 1209, "1k": 369, "3k": 136, "10k": 39, "30k": 12,
     }  # fmt: skip
     assert [one.n_max for one in GEO.values()] == [100, 300, 1_000, 3_000, 10_000, 30_000]
@@ -488,7 +487,7 @@ def test_download_fetches_the_lists_of_tensorflow_federated(
         write_tff(root)
         return folder / resource.name
 
-    monkeypatch.setattr(inaturalist_lists, "fetch", fetch)
+    monkeypatch.setattr(published, "fetch", fetch)
     assert len(inaturalist_user_120k(root, True, 0, source="csv").train) == 4
     base = "https://storage.googleapis.com/tff-datasets-public"
     assert asked == [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.data.datasets import landmarks
+from fedlens.data.catalogue import CATALOGUE
+from fedlens.data.datasets import landmarks, published
 from fedlens.data.datasets.landmark_rules import Rules, kept_images, leftover_images
 from fedlens.data.datasets.landmarks import (
-    GLD23K,
-    USER_160K,
     gld23k,
     landmarks_user_160k,
     read_authors,
@@ -26,17 +24,18 @@ from fedlens.data.datasets.landmarks import (
 )
 from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.partition.natural import natural
+from tests.unit.data.layouts import with_facts
 
 TRAIN = [("7", "0a1", 0), ("12", "0b2", 1), ("7", "1c3", 2), ("12", "1d4", 0), ("3", "2e5", 1)]
 TEST = [("f00", 0), ("f01", 2)]
 
 
-def write_lists(root: Path, what: landmarks.LandmarkLists) -> None:
-    folder = root / "federated_vision_datasets" / what.folder
-    folder.mkdir(parents=True, exist_ok=True)
+def write_lists(root: Path, name: str) -> None:
+    train, test = (root / file for file in CATALOGUE[name].files[0][:2])
+    train.parent.mkdir(parents=True, exist_ok=True)
     rows = [f"{user},{image},{kind}\n" for user, image, kind in TRAIN]
-    (folder / what.train).write_text("user_id,image_id,class\n" + "".join(rows))
-    (folder / what.test).write_text("image_id,class\n" + "".join(f"{i},{c}\n" for i, c in TEST))
+    train.write_text("user_id,image_id,class\n" + "".join(rows))
+    test.write_text("image_id,class\n" + "".join(f"{i},{c}\n" for i, c in TEST))
 
 
 def write_images(root: Path, layout: str, images: list[str]) -> None:
@@ -51,15 +50,19 @@ IDS = [image for _, image, _ in TRAIN] + [image for image, _ in TEST]
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> landmarks.LandmarkLists:
-    what = replace(USER_160K, counts=(5, 3, 3, 2))
-    monkeypatch.setattr(landmarks, "USER_160K", what)
-    return what
+def small(monkeypatch: pytest.MonkeyPatch) -> str:
+    return with_counts(monkeypatch, (5, 3, 3, 2))
+
+
+def with_counts(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int, int, int]) -> str:
+    train, clients, classes, test = counts
+    facts = {"train": train, "clients": clients, "classes": classes, "test": test}
+    return with_facts(monkeypatch, "landmarks-user-160k", **facts).name
 
 
 @pytest.mark.parametrize("layout", ["train/{0}/{1}/{2}/{id}.jpg", "{0}/{1}/{2}/{id}.jpg", "images/{id}.jpg"])
 def test_the_published_lists_are_read_with_images_in_either_layout(
-    tmp_path: Path, small: landmarks.LandmarkLists, layout: str
+    tmp_path: Path, small: str, layout: str
 ) -> None:
     write_lists(tmp_path, small)
     write_images(tmp_path, layout, IDS)
@@ -82,19 +85,19 @@ def test_the_published_lists_are_read_with_images_in_either_layout(
 
 
 def test_gld23k_has_lists_of_its_own(tmp_path: Path) -> None:
-    write_lists(tmp_path, GLD23K)
+    write_lists(tmp_path, "gld23k")
     write_images(tmp_path, "images/{id}.jpg", IDS)
     data = gld23k(tmp_path, False, 0)
     assert (data.name, len(data.train), len(data.test), data.input_shape) == ("gld23k", 5, 2, (3, 224, 224))
 
 
 def test_a_partition_needs_no_images_and_who_wants_them_hears_how_to_get_them(
-    tmp_path: Path, small: landmarks.LandmarkLists
+    tmp_path: Path, small: str
 ) -> None:
     write_lists(tmp_path, small)
     bare = landmarks_user_160k(tmp_path, False, 0)
     partition = natural(bare.table(), 0)
-    told = r"7 of the 7 images of 'landmarks-user-160k' are not there, .* train/0/a/1/0a1\.jpg.*images_499"
+    told = r"7 of the 7 images of Landmarks-User-160k are missing, .* train/0/a/1/0a1\.jpg.*images_499"
     with pytest.raises(DataError, match=told):
         check_present(bare)
     write_images(
@@ -121,31 +124,34 @@ def test_a_partition_needs_no_images_and_who_wants_them_hears_how_to_get_them(
 def test_a_list_that_is_not_the_published_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int, int, int], told: str
 ) -> None:
-    what = replace(USER_160K, counts=counts)
-    monkeypatch.setattr(landmarks, "USER_160K", what)
-    write_lists(tmp_path, what)
+    write_lists(tmp_path, with_counts(monkeypatch, counts))
     with pytest.raises(DataError, match=told):
         landmarks_user_160k(tmp_path, False, 0)
 
 
 def test_the_published_counts_are_those_of_the_paper() -> None:
-    assert USER_160K.counts == (164_172, 1_262, 2_028, 19_526)
+    facts = CATALOGUE["landmarks-user-160k"]
+    assert (facts.train, facts.clients, facts.classes, facts.test) == (164_172, 1_262, 2_028, 19_526)
 
 
 def test_nothing_there_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gld23k/\{mini_gld_train_split.csv,mini_gld_test.csv\}.*--download"):
+    with pytest.raises(
+        DataError, match=r"gld23k/mini_gld_train_split.csv, .*gld23k/mini_gld_test.csv.*--download"
+    ):
         gld23k(tmp_path, False, 0)
-    with pytest.raises(DataError, match=r"landmarks-user-160k/\{federated_train.csv,test.csv\}"):
+    with pytest.raises(
+        DataError, match=r"landmarks-user-160k/federated_train.csv, .*landmarks-user-160k/test.csv"
+    ):
         landmarks_user_160k(tmp_path, False, 0, source="csv")
     with pytest.raises(DataError, match="train_clean"):
         landmarks_user_160k(tmp_path, False, 0)
-    write_lists(tmp_path, GLD23K)
+    write_lists(tmp_path, "gld23k")
     with pytest.raises(ConfigError, match="size"):
         gld23k(tmp_path, False, 0, size=0)
 
 
 def test_download_fetches_the_lists_and_takes_them_out_of_their_archive(
-    tmp_path: Path, small: landmarks.LandmarkLists, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_lists(tmp_path / "made", small)
     asked = []
@@ -161,7 +167,7 @@ def test_download_fetches_the_lists_and_takes_them_out_of_their_archive(
             packed.writestr("landmarks-user-160k/README", "not wanted")
         return path
 
-    monkeypatch.setattr(landmarks, "fetch", fetch)
+    monkeypatch.setattr(published, "fetch", fetch)
     write_images(tmp_path, "images/{id}.jpg", IDS)
     assert len(landmarks_user_160k(tmp_path, True, 0, size=8).train) == 5
     assert asked == [

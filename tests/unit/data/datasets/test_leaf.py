@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets.leaf import User, read_split, split_folders, users, whole_numbers
+from fedlens.data.datasets.leaf import Converted, User, read_split, read_users, split_folders, whole_numbers
 from tests.unit.data.datasets.small_files import leaf, write_leaf
 
 PEOPLE = {"b": ([[1], [2], [3]], [7, 8, 9]), "a": ([[4]], [5])}
@@ -18,12 +18,11 @@ def convert(user: User) -> tuple[np.ndarray, np.ndarray]:
 
 def test_users_come_in_the_order_of_the_file_with_their_examples(tmp_path: Path) -> None:
     path = write_leaf(tmp_path, leaf(PEOPLE, hierarchies=["play"]))
-    found = list(users(path))
-    assert [(user.name, user.x, user.y) for user in found] == [
+    found = read_users(path, convert)
+    assert [(name, x.tolist(), y.tolist()) for name, (x, y) in found.items()] == [
         ("b", [[1], [2], [3]], [7, 8, 9]),
         ("a", [[4]], [5]),
     ]
-    assert found[1].where == f"{path}, user 'a'"
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -35,17 +34,22 @@ def test_keys_may_come_in_any_order_and_with_blanks(
 ) -> None:
     content = leaf(PEOPLE)
     text = "\ufeff " + json.dumps({key: content[key] for key in order}, indent=indent) + " \n"
-    assert [user.name for user in users(write_leaf(tmp_path, text))] == ["b", "a"]
+    assert list(read_users(write_leaf(tmp_path, text), convert)) == ["b", "a"]
 
 
-def test_only_one_user_is_taken_apart_at_a_time(tmp_path: Path) -> None:
-    """The first users are there before the break in the file is reached."""
+def test_a_user_is_converted_before_the_next_one_is_parsed(tmp_path: Path) -> None:
+    """The first user is converted before the break in the file is reached."""
     text = json.dumps(leaf(PEOPLE))
     path = write_leaf(tmp_path, text[: text.index('"a": {')] + "oh")
-    reading = users(path)
-    assert next(reading).name == "b"
+    seen = []
+
+    def note(user: User) -> Converted:
+        seen.append(user.y)
+        return convert(user)
+
     with pytest.raises(DataError, match="not valid JSON"):
-        next(reading)
+        read_users(path, note)
+    assert seen == [[7, 8, 9]]
 
 
 def test_a_split_is_read_over_all_files_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -109,32 +113,46 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path, content: Any, wha
 @pytest.mark.parametrize(
     ("text", "what", "place"),
     [
-        ("", "'{' was expected", "line 1, column 1"),
-        ("[]", "'{' was expected", "line 1, column 1"),
+        ("", "Expecting value", "line 1, column 1"),
         ('{"users": [}', "Expecting value", "line 1, column 12"),
-        ('{"users": ["a"]', "',' was expected", "line 1, column 16"),
-        ('{"users": ["a"]\n"num_samples"', "',' was expected", "line 2, column 1"),
-        ('{"users" ["a"]}', "':' was expected", "line 1, column 10"),
-        ("{1: 2}", "a key in quotes was expected", "line 1, column 3"),
+        ('{"users": ["a"]', "Expecting ',' delimiter", "line 1, column 16"),
+        ('{"users": ["a"]\n"num_samples"', "Expecting ',' delimiter", "line 2, column 1"),
+        ('{"users" ["a"]}', "Expecting ':' delimiter", "line 1, column 10"),
+        ("{1: 2}", "Expecting property name enclosed in double quotes", "line 1, column 2"),
         ('{"users": ["a]}', "Unterminated string", "line 1, column 12"),
-        ('{"user_data": []}', "'{' was expected", "line 1, column 15"),
-        (json.dumps(leaf(PEOPLE)) + "\n}", "goes on after its end", "line 2, column 1"),
-        ('{"users": ' + "[" * 200_000, "too deep", "line 1, column 11"),
+        (json.dumps(leaf(PEOPLE)) + "\n}", "Extra data", "line 2, column 1"),
     ],
 )
 def test_a_broken_file_is_named_with_the_place(tmp_path: Path, text: str, what: str, place: str) -> None:
     path = write_leaf(tmp_path, text)
     with pytest.raises(DataError, match="not valid JSON") as caught:
-        list(users(path))
+        read_users(path, convert)
     assert what in caught.value.what
     assert caught.value.where == f"{path}, {place}"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[]", "the key 'users' is missing"),
+        ('{"users": [], "num_samples": [], "user_data": []}', "'user_data' is not an object"),
+        ('{"users": ' + "[" * 200_000, "the file cannot be read: maximum recursion depth"),
+    ],
+)
+def test_json_of_another_form_is_refused(tmp_path: Path, text: str, what: str) -> None:
+    path = write_leaf(tmp_path, text)
+    with pytest.raises(DataError) as caught:
+        read_users(path, convert)
+    assert caught.value.what.startswith(what)
+    assert caught.value.where == str(path)
+    assert "preprocess.sh" in str(caught.value.hint)
 
 
 def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(b'{"users": ["\xe9"]}')
-    with pytest.raises(DataError, match="not UTF-8 at byte 12"):
-        list(users(path))
+    with pytest.raises(DataError, match="not in UTF-8: byte 12 "):
+        read_users(path, convert)
 
 
 def test_a_user_may_be_in_one_place_only(tmp_path: Path) -> None:
@@ -145,19 +163,19 @@ def test_a_user_may_be_in_one_place_only(tmp_path: Path) -> None:
     assert caught.value.where == str(tmp_path / "all_data_1.json")
     twice = '{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [1], "y": [1]}, "a": {"x": [], "y": []}}}'
     with pytest.raises(DataError, match="the user 'a' has data twice"):
-        list(users(write_leaf(tmp_path, twice)))
+        read_users(write_leaf(tmp_path, twice), convert)
 
 
 @pytest.mark.parametrize("place", ["femnist", "femnist/data", "leaf/data/femnist/data"])
 def test_the_folders_are_found_where_people_put_them(tmp_path: Path, place: str) -> None:
     for split in ("train", "test"):
-        (tmp_path / place / split).mkdir(parents=True)
+        write_leaf(tmp_path / place / split, leaf(PEOPLE))
     assert split_folders(tmp_path, "femnist") == (tmp_path / place / "train", tmp_path / place / "test")
 
 
 def test_missing_folders_and_files_are_an_error_that_says_how_to_make_them(tmp_path: Path) -> None:
     (tmp_path / "femnist" / "train").mkdir(parents=True)
-    with pytest.raises(DataError, match="'femnist' not found") as caught:
+    with pytest.raises(DataError, match="FEMNIST not found in") as caught:
         split_folders(tmp_path, "femnist")
     assert "./preprocess.sh" in str(caught.value.hint)
     assert "FEDLENS_DATA" in str(caught.value.hint)

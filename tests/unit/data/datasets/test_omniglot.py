@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets import omniglot as module
+from fedlens.data.datasets import published
 from fedlens.data.datasets.omniglot import omniglot
 from tests.unit.data.datasets.small_files import zipped
 
@@ -107,7 +107,9 @@ def test_parts_are_read_apart_or_together(tmp_path: Path) -> None:
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(DataError, match=r"omniglot-py/images_evaluation/<alphabet>"):
+    with pytest.raises(
+        DataError, match=r"Omniglot is incomplete in .*: missing omniglot-py/images_evaluation"
+    ):
         omniglot(tmp_path, False, 0, part="all")
 
 
@@ -149,6 +151,7 @@ def test_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the folder of a character has no images"):
         omniglot(tmp_path, False, 0)
     (tmp_path / "empty" / "omniglot-py" / "images_background").mkdir(parents=True)
+    (tmp_path / "empty" / "omniglot-py" / "images_background" / "readme.txt").touch()
     with pytest.raises(DataError, match="there are no alphabets"):
         omniglot(tmp_path / "empty", False, 0)
 
@@ -157,7 +160,7 @@ def test_a_download_is_unpacked_and_the_archive_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "there").parent
-    monkeypatch.setattr(module, "fetch", zipped(source))
+    monkeypatch.setattr(published, "fetch", zipped(source))
     data = omniglot(tmp_path, True, 0)
     assert len(data.train) == 80
     assert [path.name for path in (tmp_path / "omniglot-py").iterdir()] == ["images_background"]

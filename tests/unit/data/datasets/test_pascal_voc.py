@@ -7,13 +7,15 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import pascal_voc as module
-from fedlens.data.datasets import sbd
-from fedlens.data.datasets.pascal_voc import OBJECTS, pascal_voc
+from fedlens.data.datasets import published
+from fedlens.data.datasets.pascal_voc import pascal_voc
 from fedlens.data.download import Resource
 from tests.unit.data.datasets.voc_layout import Box, write_annotated, write_image, write_list
 
 VOC, SBD = "VOCdevkit/VOC2012", "benchmark_RELEASE/dataset"
+VOC_ARCHIVE, SBD_ARCHIVE = CATALOGUE["pascal-voc"].archives
 LISTS = {"train": ["2007_000032", "2007_000039"], "val": ["2007_000033", "2007_000042"]}
 # 2007_000039 is in VOC's train too, and 2007_000033 and 2007_000042 in its val.
 SBD_LISTS = {"train": ["2008_000002", "2007_000033", "2008_000001"], "val": ["2007_000039", "2007_000042"]}
@@ -148,12 +150,10 @@ def test_files_that_are_not_there(root: Path) -> None:
         pascal_voc(root, False, 0, augmented=True)
     assert len(pascal_voc(root, False, 0).train) == 2
     (root / SBD / "val.txt").unlink()
-    with pytest.raises(
-        DataError, match=r"looked for benchmark_RELEASE/dataset/\{img,cls,train.txt,val.txt\}"
-    ):
+    with pytest.raises(DataError, match=r"is incomplete in .*: missing benchmark_RELEASE/dataset/val.txt"):
         pascal_voc(root, False, 0, augmented=True)
     (root / VOC / "ImageSets" / "Segmentation" / "train.txt").unlink()
-    with pytest.raises(DataError, match=r"looked for VOCdevkit/VOC2012/.*--download"):
+    with pytest.raises(DataError, match=r"missing VOCdevkit/VOC2012/.*--download"):
         pascal_voc(root, False, 0)
 
 
@@ -175,7 +175,7 @@ def annotated(tmp_path: Path) -> Path:
 
 def test_difficult_objects_are_left_out_and_counted(annotated: Path) -> None:
     data = pascal_voc(annotated, False, 0, task="detection", size=SIZE)
-    assert (data.kind, data.classes) == ("detection", OBJECTS)
+    assert (data.kind, data.classes) == ("detection", CATALOGUE["pascal-voc"].labels[1:])
     assert data.train.targets.boxes.tolist() == [[0, 0, 12, 16], [12, 0, 24, 16]]
     assert data.train.targets.labels.tolist() == [14, 14]
     assert data.train.targets.offsets.tolist() == [0, 2, 2]
@@ -208,14 +208,14 @@ def test_what_is_missing_is_fetched_and_unpacked(root: Path, tmp_path: Path, mon
     fetched = []
 
     def fetch(resource: Resource, folder: Path) -> Path:
-        inner = "VOCdevkit" if resource is module.ARCHIVE else "benchmark_RELEASE"
+        inner = "VOCdevkit" if resource.md5 == VOC_ARCHIVE.md5 else "benchmark_RELEASE"
         folder.mkdir(exist_ok=True)
         with tarfile.open(folder / resource.name, "w") as tar:
             tar.add(root / inner, inner)
         fetched.append(resource.name)
         return folder / resource.name
 
-    monkeypatch.setattr(module, "fetch", fetch)
+    monkeypatch.setattr(published, "fetch", fetch)
     data = pascal_voc(elsewhere, True, 0, augmented=True, size=SIZE)
     assert (len(data.train), len(data.test)) == (4, 2)
     assert fetched == ["VOCtrainval_11-May-2012.tar", "benchmark.tgz"]
@@ -228,7 +228,7 @@ def test_the_archives_are_those_that_torchvision_fetches() -> None:
     from torchvision.datasets.sbd import SBDataset
     from torchvision.datasets.voc import DATASET_YEAR_DICT
 
-    assert module.ARCHIVE.md5 == DATASET_YEAR_DICT["2012"]["md5"]
-    assert module.ARCHIVE.name == DATASET_YEAR_DICT["2012"]["filename"]
+    assert VOC_ARCHIVE.md5 == DATASET_YEAR_DICT["2012"]["md5"]
+    assert VOC_ARCHIVE.urls[0].rpartition("/")[2] == DATASET_YEAR_DICT["2012"]["filename"]
     assert DATASET_YEAR_DICT["2012"]["base_dir"] == module.INNER
-    assert (sbd.ARCHIVE.md5, sbd.ARCHIVE.urls[0]) == (SBDataset.md5, SBDataset.url)
+    assert (SBD_ARCHIVE.md5, SBD_ARCHIVE.urls[0]) == (SBDataset.md5, SBDataset.url)

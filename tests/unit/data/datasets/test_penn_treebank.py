@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets import penn_treebank as module
+from fedlens.data.datasets import published
 from fedlens.data.datasets.penn_treebank import penn_treebank, windows
 from fedlens.data.datasets.shakespeare import shakespeare
 from fedlens.data.datasets.text import LETTERS
@@ -77,7 +77,7 @@ def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
 def test_missing_files_are_named(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "PennTreebank" / "ptb.test.txt").unlink()
-    with pytest.raises(DataError, match=r"ptb\.train\.txt and ptb\.test\.txt in PennTreebank"):
+    with pytest.raises(DataError, match=r"is incomplete in .*: missing PennTreebank/ptb\.test\.txt"):
         penn_treebank(tmp_path, False, 0)
 
 
@@ -95,6 +95,6 @@ def test_a_download_puts_both_files_in_place(tmp_path: Path, monkeypatch: pytest
         path.write_text(TRAIN if "train" in resource.name else TEST)
         return path
 
-    monkeypatch.setattr(module, "fetch", fetch)
+    monkeypatch.setattr(published, "fetch", fetch)
     assert len(penn_treebank(tmp_path, True, 0, length=20, stride=100).train) == 1
     assert (tmp_path / "PennTreebank" / "ptb.train.txt").is_file()

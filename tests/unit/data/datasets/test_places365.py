@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets import places365 as module
+from fedlens.data.datasets import published
 from fedlens.data.datasets.places365 import places365
 from fedlens.data.download import Resource
 from tests.unit.data.datasets.small_files import shown, write_photo
@@ -83,7 +83,9 @@ def test_a_list_that_does_not_fit_is_refused(
 def test_missing_lists_and_folders_are_named(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "places365_val.txt").unlink()
-    with pytest.raises(DataError, match=r"looked for places365_val\.txt, data_large, val_large"):
+    with pytest.raises(
+        DataError, match=r"missing places365_val\.txt, data_large or data_large_standard, val_large"
+    ):
         places365(tmp_path, False, 0, small=False)
 
 
@@ -103,7 +105,7 @@ def test_a_download_fetches_what_is_missing_and_removes_the_archives(
                 tar.add(path, path.relative_to(there).as_posix())
         return folder / resource.name
 
-    monkeypatch.setattr(module, "fetch", fetch)
+    monkeypatch.setattr(published, "fetch", fetch)
     data = places365(tmp_path / "here", True, 0)
     assert (len(data.train), len(data.test)) == (6, 4)
     assert fetched == ["filelist_places365-standard.tar", "train_256_places365standard.tar", "val_256.tar"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets import tiny_imagenet as module
+from fedlens.data.datasets import published
 from fedlens.data.datasets.tiny_imagenet import tiny_imagenet
 from fedlens.data.images import ImageFiles
 from tests.unit.data.datasets.small_files import shown, write_photo, zipped
@@ -52,7 +52,7 @@ def test_training_folders_and_annotated_validation_images_are_read(tmp_path: Pat
 @pytest.mark.parametrize("name", ["wnids.txt", "words.txt", "val/val_annotations.txt"])
 def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
     (write(tmp_path) / name).unlink()
-    with pytest.raises(DataError, match=f"looked for {name}"):
+    with pytest.raises(DataError, match=f"missing tiny-imagenet-200/{name}"):
         tiny_imagenet(tmp_path, False, 0)
 
 
@@ -81,7 +81,7 @@ def test_a_download_is_unpacked_without_the_test_images(
 ) -> None:
     folder = write(tmp_path / "there")
     write_photo(folder / "test" / "images" / "test_0.JPEG", (0, 0, 0))
-    monkeypatch.setattr(module, "fetch", zipped(tmp_path / "there"))
+    monkeypatch.setattr(published, "fetch", zipped(tmp_path / "there"))
     assert len(tiny_imagenet(tmp_path, True, 0).train) == 9
     assert not (tmp_path / "tiny-imagenet-200" / "test").exists()
     assert not (tmp_path / "tiny-imagenet-200.zip").exists()

@@ -1,0 +1,174 @@
+"""Finds or downloads the files of published datasets, and reports what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.core.errors import DataError
+from fedlens.data.catalogue import CATALOGUE, Archive, Patterns, search
+from fedlens.data.dataset import Dataset, Examples, channel_moments
+from fedlens.data.datasets.zips import unzip
+from fedlens.data.download import Resource, extract, fetch
+from fedlens.data.images import ImageFiles
+
+DAMAGED = (
+    "the file is damaged or not the published one: remove it and get it again, for example with --download"
+)
+# Of ImageNet's training images, as is usual for photographs.
+PHOTO_MEAN, PHOTO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def locate(
+    name: str,
+    root: Path,
+    download: bool = False,
+    files: Sequence[Patterns] | None = None,
+    folder: str | None = None,
+) -> tuple[Path, ...]:
+    """The first path below `root` for each pattern of a dataset's files.
+
+    Args:
+        name: of the dataset in the catalogue.
+        download: whether to fetch the archives that provide missing files.
+        files: one or more sets of patterns, as in `DatasetFacts.files`, which is the default. The set with the
+            largest share of matches is used.
+        folder: where archives are saved and unpacked, instead of their own folders.
+
+    Raises `DataError` if files are missing: which ones, where, and how to get them.
+    """
+    facts = CATALOGUE[name]
+    files = facts.files if files is None else files
+    result = search(files, root)
+    missing = {pattern for patterns in files for pattern in search([patterns], root).lacking}
+    archives = [a for a in facts.archives if any(fnmatchcase(pattern, a.gives) for pattern in missing)]
+    if result.lacking and download:
+        for archive in archives:
+            provide(archive, root / (folder or archive.folder))
+        result = search(files, root)
+    if not result.lacking:
+        return result.found
+    if result.state == "partly":
+        what = f"{facts.title} is incomplete in {root}: missing {_listed(result.lacking)}"
+    else:
+        what = f"{facts.title} not found in {root}: looked for {', or '.join(map(_listed, files))}"
+    how = (
+        "run again with --download to fetch them, or put the files there"
+        if archives
+        else f"--download does not fetch it: {facts.how}"
+    )
+    hint = f"{how}; --data-dir or the environment variable FEDLENS_DATA names another folder to look in"
+    raise DataError(what, hint=hint)
+
+
+def _listed(patterns: Patterns) -> str:
+    return ", ".join(pattern.replace("|", " or ") for pattern in patterns)
+
+
+def provide(archive: Archive, folder: Path) -> None:
+    """Fetches an archive into `folder` and unpacks what is needed of it. Raises `DataError`."""
+    path = fetch(Resource(archive.urls[0].rpartition("/")[2], archive.urls, archive.md5), folder)
+    if path.suffix == ".zip":
+        unzip(path, folder, lambda member: any(fnmatchcase(member, one) for one in archive.take.split("|")))
+    elif archive.take:
+        extract(path, folder, archive.take)
+
+
+def split_counts(name: str) -> tuple[int, int]:
+    """The published numbers of training and test examples of a dataset of the catalogue."""
+    facts = CATALOGUE[name]
+    assert facts.train is not None
+    assert facts.test is not None
+    return facts.train, facts.test
+
+
+def published(
+    name: str,
+    splits: Iterable[Examples],
+    classes: tuple[str, ...] = (),
+    *,
+    notes: Sequence[str] = (),
+    coarse: NDArray[np.int64] | None = None,
+    seeded: bool = False,
+) -> Dataset:
+    """A dataset of the catalogue from its training and test `splits`, with the facts of the catalogue.
+
+    These are licence and source, and the class names unless they are given.
+    Mean and standard deviation are those of the catalogue if it states them. Otherwise they are ImageNet's usual
+    ones for images in files, those of the training images for images in memory, and empty for text.
+    """
+    facts = CATALOGUE[name]
+    train, test = splits
+    mean, std = facts.mean, facts.std
+    if not mean and train.kind != "language":
+        if isinstance(train.inputs, ImageFiles):
+            mean, std = PHOTO_MEAN, PHOTO_STD
+        else:
+            mean, std = channel_moments(train.inputs)
+            std = tuple(one or 1.0 for one in std)  # images of one colour must not be divided by 0
+    return Dataset(
+        name,
+        train,
+        test,
+        classes or facts.labels,
+        mean,
+        std,
+        licence=facts.licence or "not stated",
+        source=facts.source or "not stated",
+        coarse=coarse,
+        notes=tuple(notes),
+        seeded=seeded,
+    )
+
+
+def damaged(what: str, path: Path, line: int | None = None, hint: str = DAMAGED) -> DataError:
+    """The error for a file that is not as published.
+
+    >>> print(damaged("the list is empty", Path("a.txt"), 3, hint="get it again"))
+    the list is empty (a.txt, line 3); get it again.
+    """
+    return DataError(what, where=str(path) if line is None else f"{path}, line {line}", hint=hint)
+
+
+@contextmanager
+def reading(path: Path, hint: str = DAMAGED) -> Iterator[None]:
+    """Turns errors while the file `path` is read and parsed into a `DataError` that names it."""
+    try:
+        yield
+    except json.JSONDecodeError as error:
+        what = f"the file cannot be read: it is not valid JSON: {error.msg}"
+        raise DataError(
+            what, where=f"{path}, line {error.lineno}, column {error.colno}", hint=hint
+        ) from error
+    except (OSError, EOFError, zlib.error, RecursionError, ValueError) as error:
+        reason: object = error
+        if isinstance(error, UnicodeDecodeError):
+            reason = f"it is not in UTF-8: byte {error.start} cannot be decoded"
+        elif isinstance(error, OSError):
+            reason = error.strerror or error
+        raise damaged(f"the file cannot be read: {reason}", path, hint=hint) from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file in UTF-8, without empty ones at its end.
+
+    Raises `DataError` if it is not text.
+    """
+    with reading(path):
+        return path.read_text("utf-8-sig").rstrip().splitlines()
+
+
+def read_json(
+    path: Path, hook: Callable[[list[tuple[str, Any]]], Any] | None = None, hint: str = DAMAGED
+) -> Any:
+    """The content of a JSON file; `hook` builds each object from its pairs. Raises `DataError`."""
+    with reading(path, hint):
+        return json.loads(path.read_text("utf-8-sig"), object_pairs_hook=hook)
