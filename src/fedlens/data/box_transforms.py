@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.data.boxes import Boxes
-from fedlens.data.images import Fit, placement
+from fedlens.data.decoding import Fit, placement
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.threads import map_threads
 from fedlens.data.boxes import Boxes
 from fedlens.data.decode_cache import fingerprint
 from fedlens.data.diagnostics import OnError
@@ -256,7 +255,10 @@ def marks_of(examples: Examples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         width = int(targets.labels.max(initial=0)) + 1
         keys = np.unique(rows * width + targets.labels)
         return keys % width, np.searchsorted(keys, np.arange(len(targets) + 1) * width)
-    shown = [_shown(mask) for mask in targets] if isinstance(targets, np.ndarray) else _shown_in(targets)
+    if isinstance(targets, np.ndarray):
+        shown = [_shown(mask) for mask in targets]
+    else:
+        shown = map_threads(lambda at: _shown(targets.decode(at)), range(len(targets)))
     offsets = np.cumsum([0, *map(len, shown)])
     return np.concatenate([*shown, np.empty(0, np.int64)]).astype(np.int64), offsets
 
@@ -265,14 +267,6 @@ def _shown(mask: NDArray[np.uint8]) -> NDArray[np.int64]:
     """The classes that a mask shows, void left out."""
     counts = np.bincount(mask.ravel(), minlength=VOID + 1)
     return np.flatnonzero(counts[:VOID])
-
-
-def _shown_in(masks: ImageFiles) -> list[NDArray[np.int64]]:
-    def one(at: int) -> NDArray[np.int64]:
-        return _shown(masks.decode(at))
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(one, range(len(masks))))
 
 
 def _dtype(array: Any) -> str:

@@ -150,12 +150,21 @@ def _draft(image: Image.Image, height: int, width: int, fit: Fit) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF tag "Orientation", 1 where there is none or it cannot be read."""
+    """The EXIF tag "Orientation"; 1, upright, if it is missing or cannot be read."""
     if "exif" not in image.info:
         return 1
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # cameras write tags of every kind, and one that cannot be read turns nothing
+        return 1
+
+
+def orientation_of(path: Path) -> int:
+    """The EXIF tag "Orientation" of an image file; 1, upright, if it is missing or cannot be read."""
+    try:
+        with Image.open(path) as image:
+            return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # a damaged file can make a decoder raise any exception
         return 1
 
 
@@ -165,13 +174,17 @@ def stored_ids(image: Image.Image, ids: NDArray[np.uint8] | None = None) -> NDAr
     Raises `DataError` where the mask is in colour, or has a number that is not in 0 .. 255.
     """
     if image.mode not in MASK_MODES:
-        raise DataError(
-            f"the mask is in colour ({image.mode}), and has to hold one class id a pixel",
-            hint="write ids instead of colours, as a PNG with one channel of 8 bits",
-        )
+        what, hint = mask_in_colour(image)
+        raise DataError(what, hint=hint)
     stored = np.asarray(image)
     if stored.dtype.itemsize > 1 and stored.size and not 0 <= stored.min() <= stored.max() <= _VOID:
         outside = stored.max() if stored.max() > _VOID else stored.min()
         raise DataError(f"the mask has the id {outside}, and ids go from 0 to 255", hint="number them anew")
     small = stored.astype(np.uint8)
     return small if ids is None else ids[small]
+
+
+def mask_in_colour(image: Image.Image) -> tuple[str, str]:
+    """(problem, hint) of a mask that has colours."""
+    hint = "write ids instead of colours, as a PNG with one channel of 8 bits"
+    return f"the mask is in colour ({image.mode}), and needs one class id per pixel", hint

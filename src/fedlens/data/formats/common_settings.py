@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from fedlens.data.decoding import Fit as FitValue
 from fedlens.data.diagnostics import OnError as OnErrorValue
-from fedlens.data.images import Fit as FitValue
 from fedlens.data.partition.settings import whole_path
 
 
