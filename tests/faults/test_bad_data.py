@@ -217,11 +217,11 @@ TABLES = [
     csv("labels that are not whole", lambda: table("path", "label", label=lambda at: f"{at // 6}.0"),
         'own/table.csv: the labels are numbers, but not whole ones: 0.0, 1.0; number them from 0 on, or take them as names: data.dataset.classes = ["0.0", "1.0"].', skips=False),
     csv("a latitude off the sphere", lambda: table("path", "label", "lat", "lon", lat=lambda at: places(at, lat="95"), lon=lambda at: "13.4"),
-        "own/table.csv, line 5: 'lat' is 95.0, and no coordinate in degrees; give it in -90 .. 90."),
+        "own/table.csv, line 5: 'lat' is 95.0, which is not a coordinate in degrees; write degrees from -90 to 90."),
     csv("a latitude of another name", lambda: table("path", "label", "Latitude", "lng", Latitude=lambda at: places(at, lat="95"), lng=lambda at: "13.4"),
-        "own/table.csv, line 5: 'Latitude' is 95.0, and no coordinate in degrees; give it in -90 .. 90."),
+        "own/table.csv, line 5: 'Latitude' is 95.0, which is not a coordinate in degrees; write degrees from -90 to 90."),
     csv("a longitude that is missing", lambda: table("path", "label", "lat", "lon", lat=lambda at: "52.5", lon=lambda at: places(at, lat="")),
-        "own/table.csv, line 5: 'lon' is missing; give it in -180 .. 180."),
+        "own/table.csv, line 5: 'lon' is missing; write degrees from -180 to 180."),
 ]  # fmt: skip
 
 

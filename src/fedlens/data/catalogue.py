@@ -20,17 +20,16 @@ class DatasetFacts:
 
     Args:
         task: classification, segmentation, detection or language.
-        summary: what it shows, in a few words.
-        how: how to get it, a sentence or two.
+        summary: its content, in a few words.
+        how: how to get it, in one or two sentences.
         train, test: examples of the two splits, with the reader's default settings.
-        classes: how many; of text, the tokens that may be predicted.
+        classes: the number of classes; of text, of tokens that may be predicted.
         clients, unit: how many natural clients the training split has, and what one is.
         licence: in a few words, and more after a semicolon; the publisher's own words count.
         source: the publication, or an address.
-        download: how much there is to fetch.
-        files: what is looked for below the data folder: one or several sets of glob patterns, each set
-            enough to read the dataset, "|" between patterns of which one will do. Empty where there is
-            nothing to look for.
+        download: the size of the download.
+        files: sets of glob patterns below the data folder. The files of one set are enough to read the dataset;
+            of patterns with "|" between them one is enough. Empty if the dataset needs no files.
         own: whether it is a format for a user's own data.
     """
 
@@ -55,9 +54,9 @@ class Presence:
     """Whether a dataset is on this machine.
 
     Args:
-        state: "here" where every pattern of a set is met, "partly" where some are, "absent" where none is.
-        found: a file or folder for each pattern that is met.
-        lacking: the patterns that are not, of the set that is met best.
+        state: "here" if every pattern of a set has a match, "partly" if some have, "absent" if none has.
+        found: a file or folder for each pattern with a match.
+        lacking: the patterns without a match, of the most complete set.
     """
 
     state: State
@@ -66,7 +65,7 @@ class Presence:
 
 
 def presence(facts: DatasetFacts, root: Path) -> Presence:
-    """Looks for the files of the dataset below `root`. No file is opened, and a large folder is not read whole.
+    """Looks for the files of the dataset below `root`. No file is opened, and a large folder is not listed in full.
 
     >>> presence(DatasetFacts("digits", "classification", "digits", "comes along"), Path("nowhere")).state
     'built in'
@@ -83,7 +82,7 @@ def presence(facts: DatasetFacts, root: Path) -> Presence:
 
 
 def _first(root: Path, pattern: str) -> Path | None:
-    """One path that fits the pattern, or one of several with "|" between. An empty folder does not count."""
+    """One path that matches the pattern, or one of several with "|" between. Empty folders do not count."""
     for path in itertools.chain.from_iterable(root.glob(one) for one in pattern.split("|")):
         if path.is_file() or _holds_something(path):
             return path

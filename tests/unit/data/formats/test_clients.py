@@ -209,10 +209,10 @@ def test_a_table_that_cannot_be_read_is_the_one_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lat", "lon", "what"),
     [
-        ("91", "5", "'lat' is 91.0, and no coordinate in degrees"),
-        ("48", "-180.5", "'lon' is -180.5, and no coordinate in degrees"),
+        ("91", "5", "'lat' is 91.0, which is not a coordinate in degrees"),
+        ("48", "-180.5", "'lon' is -180.5, which is not a coordinate in degrees"),
         ("", "5", "'lat' is missing"),
-        ("48", "nan", "'lon' is nan, and no coordinate in degrees"),
+        ("48", "nan", "'lon' is nan, which is not a coordinate in degrees"),
     ],
 )
 def test_coordinates_that_are_missing_or_off_the_sphere(
@@ -232,9 +232,9 @@ def test_coordinates_go_by_several_names(tmp_path: Path, names: tuple[str, str])
     text = f"path,{names[0]},{names[1]}\na.png,48.5,9.9\nb.png,91,9\nc.png,9,91\nd.png,9,\ne.png,9,181\n"
     found, findings = with_table(tmp_path, text, [f"{letter}.png" for letter in "abcde"])
     assert told(findings) == [
-        f"t.csv, line 3: '{names[0]}' is 91.0, and no coordinate in degrees",
+        f"t.csv, line 3: '{names[0]}' is 91.0, which is not a coordinate in degrees",
         f"t.csv, line 5: '{names[1]}' is missing",
-        f"t.csv, line 6: '{names[1]}' is 181.0, and no coordinate in degrees",
+        f"t.csv, line 6: '{names[1]}' is 181.0, which is not a coordinate in degrees",
     ]
     assert found.bad == {1, 3, 4}
     assert found.columns[names[0]].tolist() == [48.5, 91.0, 9.0, 9.0, 9.0]
