@@ -227,7 +227,10 @@ def _clients(
             hint = nearest(column, cells) if cells else "give a table with such a column, data.dataset.table"
             raise ConfigError(f"there is no column '{column}'", where="client_column", hint=hint)
         values = ["" if value is None else str(value).strip() for value in cells[column]]
-        pairs = [("" if missing(v) else v, f"the cell '{column}' {missing(v)}") for v in values]
+        problems = map(missing, values)
+        pairs = [
+            ("", f"the cell '{column}' {p}") if p else (v, "") for v, p in zip(values, problems, strict=True)
+        ]
         hint = "write the client of the image"
     for row, (client, what) in enumerate(pairs):
         if not client:
