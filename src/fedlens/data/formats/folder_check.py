@@ -40,7 +40,7 @@ def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None =
     >>> import tempfile
     >>> check = check_folder(Path(tempfile.mkdtemp()), "image-folder")
     >>> [finding.what for finding in check.findings]
-    ['there are no images']
+    ['the folder has no images']
     """
     entry = find_format(format)
     given = {"path": str(folder), **(settings or {})}
