@@ -151,16 +151,16 @@ def wrongly_named(path: Path) -> None:
 
 
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no image": (lambda path: path.write_bytes(bytes(range(200))), "own/cat/1.png: the file is no image that can be read; convert it to PNG or JPEG, or remove it."),
-    "a link to nothing": (link, "own/cat/1.png: the file is not there; see to its name, upper and lower case too."),
+    "no image": (lambda path: path.write_bytes(bytes(range(200))), "own/cat/1.png: the file is not an image that can be read; convert it to PNG or JPEG, or remove it."),
+    "a link to nothing": (link, "own/cat/1.png: the file does not exist; check its name, upper and lower case too."),
     "a web page": (lambda path: path.write_text("<!doctype html>"), "own/cat/1.png: the file is a web page or other text, not an image; fetch or copy the image again."),
     "a PNG cut off": (cut, "own/cat/1.png: the image cannot be decoded: image file is truncated; copy or export it again."),
     "a JPEG cut off": (lambda path: cut(as_jpeg(path)), "own/cat/1.jpg: the image cannot be decoded: image file is truncated; copy or export it again."),
     "zero bytes": (lambda path: path.write_bytes(b""), "own/cat/1.png: the file is empty (0 bytes); copy or export it again."),
-    "wrongly named": (wrongly_named, "own/cat/1.png: the file is named .png and is a JPEG; rename it to end in .jpg."),
-    "CMYK": (cmyk, "own/cat/1.jpg: the image is in the colours of print (CMYK); convert it to RGB."),
-    "16 bits": (deep, "own/cat/1.png: the image has 16 bits a channel, and 8 are read; convert it to 8 bits with the range of brightness that matters."),
-    "animated": (animated, "own/cat/1.gif: the image has 3 frames; save the one that is meant, as PNG."),
+    "wrongly named": (wrongly_named, "own/cat/1.png: the file name ends in .png, and the file is a JPEG; rename it to end in .jpg."),
+    "CMYK": (cmyk, "own/cat/1.jpg: the colours of the image are CMYK, for print; convert it to RGB."),
+    "16 bits": (deep, "own/cat/1.png: the image has 16 bits per channel, and at most 8 are supported; convert it to 8 bits with the range of brightness that matters."),
+    "animated": (animated, "own/cat/1.gif: the image has 3 frames; save one of them, as PNG."),
 }  # fmt: skip
 
 
@@ -198,30 +198,30 @@ def places(at: int, *, lat: str = "52.5", line: int = 5) -> str:
 TABLES = [
     csv("a column is missing", lambda: ["file,label", *table("path", "label")[1:]],
         "own/table.csv, line 1: there is no column 'path'; name the columns in the first line; known: file, label.", skips=False),
-    csv("an empty label", both(3, label=""), "own/table.csv, line 3: the cell 'label' is empty; say the class of the image."),
-    csv("a label NaN", both(3, label="NaN"), "own/table.csv, line 3: the cell 'label' is 'NaN', which stands for a missing value; say the class of the image."),
-    csv("a client NA", both(3, client="NA"), "own/table.csv, line 3: the cell 'client' is 'NA', which stands for a missing value; write whose it is."),
-    csv("an empty client", both(3, client=""), "own/table.csv, line 3: the cell 'client' is empty; write whose it is."),
+    csv("an empty label", both(3, label=""), "own/table.csv, line 3: the cell 'label' is empty; write the class of the image."),
+    csv("a label NaN", both(3, label="NaN"), "own/table.csv, line 3: the cell 'label' is 'NaN', which stands for a missing value; write the class of the image."),
+    csv("a client NA", both(3, client="NA"), "own/table.csv, line 3: the cell 'client' is 'NA', which stands for a missing value; write the client of the image."),
+    csv("an empty client", both(3, client=""), "own/table.csv, line 3: the cell 'client' is empty; write the client of the image."),
     csv("an empty path", lambda: [*both(2)(), ",cat,mercy,train"], "own/table.csv, line 14: the path is empty; write it as seen from own.", lost=0),
-    csv("a cell too few", lambda: [*both(2)(), "cat/9.png,cat"], "own/table.csv, line 14: the line has 2 cells, and the first line has 4; quote cells that hold commas.", lost=0),
-    csv("a file that is not there", lambda: [*both(2)(), "cat/9.png,cat,mercy,train"], "own/table.csv, line 14: the file 'cat/9.png' is not there; remove the line.", lost=0),
-    csv("an image twice", lambda: [*both(2)(), "cat/1.png,dog,north,train"], "own/table.csv, line 14: 'cat/1.png' stands in line 3 too, which says something else of it; remove one of the lines."),
+    csv("a cell too few", lambda: [*both(2)(), "cat/9.png,cat"], "own/table.csv, line 14: the line has 2 cells, and the first line has 4; quote cells that contain commas.", lost=0),
+    csv("a file that does not exist", lambda: [*both(2)(), "cat/9.png,cat,mercy,train"], "own/table.csv, line 14: the file 'cat/9.png' does not exist; remove the line.", lost=0),
+    csv("an image twice", lambda: [*both(2)(), "cat/1.png,dog,north,train"], "own/table.csv, line 14: 'cat/1.png' is in line 3 too, with other cells; remove one of the lines."),
     csv("no such split", both(4, split="trian"), "own/table.csv, line 4: there is no split 'trian'; write train, test or validation."),
     csv("another encoding", lambda: [*both(2)()[:-1], "dog/5.png,dog,Zürich,test"],
-        "own/table.csv, line 13: the byte 0xfc is not UTF-8; the encoding is likely Windows-1252 (Latin-1); save it as UTF-8, in a spreadsheet or by: iconv -f WINDOWS-1252 -t UTF-8 table.csv > new.csv.", encoding="cp1252", skips=False),
-    csv("UTF-16", both(2), "own/table.csv: the table is in the encoding UTF-16, and UTF-8 is read; save it as UTF-8, in a spreadsheet or by: iconv -f UTF-16 -t UTF-8 table.csv > new.csv.", encoding="utf-16", skips=False),
+        "own/table.csv, line 13: the byte 0xfc is not UTF-8; the encoding is probably Windows-1252 (Latin-1); save it as UTF-8, in a spreadsheet or by: iconv -f WINDOWS-1252 -t UTF-8 table.csv > new.csv.", encoding="cp1252", skips=False),
+    csv("UTF-16", both(2), "own/table.csv: the encoding of the table is UTF-16, and has to be UTF-8; save it as UTF-8, in a spreadsheet or by: iconv -f UTF-16 -t UTF-8 table.csv > new.csv.", encoding="utf-16", skips=False),
     csv("one client", lambda: table("path", "label", "client", client=lambda at: "mercy"),
-        "own: all 12 examples belong to one client, 'mercy'; take another column, level or pattern; without any, a partition can make clients up.", skips=False),
+        "own: all 12 examples belong to one client, 'mercy'; take another column, level or pattern; without any of them, a partition makes the clients.", skips=False),
     csv("labels that skip numbers", lambda: table("path", "label", label=lambda at: str(2 * (at // 6))),
         'own/table.csv: the labels skip 1, and go up to 2; number them from 0 on, or take them as names: data.dataset.classes = ["0", "2"].', skips=False),
     csv("labels that are not whole", lambda: table("path", "label", label=lambda at: f"{at // 6}.0"),
-        'own/table.csv: the labels are numbers, and not whole ones: 0.0, 1.0; number them from 0 on, or take them as names: data.dataset.classes = ["0.0", "1.0"].', skips=False),
+        'own/table.csv: the labels are numbers, but not whole ones: 0.0, 1.0; number them from 0 on, or take them as names: data.dataset.classes = ["0.0", "1.0"].', skips=False),
     csv("a latitude off the sphere", lambda: table("path", "label", "lat", "lon", lat=lambda at: places(at, lat="95"), lon=lambda at: "13.4"),
-        "own/table.csv, line 5: 'lat' is 95.0, and no coordinate in degrees; give it in -90 .. 90."),
+        "own/table.csv, line 5: 'lat' is 95.0, which is not a coordinate in degrees; write degrees from -90 to 90."),
     csv("a latitude of another name", lambda: table("path", "label", "Latitude", "lng", Latitude=lambda at: places(at, lat="95"), lng=lambda at: "13.4"),
-        "own/table.csv, line 5: 'Latitude' is 95.0, and no coordinate in degrees; give it in -90 .. 90."),
+        "own/table.csv, line 5: 'Latitude' is 95.0, which is not a coordinate in degrees; write degrees from -90 to 90."),
     csv("a longitude that is missing", lambda: table("path", "label", "lat", "lon", lat=lambda at: "52.5", lon=lambda at: places(at, lat="")),
-        "own/table.csv, line 5: 'lon' is missing; give it in -180 .. 180."),
+        "own/table.csv, line 5: 'lon' is missing; write degrees from -180 to 180."),
 ]  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def beside_a_split() -> None:
 
 LEAKS = [
     Case("a folder beside a split", "image-folder", beside_a_split,
-         ['own: the folder train has the name of a split, and extra not; move the others into a split, or elsewhere; or if all are classes, data.dataset.classes = ["extra", "train"].'], skips=False),
+         ['own: the folder train has the name of a split, but extra not; move the others into a split, or elsewhere; or if all are classes, data.dataset.classes = ["extra", "train"].'], skips=False),
     Case("splits that overlap", "image-folder", leak,
          ["own: 2 images are in more than one split, a leak: 'train/cat/0.png' (train) is the same as 'test/cat/9.png' (test), 'train/dog/1.png' (train) is the same as 'test/dog/9.png' (test); keep each in one split only."], skips=False),
     Case("lists that overlap", "voc-xml", lambda: (write_voc(OWN), (OWN / "ImageSets/Main/test.txt").write_text("c\nd\na\n")),
@@ -269,9 +269,9 @@ MASKS = [
     Case("a mask of another size", "mask-folder", masks(lambda: write(OWN / "masks" / "3.png", np.zeros((8, 6), np.uint8))),
          ["own/masks/3.png: the mask is 6x8, and its image 8x8 pixels; export one of them again."]),
     Case("ids that are no class", "mask-folder", masks(three_ids),
-         ["own/masks/3.png: the mask has ids that are no class (0 .. 1) nor void (255): 2 in 3 pixels, 9 in 1 pixels; see to data.dataset.classes, ids and void, or write the mask anew."]),
+         ["own/masks/3.png: the mask has ids that are neither a class (0 .. 1) nor void (255): 2 in 3 pixels, 9 in 1 pixels; check data.dataset.classes, ids and void, or write the mask again."]),
     Case("a mask in colour", "mask-folder", masks(lambda: write(OWN / "masks" / "3.png", pixels(3))),
-         ["own/masks/3.png: the mask is in colour (RGB), and has to hold one class id a pixel; write ids instead of colours, as a PNG with one channel of 8 bits."]),
+         ["own/masks/3.png: the mask is in colour (RGB), and needs one class id per pixel; write ids instead of colours, as a PNG with one channel of 8 bits."]),
     Case("a mask that is missing", "mask-folder", masks(lambda: (OWN / "masks" / "3.png").unlink()),
          ["own/images/3.png: the image has no mask 'masks/3.png'; add it, or remove the image."]),
 ]  # fmt: skip
@@ -317,38 +317,38 @@ def renumber_duplicates(content: dict[str, Any]) -> None:
 
 
 AGAIN, CORRECT = "draw it again, or remove the object", "correct it, or remove the object"
-EDGE = "correct it, or it is cut off at the edge"
+EDGE = "correct it, or skip errors to cut it off at the edge"
 BOXES = [
     Case("COCO boxes", "coco-json", coco_boxes, [
         f"own/test.json, annotation 200: its box 20, 2, 5, 3 is outside the image of 16x12; {CORRECT}.",
-        f"own/test.json, annotation 201: its box 10, 2, 9, 3 reaches 3 pixels beyond the image of 16x12; {EDGE}.",
+        f"own/test.json, annotation 201: its box 10, 2, 9, 3 extends 3 pixels beyond the image of 16x12; {EDGE}.",
         f"own/test.json, annotation 202: its box 3, 2, 0, 3 has no area; {AGAIN}.",
-        "own/test.json, annotation 203: its class 9 is not known; known: 3, 7.",
+        "own/test.json, annotation 203: its class 9 is unknown; known: 3, 7.",
     ]),
     Case("VOC boxes", "voc-xml", voc_boxes, [
         f"own/Annotations/d.xml, line 7: its box 21, 3, 25, 5 is outside the image of 16x12; {CORRECT}.",
-        f"own/Annotations/d.xml, line 12: its box 11, 3, 19, 5 reaches 3 pixels beyond the image of 16x12; {EDGE}.",
+        f"own/Annotations/d.xml, line 12: its box 11, 3, 19, 5 extends 3 pixels beyond the image of 16x12; {EDGE}.",
         f"own/Annotations/d.xml, line 17: its box 4, 3, 3, 5 has no area; {AGAIN}.",
-        "own/Annotations/d.xml, line 22: its class 'emu' is not known; known: cat, dog.",
+        "own/Annotations/d.xml, line 22: its class 'emu' is unknown; known: cat, dog.",
     ], {"classes": ["cat", "dog"]}),
     Case("YOLO boxes", "yolo-txt", yolo_boxes, [
         f"own/labels/test/d.txt, line 1: its box 1.40625, 0.2916666666666667, 0.3125, 0.25 is outside the image of 16x12; {CORRECT}.",
-        f"own/labels/test/d.txt, line 2: its box 0.90625, 0.2916666666666667, 0.5625, 0.25 reaches 3 pixels beyond the image of 16x12; {EDGE}.",
+        f"own/labels/test/d.txt, line 2: its box 0.90625, 0.2916666666666667, 0.5625, 0.25 extends 3 pixels beyond the image of 16x12; {EDGE}.",
         f"own/labels/test/d.txt, line 3: its box 0.1875, 0.2916666666666667, 0.0, 0.25 has no area; {AGAIN}.",
-        "own/labels/test/d.txt, line 4: its class 2 is not known; known: 0, 1.",
+        "own/labels/test/d.txt, line 4: its class 2 is unknown; known: 0, 1.",
     ]),
     Case("ids that stand there twice", "coco-json", duplicate_ids, [
-        "own/train.json, annotation 100: the id stands there 2 times; give each annotation an id of its own.",
-        "own/train.json, image 10: the id stands there twice, for a.png and e.png; give each image an id of its own, and its annotations too.",
+        "own/train.json, annotation 100: number 1 and number 2 both have this id; give each annotation its own id.",
+        "own/train.json, image 10: a.png and e.png both have this id; give each image its own id.",
     ]),
     Case("classes with one id", "coco-json", lambda: write_coco(OWN, renumber_duplicates),
-         ["own/train.json, category 3: the id stands there twice, for 'cat' and 'emu'; give each category an id of its own."], skips=False),
+         ["own/train.json, category 3: cat and emu both have this id; give each category its own id."], skips=False),
     Case("no JSON", "coco-json", lambda: (write_coco(OWN), (OWN / "train.json").write_text("{\n  'images': []}")),
-         ["own/train.json, line 2, column 3: the file is not JSON: expecting property name enclosed in double quotes; export the file again."], skips=False),
+         ["own/train.json, line 2, column 3: the file is not valid JSON: expecting property name enclosed in double quotes; export the file again."], skips=False),
     Case("no XML", "voc-xml", lambda: (write_voc(OWN), (OWN / "Annotations/d.xml").write_text("<annotation>\n<object>\n")),
-         ["own/Annotations/d.xml, line 3: the XML is broken: Premature end of data in tag object line 2 (column 1); write the file again, in UTF-8."]),
+         ["own/Annotations/d.xml, line 3: the XML is invalid: Premature end of data in tag object line 2 (column 1); write the file again, in UTF-8."]),
     Case("no line of labels", "yolo-txt", lambda: (write_yolo(OWN), (OWN / "labels/test/d.txt").write_text("0 0.5 0.5 0.1\n0 0.5 0.5 0.1 0.1\n")),
-         ["own/labels/test/d.txt, line 1: it has 4 values, and 5 are wanted: class cx cy width height; correct the line, or remove it."]),
+         ["own/labels/test/d.txt, line 1: it has 4 values, and needs 5: class cx cy width height; correct the line, or remove it."]),
     Case("labels of boxes that skip numbers", "yolo-txt", lambda: (write_yolo(OWN), (OWN / "classes.txt").unlink(), (OWN / "labels/test/d.txt").write_text("3 0.5 0.5 0.1 0.1\n")),
          ["own: the labels skip 2, and go up to 3; number the classes from 0 on, or name them all with the setting classes, or in classes.txt."], skips=False),
 ]  # fmt: skip

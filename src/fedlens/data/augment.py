@@ -1,7 +1,10 @@
-"""Augmentation of training images, batched: every image of a batch is changed in its own way, without a loop.
+"""Batched augmentation of training images: each image of a batch gets its own random change, without a loop.
 
-An augmentation takes uint8 [n, C, H, W] and a generator and gives the same shape and type; its input is left as it
-was. All random numbers of a batch are drawn at once, in the order that the docstrings say, on the generator's device.
+An augmentation maps uint8 [n, C, H, W] and a generator to the same shape and type; it does not change its input. All
+random numbers of a batch are drawn at once, in the order of the docstrings, on the generator's device.
+
+torchvision's transforms draw one change for a whole batch, from the global generator. So they would need a loop over
+images, and other random numbers.
 """
 
 from __future__ import annotations
@@ -27,13 +30,14 @@ AUGMENTS = Registry(
         "pad-crop-flip": Entry(
             f"{_HERE}:make_pad_crop_flip", "crop and flip in one pass (hsu2019, He et al. 2016)"
         ),
-        "crop": Entry(f"{_HERE}:make_crop", "moved by up to a few pixels, zeros coming in"),
+        "crop": Entry(f"{_HERE}:make_crop", "shifted by up to a few pixels, filled with zeros"),
         "flip": Entry(f"{_HERE}:make_flip", "mirrored left to right with probability 1/2"),
         "colour-jitter": Entry(
-            f"{_HERE}:make_colour_jitter", "brightness, contrast, saturation and hue changed at random"
+            f"{_HERE}:make_colour_jitter", "random brightness, contrast, saturation and hue"
         ),
         "random-resized-crop": Entry(
-            f"{_HERE}:make_random_resized_crop", "a random part, scaled up to the whole (Szegedy et al. 2015)"
+            f"{_HERE}:make_random_resized_crop",
+            "a random part, scaled up to the full size (Szegedy et al. 2015)",
         ),
     },
 )
@@ -45,7 +49,7 @@ _GREY = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as torchvision rounds it
 
 @dataclass(frozen=True)
 class Chain:
-    """Augmentations one after the other.
+    """Several augmentations in sequence.
 
     >>> both = Chain((make_crop((3, 8, 8), pad=1), make_flip((3, 8, 8))))
     >>> both(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.Generator()).shape
@@ -62,11 +66,10 @@ class Chain:
 
 @dataclass(frozen=True)
 class PadCropFlip:
-    """Each image moved by up to `pad` pixels each way, zeros coming in, and mirrored with probability 1/2.
+    """Pads with zeros, crops to the old size at a random place, and mirrors with probability 1/2.
 
-    The usual augmentation of 32x32 photographs: pad all sides with zeros (black, where the images are uint8),
-    cut out a window of the old size at a uniformly random place, flip it left to right for half of the
-    images. It takes images of any type.
+    This is the usual augmentation of 32x32 photographs. The place is uniform, up to `pad` pixels from the original
+    one in each direction. The images may have any type.
 
     Draws `torch.randint(0, 2 pad + 1, (2, n))`, the top and the left edges of the windows, and then
     `torch.randint(0, 2, (n,))`, the flips.
@@ -79,20 +82,9 @@ class PadCropFlip:
     pad: int = 4
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        n, channels, height, width = images.shape
-        pad, device, source = self.pad, images.device, generator.device
-        edges = torch.randint(0, 2 * pad + 1, (2, n), generator=generator, device=source).to(device)
-        flips = torch.randint(0, 2, (n,), generator=generator, device=source).to(device)
-        padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
-
-        # One gather does both: the place of each pixel of the result in the padded image, the same for all
-        # channels.
-        across = torch.arange(width, device=device)
-        rows = edges[0, :, None] + torch.arange(height, device=device)
-        columns = edges[1, :, None] + torch.where(flips[:, None] == 1, width - 1 - across, across)
-        places = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]
-        places = places.view(n, 1, height * width).expand(n, channels, -1)
-        return padded.flatten(2).gather(2, places).view(images.shape)
+        edges = _draw_edges(len(images), self.pad, generator)
+        flips = torch.randint(0, 2, (len(images),), generator=generator, device=generator.device)
+        return _cropped(images, self.pad, edges, flips)
 
 
 @dataclass(frozen=True)
@@ -102,15 +94,26 @@ class Crop:
     pad: int
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        n, _, height, width = images.shape
-        edges = torch.randint(0, 2 * self.pad + 1, (2, n), generator=generator, device=generator.device)
-        edges = edges.to(images.device)
-        padded = torch.nn.functional.pad(images, (self.pad,) * 4)
-        rows = edges[0, :, None] + torch.arange(height, device=images.device)
-        columns = edges[1, :, None] + torch.arange(width, device=images.device)
-        one = torch.arange(n, device=images.device)[:, None, None]
-        # Indexing with the channels in the middle puts them last.
-        return padded[one, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+        return _cropped(images, self.pad, _draw_edges(len(images), self.pad, generator))
+
+
+def _draw_edges(n: int, pad: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 2 * pad + 1, (2, n), generator=generator, device=generator.device)
+
+
+def _cropped(images: Tensor, pad: int, edges: Tensor, flips: Tensor | None = None) -> Tensor:
+    """Windows of the old size of images padded with zeros; `edges` [2, n] are top and left, `flips` [n] are 0 or 1."""
+    n, channels, height, width = images.shape
+    edges = edges.to(images.device)
+    padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
+    # One gather does both: the position of each pixel of the result in the padded image, the same for all channels.
+    rows = edges[0, :, None] + torch.arange(height, device=images.device)
+    columns = edges[1, :, None] + torch.arange(width, device=images.device)
+    if flips is not None:
+        columns = torch.where(flips.to(images.device)[:, None] == 1, columns.flip(1), columns)
+    positions = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]
+    positions = positions.view(n, 1, height * width).expand(n, channels, -1)
+    return padded.flatten(2).gather(2, positions).view(images.shape)
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,9 @@ class ColourJitter:
     """Brightness, contrast, saturation and hue, in this order, each image by its own factors.
 
     With a strength s, the factor is uniform in [max(0, 1 - s), 1 + s]; for the hue h, the turn is uniform in
-    [-h, h] of a whole one. Draws one `torch.rand(4, n)`. Brightness multiplies; contrast blends with the mean
-    grey of the image; saturation blends with the grey image; hue turns it in HSV: the definitions of
-    torchvision, on values that are rounded once, at the end. (torchvision also draws the order of the four.)
+    [-h, h] of a full turn. Draws one `torch.rand(4, n)`. Brightness multiplies; contrast blends with the mean grey
+    of the image; saturation blends with the grey image; hue turns it in HSV. These are torchvision's definitions,
+    but values are rounded only once, at the end, and the order of the four is fixed.
     """
 
     brightness: float
@@ -166,7 +169,7 @@ def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 
 
 def grey(images: Tensor) -> Tensor:
-    """[n, 1, H, W]: the luma of images in [0, 1]; images of one channel are their own."""
+    """[n, 1, H, W]: the luma of images in [0, 1]; images of one channel are returned unchanged."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.unbind(1)
@@ -174,7 +177,7 @@ def grey(images: Tensor) -> Tensor:
 
 
 def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
-    """Turns the hue of images float [n, 3, H, W] in [0, 1] by `turn` [n, 1, 1] of a whole turn, in HSV.
+    """Turns the hue of images float [n, 3, H, W] in [0, 1] by `turn` [n, 1, 1] full turns, in HSV.
 
     With v the largest channel and c = v - the smallest, channel k of a colour of hue h in [0, 6) is
     v - c max(0, min(1, q, 4 - q)) with q = (offset_k + h) mod 6, offset 5, 3, 1 for red, green, blue.
@@ -197,12 +200,11 @@ def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """A window of random area and aspect ratio, scaled to the whole by bilinear interpolation.
+    """A window of random area and aspect ratio, scaled to the full size by bilinear interpolation.
 
-    The share of the area is uniform in `scale`, the logarithm of width / height uniform in that of `ratio`, the
-    place uniform; sides are rounded to whole pixels. A window that is larger than the image is drawn again, up
-    to 10 times; then it is the largest one in the middle that keeps to `ratio`. Draws one
-    `torch.rand(4, 10, n)`.
+    The share of the area is uniform in `scale`, log(width / height) is uniform between the logarithms of `ratio`, and
+    the place is uniform; sides are rounded to whole pixels. A window that is larger than the image is drawn again, up
+    to 10 times; then the largest central window within `ratio` is taken. Draws one `torch.rand(4, 10, n)`.
     """
 
     scale: tuple[float, float]
@@ -240,9 +242,9 @@ class RandomResizedCrop:
 def resized(images: Tensor, windows: Tensor) -> Tensor:
     """The windows [n, 4] (top, left, height, width) of images uint8 [n, C, H, W], each scaled to H x W.
 
-    Bilinear, half-pixel centres, what is outside the window plays no part: `torchvision`'s `resized_crop` of
-    each image without antialiasing (a window is never larger than the result). As two products with matrices of
-    weights, which is faster than sampling point by point.
+    Bilinear, with half-pixel centres and no pixels from outside the window: torchvision's `resized_crop` of each
+    image without antialiasing (a window is never larger than the result). It is computed as two products with
+    matrices of weights, which is faster than sampling each point.
 
     >>> x = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)
     >>> torch.equal(resized(x, torch.tensor([[0.0, 0, 4, 4]])), x)
@@ -256,7 +258,7 @@ def resized(images: Tensor, windows: Tensor) -> Tensor:
 
 
 def _weights(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """float32 [n, size, size]: row i says how much of each pixel is in pixel i of the result."""
+    """float32 [n, size, size]: row i has the weight of each source pixel in pixel i of the result."""
     at = torch.arange(size, device=start.device)
     inside = (at + 0.5) * (length[:, None] / size) - 0.5
     place = start[:, None] + inside.clamp(min=0).minimum(length[:, None] - 1)
@@ -268,21 +270,21 @@ Pad = Annotated[int, Field(ge=1, le=512, description="pixels")]
 
 
 def make_pad_crop_flip(shape: Shape, *, pad: Pad = 4) -> PadCropFlip:
-    """Crop and flip in one pass."""
+    """Crops and flips in one pass."""
     return PadCropFlip(pad)
 
 
 def make_crop(shape: Shape, *, pad: Pad = 4) -> Crop:
-    """Moved by up to `pad` pixels each way."""
+    """Shifts by up to `pad` pixels in each direction."""
     return Crop(pad)
 
 
 def make_flip(
     shape: Shape,
     *,
-    p: Annotated[float, Field(gt=0, le=1, description="probability of a mirrored image")] = 0.5,
+    p: Annotated[float, Field(gt=0, le=1, description="probability of mirroring")] = 0.5,
 ) -> Flip:
-    """Mirrored left to right."""
+    """Mirrors left to right."""
     return Flip(p)
 
 
@@ -292,11 +294,13 @@ def make_colour_jitter(
     brightness: Annotated[Strength, Field(description="the factor is in 1 - s to 1 + s")] = 0.4,
     contrast: Annotated[Strength, Field(description="the factor is in 1 - s to 1 + s")] = 0.4,
     saturation: Annotated[
-        Strength | None, Field(description="likewise; 0.4 unless the images are grey")
+        Strength | None, Field(description="likewise; by default 0.4, or 0 for grey images")
     ] = None,
-    hue: Annotated[float | None, Field(ge=0, le=0.5, description="largest turn; 0.1 unless grey")] = None,
+    hue: Annotated[
+        float | None, Field(ge=0, le=0.5, description="largest turn; by default 0.1, or 0 for grey images")
+    ] = None,
 ) -> ColourJitter:
-    """Brightness, contrast, saturation and hue. Raises `ConfigError` for the colours of grey images."""
+    """Changes colours. Raises `ConfigError` for saturation or hue of grey images."""
     if shape[0] != 3 and (saturation or hue):
         name = "saturation" if saturation else "hue"
         raise ConfigError(f"images of {shape[0]} channel have no {name}", where=name, hint="leave it out")
@@ -321,9 +325,9 @@ def make_random_resized_crop(
         4 / 3,
     ),
 ) -> RandomResizedCrop:
-    """A random part, scaled to the whole. Raises `ConfigError` where the bounds are not in order."""
+    """Scales a random part to the full size. Raises `ConfigError` if the bounds are not in order."""
     if not 0 < scale[0] <= scale[1] <= 1:
-        raise ConfigError(f"the scale is {list(scale)}, and has to go up within (0, 1]", where="scale")
+        raise ConfigError(f"the scale is {list(scale)}, and needs 0 < least <= largest <= 1", where="scale")
     if not 0 < ratio[0] <= ratio[1]:
-        raise ConfigError(f"the ratio is {list(ratio)}, and has to go up and be above 0", where="ratio")
+        raise ConfigError(f"the ratio is {list(ratio)}, and needs 0 < least <= largest", where="ratio")
     return RandomResizedCrop(scale, ratio)

@@ -1,4 +1,4 @@
-"""Boxes moved from the image in its file, where somebody drew them, to the image as it is delivered."""
+"""Moves boxes from pixels of the image file to pixels of the decoded image."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.data.boxes import Boxes
-from fedlens.data.images import Fit, placement
+from fedlens.data.decoding import Fit, placement
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """Boxes in pixels of the delivered images, and what had to go.
+    """Boxes in pixels of the decoded images, and the number of those that were left out.
 
     Args:
-        boxes: what is left.
-        kept: bool [m], which of the given objects that is.
+        boxes: the remaining objects.
+        kept: bool [m], which of the given objects remain.
         empty: how many objects had no area in their image.
-        cropped: how many have their centre where `crop` cuts the image off.
+        cropped: how many have their centre outside the crop.
     """
 
     boxes: Boxes
@@ -29,18 +29,18 @@ class Placed:
     cropped: int
 
     def notes(self, split: str) -> tuple[str, ...]:
-        """What had to go, in sentences."""
+        """Sentences on the objects that were left out."""
         empty = f"{split}, objects left out because their box has no area in the image: {self.empty:,}"
         cropped = f"{split}, objects left out because the crop cuts their centre off: {self.cropped:,}"
         return (*[empty] * bool(self.empty), *[cropped] * bool(self.cropped))
 
 
 def placed(given: Boxes, sizes: NDArray[Any], height: int, width: int, fit: Fit) -> Placed:
-    """The boxes `given`, in pixels of the files, where images delivered as `height` x `width` show them.
+    """The boxes `given`, in pixels of the files, moved to images decoded as `height` x `width`.
 
-    A box is first cut off at the edges of its image; one without area after that is left out. With `fit` "crop"
-    an object stays where the centre of its box stays, so that no sliver at the edge counts as an object, and its
-    box is cut off at the edges of the crop. "pad" and "stretch" show every object.
+    A box is first cut off at the edges of its image, and left out if it has no area then. With `fit` "crop" an object
+    stays if the centre of its box does, so that a sliver at the edge is no object, and its box is cut off at the edges
+    of the crop. "pad" and "stretch" keep every object.
 
     Args:
         sizes: int [n, 2], width and height of the image in each file.
@@ -62,7 +62,7 @@ def placed(given: Boxes, sizes: NDArray[Any], height: int, width: int, fit: Fit)
     seen = _cut(moved, np.array([width, height])).astype(np.float32)
     centres = (moved[:, :2] + moved[:, 2:]) / 2
     centred = ((centres >= 0) & (centres < [width, height])).all(axis=1)
-    # Asked of what is delivered: a box far thinner than a pixel may lose its area to rounding only there.
+    # Checked on the result: a box far thinner than a pixel may lose its area only by rounding there.
     kept = centred & _has_area(seen)
     cropped = ~centred & _has_area(inside)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rows[kept], minlength=len(given)))])
@@ -71,11 +71,11 @@ def placed(given: Boxes, sizes: NDArray[Any], height: int, width: int, fit: Fit)
 
 
 def _placements(sizes: NDArray[Any], height: int, width: int, fit: Fit) -> NDArray[np.float64]:
-    """float64 [n, 4]: `placement` of each image, worked out once for each size that there is."""
+    """float64 [n, 4]: `placement` of each image, computed once per image size."""
     distinct, which = np.unique(sizes.reshape(-1, 2), axis=0, return_inverse=True)
     each = [placement(int(w), int(h), width, height, fit) for w, h in distinct]
-    found: NDArray[np.float64] = np.array(each, np.float64).reshape(-1, 4)[which.reshape(-1)]
-    return found
+    placements: NDArray[np.float64] = np.array(each, np.float64).reshape(-1, 4)[which.reshape(-1)]
+    return placements
 
 
 def _cut(boxes: NDArray[np.float64], size: NDArray[Any]) -> NDArray[np.float64]:
@@ -87,5 +87,5 @@ def _cut(boxes: NDArray[np.float64], size: NDArray[Any]) -> NDArray[np.float64]:
 
 def _has_area(boxes: NDArray[Any]) -> NDArray[np.bool_]:
     across, down = (boxes[:, 2:] > boxes[:, :2]).T
-    found: NDArray[np.bool_] = across & down
-    return found
+    has_area: NDArray[np.bool_] = across & down
+    return has_area

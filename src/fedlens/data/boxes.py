@@ -16,11 +16,11 @@ class Boxes:
     """Image i shows the objects `offsets[i] : offsets[i + 1]`.
 
     Args:
-        boxes: float32 [m, 4], left, top, right, bottom in pixels of the image as it is delivered.
+        boxes: float32 [m, 4], left, top, right, bottom in pixels of the decoded image.
         labels: int64 [m], the class of each object, from 0 on.
         offsets: int64 [n + 1], from 0 to m.
 
-    Raises `DataError` where the arrays contradict each other.
+    Raises `DataError` if the arrays contradict each other.
 
     >>> two = Boxes(np.array([[0, 0, 4, 4]], np.float32), np.array([1]), np.array([0, 1, 1]))
     >>> len(two), two.labels_of(0).tolist(), two.labels_of(1).tolist()
@@ -33,8 +33,8 @@ class Boxes:
 
     def __post_init__(self) -> None:
         if self.boxes.dtype != np.float32 or self.boxes.shape != (len(self.labels), 4):
-            found = f"{self.boxes.dtype} {list(self.boxes.shape)}"
-            raise DataError(f"the boxes are {found}, and have to be float32 [{len(self.labels)}, 4]")
+            form = f"{self.boxes.dtype} {list(self.boxes.shape)}"
+            raise DataError(f"the boxes are {form}, and have to be float32 [{len(self.labels)}, 4]")
         ends = len(self.offsets) and self.offsets[0] == 0 and self.offsets[-1] == len(self.labels)
         if not ends or (np.diff(self.offsets) < 0).any():
             raise DataError(f"the offsets of the boxes do not go up from 0 to {len(self.labels)}")

@@ -44,8 +44,8 @@ class DatasetFacts:
     Args:
         title: its published name, for messages; empty if that is `name`.
         task: classification, segmentation, detection or language.
-        summary: what it shows, in a few words.
-        how: how to get it, a sentence or two.
+        summary: its content, in a few words.
+        how: how to get it, in one or two sentences.
         train, test: examples of the two splits, with the reader's default settings.
         classes: how many; of text, the tokens that may be predicted.
         labels: the names of the classes, if they are few and fixed; a label is a position in it.
@@ -97,7 +97,7 @@ class Presence:
 
 
 def presence(facts: DatasetFacts, root: Path) -> Presence:
-    """Looks for the files of the dataset below `root`. No file is opened, and a large folder is not read whole.
+    """Looks for the files of the dataset below `root`. No file is opened, and a large folder is not listed in full.
 
     >>> presence(DatasetFacts("digits", "classification", "digits", "comes along"), Path("nowhere")).state
     'built in'

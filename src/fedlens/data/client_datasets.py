@@ -1,4 +1,4 @@
-"""What an operation finds as `client.data`: a view of the examples of one holder, made into batches of floats."""
+"""The data of each client (`client.data`): a view of its examples, read as batches of floats."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.shifts import shifted
 from fedlens.data.transforms import Augment, normalize
 
-_WHOLE = 2**26  # bytes of floats up to which a client's images are normalized at once, not batch by batch
+_WHOLE = 2**26  # bytes of floats up to which a client's images are normalized at once, not per batch
 
 
 @dataclass(frozen=True)
 class ClientDataset(ClientExamples):
-    """The examples of one holder.
+    """The examples of one client, or of the server.
 
     Args:
         examples: what `indices` point into.
         indices: the positions of its examples, int64 [n]; None means all of `examples`.
         mean, std: for `normalize`.
-        augment: what becomes of the images while training, uint8 [k, C, H, W] to the same.
-        features: how the images at `indices` are seen, float32 [1] for the whole holder or [n], by name; see
+        augment: the augmentation while training, uint8 [k, C, H, W] to the same.
+        features: the shifts of the images at `indices`, float32 [1] for all of them or [n], by name; see
             `fedlens.data.shifts`.
-        validation: the examples that this holder holds out of its own, where clients do.
+        validation: the examples that this client holds out, if clients do.
     """
 
     examples: Examples
@@ -43,22 +43,22 @@ class ClientDataset(ClientExamples):
     validation: ClientDataset | None = None
 
     def __len__(self) -> int:
-        # `len` of a tensor takes ten times as long, and this is asked several times a client.
+        # `len` of a tensor takes ten times as long, and this is called several times per client.
         return len(self.examples) if self.indices is None else self.indices.numel()
 
     def labels(self) -> Tensor:
-        """int64 [n]: the labels, in the holder's order."""
+        """int64 [n]: the labels, in the order of `indices`."""
         targets: Tensor = self.examples.targets
         return targets if self.indices is None else targets[self.indices]
 
     def take(self, at: Tensor) -> ClientDataset:
-        """The examples at the positions `at`, int64 [k], of this holder; one may stand there twice."""
+        """The examples at the positions `at`, int64 [k], which may repeat."""
         features = {name: values[at] if len(values) > 1 else values for name, values in self.features.items()}
         indices = at if self.indices is None else self.indices[at]
         return replace(self, indices=indices, features=features)
 
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Normalized images float32 [k, C, H, W] and labels of the positions start to stop, never augmented."""
+        """Normalized images float32 [k, C, H, W] and labels at the positions start to stop, never augmented."""
         if self.indices is None:
             images, labels = self.examples.stretch(start, stop)
         elif self.features:
@@ -68,10 +68,10 @@ class ClientDataset(ClientExamples):
         return normalize(images, self.mean, self.std), labels
 
     def batches(self, size: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches without end, one epoch after the other, each in a new order; the last of an epoch may be short.
+        """Endless batches, epoch by epoch, each in a new order; the last batch of an epoch may be short.
 
-        The order of an epoch is `torch.randperm(n)` from `rng.torch("batches")`; where one batch holds everything,
-        the order is left as it is and nothing is drawn.
+        The order of an epoch is `torch.randperm(n)` from `rng.torch("batches")`. If one batch holds all examples, they
+        keep their order and nothing is drawn.
         """
         n = len(self)
         generator = rng.torch("batches")
@@ -87,17 +87,17 @@ class ClientDataset(ClientExamples):
                 yield normalize(images, self.mean, self.std), labels
 
     def held(self, n: int, /) -> int:
-        """The bytes of floats that `batches` holds of n examples: in their own order and in that of an epoch.
+        """The bytes of floats that `batches` keeps for n examples: in their own order and in that of an epoch.
 
-        0 where it normalizes them batch by batch: where they are augmented, or too many.
+        0 if it normalizes each batch on its own: if examples are augmented, or too many.
         """
         whole = n * self.examples.values * 4
         return 2 * whole if self.augment is None and whole <= _WHOLE else 0
 
     def beside(self, others: Sequence[Any], /) -> bool:
-        """Whether `gather` may read examples of this holder and of these together.
+        """Whether `gather` can read the examples of this client and of `others` together.
 
-        Not where they are augmented, which is each holder's own, or seen in a light of their own, or of several sets.
+        It cannot if they are augmented or shifted, which differs by client, or come from different datasets.
         """
         return all(
             type(each) is ClientDataset
@@ -109,7 +109,7 @@ class ClientDataset(ClientExamples):
         )
 
     def gather(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalized images float32 [k, C, H, W] and labels at `places`, int64 [k]: what `indices` point to."""
+        """Normalized images float32 [k, C, H, W] and labels at `places`, int64 [k], positions in `examples`."""
         images, labels = self.examples.batch(places)
         return normalize(images, self.mean, self.std), labels
 
@@ -117,9 +117,9 @@ class ClientDataset(ClientExamples):
     def orders(
         holders: Sequence[ClientDataset], sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int]
     ) -> Tensor:
-        """Where the examples of the first so many of each holder's `batches` are: int64 [steps, holders, size].
+        """The positions of the examples of each client's first `steps` batches: int64 [steps, clients, size].
 
-        -1 stands where a batch is short, and where a holder has no more steps.
+        -1 fills short batches, and the steps that a client does not have.
         """
         generator, orders = torch.Generator(), []
         for holder, size, rng, count in zip(holders, sizes, rngs, steps, strict=True):
@@ -140,17 +140,16 @@ class ClientDataset(ClientExamples):
         return at
 
     def _images(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """The images uint8 and labels at the positions `at` of this holder, as it sees them."""
+        """The images uint8, with this client's shifts, and labels at the positions `at`."""
         positions = at if self.indices is None else self.indices[at]
         images, labels = self.examples.batch(positions)
         if not self.features:
             return images, labels
-        own = {
-            name: values[at] if len(values) > 1 else values.expand(len(at))
+        features = {
+            name: (values[at] if len(values) > 1 else values.expand(len(at))).to(images.device)
             for name, values in self.features.items()
         }
-        own = {name: values.to(images.device) for name, values in own.items()}
-        return shifted(images, own, positions.to(images.device)), labels
+        return shifted(images, features, positions.to(images.device)), labels
 
     def _from_memory(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         n = len(self)
@@ -172,18 +171,18 @@ class ClientDataset(ClientExamples):
 
 @dataclass(frozen=True)
 class ClientDatasets(ClientDataSource):
-    """Gives the data of each client, and of the server.
+    """The data of each client, and of the server.
 
-    The server has `@test`, `@validation` (what is held out), and `@train`, all clients' examples pooled. Test
-    images are seen as they are; held-out and training images as the client sees them that they belong to.
+    The server has `@test`, `@validation` (the held-out examples), and `@train`, all clients' examples pooled. Test
+    images are not shifted; held-out and training images have the shifts of their client.
 
     Args:
         dataset: its splits are tensors or files (`Examples.tensors`); `indices` point into the training split.
         indices, offsets: int64; client k holds the examples at `indices[offsets[k] : offsets[k + 1]]`.
-        features: float32 [clients] by name, how each client sees its images; see `fedlens.data.shifts`.
+        features: float32 [clients] by name, the shifts of each client's images; see `fedlens.data.shifts`.
         held_out: int64, the positions that are held out for validation, or None.
-        held_out_offsets: int64 [clients + 1], where each client held out its own: client k holds out
-            `held_out[held_out_offsets[k] : held_out_offsets[k + 1]]`; None where they were held out of all.
+        held_out_offsets: int64 [clients + 1], if each client holds out its own examples: client k holds out
+            `held_out[held_out_offsets[k] : held_out_offsets[k + 1]]`; None if they are held out of all examples.
         augment: applied to the clients' training images.
     """
 
@@ -206,24 +205,24 @@ class ClientDatasets(ClientDataSource):
         return int(np.diff(self.offsets).max())
 
     def client_indices(self, client: int) -> Tensor:
-        """int64 [n_k]: the positions in the training split that this client holds; a view."""
+        """int64 [n_k]: the positions of this client's examples in the training split; a view."""
         return self.indices[int(self.offsets[client]) : int(self.offsets[client + 1])]
 
     def client_held_out(self, client: int) -> Tensor | None:
-        """int64 [m_k]: the positions that this client holds out; None where no client does."""
+        """int64 [m_k]: the positions that this client holds out; None if clients hold out none."""
         if self.held_out is None or self.held_out_offsets is None:
             return None
         return self.held_out[int(self.held_out_offsets[client]) : int(self.held_out_offsets[client + 1])]
 
     def held_out_sizes(self) -> NDArray[np.int64] | None:
-        """int64 [clients]: how many examples each client holds out; None where no client does."""
+        """int64 [clients]: how many examples each client holds out; None if clients hold out none."""
         return None if self.held_out_offsets is None else np.diff(self.held_out_offsets)
 
     def on(self, device: torch.device, /) -> ClientDatasets:
         """The same for training on `device`; the images are kept there if they fit in half of its free memory."""
         room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**62
         train = self.dataset.train.on(device, room)
-        # Which clients share their examples is told by the identity of the examples.
+        # `beside` compares examples by identity, so the two splits must stay one object.
         same = self.dataset.test is self.dataset.train
         test = train if same else self.dataset.test.on(device, room // 4)
         return replace(self, dataset=replace(self.dataset, train=train, test=test))
@@ -256,14 +255,14 @@ class ClientDatasets(ClientDataSource):
         return ClientDataset(examples, indices, mean, std, augment, features, validation)
 
     def _each(self, offsets: NDArray[np.int64] | None) -> dict[str, Tensor]:
-        """The features of each example of all clients, one client after the other."""
+        """The shifts of each example, client by client."""
         if offsets is None:
             return {}
         counts = torch.from_numpy(np.diff(offsets))
         return {name: values.repeat_interleave(counts) for name, values in self.features.items()}
 
     def held(self) -> dict[str, int]:
-        """How many examples the server can measure on, by name."""
+        """The number of examples of each of the server's datasets, by name."""
         sizes = {"@test": len(self.dataset.test), "@train": len(self.indices)}
         if self.held_out is not None:
             sizes["@validation"] = len(self.held_out)

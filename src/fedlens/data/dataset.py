@@ -1,11 +1,9 @@
-"""What a reader hands over: two splits of examples, and what is known of them."""
+"""Datasets: two splits of examples, and the facts about them."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.threads import map_threads
 from fedlens.data.boxes import Boxes
 from fedlens.data.decode_cache import fingerprint
 from fedlens.data.diagnostics import OnError
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kind = Literal["classification", "segmentation", "detection", "language"]
-VOID = 255  # the id of a mask's pixel that counts for nothing
+VOID = 255  # the id of a mask's pixel without a class
 
-_BLOCK = 4096  # images a pass: the temporaries stay in cache and small beside the data
+_BLOCK = 4096  # images per pass, so that temporaries stay in cache
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """One split: inputs, and a target for each.
+    """One split: inputs, and a target for each of them.
 
     | kind | inputs | targets |
     |---|---|---|
@@ -43,13 +42,13 @@ class Examples:
     | language | int16, int32 or int64 [n, T], tokens | int64 [n], or int64 [n, T], the tokens to predict, -1 for none |
 
     Args:
-        columns: what else is known of each example, by name: [n] of strings or numbers. `client` is whose it is.
-        origin: a digest of the names of the files that the images came from, where they are decoded.
-        device: the device that batches are moved to; None leaves them where the examples are.
+        columns: further columns by name: [n] of strings or numbers. `client` assigns examples to clients.
+        origin: a digest of the names of the image files, if the images were decoded from files.
+        device: the device that batches are moved to; None leaves them on the device of the examples.
 
-    Readers give arrays or files. Training reads batches, for which `tensors` makes tensors of the arrays.
+    Readers return arrays or files. For training, `tensors` turns the arrays into tensors.
 
-    Raises `DataError` where shapes, types or lengths do not fit.
+    Raises `DataError` if shapes, types or lengths do not fit.
 
     >>> split = Examples(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]))
     >>> len(split), split.kind
@@ -89,7 +88,7 @@ class Examples:
 
     @property
     def kind(self) -> Kind:
-        """What task the examples are for, by their form."""
+        """The task that the examples are for, from the form of their targets."""
         if isinstance(self.targets, Boxes):
             return "detection"
         if isinstance(self.targets, ImageFiles) or self.targets.ndim == 3:
@@ -122,7 +121,7 @@ class Examples:
         return self._moved(_batch(self.inputs, index)), self._moved(_batch(self.targets, index))
 
     def stretch(self, start: int, stop: int) -> tuple[Any, Any]:
-        """(inputs, targets) from `start` to before `stop`: views, where they lie in memory. Needs `tensors`."""
+        """(inputs, targets) from `start` to before `stop`: views if they are in memory. Needs `tensors`."""
         inputs, targets = _stretch(self.inputs, start, stop), _stretch(self.targets, start, stop)
         return self._moved(inputs), self._moved(targets)
 
@@ -142,7 +141,7 @@ class Examples:
         return part.to(self.device, non_blocking=True)
 
     def feed(self, hashed: hashlib._Hash) -> None:
-        """Feeds a hash with the bytes in memory; for files, with their names and contents."""
+        """Updates a hash with the bytes in memory; for files, with their names and contents."""
         for part in (self.inputs, self.targets):
             if isinstance(part, ImageFiles):
                 hashed.update(fingerprint(part).encode())
@@ -161,15 +160,15 @@ class Dataset:
         name: as in the registry.
         train, test: the published splits, in the published order.
         classes: the name of each class; a label is a position in it.
-        mean, std: of the training images scaled to [0, 1], one number a channel; empty for text.
+        mean, std: of the training images scaled to [0, 1], one number per channel; empty for text.
         licence, source: for the report, and for whoever passes the data on.
-        coarse: int64 [classes], the group that each class belongs to, where classes have groups.
-        notes: sentences on what was left out or put right while reading.
-        seeded: whether the data, or which of them are for testing, depend on the seed of the data.
-        on_error: what becomes of an image that cannot be decoded after all: it is left out ("skip"), or the run
-            stops; None where the reader has no such setting.
+        coarse: int64 [classes], the group of each class, if classes have groups.
+        notes: sentences on what the reader left out or corrected.
+        seeded: whether the data or the choice of the test examples depend on the data seed.
+        on_error: "skip" leaves out images that cannot be decoded later, "stop" stops the run; None if the reader
+            has no such setting.
 
-    Raises `DataError` where a label has no class, or the splits do not have the same image shape.
+    Raises `DataError` if a label has no class, or the splits differ in image shape.
     """
 
     name: str
@@ -200,11 +199,11 @@ class Dataset:
             shapes = f"{list(self.train.inputs.shape[1:])} and {list(self.test.inputs.shape[1:])}"
             raise DataError(f"the images of the two splits have shapes {shapes}", where=self.name)
         if self.kind != "language" and not len(self.mean) == len(self.std) == self.input_shape[0]:
-            raise DataError("mean and std need one number a channel", where=self.name)
+            raise DataError("mean and std need one number per channel", where=self.name)
 
     @property
     def kind(self) -> Kind:
-        """What task the data are for."""
+        """The task that the data are for."""
         return self.train.kind
 
     @property
@@ -213,7 +212,7 @@ class Dataset:
         return tuple(self.train.inputs.shape[1:])
 
     def table(self) -> Table:
-        """What a partitioner may know of the training split. Masks in files are decoded for it, once."""
+        """The table of the training split for partitioners. Masks in files are decoded for it."""
         marks, offsets = marks_of(self.train)
         if len(marks) and marks.max() >= len(self.classes):
             raise DataError(
@@ -235,7 +234,7 @@ class Dataset:
 
 
 def refuse_features(dataset: Dataset, partition: Partition) -> None:
-    """Raises `ConfigError` where the clients are to see texts in brightness, blur, rotation or noise of their own."""
+    """Raises `ConfigError` if a partition of texts changes brightness, blur, rotation or noise per client."""
     if partition.features and dataset.kind == "language":
         raise ConfigError(
             f"'{dataset.name}' is text, which has no brightness, blur, rotation or noise",
@@ -244,7 +243,7 @@ def refuse_features(dataset: Dataset, partition: Partition) -> None:
 
 
 def marks_of(examples: Examples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(marks int64 [m], offsets int64 [n + 1]): the classes that each example counts for; see `Table`."""
+    """(marks int64 [m], offsets int64 [n + 1]): the classes of each example; see `Table`."""
     targets = examples.targets
     if isinstance(targets, np.ndarray) and targets.ndim == 1:
         return targets, np.arange(len(targets) + 1)
@@ -256,27 +255,22 @@ def marks_of(examples: Examples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         width = int(targets.labels.max(initial=0)) + 1
         keys = np.unique(rows * width + targets.labels)
         return keys % width, np.searchsorted(keys, np.arange(len(targets) + 1) * width)
-    shown = [_shown(mask) for mask in targets] if isinstance(targets, np.ndarray) else _shown_in(targets)
+    if isinstance(targets, np.ndarray):
+        shown = [_shown(mask) for mask in targets]
+    else:
+        shown = map_threads(lambda at: _shown(targets.decode(at)), range(len(targets)))
     offsets = np.cumsum([0, *map(len, shown)])
     return np.concatenate([*shown, np.empty(0, np.int64)]).astype(np.int64), offsets
 
 
 def _shown(mask: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The classes that a mask shows, void left out."""
+    """The classes in a mask, without void."""
     counts = np.bincount(mask.ravel(), minlength=VOID + 1)
     return np.flatnonzero(counts[:VOID])
 
 
-def _shown_in(masks: ImageFiles) -> list[NDArray[np.int64]]:
-    def one(at: int) -> NDArray[np.int64]:
-        return _shown(masks.decode(at))
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(one, range(len(masks))))
-
-
 def _dtype(array: Any) -> str:
-    """The name of the type of an array's or a tensor's numbers."""
+    """The name of the dtype of an array or tensor."""
     return str(array.dtype).removeprefix("torch.")
 
 
@@ -285,7 +279,7 @@ def _found(array: Any) -> str:
 
 
 def _tensor(array: Any) -> Any:
-    """A tensor that shares the memory of an array; anything else as it is."""
+    """A tensor that shares the memory of an array; anything else unchanged."""
     import torch  # here, because listing and partitioning data start without PyTorch
 
     if not isinstance(array, np.ndarray):
@@ -306,7 +300,7 @@ def _stretch(part: Any, start: int, stop: int) -> Any:
 
 
 def check_labels(labels: NDArray[Any], classes: int, where: str) -> None:
-    """Raises `DataError` where a label is not in 0 .. classes - 1."""
+    """Raises `DataError` if a label is not in 0 .. classes - 1."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         wrong = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
         raise DataError(f"label {labels[wrong]} of record {wrong} is not in 0 .. {classes - 1}", where=where)

@@ -1,4 +1,4 @@
-"""Which image files can be decoded, and what is in them: found out once, and remembered until a file changes."""
+"""Remembers which image files can be decoded, and their hash, until a file changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,15 @@ import PIL
 
 from fedlens import __version__
 from fedlens.core.errors import DataError
-from fedlens.data.images import ImageFiles, decode_threads
+from fedlens.core.threads import map_threads
+from fedlens.data.images import ImageFiles
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class DecodeResult:
-    """What was found in the files of a list.
+    """The result of decoding all files of a list.
 
     Args:
         faults: by position, the error of each file that cannot be decoded.
@@ -36,112 +36,109 @@ class DecodeResult:
 def judge(images: ImageFiles, say: Say) -> DecodeResult:
     """Decodes every file once, and hashes it.
 
-    The verdict is kept in the user's cache folder under the names, sizes and times of the files, so that a set of
-    a million images is read in full once and not before every run. A folder that cannot be written to costs
-    time only.
+    The result is stored in the user's cache folder under the names, sizes and times of the files, so that a set of a
+    million images is read in full only once and not before every run. If the folder is not writable, that costs time
+    and nothing else.
     """
     path = _folder() / f"{_state(images)}.json"
-    known = _remembered(images, path)
-    if known is not None:
-        return known
+    stored = _stored(images, path)
+    if stored is not None:
+        return stored
     say(
         f"checking {len(images):,} images, which do not all fit in data.cache; done once until a file changes"
     )
-    verdict = _read(images)
+    result = _read(images)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        text = json.dumps({"contents": verdict.contents, "faulty": list(verdict.faults)})
+        text = json.dumps({"contents": result.contents, "faulty": list(result.faults)})
         part.write_text(text, encoding="utf-8")
         part.replace(path)
-    return verdict
+    return result
 
 
-def _remembered(images: ImageFiles, path: Path) -> DecodeResult | None:
-    """The verdict in a file, if it still holds.
+def _stored(images: ImageFiles, path: Path) -> DecodeResult | None:
+    """The result in a file, if it still holds.
 
-    What was at fault is tried again: too many open files, a network drive that was away, or a missing right is no
-    fault of the file, and none of them shows in its name, size or time.
+    Faulty files are tried again: too many open files, a network drive that was not mounted, or a missing permission
+    is not a fault of the file, and none of them shows in its name, size or time.
     """
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        contents, faulty = str(kept["contents"]), [int(at) for at in kept["faulty"]]
+        record = json.loads(path.read_text(encoding="utf-8"))
+        contents, faulty = str(record["contents"]), [int(at) for at in record["faulty"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     faults: dict[int, DataError] = {}
     for at in faulty:
-        try:
-            if not 0 <= at < len(images):
-                return None
-            images.decode(at)
+        if not 0 <= at < len(images):
             return None
+        try:
+            images.decode(at)
         except DataError as error:
             faults[at] = error
+        else:
+            return None
     return DecodeResult(faults, contents)
 
 
 def fingerprint(images: ImageFiles) -> str:
-    """SHA-256 in hexadecimal of the names and the bytes of the files, and of the form they are brought to.
+    """SHA-256 in hexadecimal of the names and bytes of the files, and of the form they are decoded to.
 
-    The bytes are read, unless that was done before (`ImageFiles.contents`). Raises `DataError` where a file cannot
-    be read.
+    Reads the bytes unless their hash is known (`ImageFiles.contents`). Raises `DataError` if a file cannot be read.
     """
+    contents = images.contents
+    if contents is None:
+        digests = map_threads(lambda at: _digest(images, at), range(len(images)))
+        contents = hashlib.sha256(b"".join(digests)).hexdigest()
     hashed = _form(images)
-    hashed.update((images.contents or _contents(images)).encode())
+    hashed.update(contents.encode())
     return hashed.hexdigest()
 
 
-def _contents(images: ImageFiles) -> str:
-    def one(at: int) -> bytes:
-        try:
-            return _digest(images.path(at))
-        except OSError as error:
-            raise DataError(
-                f"the file cannot be read: {error.strerror}", where=str(images.path(at))
-            ) from error
-
-    with ThreadPoolExecutor(decode_threads()) as pool:
-        return hashlib.sha256(b"".join(pool.map(one, range(len(images))))).hexdigest()
-
-
-def _digest(path: Path) -> bytes:
+def file_sha256(path: Path) -> bytes:
+    """SHA-256 of the bytes of a file. Raises `OSError` if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
+
+
+def _digest(images: ImageFiles, at: int) -> bytes:
+    path = images.path(at)
+    try:
+        return file_sha256(path)
+    except OSError as error:
+        raise DataError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def _read(images: ImageFiles) -> DecodeResult:
     faults: dict[int, DataError] = {}
 
-    def one(at: int) -> bytes:
+    def decode_and_hash(at: int) -> bytes:
         try:
             images.decode(at)
-            return _digest(images.path(at))
+            return _digest(images, at)
         except DataError as error:
             faults[at] = error
-        except OSError as error:  # it was there a moment ago
-            faults[at] = DataError(f"the file cannot be read: {error.strerror}", where=str(images.path(at)))
-        return b""
+            return b""
 
-    with ThreadPoolExecutor(decode_threads()) as pool:
-        digest = hashlib.sha256(b"".join(pool.map(one, range(len(images))))).hexdigest()
-    return DecodeResult(dict(sorted(faults.items())), digest)
+    digests = map_threads(decode_and_hash, range(len(images)))
+    return DecodeResult(dict(sorted(faults.items())), hashlib.sha256(b"".join(digests)).hexdigest())
 
 
 def _state(images: ImageFiles) -> str:
-    """SHA-256 in hexadecimal of all on which a verdict depends: the form wanted; names, sizes and times."""
+    """SHA-256 in hexadecimal of all that a result depends on: the decoded form; names, sizes and times."""
     hashed = _form(images)
     hashed.update(f"{__version__} {PIL.__version__} {images.root.resolve()}\n".encode())
     for at in range(len(images)):
         try:
-            found = images.path(at).stat()
-            hashed.update(f"{found.st_size} {found.st_mtime_ns}\n".encode())
+            stat = images.path(at).stat()
+            hashed.update(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
         except OSError:
             hashed.update(b"gone\n")
     return hashed.hexdigest()
 
 
 def _form(images: ImageFiles) -> hashlib._Hash:
-    """A hash that was fed with the names of the files and the form they are brought to."""
+    """A hash of the names of the files and the form they are decoded to."""
     hashed = hashlib.sha256(repr((images.shape, images.fit, images.upright, images.opener)).encode())
     hashed.update(b"" if images.ids is None else images.ids.tobytes())
     hashed.update(images.files.offsets.astype("<i8").tobytes())

@@ -1,4 +1,8 @@
-"""One image: from its file to pixels of the wanted form, by rules that do not depend on the file's format."""
+"""Decodes an image file to pixels of a given form, by rules that do not depend on the file's format.
+
+Pillow decodes, not torchvision.io: that decodes no JPEG at a fraction of its size, reads neither TIFF nor BMP nor PPM,
+and takes as long to import as PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ Fit = Literal["crop", "pad", "stretch"]
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")
 _VOID = 255
 
-# What undoes each value of the EXIF tag "Orientation"; 1 is upright.
+# The transposition that undoes each value of the EXIF tag "Orientation"; 1 is upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -27,7 +31,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_GAP = 2  # a JPEG is decoded at a fraction of its size where that is still this many times what is wanted
+_GAP = 2  # a JPEG is decoded at a fraction of its size if that leaves this many times the wanted size
 
 
 def decode(
@@ -42,15 +46,15 @@ def decode(
 ) -> NDArray[np.uint8]:
     """uint8 [C, H, W], or [H, W] where `channels` is 0: the image in a file.
 
-    A photograph is brought to RGB or grey (CMYK and palettes too), what is transparent in it lies on black, and
-    it is scaled bilinearly, averaging over what it leaves out. A large JPEG whose sides a divisor 2, 4 or 8
-    divides is decoded at that fraction of its size, where twice the wanted size is left. With `upright` it is
-    turned as its EXIF tag says. Of a mask, the stored numbers (a palette's positions) are the ids; `ids` says
-    what each becomes; it is scaled by the nearest neighbour and filled up with 255. `opener` names the function
-    (`module:function`) that opens the file, where Pillow does not know its format.
+    A photograph is converted to RGB or grey (CMYK and palettes too), with transparent parts on black, and scaled
+    bilinearly with antialiasing. If 2, 4 or 8 divides both sides of a large JPEG, it is decoded at that fraction of
+    its size, as long as that is at least twice the wanted size. With `upright` it is turned as its EXIF tag says.
+    The stored numbers of a mask (positions in a palette) are its ids, which `ids` maps to classes; it is scaled by
+    the nearest neighbour and padded with 255. `opener` names the function (`module:function`) that opens formats
+    that Pillow does not know.
 
-    Raises `DataError` with the file's name where it cannot be decoded, a photograph has more than 8 bits in one
-    grey channel, or a mask is in colour or has ids above 255.
+    Raises `DataError` with the file name if it cannot be decoded, a photograph has more than 8 bits in one grey
+    channel, or a mask is in colour or has ids above 255.
     """
     try:
         with _opened(path, opener) as image:
@@ -61,7 +65,7 @@ def decode(
             pixels = np.asarray(_photograph(image, channels, height, width, fit, upright))
     except DataError as error:
         raise DataError(error.what, where=str(path), hint=error.hint) from None
-    except Exception as error:  # a damaged file can bring a decoder to raise anything at all
+    except Exception as error:  # a damaged file can make a decoder raise any exception
         what = f"the image cannot be decoded: {error or type(error).__name__}"
         raise DataError(what, where=str(path), hint="copy or export it again") from error
     return pixels.transpose(2, 0, 1) if channels == 3 else pixels[None]
@@ -75,9 +79,9 @@ def _opened(path: Path, opener: str | None) -> Image.Image:
 def placement(
     width: int, height: int, to_width: int, to_height: int, fit: Fit
 ) -> tuple[float, float, float, float]:
-    """(x scale, y scale, x shift, y shift): where a pixel of the file lands in the delivered image.
+    """(x scale, y scale, x shift, y shift): maps pixels of the file to pixels of the decoded image.
 
-    A point (x, y) of the file, counted from the left upper corner, lands at (x scale x + x shift, ...).
+    A point (x, y) of the file, counted from the upper left corner, moves to (x scale x + x shift, ...).
 
     >>> placement(200, 100, 50, 50, "crop"), placement(200, 100, 50, 50, "pad")
     ((0.5, 0.5, -25.0, 0.0), (0.25, 0.25, 0.0, 12.0))
@@ -87,13 +91,13 @@ def placement(
 
 
 def fitted(image: Image.Image, height: int, width: int, fit: Fit, mask: bool = False) -> Image.Image:
-    """The image brought to `width` x `height`; a mask by nearest neighbour and filled up with 255."""
+    """The image scaled to `width` x `height`; a mask by the nearest neighbour and padded with 255."""
     if image.size == (width, height):
         return image
     new_width, new_height, left, top = _geometry(*image.size, width, height, fit)
     how = Image.Resampling.NEAREST if mask else Image.Resampling.BILINEAR
     if fit == "crop":
-        # Only what is kept is scaled: this part of the image.
+        # Scale only the part of the image that is kept.
         across, down = image.width / new_width, image.height / new_height
         right, bottom = min(image.width, (width - left) * across), min(image.height, (height - top) * down)
         return image.resize((width, height), how, box=(-left * across, -top * down, right, bottom))
@@ -107,10 +111,10 @@ def fitted(image: Image.Image, height: int, width: int, fit: Fit, mask: bool = F
 
 
 def _geometry(width: int, height: int, to_width: int, to_height: int, fit: Fit) -> tuple[int, int, int, int]:
-    """(width, height, left, top) of the scaled image in the delivered one, in whole numbers throughout."""
+    """(width, height, left, top) of the scaled image in the result, computed in whole numbers."""
     new_width, new_height = to_width, to_height
     if fit != "stretch":
-        wide = width * to_height > height * to_width  # wider than what is wanted
+        wide = width * to_height > height * to_width  # wider than the result
         if wide == (fit == "crop"):
             new_width = max(1, (2 * width * to_height + height) // (2 * height))
         else:
@@ -137,8 +141,8 @@ def _photograph(
 
 
 def _draft(image: Image.Image, height: int, width: int, fit: Fit) -> None:
-    """Has a JPEG decoded at a fraction of its size, where nothing is lost by it."""
-    # Whichever way the image will be turned, both sides leave `_GAP` times what is wanted.
+    """Lets a JPEG be decoded at a fraction of its size if that loses nothing."""
+    # Both sides stay `_GAP` times as large as wanted, however the image will be turned.
     side = max(
         _geometry(*image.size, width, height, fit)[:2] + _geometry(*image.size, height, width, fit)[:2]
     )
@@ -150,7 +154,7 @@ def _draft(image: Image.Image, height: int, width: int, fit: Fit) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF tag "Orientation", 1 where there is none or it cannot be read."""
+    """The EXIF tag "Orientation"; 1, upright, if it is missing or cannot be read."""
     if "exif" not in image.info:
         return 1
     try:
@@ -159,19 +163,32 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def stored_ids(image: Image.Image, ids: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """uint8 [h, w]: the numbers that are stored in a mask, or what `ids`, uint8 [256], says that they become.
+def orientation_of(path: Path) -> int:
+    """The EXIF tag "Orientation" of an image file; 1, upright, if it is missing or cannot be read."""
+    try:
+        with Image.open(path) as image:
+            return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # a damaged file can make a decoder raise any exception
+        return 1
 
-    Raises `DataError` where the mask is in colour, or has a number that is not in 0 .. 255.
+
+def stored_ids(image: Image.Image, ids: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """uint8 [h, w]: the numbers stored in a mask, mapped by `ids`, uint8 [256], if given.
+
+    Raises `DataError` if the mask is in colour, or has a number that is not in 0 .. 255.
     """
     if image.mode not in MASK_MODES:
-        raise DataError(
-            f"the mask is in colour ({image.mode}), and has to hold one class id a pixel",
-            hint="write ids instead of colours, as a PNG with one channel of 8 bits",
-        )
+        what, hint = mask_in_colour(image)
+        raise DataError(what, hint=hint)
     stored = np.asarray(image)
     if stored.dtype.itemsize > 1 and stored.size and not 0 <= stored.min() <= stored.max() <= _VOID:
         outside = stored.max() if stored.max() > _VOID else stored.min()
-        raise DataError(f"the mask has the id {outside}, and ids go from 0 to 255", hint="number them anew")
+        raise DataError(f"the mask has the id {outside}, and ids go from 0 to 255", hint="use smaller ids")
     small = stored.astype(np.uint8)
     return small if ids is None else ids[small]
+
+
+def mask_in_colour(image: Image.Image) -> tuple[str, str]:
+    """(problem, hint) of a mask that has colours."""
+    hint = "write ids instead of colours, as a PNG with one channel of 8 bits"
+    return f"the mask is in colour ({image.mode}), and needs one class id per pixel", hint

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from fedlens.core.errors import DataError
 
 OnError = Literal["stop", "skip"]
+Result = TypeVar("Result")
 _SHOWN = 5  # of an error
 _NOTED = 20  # of what was skipped
 
@@ -47,6 +48,18 @@ class Findings:
     def add(self, where: object, what: str, hint: str | None = None, *, example: bool = True) -> None:
         """Adds a problem; the reader continues without the faulty part."""
         self.found.append(Finding(str(where), what, hint, example))
+
+    def add_whole(self, where: object, what: str, hint: str | None = None) -> None:
+        """Adds a problem of the whole set, which no skipping solves."""
+        self.add(where, what, hint, example=False)
+
+    def attempt(self, read: Callable[..., Result], *args: object, example: bool = True) -> Result | None:
+        """`read(*args)`; None if it raises `DataError`, which is added as a problem."""
+        try:
+            return read(*args)
+        except DataError as error:
+            self.add(error.where, error.what, error.hint, example=example)
+            return None
 
     def __len__(self) -> int:
         return len(self.found)

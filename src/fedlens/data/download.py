@@ -1,4 +1,7 @@
-"""Fetching published files: resumed where they broke off, checked before they count, never half there."""
+"""Downloads published files: resumes broken transfers, verifies checksums, and never leaves half a file.
+
+pooch does none of the first (version 1.9 starts each download again).
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,16 @@ from pathlib import Path
 from fedlens import __version__
 from fedlens.core.errors import DataError
 
-Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where known
+Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all if known
 
-ATTEMPTS = 4  # a broken connection is taken up again this many times while it brings something
-TIMEOUT = 30.0  # seconds of silence
+ATTEMPTS = 4  # per address, as long as each attempt brings some bytes
+TIMEOUT = 30.0  # seconds without data
 _CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A published file: its name on disk, where it is, most trusted place first, and its MD5 as published."""
+    """A published file: its name on disk, its addresses, the most trusted first, and its published MD5."""
 
     name: str
     urls: tuple[str, ...]
@@ -37,21 +40,21 @@ class Resource:
 
 
 class _Broken(Exception):
-    """A transfer that did not finish; what came of it is kept, and the next attempt goes on from there."""
+    """A transfer that did not finish; its bytes are kept, and the next attempt resumes there."""
 
 
 class _Refused(Exception):
-    """A server that answered, and will not give the file."""
+    """A server answered without the right file."""
 
 
 def fetch(resource: Resource, folder: Path, progress: Progress | None = None) -> Path:
-    """The path of `resource` in `folder`, fetched where it is not there yet.
+    """The path of `resource` in `folder`, downloaded if it does not exist yet.
 
-    The bytes go to `<name>.part`; a later call goes on where an earlier one broke off. Only a file with the
-    right checksum gets its real name, in one step.
+    The bytes go to `<name>.part`; a later call resumes after an interruption. Only a file with the right checksum gets
+    its real name, in one step.
 
-    Raises `DataError` where no place gives the file (what came so far is kept), where what they give has
-    another checksum (it is removed), and where the disk does not take it.
+    Raises `DataError` if no address gives the file (the bytes so far are kept), if their checksum is wrong (they are
+    removed), or if the disk cannot be written.
     """
     path = folder / resource.name
     if path.is_file() and _md5(path) == resource.md5:
@@ -66,18 +69,18 @@ def fetch(resource: Resource, folder: Path, progress: Progress | None = None) ->
             reasons.append(f"{url}: {error}")
     kept = (folder / f"{resource.name}.part").is_file()
     raise DataError(
-        f"'{resource.name}' could not be fetched: {'; '.join(reasons)}",
+        f"'{resource.name}' could not be downloaded: {'; '.join(reasons)}",
         where=str(folder),
-        hint="see to the network, and run again" + (" to go on from where it broke off" if kept else ""),
+        hint="check the network, and run again" + (" to resume" if kept else ""),
     )
 
 
 def extract(archive: Path, folder: Path, inner: str) -> Path:
-    """Unpacks the directory `inner` of a tar archive to `folder / inner`, each file whole or not at all.
+    """Unpacks the directory `inner` of a tar archive to `folder / inner`, each file in one step.
 
-    Then the archive is removed. Whatever else is in the folder stays. Members that would leave the folder, links
-    out of it, and devices are refused (the tar filter "data"). Raises `DataError` where the archive is damaged,
-    holds such a member, or has no `inner`.
+    Then the archive is removed. Other files in the folder stay. Members or links that leave the folder, and devices,
+    are refused (the tar filter "data"). Raises `DataError` if the archive is damaged, has such a member, or has no
+    `inner`.
     """
     work = folder / f".{inner}.part"
     shutil.rmtree(work, ignore_errors=True)
@@ -99,25 +102,25 @@ def extract(archive: Path, folder: Path, inner: str) -> Path:
 
 
 def to_stderr(name: str, done: int, total: int | None) -> None:
-    """Progress for a person: on a terminal a line that is written over, otherwise one at each end."""
+    """Prints progress: on a terminal one line that is overwritten, otherwise one at the start and the end."""
     finished = total is not None and done >= total
     terminal = sys.stderr.isatty()
     if not (terminal or finished or done == 0):
         return
     size = f" of {total / 1e6:.1f}" if total else ""
-    line = f"fetching {name}: {done / 1e6:.1f}{size} MB"
+    line = f"downloading {name}: {done / 1e6:.1f}{size} MB"
     before, after = ("\r", "\n" if finished else "") if terminal else ("", "\n")
     sys.stderr.write(f"{before}{line}{after}")
     sys.stderr.flush()
 
 
 def _from(url: str, resource: Resource, folder: Path, report: Progress) -> None:
-    """Brings the file from one place, with as many attempts as make headway."""
+    """Downloads the file from one address, again as long as attempts bring bytes."""
     part = folder / f"{resource.name}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"the folder cannot be made: {error.strerror}", where=str(folder)) from error
+        raise DataError(f"the folder cannot be created: {error.strerror}", where=str(folder)) from error
     for attempt in range(ATTEMPTS):
         before = part.stat().st_size if part.exists() else 0
         try:
@@ -127,20 +130,19 @@ def _from(url: str, resource: Resource, folder: Path, report: Progress) -> None:
             if after <= before or attempt == ATTEMPTS - 1:
                 raise
             continue
-        found = _md5(part)
-        if found == resource.md5:
+        digest = _md5(part)
+        if digest == resource.md5:
             part.replace(folder / resource.name)
             return
         part.unlink()
-        # What was there before may be the fault (another version, another mirror), so one attempt from
-        # nothing.
+        # The bytes of an earlier call may be of another version or mirror, so try once from the start.
         if not before or attempt == ATTEMPTS - 1:
-            raise _Refused(f"MD5 {resource.md5} was expected, found {found}; it was removed")
-    raise _Broken("the connection broke off again and again")
+            raise _Refused(f"MD5 {resource.md5} was expected, and the file had {digest}; it was removed")
+    raise _Broken("the connection broke repeatedly")
 
 
 def _transfer(url: str, part: Path, name: str, report: Progress) -> None:
-    """Appends to `part` what is missing of `url`; raises `_Broken` where the transfer ended early."""
+    """Appends the missing bytes of `url` to `part`; raises `_Broken` if the transfer ends early."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": f"fedlens/{__version__}", "Accept-Encoding": "identity"}
     if have:
@@ -154,21 +156,21 @@ def _transfer(url: str, part: Path, name: str, report: Progress) -> None:
     except urllib.error.HTTPError as error:
         with error:
             if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
-                return  # all of it is here already: the checksum will tell
+                return  # `part` is complete already; the checksum decides
             raise _Refused(f"the server answered {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
         raise _Broken(str(getattr(error, "reason", error)) or type(error).__name__) from error
     if total is not None and done < total:
-        raise _Broken(f"the connection broke off after {done} of {total} bytes")
+        raise _Broken(f"the connection broke after {done} of {total} bytes")
 
 
 def _start(answer: http.client.HTTPResponse, have: int) -> int:
-    """The position of the first byte of the answer; a server without ranges begins at 0."""
+    """The position of the first byte of the response; a server without ranges starts at 0."""
     if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
         return 0
-    found = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
-    if not found or int(found[1]) != have:
-        raise _Refused(f"bytes from {have} on were asked for, and the server sent others")
+    match = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
+    if not match or int(match[1]) != have:
+        raise _Refused(f"the request was for the bytes from {have} on, and the server sent others")
     return have
 
 
@@ -192,11 +194,11 @@ def _append(answer: http.client.HTTPResponse, part: Path, start: int, report: Ca
 
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """A fault of the disk is no fault of the network, and trying again does not mend it."""
+    """Turns errors of the disk into `DataError`, so that they are not retried like errors of the network."""
     try:
         yield
     except OSError as error:
-        raise DataError(f"the disk does not take it: {error.strerror}", where=str(path)) from error
+        raise DataError(f"the file cannot be written: {error.strerror}", where=str(path)) from error
 
 
 def _md5(path: Path) -> str:

@@ -32,13 +32,13 @@ def federate(
 ) -> tuple[ClientDatasets, Partition]:
     """Distributes the training split of `dataset`, and holds out the share `validation` of it.
 
-    With `scope` "global" the share is held out first, of all examples, and `partitioner` gets the table of what
-    is left; its partition is translated back: the indices always count in the published training split. With
-    "client" the partition is drawn first, and every client holds out its share of its own. Which examples are
-    held out is uniformly random and depends on `seed` and the numbers of examples alone.
+    With `scope` "global" the share is held out of all examples first, and `partitioner` gets the table of the others;
+    the indices of its partition are mapped back to the published training split. With "client" the partition is drawn
+    first, and every client holds out its share. The held-out examples are uniformly random and depend only on `seed`
+    and the numbers of examples.
 
-    Raises `ConfigError` where `validation` is not in [0, 1), or leaves nothing to train on, or a partition of
-    texts has features of images; `DataError` where the partition points outside the data it was given.
+    Raises `ConfigError` if `validation` is not in [0, 1), or leaves nothing to train on, or a partition of texts has
+    features of images; `DataError` if the partition has indices outside the data.
 
     >>> from fedlens.data.datasets.digits import digits
     >>> from fedlens.data.partition.iid import iid
@@ -74,7 +74,7 @@ def federate(
 
 
 def hold_out(examples: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(kept, held out): positions in ascending order. At least one is held out where `share` is not 0.
+    """(kept, held out): positions in ascending order. At least one is held out if `share` is not 0.
 
     >>> [len(part) for part in hold_out(1000, 0.02, seed=0)]
     [980, 20]
@@ -96,12 +96,12 @@ def hold_out(examples: int, share: float, seed: int) -> tuple[NDArray[np.int64],
 def hold_out_each(
     partition: Partition, share: float, seed: int
 ) -> tuple[Partition, NDArray[np.int64], NDArray[np.int64]]:
-    """(the partition without them, held out, offsets): each client holds out `share` of its own examples.
+    """(partition of the others, held out, offsets): each client holds out `share` of its examples.
 
-    Of n_k examples it is share n_k, rounded up or down at random so that the mean is exact; a client keeps at
-    least one to train on.
+    Of n_k examples it is share n_k, rounded up or down at random so that the mean is exact; a client keeps at least
+    one training example.
 
-    Raises `ConfigError` where the share is not in [0, 1), or so small that no client holds out any.
+    Raises `ConfigError` if the share is not in [0, 1), or so small that no client holds out any.
 
     >>> p, held, offsets = hold_out_each(Partition.of_owners([0] * 10 + [1] * 5, 2), 0.2, seed=0)
     >>> p.sizes().tolist(), len(held), offsets.tolist()
@@ -117,7 +117,7 @@ def hold_out_each(
             f"a validation share of {share} holds out no example of any client", where="data.validation"
         )
     owners = partition.owners()
-    # A random order within each client; its first examples are held out.
+    # The order is random within each client, whose first examples are held out.
     order = np.lexsort((choosing.random_sample(len(owners)), owners))
     rank = np.arange(len(owners)) - partition.offsets[:-1][owners]
     out = np.zeros(len(owners), bool)

@@ -1,11 +1,9 @@
-"""Images that stay on disk: decoded when they are wanted, and kept in memory as far as that was allowed."""
+"""Images that stay on disk: decoded on demand, and cached in memory up to a limit."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import DataError
-from fedlens.data.decoding import MASK_MODES, Fit, decode, fitted, placement
+from fedlens.core.threads import map_threads
+from fedlens.data.decoding import Fit as Fit
+from fedlens.data.decoding import decode
 
-_SHARED = (
-    4096  # bytes: arrays from this size on are shared by workers, not copied (fedlens.engines.shared_memory)
-)
+_SHARED = 4096  # bytes: workers share arrays from this size on (fedlens.engines.shared_memory)
 
 
 @dataclass(frozen=True, eq=False)
 class Paths:
-    """Many file names as two arrays: a list of strings would cost a hundred bytes each, in every worker."""
+    """Many file names as two arrays. A list of strings would cost a hundred bytes per name in every worker."""
 
     text: NDArray[np.uint8]
     offsets: NDArray[np.int64]
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Paths:
-        """Packs names. Names on disk that are not UTF-8 come through too (PEP 383).
+        """Packs names. Names on disk that are not UTF-8 are kept (PEP 383).
 
         >>> Paths.of(["a.png", "b/ü.png"])[1]
         'b/ü.png'
@@ -56,11 +54,11 @@ class Paths:
 
 @dataclass(frozen=True, eq=False)
 class DecodedImages:
-    """Decoded images in memory: `slots` of them, spread evenly over all.
+    """A cache of decoded images in memory, with `slots` of them spread evenly over all.
 
-    Which images have a slot is fixed. Over an epoch every image is wanted once, so that a choice that never
-    changes finds as many as the cleverest one would, and workers that share the memory need no lock: whoever
-    fills a slot writes the same bytes, and says so after it has.
+    Which images have a slot is fixed. An epoch reads every image once, so a fixed choice has as many hits as any
+    other. It needs no lock between workers that share the memory: all of them write the same bytes into a slot, and
+    set its flag afterwards.
 
     Flags and images are one array, so that they are shared between processes, or copied, together.
     """
@@ -70,16 +68,16 @@ class DecodedImages:
 
     @classmethod
     def of(cls, slots: int, each: int) -> DecodedImages:
-        """An empty store of images of `each` bytes. It costs no memory until it is written to."""
+        """An empty cache of images of `each` bytes. It takes no memory until it is written to."""
         return cls(np.zeros(max(_SHARED, slots * (1 + each)), np.uint8), slots)
 
     @property
     def filled(self) -> NDArray[np.uint8]:
-        """uint8 [slots]: 1 where the image is there; a view."""
+        """uint8 [slots]: 1 if the image is stored; a view."""
         return self.memory[: self.slots]
 
     def image(self, slot: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """The place of one image; a view."""
+        """The memory of one image; a view."""
         each = int(np.prod(shape))
         start = self.slots + slot * each
         return self.memory[start : start + each].reshape(shape)
@@ -87,21 +85,21 @@ class DecodedImages:
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Images of one shape, in files. It stands where an array uint8 [n, C, H, W] may stand.
+    """Images of one shape, in files. It can be used in place of an array uint8 [n, C, H, W].
 
     Args:
         root: the folder that the names are below.
         files: the names.
         channels: 3 for colour, 1 for grey, 0 for a mask of class ids: uint8 [n, H, W], never interpolated.
-        height, width: what every image is brought to.
-        fit: `crop` scales the shorter side and cuts the middle out, `pad` scales the longer side and fills up,
-            `stretch` scales both.
-        ids: uint8 [256], for masks: what each stored id becomes; None leaves them.
-        store: the images that are kept.
-        upright: whether photographs are turned as their EXIF tag says. It is off for boxes and masks, which
-            are drawn on the stored pixels by some tools, and on the turned ones by others.
-        contents: SHA-256 in hexadecimal of the bytes of all files that were listed, where they were read.
-        opener: `module:function` from a path to a Pillow image, for files that Pillow itself does not open.
+        height, width: the size of every image after decoding.
+        fit: `crop` scales the shorter side and cuts out the middle, `pad` scales the longer side and fills the
+            rest, `stretch` scales both.
+        ids: uint8 [256], for masks: the class of each stored id; None keeps the ids.
+        store: the cache of decoded images.
+        upright: whether photographs are turned as their EXIF tag says. It is off for boxes and masks: some tools
+            draw them on the stored pixels, others on the turned ones.
+        contents: SHA-256 in hexadecimal of the bytes of all files, if they have been read.
+        opener: `module:function` from a path to a Pillow image, for formats that Pillow does not open.
     """
 
     root: Path
@@ -132,13 +130,13 @@ class ImageFiles:
 
     @property
     def nbytes(self) -> int:
-        """What all of them take in memory, decoded."""
+        """The bytes of all images after decoding."""
         return int(np.prod(self.shape))
 
     def take(self, index: NDArray[Any]) -> NDArray[np.uint8]:
         """uint8 [k, ...]: the images at the positions `index`, int64 [k].
 
-        Raises `DataError` with the name of a file that cannot be decoded.
+        Raises `DataError` with the file name if an image cannot be decoded.
         """
         out = np.empty((len(index), *self.shape[1:]), np.uint8)
         for row, at in enumerate(index.tolist()):
@@ -150,11 +148,11 @@ class ImageFiles:
         return self.root / self.files[at]
 
     def subset(self, rows: NDArray[Any]) -> ImageFiles:
-        """The images at `rows`, without a store."""
+        """The images at `rows`, without a cache."""
         return replace(self, files=self.files.take(rows), store=None, contents=None)
 
     def kept(self, nbytes: int) -> ImageFiles:
-        """The same images, of which as many as fit in `nbytes` are kept once they are decoded."""
+        """The same images, with a cache of at most `nbytes` for decoded ones."""
         each = int(np.prod(self.shape[1:]))
         slots = min(len(self), nbytes // (1 + each))
         return replace(self, store=DecodedImages.of(slots, each) if slots > 0 else None)
@@ -182,25 +180,21 @@ class ImageFiles:
         return slot if (at + 1) * slots // n > slot else None
 
 
-def decode_threads() -> int:
-    """How many threads decode at once: one for each core that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def decode_all(
+    images: ImageFiles, threads: int | None = None
+) -> tuple[NDArray[np.uint8], dict[int, DataError]]:
+    """(pixels uint8 [n, ...], errors by position): every image, decoded in threads."""
+    pixels = np.zeros(images.shape, np.uint8)
+    errors: dict[int, DataError] = {}
 
-
-def decode_all(images: ImageFiles, threads: int) -> tuple[NDArray[np.uint8], dict[int, DataError]]:
-    """(pixels uint8 [n, ...], faults by position): every image, decoded by several threads."""
-    out = np.zeros(images.shape, np.uint8)
-    faults: dict[int, DataError] = {}
-
-    def one(at: int) -> None:
+    def decode_one(at: int) -> None:
         try:
-            out[at] = images.decode(at)
+            pixels[at] = images.decode(at)
         except DataError as error:
-            faults[at] = error
+            errors[at] = error
 
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(one, range(len(images))))
-    return out, faults
+    map_threads(decode_one, range(len(images)), threads)
+    return pixels, errors
 
 
 def sample_moments(
@@ -209,11 +203,10 @@ def sample_moments(
     """Mean and standard deviation of each channel, scaled to [0, 1], of `at_most` images evenly spaced over all.
 
     Of k = min(n, at_most) images it takes those at floor(j n / k), j = 0 .. k - 1. Sums are exact integers, so
-    the numbers do not depend on the machine or the number of threads. A channel that is the same everywhere has
-    the deviation 1, by which it can be divided. Files that cannot be decoded are passed over here: whoever
-    loads them tells of them.
+    the numbers do not depend on the machine or the number of threads. A constant channel gets the deviation 1, so
+    that it can be divided by it. Files that cannot be decoded are skipped here; loading the images reports them.
 
-    Raises `DataError` where none of the sample can be decoded.
+    Raises `DataError` if no image of the sample can be decoded.
 
     >>> sample_moments(np.array([0, 255], np.uint8).reshape(2, 1, 1, 1))
     ((0.5,), (0.5,))
@@ -221,7 +214,7 @@ def sample_moments(
     count = min(len(images), at_most)
     positions = [j * len(images) // count for j in range(count)]
 
-    def one(at: int) -> NDArray[np.int64] | None:
+    def sums_of(at: int) -> NDArray[np.int64] | None:
         try:
             pixels = images.decode(at) if isinstance(images, ImageFiles) else images[at]
         except DataError:
@@ -229,29 +222,13 @@ def sample_moments(
         wide = pixels.reshape(len(pixels), -1).astype(np.int64)
         return np.stack([wide.sum(axis=1), np.square(wide).sum(axis=1)])
 
-    with ThreadPoolExecutor(decode_threads()) as pool:
-        sums = [found for found in pool.map(one, positions) if found is not None]
+    sums = [pair for pair in map_threads(sums_of, positions) if pair is not None]
     if not sums:
         where = str(images.root) if isinstance(images, ImageFiles) else None
-        raise DataError("there is no image from which mean and deviation could be taken", where=where)
+        raise DataError("no image can be decoded to compute mean and deviation", where=where)
     total, squares = np.sum(sums, axis=0)
     pixels = len(sums) * int(np.prod(images.shape[2:]))
     mean = total / pixels
     variance = (pixels * squares - total * total) / (pixels * pixels)
     deviation = np.sqrt(np.maximum(variance, 0.0))
     return tuple(float(m) / 255 for m in mean), tuple(float(s) / 255 or 1.0 for s in deviation)
-
-
-__all__ = [
-    "MASK_MODES",
-    "DecodedImages",
-    "Fit",
-    "ImageFiles",
-    "Paths",
-    "decode",
-    "decode_all",
-    "decode_threads",
-    "fitted",
-    "placement",
-    "sample_moments",
-]

@@ -1,51 +1,54 @@
-"""From image files to what a run works with: all in memory where that fits, otherwise kept as far as it does."""
+"""Decodes the image files of a dataset into memory, or as many as fit into a cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.decode_cache import Say, judge
 from fedlens.data.diagnostics import Findings
-from fedlens.data.images import ImageFiles, decode_all, decode_threads
+from fedlens.data.images import ImageFiles, decode_all
 
 
 def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> Dataset:
-    """The dataset with its images decoded once, where all of them fit in `nbytes`; else with a store of that size.
+    """The dataset with all images decoded, if they fit in `nbytes`; else with a cache of that size.
 
-    An image that cannot be decoded ends it with a `DataError` that names every such file, or is left out and
-    noted, with its mask or boxes, as `dataset.on_error` says. A set that does not fit is decoded in full for that,
-    once until a file changes (`fedlens.data.decode_cache`); then its files are decoded when they are wanted.
+    If images cannot be decoded, raises `DataError` with every such file, or leaves them out with their masks or
+    boxes and notes it, as `dataset.on_error` says. A set that does not fit is decoded in full for this check, once
+    until a file changes (`fedlens.data.decode_cache`); later its files are decoded on demand.
     """
     files = [part for split in (dataset.train, dataset.test) for part in _files(split)]
     if not files:
         return dataset
     check_present(dataset)
     findings = Findings()
-    if sum(part.nbytes for part in files) > nbytes:
-        splits = [_judged(split, findings, say) for split in (dataset.train, dataset.test)]
-        skipped = findings.settle(dataset.on_error)
-        splits = _stored(splits, nbytes)
-    else:
+    fits = sum(part.nbytes for part in files) <= nbytes
+    if fits:
         say(f"decoding {sum(map(len, files)):,} images")
-        splits = [_decoded(split, findings) for split in (dataset.train, dataset.test)]
-        skipped = findings.settle(dataset.on_error)
+    splits = [
+        _decoded(split, findings) if fits else _judged(split, findings, say)
+        for split in (dataset.train, dataset.test)
+    ]
+    skipped = findings.settle(dataset.on_error)
+    if not fits:
+        splits = _with_caches(splits, nbytes)
     return replace(dataset, train=splits[0], test=splits[1], notes=(*dataset.notes, *skipped))
 
 
-def _stored(splits: Sequence[Examples], nbytes: int) -> list[Examples]:
-    """Every part gets its share of the memory."""
+def _with_caches(splits: Sequence[Examples], nbytes: int) -> list[Examples]:
+    """The splits with a cache for each part, of its share of `nbytes`."""
     total = sum(part.nbytes for split in splits for part in _files(split))
 
-    def kept(part: Any) -> Any:
+    def cached(part: Any) -> Any:
         return part.kept(int(nbytes * (part.nbytes / total))) if isinstance(part, ImageFiles) else part
 
-    return [Examples(kept(split.inputs), kept(split.targets), split.columns) for split in splits]
+    return [Examples(cached(split.inputs), cached(split.targets), split.columns) for split in splits]
 
 
 def _files(split: Examples) -> list[ImageFiles]:
@@ -53,42 +56,40 @@ def _files(split: Examples) -> list[ImageFiles]:
 
 
 def _judged(split: Examples, findings: Findings, say: Say) -> Examples:
-    """The split without what cannot be decoded; its files know what is in them."""
+    """The split without examples that cannot be decoded; its files know the hash of their contents."""
     bad: set[int] = set()
-
-    def known(part: Any) -> Any:
-        if not isinstance(part, ImageFiles):
-            return part
-        verdict = judge(part, say)
-        for fault in verdict.faults.values():
-            findings.add(fault.where, fault.what, fault.hint)
-        bad.update(verdict.faults)
-        return verdict.contents
-
-    contents = [known(split.inputs), known(split.targets)]
-    rest = split.take(np.setdiff1d(np.arange(len(split)), sorted(bad))) if bad else split
+    contents: list[str | None] = [None, None]
+    for at, part in enumerate((split.inputs, split.targets)):
+        if isinstance(part, ImageFiles):
+            result = judge(part, say)
+            contents[at] = result.contents
+            _add_faults(result.faults, findings, bad)
+    good = _without(split, bad)
     inputs, targets = (
-        replace(part, contents=found) if isinstance(part, ImageFiles) else part
-        for part, found in zip((rest.inputs, rest.targets), contents, strict=True)
+        replace(part, contents=digest) if isinstance(part, ImageFiles) else part
+        for part, digest in zip((good.inputs, good.targets), contents, strict=True)
     )
-    return Examples(inputs, targets, rest.columns)
+    return Examples(inputs, targets, good.columns)
 
 
 def _decoded(split: Examples, findings: Findings) -> Examples:
+    """The split with its images decoded, without examples that cannot be decoded."""
     bad: set[int] = set()
+    parts = [split.inputs, split.targets]
+    for at, part in enumerate(parts):
+        if isinstance(part, ImageFiles):
+            parts[at], faults = decode_all(part)
+            _add_faults(faults, findings, bad)
+    good = _without(Examples(parts[0], parts[1], split.columns), bad)
+    files = _without(split, bad).inputs
+    return replace(good, origin=files.files.digest) if isinstance(files, ImageFiles) else good
 
-    def whole(part: Any) -> Any:
-        if not isinstance(part, ImageFiles):
-            return part
-        pixels, faults = decode_all(part, decode_threads())
-        for _, fault in sorted(faults.items()):
-            findings.add(fault.where, fault.what, fault.hint)
-        bad.update(faults)
-        return pixels
 
-    examples = Examples(whole(split.inputs), whole(split.targets), split.columns)
-    rows = np.setdiff1d(np.arange(len(examples)), sorted(bad))
-    rest = examples.take(rows) if bad else examples
-    if not isinstance(split.inputs, ImageFiles):
-        return rest
-    return replace(rest, origin=split.inputs.files.take(rows).digest)
+def _add_faults(faults: Mapping[int, DataError], findings: Findings, bad: set[int]) -> None:
+    for at in sorted(faults):
+        findings.add(faults[at].where, faults[at].what, faults[at].hint)
+    bad.update(faults)
+
+
+def _without(split: Examples, bad: set[int]) -> Examples:
+    return split.take(np.setdiff1d(np.arange(len(split)), sorted(bad))) if bad else split

@@ -1,8 +1,8 @@
-"""How each client sees its images: rotation, blur, brightness, contrast and noise of its own.
+"""Feature shifts: each client has its own rotation, blur, brightness, contrast and noise of images.
 
-What becomes of an image depends on the image, on its client's numbers and on its position in the training split, and
-on nothing else: not on the images beside it in a batch, bit for bit. So every sum below has a fixed order, and
-nothing goes through a routine of a library that picks its way by the size of the batch.
+The result for an image depends only on the image, its client's numbers and its position in the training split, bit for
+bit, and not on the other images of a batch. So every sum below has a fixed order, and no library routine is used that
+chooses its algorithm by the size of the batch (as the convolution in torchvision's blur does).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 from fedlens.core.errors import DataError, nearest
 from fedlens.data.partition.feature import NEUTRAL
 
-_BLOCK = 2**18  # values a pass: the temporaries stay in cache
+_BLOCK = 2**18  # values per pass, so that temporaries stay in cache
 
 
 def shifted(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) -> Tensor:
-    """The images as their clients see them.
+    """The images with the shifts of their clients.
 
     With x the image as float32, 0 to 255, and m the mean of all its values before anything else, in this order:
 
-    1. `rotation`, degrees, counter-clockwise about the middle: bilinear between pixels, 0 from outside.
+    1. `rotation`, degrees, counter-clockwise about the centre: bilinear between pixels, 0 outside.
     2. `blur`, standard deviation s in pixels: a Gaussian along the rows and one along the columns, cut off at
-       ceil(3 s) and normalized, the edge pixels going on beyond the edge.
+       ceil(3 s) and normalized; edge pixels are repeated outside.
     3. `brightness`, a factor b: x <- b x.
     4. `contrast`, a factor c: x <- b m + c (x - b m).
     5. `noise`, standard deviation s as a share of black to white: x <- x + 255 s z, with z standard normal (quantiles
@@ -36,8 +36,8 @@ def shifted(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) -> Tens
        `positions` and of the place in the image: an example has the same noise in every epoch, in training and in
        evaluation.
 
-    Then x is rounded (half to even) and clamped to 0 .. 255. An image whose number for a step is neutral (factors 1,
-    all else 0) is left out of that step, so that an image with neutral numbers only comes back bit for bit.
+    Then x is rounded (half to even) and clamped to 0 .. 255. A step skips images whose number is neutral (factors 1,
+    others 0), so an image with only neutral numbers keeps its bits.
 
     All five steps take 16 ms for 500 images of 3 x 32 x 32 on two idle cores (33 ms of processor time on one), most
     of it for blur (deviation 0.7) and noise.
@@ -45,12 +45,12 @@ def shifted(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) -> Tens
     Args:
         images: uint8 [n, C, H, W].
         by: float32 [n] by name: `rotation`, `blur`, `brightness`, `contrast`, `noise`, or some of them.
-        positions: int64 [n], where each image stands in the training split.
+        positions: int64 [n], the position of each image in the training split.
 
     Returns:
-        uint8 [n, C, H, W], in memory of its own; `images` is left as it was.
+        uint8 [n, C, H, W], in new memory; `images` is not changed.
 
-    Raises `DataError` where the examples are no images, or `by` has another name.
+    Raises `DataError` if the examples are not images, or `by` has another name.
 
     >>> image = torch.tensor([[[[10, 200]]]], dtype=torch.uint8)
     >>> shifted(image, {"brightness": torch.tensor([1.5])}, torch.tensor([0])).tolist()
@@ -73,8 +73,8 @@ def shifted(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) -> Tens
     each = max(1, _BLOCK // max(1, math.prod(images.shape[1:])))
     for start in range(0, len(rows), each):
         part = rows[start : start + each]
-        own = {name: values[part] for name, values in by.items()}
-        out[part] = _shifted_block(images[part], own, positions[part])
+        shifts = {name: values[part] for name, values in by.items()}
+        out[part] = _shifted_block(images[part], shifts, positions[part])
     return out
 
 
@@ -104,7 +104,7 @@ def _shifted_block(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) 
 
 
 def _rows(by: Mapping[str, Tensor], name: str) -> Tensor | slice | None:
-    """Which images the step changes: None for none, a slice for all, which needs no copy."""
+    """The images that the step changes: None for none, a slice for all, which needs no copy."""
     if name not in by:
         return None
     changed = by[name] != NEUTRAL[name]
@@ -115,7 +115,7 @@ def _rows(by: Mapping[str, Tensor], name: str) -> Tensor | slice | None:
 
 
 def _rotated(x: Tensor, degrees: Tensor) -> Tensor:
-    """float32 [n, C, H, W], each turned by its angle."""
+    """float32 [n, C, H, W], each rotated by its angle."""
     height, width = x.shape[2:]
     turns = [math.radians(angle) for angle in degrees.tolist()]
     cos, sin = (
@@ -134,10 +134,10 @@ def _rotated(x: Tensor, degrees: Tensor) -> Tensor:
 
 
 def _blurred(x: Tensor, sigmas: Tensor) -> Tensor:
-    """float32 [n, C, H, W], each smoothed by its own Gaussian."""
+    """float32 [n, C, H, W], each blurred by its own Gaussian."""
     kernels = [_kernel(sigma) for sigma in sigmas.tolist()]
     radius = max(map(len, kernels)) - 1
-    # A shorter kernel goes on with zeros, which are added last and change no bit.
+    # Shorter kernels are padded with zeros, which are added last and change no bit.
     filled = [kernel + (0.0,) * (radius + 1 - len(kernel)) for kernel in kernels]
     taps = torch.tensor(filled, dtype=torch.float32, device=x.device).view(len(x), -1, 1, 1, 1)
     for dim, pad in ((3, (radius, radius, 0, 0)), (2, (0, 0, radius, radius))):

@@ -1,4 +1,4 @@
-"""What a partitioner may know of the examples: their classes, and whatever columns stand beside them."""
+"""The table of examples that partitioners read: their classes and columns."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from fedlens.core.errors import ConfigError, DataError, nearest
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """One row an example, without the images themselves.
+    """One row per example, without the images.
 
-    A *mark* is one class that an example counts for. A classified image has one mark, its label. An image with
-    a mask or with boxes has one mark for each class that it shows, however often. A text has one mark for each
-    token that is to be predicted.
+    A *mark* is one class of an example. A classified image has one mark, its label. An image with
+    a mask or with boxes has one mark for each class in it, however often. A text has one mark for each token to
+    predict.
 
     Args:
         marks: int64 [m], the marks of the examples, example after example.
         offsets: int64 [n + 1]; example i has the marks `marks[offsets[i] : offsets[i + 1]]`.
         classes: the name of each class.
-        columns: what else is known of each example, by name: [n] of strings or numbers.
-        coarse: int64 [classes], the group of each class, where classes have groups (CIFAR-100).
+        columns: further columns by name: [n] of strings or numbers.
+        coarse: int64 [classes], the group of each class, if classes have groups (CIFAR-100).
         single: whether each example has exactly one mark *because* it is classified.
-        positions: int64 [n], where the examples stand in the training split; None is one after the other.
+        positions: int64 [n], the positions of the examples in the training split; None means 0 to n - 1.
         dataset: the dataset's name.
         total: how many examples the training split has.
-        origin: what tells the examples from others with the same labels: a digest of the names of their files.
-        whole: the identity of the training split that the rows are some of; None where they are all of it.
+        origin: a digest of the names of the files; it distinguishes examples with the same labels.
+        whole: the identity of the whole training split, if the rows are only a part of it.
 
-    Raises `DataError` where the lengths do not fit.
+    Raises `DataError` if the lengths do not fit.
 
     >>> table = Table.of([0, 1, 1])
     >>> len(table), table.labels.tolist(), table.classes
@@ -67,9 +67,9 @@ class Table:
     def of(
         cls, labels: Table | ArrayLike, columns: Mapping[str, ArrayLike] | None = None, **more: Any
     ) -> Table:
-        """A table of labels, one whole number an example; a table is given back as it is.
+        """A table of labels, one whole number per example; a table is returned unchanged.
 
-        Raises `DataError` where they are not whole numbers from 0 on.
+        Raises `DataError` if they are not whole numbers from 0 on.
         """
         if isinstance(labels, Table):
             return labels
@@ -102,16 +102,16 @@ class Table:
         return len(self.offsets) - 1
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """The labels, so that a partitioner that knows arrays only takes a table too."""
+        """The labels, so that partitioners for arrays accept a table."""
         return self.labels.astype(dtype or np.int64, copy=bool(copy))
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """int64 [n]: the class of each example. Raises `ConfigError` where an example may have several."""
+        """int64 [n]: the class of each example. Raises `ConfigError` if examples may have several."""
         if not self.single:
             raise ConfigError(
                 f"the examples of '{self.dataset or 'this dataset'}' have several classes each, not one",
-                hint="take a partition that copes: iid, quantity, natural, lda-multilabel, detection-frequency",
+                hint="take one for several classes: iid, quantity, natural, lda-multilabel, detection-frequency",
             )
         return self.marks
 
@@ -122,10 +122,10 @@ class Table:
 
     @cached_property
     def identity(self) -> str:
-        """SHA-256 in hexadecimal of what a partition counts in: the whole training split.
+        """SHA-256 in hexadecimal of the whole training split, in which the indices of a partition count.
 
-        Of the marks, of the names of the files, and of the columns `client` and `image_id`. Other columns only
-        describe: one more of them in a spreadsheet makes no other data.
+        It covers the marks, the names of the files, and the columns `client` and `image_id`. Other columns only
+        describe the examples: adding one to a table does not change the data.
         """
         if self.whole is not None:
             return self.whole
@@ -140,9 +140,9 @@ class Table:
         return hashed.hexdigest()
 
     def column(self, name: str, where: str = "column") -> NDArray[Any]:
-        """[n]: a column. Raises `ConfigError` with the nearest right name where there is none.
+        """[n]: a column. Raises `ConfigError` with the nearest right name if it does not exist.
 
-        `where` is the setting that named it.
+        `where` is the setting that names it.
         """
         if name in self.columns:
             return self.columns[name]
@@ -155,7 +155,7 @@ class Table:
 
     def take(self, rows: NDArray[Any]) -> Table:
         """The table of the examples `rows`, int64 [k], in that order."""
-        # Nothing here looks at the rows that are not taken: a partition may take thousands of small parts.
+        # The cost does not depend on the rows that are not taken: a partition may take thousands of small parts.
         rows = np.asarray(rows, np.int64)
         starts = self.offsets[rows]
         counts = self.offsets[rows + 1] - starts

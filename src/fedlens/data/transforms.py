@@ -1,4 +1,4 @@
-"""Batched normalization: no loop over images, and arithmetic that a bare PyTorch loop can repeat bit for bit."""
+"""Batched normalization, with arithmetic that plain PyTorch can repeat bit for bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]  # uint8 [n, C, H, W] to the same
 
-_NEAR = 2**17  # numbers that a processor's nearer caches hold: more are normalized piece by piece
+_NEAR = 2**17  # numbers that fit in the inner caches of a processor; more are normalized in pieces
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -22,7 +22,7 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
     Args:
         images: uint8 [n, C, H, W].
-        mean, std: one number a channel, of images scaled to [0, 1].
+        mean, std: one number per channel, of images scaled to [0, 1].
 
     Returns:
         float32 [n, C, H, W], on the device and in the memory format of `images`.
@@ -33,16 +33,16 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     scale, shift = _affine(tuple(mean), tuple(std), images.device)
     if images.is_cuda or images.numel() <= _NEAR:
         return images.to(torch.float32, copy=True).mul_(scale).add_(shift)
-    found = torch.empty_like(images, dtype=torch.float32)
+    normalized = torch.empty_like(images, dtype=torch.float32)
     size = max(1, _NEAR // images[0].numel())
-    for part, own in zip(torch.split(images, size), torch.split(found, size), strict=True):
-        own.copy_(part).mul_(scale).add_(shift)
-    return found
+    for part, out in zip(torch.split(images, size), torch.split(normalized, size), strict=True):
+        out.copy_(part).mul_(scale).add_(shift)
+    return normalized
 
 
 @lru_cache(maxsize=64)
 def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    # Kept, because for a small batch making these two takes longer than using them.
+    # Cached: for a small batch, computing these two takes longer than using them.
     with torch.inference_mode(False):
         middle = torch.tensor(mean, dtype=torch.float64).view(-1, 1, 1)
         spread = torch.tensor(std, dtype=torch.float64).view(-1, 1, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pydantic import Field
 from fedlens.core.arithmetic import Arithmetic, Layout, Precision
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Program
+from fedlens.core.threads import usable_cores as usable_cores
 
 _PER_GPU = 2  # workers of one GPU: one computes while the other reads batches or sends
 _FREE = (
@@ -113,11 +113,6 @@ class Computing:
 
 
 ON_CPU = Computing()
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may use: in a container there can be fewer than in the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_workers(computing: Computing, threads: int) -> int:

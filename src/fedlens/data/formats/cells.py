@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# What programs write where a value is missing. "None" is left out: "none" is a class in many a table.
+# What programs write for a missing value. "None" is left out: "none" is a class in many tables.
 _MISSING = {"nan", "null", "n/a", "#n/a", "<na>"}
 _LIMITS = {"lat": 90.0, "latitude": 90.0, "lon": 180.0, "longitude": 180.0, "lng": 180.0, "long": 180.0}
 
 
 def missing(text: str) -> str | None:
-    """What is wrong with a cell that has no value, to be said behind its name; None where it has one.
+    """The problem of a cell without a value, as the rest of a sentence; None if it has one.
 
-    Beside the empty cell these are NaN, null, N/A, #N/A and <NA> in any case, and NA in capitals.
+    Besides empty cells, these are NaN, null, N/A, #N/A and <NA> in any case, and NA in capitals.
 
     >>> missing("mercy"), missing(""), missing("NaN")
     (None, 'is empty', "is 'NaN', which stands for a missing value")
@@ -30,7 +30,7 @@ def missing(text: str) -> str | None:
 
 
 def typed(values: Sequence[Any]) -> NDArray[Any]:
-    """Whole numbers, numbers or strings: whatever holds all of them as they were written; an empty cell is NaN.
+    """The cells as whole numbers, else numbers, else strings, without losing information; an empty cell is NaN.
 
     >>> typed(["1", "2"]).tolist(), typed(["1.5", None]).tolist(), typed(["007", "8"]).tolist()
     ([1, 2], [1.5, nan], ['007', '8'])
@@ -45,15 +45,15 @@ def typed(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def is_number(text: str) -> bool:
-    """Whether a cell is a number. 007 is a name, and so is 1_000, which Python would take for a number."""
+    """Whether a cell is a number. 007 is a name, and so is 1_000, which Python accepts as a number."""
     return re.fullmatch(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?", text) is not None
 
 
 def coordinates(columns: Mapping[str, NDArray[Any]]) -> dict[str, float]:
-    """The columns of latitudes and longitudes, and the largest degree that each may have.
+    """The columns of latitudes and longitudes, and the largest valid degree of each.
 
-    They go by their names, in any case: lat and latitude, lon, longitude, lng and long. There are none where
-    only one of the two is there: a column `long` alone may be anything.
+    They are recognized by name, in any case: lat and latitude, lon, longitude, lng and long. Both must exist: a column
+    `long` alone may be anything.
 
     >>> coordinates({"Latitude": np.zeros(1), "lng": np.zeros(1)}), coordinates({"long": np.zeros(1)})
     ({'Latitude': 90.0, 'lng': 180.0}, {})
@@ -63,17 +63,21 @@ def coordinates(columns: Mapping[str, NDArray[Any]]) -> dict[str, float]:
 
 
 def degrees(column: Sequence[Any]) -> NDArray[np.float64]:
-    """The numbers in a column of coordinates, NaN where a cell has none."""
+    """The numbers in a column of coordinates; NaN for other cells."""
     return np.array([_degrees(value) for value in column], np.float64)
 
 
 def off_the_sphere(name: str, limit: float, column: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
-    """(row, what is wrong, what to do) of each cell that is not in -limit .. limit degrees."""
+    """(row, problem, hint) of each cell that is not in -limit .. limit degrees."""
     for row, value in enumerate(column):
         if not abs(_degrees(value)) <= limit:
             none = value == "" or (isinstance(value, float) and math.isnan(value))
-            what = f"'{name}' is missing" if none else f"'{name}' is {value}, and no coordinate in degrees"
-            yield row, what, f"give it in -{limit:g} .. {limit:g}"
+            what = (
+                f"'{name}' is missing"
+                if none
+                else f"'{name}' is {value}, which is not a coordinate in degrees"
+            )
+            yield row, what, f"write degrees from -{limit:g} to {limit:g}"
 
 
 def _degrees(value: Any) -> float:

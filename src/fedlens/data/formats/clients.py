@@ -5,22 +5,21 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.cells import coordinates, degrees, missing, off_the_sphere, typed
 from fedlens.data.formats.csv_table import CsvTable, inner_path, read_csv
+from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
 
-_FIRST = 3  # how many names a sentence gives
-# Columns that already say something else of an image than whose it is.
-_USES = {"path": "which file it is", "label": "its class", "split": "its split"}
+_NAMED = 3  # names that a sentence lists
+# Columns with another meaning than the client of an image.
+_MEANINGS = {"path": "its file", "label": "its class", "split": "its split"}
 
 
 @dataclass(frozen=True)
@@ -40,263 +39,217 @@ class ClientAssignment:
     pattern: str | None = None
 
     def __post_init__(self) -> None:
-        ways = {"column": self.column, "level": self.level, "pattern": self.pattern}
-        given = [f"client_{name}" for name, value in ways.items() if value is not None]
+        ways = {"client_column": self.column, "client_level": self.level, "client_pattern": self.pattern}
+        given = [name for name, value in ways.items() if value is not None]
         if len(given) > 1:
-            raise ConfigError(
-                f"{' and '.join(given)} both say whose an image is", where=given[1], hint="give one of them"
-            )
+            what = f"{' and '.join(given)} both assign images to clients"
+            raise ConfigError(what, where=given[1], hint="give one of them")
         if self.level == 0:
             raise ConfigError("client_level is 0", where="client_level", hint="1 is the first folder")
-        if self.pattern is not None:
-            try:
-                groups = re.compile(self.pattern).groups
-            except re.error as error:
-                raise ConfigError(
-                    f"'{self.pattern}' is no regular expression: {error}", where="client_pattern"
-                ) from None
-            if groups != 1:
-                raise ConfigError(
-                    f"'{self.pattern}' has {groups} groups, and one is wanted",
-                    where="client_pattern",
-                    hint="put brackets around what names the client, as in 'scans/(site[0-9]+)_'",
-                )
+        if self.pattern is None:
+            return
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as error:
+            what = f"'{self.pattern}' is not a regular expression: {error}"
+            raise ConfigError(what, where="client_pattern") from None
+        if groups != 1:
+            hint = "put parentheses around the client, as in 'scans/(site[0-9]+)_'"
+            what = f"'{self.pattern}' has {groups} groups, and needs exactly one"
+            raise ConfigError(what, where="client_pattern", hint=hint)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> ClientAssignment:
         """The assignment in a reader's settings `client_column`, `client_level` and `client_pattern`."""
         return cls(*(settings.get(f"client_{name}") for name in ("column", "level", "pattern")))
 
-
-@dataclass
-class Described:
-    """What is known of each of the examples, beside their images and targets.
-
-    Args:
-        columns: [n] by name: `client` where there is a rule, and every further column of the table or records.
-        splits: "train", "test" or "validation" of each, where the table says so.
-        labels: the cells of the table's column `label`, where it has one.
-        where: the line of the table for each example, where there is a table that can be read.
-        bad: the rows in which something is at fault; it is in the findings.
-        notes: sentences on what was put right.
-    """
-
-    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
-    splits: list[str] | None = None
-    labels: list[str] | None = None
-    where: list[str] | None = None
-    bad: set[int] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    def of_path(self, name: str) -> tuple[str, str]:
+        """(client, problem) of a path, by `level` or `pattern`; one of them is empty."""
+        if self.pattern is not None:
+            match = re.search(self.pattern, name)
+            if match and match[1]:
+                return match[1], ""
+            return "", f"client_pattern '{self.pattern}' finds no client in '{name}'"
+        assert self.level is not None
+        folders = name.split("/")[:-1]
+        at = self.level - 1 if self.level > 0 else len(folders) + self.level
+        if 0 <= at < len(folders):
+            return folders[at], ""
+        depth = f"{len(folders)} folder{'s' * (len(folders) > 1)} deep" if folders else "in no folder"
+        return "", f"client_level is {self.level}, and '{name}' is {depth}"
 
 
 def describe(
-    names: Sequence[str],
-    settings: Mapping[str, Any],
-    folder: Path,
-    findings: Findings,
+    scan: Scan,
     *,
     records: Mapping[str, Sequence[Any]] | None = None,
     inner: Sequence[str] | None = None,
-) -> Described:
-    """What a table, the annotations and the paths say of the examples in the files `names`.
+) -> bool:
+    """Adds the columns, splits and label cells that a table, the annotations and the paths give for `scan.names`.
 
     Args:
-        names: the file of each example below `folder`, with forward slashes.
-        settings: of the reader; `table`, `client_column`, `client_level` and `client_pattern` are looked at.
-        folder: the folder of the data.
-        findings: where everything is added that is wrong.
-        records: [n] by name, what the annotations say of each example; None where they do not.
-        inner: the paths in which folders are counted, where these are not `names`.
+        scan: its settings `table`, `client_column`, `client_level` and `client_pattern` are used.
+        records: [n] by name, the annotations' further fields for each image; None if an image has none.
+        inner: the paths in which `client_level` counts folders, if these are not `scan.names`.
 
-    A table is looked for from where the user is, then in `folder`. A further column in which every cell is a
-    number becomes numbers (an empty cell NaN); all others are strings, and so is `client` always. A client that
-    is NaN, null, N/A or NA is a missing one. Columns of coordinates go by their names (lat and latitude; lon,
-    longitude, lng and long; in any case): where there are both, a place that is missing or off the sphere is a
-    finding, and the columns are numbers.
+    Returns:
+        False if the table cannot be read; the reason is in the findings.
 
-    Raises `ConfigError` where the rule is none, or names a column that there is not, or that has another use.
+    A table is looked for from the current directory, then in `scan.folder`. A column in which every cell is a number
+    becomes numbers (an empty cell NaN); all others are strings, and so is `client` always. NaN, null, N/A and NA mean
+    a missing client. Columns of coordinates are recognized by name (lat and latitude; lon, longitude, lng and long;
+    in any case): if both exist, the columns become numbers, and a missing or impossible coordinate is a problem.
 
-    >>> names = ["mercy/a.png", "mercy/b.png", "north/a.png"]
-    >>> described = describe(names, {"client_level": 1}, Path("data"), Findings())
-    >>> described.columns["client"].tolist()
-    ['mercy', 'mercy', 'north']
+    Raises `ConfigError` if the assignment is invalid, or names a column that does not exist or has another meaning.
+
+    >>> scan = Scan(Path("data"), {"client_level": 1}, names=["mercy/a.png", "mercy/b.png", "north/a.png"])
+    >>> describe(scan), scan.columns["client"].tolist()
+    (True, ['mercy', 'mercy', 'north'])
     """
-    rule = ClientAssignment.of(settings)
-    described = Described()
+    assignment = ClientAssignment.of(scan.settings)
     cells: dict[str, list[Any]] = {name: list(values) for name, values in (records or {}).items()}
-    source: list[str] = [str(folder / name) for name in names]
-    if settings.get("table") is not None:
-        table = read_csv(table_path(settings["table"], folder), findings)
+    scan.sources = [str(scan.folder / name) for name in scan.names]
+    table_name = scan.settings.get("table")
+    if table_name is not None:
+        table = read_csv(table_path(table_name, scan.folder), scan.findings)
         if table is None:
-            return described  # why is in the findings
-        rows = _rows_of(names, table, folder, described, findings)
-        source = [name if row is None else table.where(row) for name, row in zip(source, rows, strict=True)]
+            return False
+        rows = _rows_of(scan, table)
+        scan.sources = [
+            source if row is None else table.where(row)
+            for source, row in zip(scan.sources, rows, strict=True)
+        ]
         for column in table.columns:
-            given = table.column(column)
-            if column != "path":
-                cells[column] = [None if row is None else given[row] for row in rows]
-        described.notes.extend(table.notes)
-        described.where = source
+            values = table.column(column)
+            cells[column] = [None if row is None else values[row] for row in rows]
+        del cells["path"]
+        scan.notes += table.notes
     if "split" in cells:
-        described.splits = _splits(cells.pop("split"), source, described.bad, findings)
-    if "label" in cells and settings.get("table") is not None:
-        described.labels = [cell or "" for cell in cells.pop("label")]
-    clients = _clients(rule, cells, inner or names, source, described.bad, findings)
-    for name, values in cells.items():
-        if name != "client":
-            described.columns[name] = typed(values)
-    _check_coordinates(described, source, findings)
+        scan.splits = _splits(scan, cells.pop("split"))
+    if "label" in cells and table_name is not None:
+        scan.cells = [cell or "" for cell in cells.pop("label")]
+    clients = _clients(scan, assignment, cells, inner or scan.names)
+    scan.columns = {name: typed(values) for name, values in cells.items() if name != "client"}
+    _check_coordinates(scan)
     if clients is not None:
-        described.columns["client"] = np.array(clients, dtype=str)
-        _check_several(described, folder, findings)
-    return described
+        scan.columns["client"] = np.array(clients, dtype=str)
+        _check_several(scan, clients)
+    return True
 
 
 def table_path(given: str, folder: Path) -> Path:
-    """The file of a table: as seen from where the user is, or else in `folder`."""
+    """The file of a table: as seen from the current directory, or else in `folder`."""
     here = Path(given).expanduser()
     return here if here.exists() or not (folder / here).exists() else folder / here
 
 
 def listed(names: Sequence[str], count: int | None = None) -> str:
-    """The first few names, and how many there are beside them, of `count` in all where not all are at hand.
+    """The first few names, and the number of the others; `count` is the number of all, if `names` is not all.
 
     >>> listed(["a", "b", "c", "d", "e"]), listed(["0", "1", "2"], 2000)
     ('a, b, c and 2 more', '0, 1, 2 and 1,997 more')
     """
-    rest = (len(names) if count is None else count) - _FIRST
-    more = f" and {rest:,} more" if rest > 0 else ""
-    return ", ".join(names[:_FIRST]) + more
+    others = (len(names) if count is None else count) - _NAMED
+    more = f" and {others:,} more" if others > 0 else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
-def _rows_of(
-    names: Sequence[str], table: CsvTable, folder: Path, described: Described, findings: Findings
-) -> list[int | None]:
-    """The table's row for each name."""
+def _rows_of(scan: Scan, table: CsvTable) -> list[int | None]:
+    """The table's row for each image."""
     # macOS writes an "ü" in a file name as two characters, spreadsheets as one.
-    places = {unicodedata.normalize("NFC", name): at for at, name in enumerate(names)}
-    rows: list[int | None] = [None] * len(names)
-    slashes = 0
-    for row, cell in enumerate(table.column("path")):
+    positions = {unicodedata.normalize("NFC", name): at for at, name in enumerate(scan.names)}
+    rows: list[int | None] = [None] * len(scan.names)
+    cells = table.column("path")
+    for row, cell in enumerate(cells):
         path = inner_path(cell)
-        slashes += "\\" in cell
         if path is None:
-            what = f"the path '{cell}' is not below the folder of the data" if cell else "the path is empty"
-            findings.add(table.where(row), what, f"write it as seen from {folder}")
+            what = f"the path '{cell}' is not below the data folder" if cell else "the path is empty"
+            scan.findings.add(table.where(row), what, f"write it as seen from {scan.folder}")
             continue
-        at = places.get(unicodedata.normalize("NFC", path))
+        at = positions.get(unicodedata.normalize("NFC", path))
         if at is None:
-            findings.add(table.where(row), *_absent(path, folder, names))
+            scan.findings.add(table.where(row), *_absent(path, scan))
         elif (first := rows[at]) is None:
             rows[at] = row
         else:
             same = table.rows[first] == table.rows[row]
-            other = "the same" if same else "something else"
-            what = f"'{path}' stands in line {table.lines[first]} too, which says {other} of it"
-            findings.add(table.where(row), what, "remove one of the lines")
+            other = "the same" if same else "other"
+            what = f"'{path}' is in line {table.lines[first]} too, with {other} cells"
+            scan.findings.add(table.where(row), what, "remove one of the lines")
             if not same:
-                described.bad.add(at)
-    if slashes:
-        described.notes.append(f"{slashes:,} paths of {table.path.name} had backslashes, read as slashes")
-    absent = [at for at, row in enumerate(rows) if row is None]
-    if absent:
-        count = f"{len(absent):,} of {len(names):,} images are" if len(absent) > 1 else "an image is"
-        what = f"{count} not in the table: {listed([names[at] for at in absent])}"
-        findings.add(table.path, what, "add a line for each, or move them elsewhere")
-        described.bad.update(absent)
+                scan.bad.add(at)
+    if slashes := sum("\\" in cell for cell in cells):
+        scan.notes.append(f"{slashes:,} paths of {table.path.name} had backslashes, read as slashes")
+    if absent := [at for at, row in enumerate(rows) if row is None]:
+        count = f"{len(absent):,} of {len(scan.names):,} images are" if len(absent) > 1 else "an image is"
+        what = f"{count} not in the table: {listed([scan.names[at] for at in absent])}"
+        scan.findings.add(table.path, what, "add a line for each, or move them elsewhere")
+        scan.bad.update(absent)
     return rows
 
 
-def _absent(path: str, folder: Path, names: Sequence[str]) -> tuple[str, str]:
-    if (folder / path).exists():
-        return f"'{path}' is no image that belongs to these data", "remove the line"
-    last = path.rpartition("/")[2]
-    elsewhere = next((name for name in names if name.rpartition("/")[2] == last), None)
-    hint = f"paths count from {folder}: is '{elsewhere}' meant?" if elsewhere else "remove the line"
-    return f"the file '{path}' is not there", hint
+def _absent(path: str, scan: Scan) -> tuple[str, str]:
+    """(problem, hint) of a path in a table that is no image of the dataset."""
+    if (scan.folder / path).exists():
+        return f"'{path}' is not an image of this dataset", "remove the line"
+    file = path.rpartition("/")[2]
+    elsewhere = next((name for name in scan.names if name.rpartition("/")[2] == file), None)
+    hint = f"paths start at {scan.folder}: did you mean '{elsewhere}'?" if elsewhere else "remove the line"
+    return f"the file '{path}' does not exist", hint
 
 
-def _splits(cells: Sequence[Any], source: Sequence[str], bad: set[int], findings: Findings) -> list[str]:
-    splits = []
-    for row, cell in enumerate(cells):
-        named = split_named(str(cell)) if cell else None
-        if named is None and row not in bad:
+def _splits(scan: Scan, cells: Sequence[Any]) -> list[str]:
+    splits = [split_named(str(cell)) if cell else None for cell in cells]
+    for row, (cell, split) in enumerate(zip(cells, splits, strict=True)):
+        if split is None:
             what = f"there is no split '{cell}'" if cell else "the split is empty"
-            findings.add(source[row], what, "write train, test or validation")
-            bad.add(row)
-        splits.append(named or "train")
-    return splits
+            scan.reject(row, scan.sources[row], what, "write train, test or validation")
+    return [split or "train" for split in splits]
 
 
 def _clients(
-    rule: ClientAssignment,
-    cells: Mapping[str, Sequence[Any]],
-    names: Sequence[str],
-    source: Sequence[str],
-    bad: set[int],
-    findings: Findings,
+    scan: Scan, assignment: ClientAssignment, cells: Mapping[str, Sequence[Any]], paths: Sequence[str]
 ) -> list[str] | None:
-    """The client of each example, "" where there is none; None where there is no rule."""
-    if rule.level is not None or rule.pattern is not None:
-        found = [_by_path(rule, name) for name in names]
-        hint = "lay the files out alike" if rule.level is not None else "see to client_pattern"
+    """The client of each image, "" if it is missing; None if nothing assigns clients."""
+    if assignment.level is not None or assignment.pattern is not None:
+        pairs = [assignment.of_path(path) for path in paths]
+        hint = (
+            "use the same folders for all files" if assignment.level is not None else "check client_pattern"
+        )
     else:
-        column = rule.column or "client"
+        column = assignment.column or "client"
         if column not in cells:
-            if rule.column is None:
+            if assignment.column is None:
                 return None
-            if column in _USES:
-                what = f"the column '{column}' says of an image {_USES[column]}, not whose it is"
+            if column in _MEANINGS:
+                what = f"the column '{column}' gives {_MEANINGS[column]}, not the client of an image"
                 raise ConfigError(what, where="client_column", hint="name another column")
             hint = nearest(column, cells) if cells else "give a table with such a column, data.dataset.table"
             raise ConfigError(f"there is no column '{column}'", where="client_column", hint=hint)
-        values = [("" if value is None else str(value).strip()) for value in cells[column]]
-        faults = [missing(value) for value in values]
-        found = [
-            ("" if fault else v, f"the cell '{column}' {fault}")
-            for v, fault in zip(values, faults, strict=True)
+        values = ["" if value is None else str(value).strip() for value in cells[column]]
+        problems = map(missing, values)
+        pairs = [
+            ("", f"the cell '{column}' {p}") if p else (v, "") for v, p in zip(values, problems, strict=True)
         ]
-        hint = "write whose it is"
-    for row, (client, what) in enumerate(found):
-        if not client and row not in bad:
-            findings.add(source[row], what, hint)
-            bad.add(row)
-    return [client for client, _ in found]
+        hint = "write the client of the image"
+    for row, (client, what) in enumerate(pairs):
+        if not client:
+            scan.reject(row, scan.sources[row], what, hint)
+    return [client for client, _ in pairs]
 
 
-def _by_path(rule: ClientAssignment, name: str) -> tuple[str, str]:
-    """(client, what is wrong where it is empty)."""
-    if rule.pattern is not None:
-        match = re.search(rule.pattern, name)
-        return (
-            match[1] or ""
-        ) if match else "", f"client_pattern '{rule.pattern}' finds no client in '{name}'"
-    assert rule.level is not None
-    folders = name.split("/")[:-1]
-    at = rule.level - 1 if rule.level > 0 else len(folders) + rule.level
-    if 0 <= at < len(folders):
-        return folders[at], ""
-    deep = f"{len(folders)} folder{'' if len(folders) == 1 else 's'} deep" if folders else "in no folder"
-    return "", f"client_level is {rule.level}, and '{name}' lies {deep}"
+def _check_several(scan: Scan, clients: Sequence[str]) -> None:
+    rows = scan.rows()
+    if len(rows) > 1 and len({clients[row] for row in rows}) == 1:
+        what = f"all {len(rows):,} examples belong to one client, '{clients[rows[0]]}'"
+        hint = "take another column, level or pattern; without any of them, a partition makes the clients"
+        scan.findings.add_whole(scan.folder, what, hint)
 
 
-def _check_several(described: Described, folder: Path, findings: Findings) -> None:
-    good = [c for row, c in enumerate(described.columns["client"].tolist()) if row not in described.bad]
-    if len(set(good)) == 1 and len(good) > 1:
-        findings.add(
-            folder,
-            f"all {len(good):,} examples belong to one client, '{good[0]}'",
-            "take another column, level or pattern; without any, a partition can make clients up",
-            example=False,
-        )
-
-
-def _check_coordinates(described: Described, source: Sequence[str], findings: Findings) -> None:
-    """Latitudes and longitudes that are missing or not on the sphere; the columns become numbers."""
-    for name, limit in coordinates(described.columns).items():
-        values = described.columns[name].tolist()
-        described.columns[name] = degrees(values)
+def _check_coordinates(scan: Scan) -> None:
+    """Turns columns of coordinates into numbers; missing and impossible ones are problems."""
+    for name, limit in coordinates(scan.columns).items():
+        values = scan.columns[name].tolist()
+        scan.columns[name] = degrees(values)
         for row, what, hint in off_the_sphere(name, limit, values):
-            if row not in described.bad:
-                findings.add(source[row], what, hint)
-                described.bad.add(row)
+            scan.reject(row, scan.sources[row], what, hint)

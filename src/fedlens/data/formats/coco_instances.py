@@ -3,163 +3,187 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from fedlens.core.errors import DataError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.csv_table import inner_path
 from fedlens.data.formats.objects import RawBox
+from fedlens.data.formats.texts import read_text
 
-_TABLES = ("images", "annotations", "categories")
+Entry = Mapping[str, Any]
+
+_LISTS = ("images", "annotations", "categories")
 _AGAIN = "export the file again"
 
 
 @dataclass(frozen=True)
 class CocoImage:
-    """One entry of `images`: its id, its file, its size where it is stated, and whatever else stands there."""
+    """One entry of `images`: its id, its file, its size if it is stated, and all of its fields."""
 
     key: int | str
     file: str
     size: tuple[int, int] | None
-    fields: Mapping[str, Any]
+    fields: Entry
 
 
 @dataclass(frozen=True)
 class CocoInstances:
-    """What a file of instances says.
+    """The contents of a file of instances.
 
     Args:
         path: the file.
         images: in the order of the file, each id and each file once.
         categories: the name of each category, by its id, in the order of the ids.
-        crowds: how many annotations are left out because they stand for a crowd (`iscrowd` is 1).
+        crowds: how many annotations are left out because they annotate a crowd (`iscrowd` is 1).
+        annotations: of each image, by its id.
     """
 
     path: Path
     images: list[CocoImage]
     categories: dict[int, str]
     crowds: int = 0
-    annotations: dict[int | str, list[Mapping[str, Any]]] = field(default_factory=dict, repr=False)
+    annotations: dict[int | str, list[Entry]] = field(default_factory=dict, repr=False)
 
     def boxes(self, image: CocoImage, findings: Findings) -> Iterator[RawBox]:
         """The objects of one image; `bbox` is [x, y, width, height], counted from 0.
 
-        An annotation whose `bbox` is not four numbers is a finding.
+        An annotation whose `bbox` is not four numbers is a problem.
         """
         for annotation in self.annotations.get(image.key, ()):
-            where = _annotation(self.path, annotation.get("id"))
+            where = f"{self.path}, annotation {annotation.get('id')}"
             category, box = annotation.get("category_id"), annotation.get("bbox")
             if not isinstance(box, list) or len(box) != 4 or not all(map(_number, box)):
                 what = "it has no 'bbox'" if box is None else f"its 'bbox' is {_shown(box)}"
-                findings.add(where, f"{what}, and four numbers are wanted", "write [x, y, width, height]")
+                findings.add(where, f"{what}, and needs four numbers", "write [x, y, width, height]")
                 continue
             x, y, width, height = map(float, box)
-            key = category if isinstance(category, str) or _whole(category) else _shown(category)
+            key = category if _key(category) else _shown(category)
             yield RawBox(where, key, (x, y, x + width, y + height), tuple(box))
 
 
 def read_instances(path: Path, findings: Findings) -> CocoInstances | None:
-    """What the file `path` says, in COCO's format of instances (cocodataset.org, "Data format").
+    """The contents of a file in COCO's format of instances (cocodataset.org, "Data format").
 
-    What is wrong in it is added to `findings`: no JSON (with line and column), a table that is missing, entries
-    without an id or a file name, ids that stand there twice, annotations of images that are not in it. None
-    where nothing can be made of the file. Category ids may skip numbers, as COCO's own do. Crowds are left out
-    and counted: their boxes are around many objects.
+    Problems are added to `findings`: invalid JSON (with line and column), a missing list, entries without an id or a
+    file name, ids that are used twice, annotations of images that are not in the file. None if the file cannot be
+    used at all. Category ids may skip numbers, as COCO's own do. Crowds are left out and counted: their boxes are
+    around many objects.
     """
-    content = read_json(path, findings)
+    before = len(findings)
+    content = findings.attempt(_read_object, path, example=False)
     if content is None:
         return None
-    if not isinstance(content, dict):
-        what = f"the file holds {_kind(content)}, and an object with {', '.join(_TABLES)} is wanted"
-        findings.add(path, what, _results(content) or _AGAIN, example=False)
+    lists = {name: _list(content, name, path, findings) for name in _LISTS}
+    if len(findings) > before:
         return None
-    whole = len(findings)
-    tables = {name: _table(content, name, path, findings) for name in _TABLES}
-    if len(findings) > whole:
-        return None
-    categories = _categories(tables["categories"], path, findings)
-    images = _images(tables["images"], path, findings)
-    annotations, crowds = _annotations(tables["annotations"], {image.key for image in images}, path, findings)
+    categories = _categories(lists["categories"], path, findings)
+    images = _images(lists["images"], path, findings)
+    annotations: dict[int | str, list[Entry]] = {image.key: [] for image in images}
+    crowds = 0
+    for where, _, entry in _identified(lists["annotations"], "annotation", "", path, findings.add, _key):
+        image = entry.get("image_id")
+        if not _key(image) or image not in annotations:
+            what = f"its image {_shown(image)} is not in the file"
+            findings.add(where, what, "list the image, or remove the annotation")
+        elif entry.get("iscrowd") in (1, True):
+            crowds += 1
+        else:
+            annotations[image].append(entry)
     return CocoInstances(path, images, categories, crowds, annotations)
 
 
-def read_json(path: Path, findings: Findings) -> Any:
-    """The content of a JSON file; None, and a finding with the line and column, where it has none."""
+def _read_object(path: Path) -> Entry:
+    """The JSON object in a file. Raises `DataError`, with line and column if the JSON is invalid."""
+    text = read_text(path)
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        what, where, hint = f"the file cannot be read: {error.strerror}", str(path), "see that it is there"
-    except UnicodeDecodeError as error:
-        where, hint = str(path), "save it in UTF-8"
-        what = f"the file is not UTF-8: byte {error.start + 1} cannot be read"
+        content = json.loads(text)
     except json.JSONDecodeError as error:
-        what, hint = f"the file is not JSON: {error.msg[0].lower()}{error.msg[1:]}", _AGAIN
+        what = f"the file is not valid JSON: {error.msg[0].lower()}{error.msg[1:]}"
         where = f"{path}, line {error.lineno}, column {error.colno}"
-    except (RecursionError, ValueError):
-        what, where, hint = "the JSON is nested too deeply, or has a number too long", str(path), _AGAIN
-    findings.add(where, what, hint, example=False)
-    return None
+        raise DataError(what, where=where, hint=_AGAIN) from error
+    except (RecursionError, ValueError) as error:
+        what = "the JSON is nested too deeply, or has a number that is too long"
+        raise DataError(what, where=str(path), hint=_AGAIN) from error
+    if isinstance(content, dict):
+        return content
+    what = f"the file contains {_kind(content)}, not an object with {', '.join(_LISTS)}"
+    hint = _AGAIN
+    if isinstance(content, list) and content and isinstance(content[0], dict) and "score" in content[0]:
+        hint = "it looks like the output of a model; give the file of the true annotations"
+    raise DataError(what, where=str(path), hint=hint)
 
 
-def _table(content: Mapping[str, Any], name: str, path: Path, findings: Findings) -> list[Mapping[str, Any]]:
-    """The list `name`; entries that are no objects are findings."""
-    if not isinstance(content.get(name), list):
-        what = f"'{name}' is {_kind(content[name])}" if name in content else f"there is no '{name}'"
-        hint = "it is a list in COCO's format of instances; " + _AGAIN
-        findings.add(path, what, hint, example=False)
+def _list(content: Entry, name: str, path: Path, findings: Findings) -> list[Entry]:
+    """The list `name`; entries that are not objects are problems."""
+    entries = content.get(name)
+    if not isinstance(entries, list):
+        what = f"'{name}' is {_kind(entries)}" if name in content else f"there is no '{name}'"
+        findings.add_whole(path, what, f"it is a list in COCO's format of instances; {_AGAIN}")
         return []
-    entries: list[Mapping[str, Any]] = []
-    for number, entry in enumerate(content[name], 1):
-        if isinstance(entry, dict):
-            entries.append(entry)
-        else:
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
             findings.add(f"{path}, {name}, entry {number}", f"it is {_kind(entry)}, not an object", _AGAIN)
-    return entries
+    return [entry for entry in entries if isinstance(entry, dict)]
 
 
-def _categories(entries: list[Mapping[str, Any]], path: Path, findings: Findings) -> dict[int, str]:
-    found: dict[int, str] = {}
+def _identified(
+    entries: Sequence[Entry],
+    kind: str,
+    naming: str,
+    path: Path,
+    add: Callable[..., None],
+    valid: Callable[[object], bool],
+) -> Iterator[tuple[str, Any, Entry]]:
+    """(place in the file, id, entry) of the entries with a valid id of their own; the others are problems.
+
+    Args:
+        naming: the field with the name of an entry, for messages.
+        add: adds a problem to the findings.
+        valid: whether a value is a valid id.
+    """
+    first_names: dict[Any, str] = {}
     for number, entry in enumerate(entries, 1):
-        key, name = entry.get("id"), entry.get("name")
-        where = f"{path}, category {key if _whole(key) else f'number {number}'}"
-        if not _whole(key):
-            findings.add(where, f"its id is {_shown(key)}", "number the categories", example=False)
-        elif not isinstance(name, str) or not name.strip():
-            findings.add(where, "it has no name", "name it", example=False)
-        elif key in found:
-            what = f"the id stands there twice, for '{found[key]}' and '{name}'"
-            findings.add(where, what, "give each category an id of its own", example=False)
-        elif name in found.values():
-            what = f"the name '{name}' stands there twice"
-            findings.add(where, what, "give each category a name of its own", example=False)
+        key, name = entry.get("id"), str(entry.get(naming, f"number {number}"))
+        where = f"{path}, {kind} {key if valid(key) else f'number {number}'}"
+        if not valid(key):
+            add(where, f"its id is {_shown(key)}", f"give each {kind} a number as its id")
+        elif key in first_names:
+            add(where, f"{first_names[key]} and {name} both have this id", f"give each {kind} its own id")
         else:
-            found[key] = name
+            first_names[key] = name
+            yield where, key, entry
+
+
+def _categories(entries: list[Entry], path: Path, findings: Findings) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for where, key, entry in _identified(entries, "category", "name", path, findings.add_whole, _whole):
+        name = entry.get("name")
+        if not isinstance(name, str) or not name.strip():
+            findings.add_whole(where, "it has no name", "name it")
+        elif name in names.values():
+            findings.add_whole(where, f"another category is named '{name}' too", "give each its own name")
+        else:
+            names[key] = name
     if not entries:
-        findings.add(path, "there are no categories", "list the classes in it", example=False)
-    return dict(sorted(found.items()))
+        findings.add_whole(path, "there are no categories", "list the classes in it")
+    return dict(sorted(names.items()))
 
 
-def _images(entries: list[Mapping[str, Any]], path: Path, findings: Findings) -> list[CocoImage]:
-    found: dict[int | str, CocoImage] = {}
-    files: dict[str, int | str] = {}
-    for number, entry in enumerate(entries, 1):
-        key, file = entry.get("id"), entry.get("file_name")
-        where = f"{path}, image {key if _key(key) else f'number {number}'}"
-        if not _key(key):
-            findings.add(where, f"its id is {_shown(key)}", "give each image a number as its id")
-        elif not isinstance(file, str) or not file:
+def _images(entries: list[Entry], path: Path, findings: Findings) -> list[CocoImage]:
+    images: dict[str, CocoImage] = {}
+    for where, key, entry in _identified(entries, "image", "file_name", path, findings.add, _key):
+        file = entry.get("file_name")
+        if not isinstance(file, str) or not file:
             findings.add(where, "it has no 'file_name'", "name its file, or remove it")
         elif "\0" in file or (inner := inner_path(file)) is None:
             what = f"its file '{file}' is not below the folder of images"
-            findings.add(where, what, "name the file as it is seen from that folder")
-        elif key in found:
-            what = f"the id stands there twice, for {found[key].file} and {file}"
-            findings.add(where, what, "give each image an id of its own, and its annotations too")
-        elif inner in files:
-            what = f"its file {file} is that of image {files[inner]} too"
+            findings.add(where, what, "name the file as seen from that folder")
+        elif inner in images:
+            what = f"its file {file} is the file of image {images[inner].key} too"
             findings.add(where, what, "list each file once, with all of its annotations")
         else:
             width, height = entry.get("width"), entry.get("height")
@@ -167,41 +191,8 @@ def _images(entries: list[Mapping[str, Any]], path: Path, findings: Findings) ->
             if stated is None and (width, height) != (None, None):
                 what = f"its size is {_shown(width)} x {_shown(height)}"
                 findings.add(where, what, "write width and height in pixels")
-            found[key] = CocoImage(key, inner, stated, entry)
-            files[inner] = key
-    return list(found.values())
-
-
-def _annotations(
-    entries: list[Mapping[str, Any]], images: set[int | str], path: Path, findings: Findings
-) -> tuple[dict[int | str, list[Mapping[str, Any]]], int]:
-    """(by image, how many crowds were left out)."""
-    found: dict[int | str, list[Mapping[str, Any]]] = {}
-    ids = Counter(entry["id"] for entry in entries if _key(entry.get("id")))
-    seen: set[int | str] = set()
-    crowds = 0
-    for number, entry in enumerate(entries, 1):
-        key, image = entry.get("id"), entry.get("image_id")
-        where = _annotation(path, key if _key(key) else f"number {number}")
-        if not _key(key):
-            findings.add(where, f"its id is {_shown(key)}", "give each annotation a number as its id")
-        elif key in seen:
-            hint = "give each annotation an id of its own"
-            findings.add(where, f"the id stands there {ids[key]} times", hint)
-        elif not _key(image) or image not in images:
-            what = f"its image {_shown(image)} is not in the file"
-            findings.add(where, what, "list the image, or remove the annotation")
-        elif entry.get("iscrowd") in (1, True):
-            crowds += 1
-        else:
-            found.setdefault(image, []).append(entry)
-        if _key(key):
-            seen.add(key)
-    return found, crowds
-
-
-def _annotation(path: Path, key: object) -> str:
-    return f"{path}, annotation {key}"
+            images[inner] = CocoImage(key, inner, stated, entry)
+    return list(images.values())
 
 
 def _whole(value: object) -> TypeGuard[int]:
@@ -213,7 +204,7 @@ def _key(value: object) -> TypeGuard[int | str]:
 
 
 def _number(value: object) -> bool:
-    # A whole number of JSON may be larger than any float.
+    # A whole number in JSON may be larger than any float.
     return isinstance(value, float) or (_whole(value) and abs(value) < 2**63)
 
 
@@ -223,12 +214,5 @@ def _shown(value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", type(None): "nothing", bool: "true or false"}
-    return names.get(type(value), "a number")
-
-
-def _results(content: object) -> str | None:
-    """What to do where the file is a list of detections, as models write it."""
-    if isinstance(content, list) and content and isinstance(content[0], dict) and "score" in content[0]:
-        return "it looks like the output of a model; give the file of the true annotations"
-    return None
+    kinds = {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: "true or false"}
+    return kinds.get(type(value), "a number")

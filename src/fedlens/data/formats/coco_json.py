@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +14,12 @@ from fedlens.core.errors import ConfigError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.coco_instances import CocoImage, CocoInstances, read_instances
-from fedlens.data.formats.detection import below, detected, stored_sizes
+from fedlens.data.formats.detection import below, complete, read_sizes
 from fedlens.data.formats.reader import reader
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
 
-# What COCO itself says of an image; anything else is of the user's own, and becomes a column.
+# COCO's own fields of an image; any other field becomes a column.
 _COCO_FIELDS = {"id", "file_name", "width", "height", "license", "flickr_url", "coco_url", "date_captured"}
 _SPLIT_IN_NAME = re.compile(r"(?<![a-z])(train|test|val)(?:id|idation|ing)?(?![a-z])")
 
@@ -28,45 +28,45 @@ Files = str | dict[str, str] | None
 
 @dataclass(frozen=True)
 class _Part:
-    """One file of instances, the split it is for, and the folder that its images are in."""
+    """One file of instances, its split, and the folder of its images."""
 
     split: str | None
     content: CocoInstances
     images: str
 
 
-def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: bool) -> Scan:
-    """What is in the folder `path`; everything that is wrong is added to `findings`."""
-    found = Scan("coco-json", path)
-    files = _files(path, settings["annotations"], findings)
+def fill(scan: Scan) -> None:
+    """Completes the scan of a folder; problems are added to `scan.findings`."""
+    scan.format = "coco-json"
+    settings = scan.settings
+    files = _files(scan.folder, settings["annotations"], scan.findings)
     parts = []
     for split, file in files.items():
-        content = read_instances(file, findings)
+        content = read_instances(file, scan.findings)
         if content is not None:
-            parts.append(_Part(split, content, _image_folder(path, settings["images"], split, content)))
+            folder = _image_folder(scan.folder, settings["images"], split, content)
+            parts.append(_Part(split, content, folder))
     if len(parts) < len(files) or not parts:
-        return found
-    categories = _categories([part.content for part in parts], findings)
-    found.classes = tuple(categories.values())
+        return
+    categories = _categories([part.content for part in parts], scan.findings)
+    scan.classes = tuple(categories.values())
     rows = [(part, image) for part in parts for image in part.content.images]
-    found.names = [below(part.images, image.file) for part, image in rows]
+    scan.names = [below(part.images, image.file) for part, image in rows]
+    images = [image for _, image in rows]
+    records = _records(images)
     if parts[0].split is not None:
-        found.splits = [split_named(part.split or "") or "train" for part, _ in rows]
-    crowds = sum(part.content.crowds for part in parts)
-    if crowds:
-        found.notes.append(f"{crowds:,} annotations of crowds are left out")
-    sources = [f"{part.content.path}, image {image.key}" for part, image in rows]
-    found.sizes = stored_sizes(found, [image.size for _, image in rows], sources, findings, full=full)
-    raw = [part.content.boxes(image, findings) for part, image in rows]
-    labels: dict[str | int, int] = {key: at for at, key in enumerate(categories)}
-    records = _records([image for _, image in rows])
-    if found.splits is not None:
+        scan.splits = [split_named(part.split or "") or "train" for part, _ in rows]
         records.pop("split", None)
-    inner = [image.file for _, image in rows]
-    return detected(found, raw, labels, settings, findings, records=records, inner=inner)
+    if crowds := sum(part.content.crowds for part in parts):
+        scan.notes.append(f"{crowds:,} annotations of crowds are left out")
+    sources = [f"{part.content.path}, image {image.key}" for part, image in rows]
+    read_sizes(scan, [image.size for image in images], sources)
+    raw = [part.content.boxes(image, scan.findings) for part, image in rows]
+    labels: dict[str | int, int] = {key: label for label, key in enumerate(categories)}
+    complete(scan, raw, labels, records=records, inner=[image.file for image in images])
 
 
-@reader(scan)
+@reader(fill)
 def coco_json(
     *,
     path: common.Folder,
@@ -74,14 +74,14 @@ def coco_json(
         Files,
         Field(
             description="JSON file of instances below `path`, or a table of one for each split: "
-            '{ train = "train.json", test = "test.json" }; by default those that lie there'
+            '{ train = "train.json", test = "test.json" }; by default the files in the folder'
         ),
     ] = None,
     images: Annotated[
         Files,
         Field(
-            description="folder of the images below `path`, or a table of one for each split; by default where the "
-            "first image is found"
+            description="folder of the images below `path`, or a table of one for each split; by default the one "
+            "with the first image"
         ),
     ] = None,
     size: common.Size = 512,
@@ -90,7 +90,7 @@ def coco_json(
 ) -> None:
     """Boxes as COCO has them: JSON with `images`, `annotations` and `categories`, `bbox` as [x, y, width, height].
 
-    | what | where it is read |
+    | what | source |
     |---|---|
     | class | the categories of all files, in the order of their ids, which may skip numbers |
     | split | column `split` of the table; else the key in `annotations`, or train, val or test in a file's name;
@@ -99,45 +99,40 @@ def coco_json(
     `client_level` (of `file_name`) or `client_pattern`; else a column or field `client`, if any |
 
     Annotations with `iscrowd` are left out: their boxes are around many objects. See
-    `fedlens.data.formats.objects.check_boxes` for what becomes of boxes that do not fit. Plays no part: `root`,
-    `download`.
+    `fedlens.data.formats.objects.check_boxes` for boxes that do not fit. `root` and `download` are not used.
 
-    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
-    files; see `fedlens data check`.
+    Raises `ConfigError` if settings contradict each other, and `DataError` with all problems of the files; see
+    `fedlens data check`.
     """
 
 
 def _files(path: Path, given: Files, findings: Findings) -> dict[str | None, Path]:
-    """The file of instances for each split, or one for none; empty, and a finding, where it is not clear."""
+    """The file of instances for each split, or one for None; empty, with a problem, if that is ambiguous."""
     if isinstance(given, str):
         return {None: path / given}
     if isinstance(given, dict):
         for name in given:
             if split_named(name) is None:
-                raise ConfigError(
-                    f"there is no split '{name}'", where="annotations", hint="take train, val or test"
-                )
+                hint = "use train, val or test"
+                raise ConfigError(f"there is no split '{name}'", where="annotations", hint=hint)
         return {name: path / file for name, file in given.items()}
-    lying = sorted([*path.glob("*.json"), *path.glob("*/*.json")])
-    instances = [file for file in lying if file.name.startswith("instances")] or lying
+    files = sorted([*path.glob("*.json"), *path.glob("*/*.json")])
+    instances = [file for file in files if file.name.startswith("instances")] or files
     if len(instances) == 1:
         return {None: instances[0]}
-    named = {_split_of(file.relative_to(path)): file for file in instances}
-    if len(named) == len(instances) and None not in named and named:
-        return named
+    by_split = {_split_of(file.relative_to(path)): file for file in instances}
+    if len(by_split) == len(instances) and None not in by_split and by_split:
+        return by_split
     names = ", ".join(file.relative_to(path).as_posix() for file in instances[:5])
     what = f"it is not clear which file has the annotations: {names}" if names else "there is no JSON file"
-    hint = "name it with the setting annotations, below the folder of your data"
-    findings.add(path, what, hint, example=False)
+    findings.add_whole(path, what, "name it with the setting annotations, below the folder of your data")
     return {}
 
 
 def _split_of(file: Path) -> str | None:
     """The split in a file's name, or else in its folder's."""
-    for part in (file.stem, file.parent.name):
-        if match := _SPLIT_IN_NAME.search(part.lower()):
-            return match[1]
-    return None
+    matches = (_SPLIT_IN_NAME.search(part.lower()) for part in (file.stem, file.parent.name))
+    return next((match[1] for match in matches if match), None)
 
 
 def _image_folder(path: Path, given: Files, split: str | None, content: CocoInstances) -> str:
@@ -145,42 +140,39 @@ def _image_folder(path: Path, given: Files, split: str | None, content: CocoInst
     if isinstance(given, str):
         return given
     if isinstance(given, dict):
-        if split not in given:
-            what = (
-                f"there is no folder of images for '{split}'"
-                if split
-                else "images has a folder for each split"
-            )
-            hint = "name the same splits in annotations and in images"
-            raise ConfigError(what, where="images", hint=hint)
-        return given[split]
-    folder = content.path.parent
-    beside = folder.relative_to(path).as_posix() if folder.is_relative_to(path) else "."
+        if split in given:
+            return given[split]
+        what = (
+            f"there is no folder of images for '{split}'" if split else "images has a folder for each split"
+        )
+        raise ConfigError(what, where="images", hint="name the same splits in annotations and in images")
+    parent = content.path.parent
+    beside = parent.relative_to(path).as_posix() if parent.is_relative_to(path) else "."
     # COCO's own: annotations/instances_train2017.json, train2017/*.jpg.
-    own = content.path.stem.removeprefix("instances_")
-    candidates = [".", beside, "images", own, f"images/{own}", split or ".", f"images/{split}"]
+    of_file = content.path.stem.removeprefix("instances_")
+    candidates = [".", beside, "images", of_file, f"images/{of_file}", split or ".", f"images/{split}"]
     first = [image.file for image in content.images[:20]]
     return next((c for c in candidates if any((path / c / file).is_file() for file in first)), ".")
 
 
 def _categories(contents: Sequence[CocoInstances], findings: Findings) -> dict[int, str]:
-    """The categories of all files by id; files that contradict each other are a finding."""
-    found: dict[int, str] = {}
+    """The categories of all files by id; files that contradict each other are a problem."""
+    categories: dict[int, str] = {}
+    hint = "use the same ids in all files"
     for content in contents:
         for key, name in content.categories.items():
-            if found.setdefault(key, name) != name:
-                what = f"category {key} is '{name}', and '{found[key]}' in another file"
-                findings.add(content.path, what, "number the classes alike in all files", example=False)
-    names = list(found.values())
+            if (other := categories.setdefault(key, name)) != name:
+                what = f"category {key} is '{name}', and '{other}' in another file"
+                findings.add_whole(content.path, what, hint)
+    names = list(categories.values())
     for name in sorted({name for name in names if names.count(name) > 1}):
         where = " and ".join(str(content.path) for content in contents)
-        what = f"the class '{name}' has another id in each"
-        findings.add(where, what, "number the classes alike in all files", example=False)
-    return dict(sorted(found.items()))
+        findings.add_whole(where, f"the class '{name}' has another id in each", hint)
+    return dict(sorted(categories.items()))
 
 
 def _records(images: Sequence[CocoImage]) -> dict[str, list[Any]]:
-    """What the entries of the images say beyond COCO's own fields, by name."""
-    given = [{name: v for name, v in i.fields.items() if isinstance(v, str | int | float)} for i in images]
-    names = dict.fromkeys(name for fields in given for name in fields if name not in _COCO_FIELDS)
-    return {name: [fields.get(name) for fields in given] for name in names}
+    """The fields of the images beyond COCO's own, by name."""
+    fields = [{name: v for name, v in i.fields.items() if isinstance(v, str | int | float)} for i in images]
+    names = dict.fromkeys(name for each in fields for name in each if name not in _COCO_FIELDS)
+    return {name: [each.get(name) for each in fields] for name in names}

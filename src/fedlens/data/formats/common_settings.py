@@ -7,15 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from fedlens.data.decoding import Fit as FitValue
 from fedlens.data.diagnostics import OnError as OnErrorValue
-from fedlens.data.images import Fit as FitValue
 from fedlens.data.partition.settings import whole_path
 
 
 def whole_table(path: str | None) -> str | None:
-    """The path from the root, of a table that is seen from where the user is; any other may lie beside the data."""
-    seen = path is not None and Path(path).expanduser().exists()
-    return whole_path(path) if path is not None and seen else path
+    """The absolute path of a table that exists as seen from the current directory; others may be in the data folder."""
+    return whole_path(path) if path is not None and Path(path).expanduser().exists() else path
 
 
 _Side = Annotated[int, Field(ge=1, le=4096)]
@@ -27,43 +26,43 @@ Folder = Annotated[
 ]
 Size = Annotated[
     _Side | tuple[_Side, _Side],
-    Field(description="pixels that every image is brought to: a number, or [height, width]"),
+    Field(description="pixels of every image after scaling: a number, or [height, width]"),
 ]
 Channels = Annotated[Literal[1, 3], Field(description="3 for colour, 1 for grey")]
 Fit = Annotated[
     FitValue,
-    Field(description="'crop' cuts the longer side, 'pad' fills up the shorter one, 'stretch' scales both"),
+    Field(description="'crop' cuts the longer side, 'pad' fills the shorter one, 'stretch' scales both"),
 ]
 Test = Annotated[
-    float, Field(gt=0, lt=1, description="share held out as test data, where your data have no splits")
+    float, Field(gt=0, lt=1, description="share held out as test data, if your data have no splits")
 ]
 OnError = Annotated[
     OnErrorValue,
-    Field(description="'stop' at anything that is wrong, or 'skip' the images (or boxes) that are at fault"),
+    Field(description="'stop' at any problem, or 'skip' faulty images (or boxes)"),
 ]
 Classes = Annotated[
     list[str] | None,
-    Field(description="names of the classes, in order; by default all that are found, sorted"),
+    Field(description="names of the classes, in order; by default all in the data, sorted"),
 ]
 TableFile = Annotated[
     str | None,
     Field(
-        description="CSV file with the columns path[,label][,client][,split] and any others, one line an image; "
-        "paths count from the folder of your data"
+        description="CSV file with the columns path[,label][,client][,split] and any others, one line per image; "
+        "paths start at the folder of your data"
     ),
     AfterValidator(whole_table),
 ]
 ClientColumn = Annotated[
     str | None,
-    Field(description="column of the table (or field of the annotations) that says whose an image is"),
+    Field(description="column of the table (or field of the annotations) with the client of an image"),
 ]
 ClientLevel = Annotated[
     int | None,
-    Field(description="folder that says whose an image is: 1 is the first, -1 the one that the image is in"),
+    Field(description="folder named after the client: 1 is the first, -1 the one that contains the image"),
 ]
 ClientPattern = Annotated[
     str | None,
-    Field(description="regular expression; its one group, found in the path, says whose an image is"),
+    Field(description="regular expression; its one group, searched in the path, is the client"),
 ]
 
 

@@ -40,17 +40,17 @@ def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None =
     >>> import tempfile
     >>> check = check_folder(Path(tempfile.mkdtemp()), "image-folder")
     >>> [finding.what for finding in check.findings]
-    ['there are no images']
+    ['the folder has no images']
     """
-    found = find_format(format)
+    entry = find_format(format)
     given = {"path": str(folder), **(settings or {})}
     if format == "csv" and "table" not in given and folder.is_dir():
         given["table"] = _only_table(folder)
-    # Paths stay as they were given: what is found is for a person who sees the files from here.
-    full = read_settings(found.reader(), given, "") | {k: given[k] for k in ("path", "table") if k in given}
-    scan, findings = examine(found.scanner(), full, full=True)
-    facts = {**scan.facts(), "format": format}
-    return Check(facts, tuple(sorted(findings, key=lambda one: (one.example, natural(one.where)))))
+    # Paths stay as given, so that findings name files as the user sees them.
+    paths = {key: given[key] for key in ("path", "table") if key in given}
+    scan = examine(entry.fill(), read_settings(entry.reader(), given, "") | paths, full=True)
+    findings = sorted(scan.findings, key=lambda finding: (finding.example, natural(finding.where)))
+    return Check({**scan.facts(), "format": format}, tuple(findings))
 
 
 def natural(text: str) -> tuple[tuple[str, int], ...]:

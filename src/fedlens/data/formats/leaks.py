@@ -2,74 +2,66 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from fedlens.core.threads import map_threads
+from fedlens.data.decode_cache import file_sha256
 from fedlens.data.diagnostics import Findings
-from fedlens.data.images import decode_threads
 
-_FIRST = 3  # pairs that are named
+_NAMED = 3  # pairs that the message names
 
 
 def check_leaks(root: Path, names: Sequence[str], splits: Sequence[str], findings: Findings) -> None:
-    """Adds to `findings`, as one of the whole set, how many images are in more than one split, and the first few.
+    """Adds one problem of the whole set if images are in more than one split: their number, and the first few.
 
-    An image is in two splits where one file is, or where two files have the same content; see `same_content`.
+    An image is in two splits if its file is, or if two files have the same content; see `same_content`.
     """
     groups = same_content(root, names, splits)
     if not groups:
         return
-    told = []
-    for group in groups[:_FIRST]:
+    pairs = []
+    for group in groups[:_NAMED]:
         first, *others = sorted(group, key=lambda row: splits[row] != "train")
         second = next(row for row in others if splits[row] != splits[first])
-        of = f"'{names[first]}' ({splits[first]})"
-        told.append(
-            f"{of} is in {splits[second]} too"
-            if names[first] == names[second]
-            else f"{of} is the same as '{names[second]}' ({splits[second]})"
-        )
-    rest = f", and {len(groups) - _FIRST:,} more" if len(groups) > _FIRST else ""
-    findings.add(
-        root,
-        f"{_images(len(groups))} in more than one split, a leak: {', '.join(told)}{rest}",
-        "keep each in one split only",
-        example=False,
-    )
+        twin = f"the same as '{names[second]}' ({splits[second]})"
+        also = f"in {splits[second]} too" if names[first] == names[second] else twin
+        pairs.append(f"'{names[first]}' ({splits[first]}) is {also}")
+    more = f", and {len(groups) - _NAMED:,} more" if len(groups) > _NAMED else ""
+    count = f"{len(groups):,} images are" if len(groups) > 1 else "1 image is"
+    what = f"{count} in more than one split, a leak: {', '.join(pairs)}{more}"
+    findings.add_whole(root, what, "keep each in one split only")
 
 
 def same_content(root: Path, names: Sequence[str], splits: Sequence[str]) -> list[list[int]]:
     """Groups of rows that have the same image and are not all in one split, in the order of their first rows.
 
-    Files of one size that occurs in several splits are compared by SHA-256; all other files are only asked for
-    their size. Files that cannot be read are passed over.
+    Files are compared by SHA-256 if their size occurs in several splits; of all other files only the size is
+    read. Files that cannot be read are skipped.
     """
-    sizes = {name: _size(root / name) for name in dict.fromkeys(names)}
-    seen: defaultdict[int | None, set[str]] = defaultdict(set)
+    unique = list(dict.fromkeys(names))
+    sizes = {name: _size(root / name) for name in unique}
+    splits_of_size: defaultdict[int | None, set[str]] = defaultdict(set)
     for name, split in zip(names, splits, strict=True):
-        seen[sizes[name]].add(split)
-    doubtful = [name for name, size in sizes.items() if size and len(seen[size]) > 1]
-    digests = dict(zip(doubtful, _digests(root, doubtful), strict=True))
-    groups: defaultdict[str | bytes, list[int]] = defaultdict(list)
+        splits_of_size[sizes[name]].add(split)
+    candidates = [name for name in unique if sizes[name] and len(splits_of_size[sizes[name]]) > 1]
+    digests = dict(zip(candidates, _digests(root, candidates), strict=True))
+    groups: defaultdict[bytes, list[int]] = defaultdict(list)
     for row, name in enumerate(names):
         if (digest := digests.get(name)) is not None:
             groups[digest].append(row)
     return [rows for rows in groups.values() if len({splits[row] for row in rows}) > 1]
 
 
-def _digests(root: Path, names: Iterable[str]) -> Iterable[bytes | None]:
-    def one(name: str) -> bytes | None:
+def _digests(root: Path, names: Iterable[str]) -> list[bytes | None]:
+    def digest(name: str) -> bytes | None:
         try:
-            with (root / name).open("rb") as file:
-                return hashlib.file_digest(file, "sha256").digest()
+            return file_sha256(root / name)
         except OSError:
             return None
 
-    with ThreadPoolExecutor(decode_threads()) as pool:
-        return list(pool.map(one, names))
+    return map_threads(digest, names)
 
 
 def _size(path: Path) -> int | None:
@@ -77,7 +69,3 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def _images(count: int) -> str:
-    return f"{count:,} images are" if count > 1 else "1 image is"

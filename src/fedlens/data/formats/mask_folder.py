@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.threads import map_threads
 from fedlens.data.dataset import VOID
-from fedlens.data.decoding import stored_ids
-from fedlens.data.diagnostics import Findings
+from fedlens.data.decoding import orientation_of, stored_ids
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.clients import describe, listed
-from fedlens.data.formats.folder_listing import folders, image_names
+from fedlens.data.formats.folder_listing import add_misnamed, folders, image_names, stem
 from fedlens.data.formats.probe import probe_all
 from fedlens.data.formats.reader import reader
 from fedlens.data.formats.scan import Scan
-from fedlens.data.formats.splits import split_named
-from fedlens.data.images import decode_threads
+from fedlens.data.formats.splits import split_named, splits_of_folders
 
-_SHOWN = 5  # ids that a sentence names
-
-
-def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: bool) -> Scan:
-    """What is in the folder `path`; everything that is wrong is added to `findings`. Masks are always decoded."""
-    classes, void = tuple(settings["classes"]), int(settings.get("void", VOID))
-    ids = _ids(classes, settings.get("ids"), void)
-    folder_of = {what: str(settings.get(what, what)).strip("/") for what in ("images", "masks")}
-    for what, name in folder_of.items():
-        if not (path / name).is_dir():
-            hint = f"make it, or name another with data.dataset.{what}"
-            findings.add(path / name, f"there is no folder of {what}", hint, example=False)
-            return Scan("mask-folder", path, classes=classes)
-    matched, found_masks = _matched(path, folder_of, str(settings.get("suffix", "")), findings)
-    names = [f"{folder_of['images']}/{name}" for name in matched]
-    in_splits = _in_splits(path / folder_of["images"])
-    inner = [name.partition("/")[2] for name in matched] if in_splits else matched
-    described = describe(names, settings, path, findings, inner=inner)
-    found = Scan("mask-folder", path, names, classes, masks=found_masks)
-    found.columns, found.splits = described.columns, described.splits
-    found.bad, found.notes = described.bad, described.notes
-    if in_splits and found.splits is None:
-        splits = [split_named(name.partition("/")[0]) or "train" for name in matched]
-        found.splits = None if set(splits) == {"train"} else splits
-    found.ids = np.full(256, VOID, np.uint8)
-    found.ids[ids] = np.arange(len(classes))
-    found.bad.update(row for row, mask in enumerate(found_masks) if not mask)
-    _check_pairs(found, ids, void, findings, full)
-    return found
+_NAMED = 5  # ids that a sentence lists
+_QUARTER_TURNS = range(5, 9)  # values of the EXIF tag "Orientation" that exchange width and height
 
 
-@reader(scan)
+def fill(scan: Scan) -> None:
+    """Completes the scan of a folder; problems are added to `scan.findings`. Masks are always decoded."""
+    scan.format = "mask-folder"
+    scan.classes, void = tuple(scan.settings["classes"]), int(scan.settings.get("void", VOID))
+    ids = _ids(scan.classes, scan.settings.get("ids"), void)
+    folder_of = {kind: str(scan.settings.get(kind, kind)).strip("/") for kind in ("images", "masks")}
+    for kind, folder in folder_of.items():
+        if not (scan.folder / folder).is_dir():
+            hint = f"make it, or name another with data.dataset.{kind}"
+            scan.findings.add_whole(scan.folder / folder, f"the folder of {kind} does not exist", hint)
+            return
+    images = _match(scan, folder_of["images"], folder_of["masks"], str(scan.settings.get("suffix", "")))
+    first_folders = folders(scan.folder / folder_of["images"])
+    in_splits = bool(first_folders) and all(map(split_named, first_folders))
+    describe(scan, inner=[name.partition("/")[2] for name in images] if in_splits else images)
+    if in_splits and scan.splits is None:
+        scan.splits = splits_of_folders(images)
+    scan.ids = np.full(256, VOID, np.uint8)
+    scan.ids[ids] = np.arange(len(scan.classes))
+    _check_pairs(scan, ids, void)
+
+
+@reader(fill)
 def mask_folder(
     *,
     path: common.Folder,
@@ -65,9 +58,7 @@ def mask_folder(
     ],
     ids: Annotated[
         list[Annotated[int, Field(ge=0, le=255)]] | None,
-        Field(
-            description="number that the masks have for each class; by default 0 for the first, then 1, ..."
-        ),
+        Field(description="id of each class in the masks; by default 0 for the first, then 1, ..."),
     ] = None,
     size: common.Size = 256,
     channels: common.Channels = 3,
@@ -75,160 +66,130 @@ def mask_folder(
     images: Annotated[str, Field(min_length=1, description="folder of the images, below `path`")] = "images",
     masks: Annotated[str, Field(min_length=1, description="folder of the masks, below `path`")] = "masks",
     suffix: Annotated[
-        str, Field(description="what a mask's name has beyond its image's, before the ending: '_mask'")
+        str, Field(description="what a mask's name adds to its image's before the ending, such as '_mask'")
     ] = "",
-    void: Annotated[int, Field(ge=0, le=255, description="the id of pixels that count for nothing")] = VOID,
+    void: Annotated[int, Field(ge=0, le=255, description="id of pixels without a class")] = VOID,
 ) -> None:
     """Images and masks of class ids: `path/images/x.jpg` with `path/masks/x.png`, or `.../train/x.jpg` in both.
 
-    A mask is the file of the same folder and name below `masks`, with `suffix` and any ending. It has one
-    channel; the number of a pixel (or its position in the palette) is the position of its class in `classes`,
-    or that of `ids`, or `void`. Where 0 means that nobody looked, and classes are numbered from 1 on, that is
-    `void=0, ids=[1, 2, 3]`. Masks are scaled by the nearest neighbour, and where `fit` fills up, they are void.
+    A mask is the file of the same folder and name below `masks`, with `suffix` and any ending. It has one channel.
+    The value of a pixel (or its position in the palette) is the position of its class in `classes`, or that of
+    `ids`, or `void`. If 0 means unlabelled and classes are numbered from 1 on, set `void=0, ids=[1, 2, 3]`. Masks are
+    scaled by the nearest neighbour; pixels that `fit` adds are void.
 
-    The split is what the column `split` of a `table` says, else the first folder below `images` where these are
-    named train, test or val, else a share `test` is held out, of each client alike. `client_level` counts
-    folders below that; paths in a table count from `path`. Tags by which photographs are turned are not
-    applied: a mask belongs to the pixels as they are stored. Mean and deviation are of 1,000 training images at
-    most. Plays no part: `root`, `download`.
+    The split is the column `split` of a `table`; else the first folder below `images`, if all are named train, test
+    or val; else a share `test` is held out, of each client alike. `client_level` counts folders below that; paths
+    in a table start at `path`. EXIF tags that turn photographs are not applied: a mask belongs to the pixels as they
+    are stored. Mean and deviation are of at most 1,000 training images. `root` and `download` are not used.
 
-    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
-    files; see `fedlens data check`.
+    Raises `ConfigError` if settings contradict each other, and `DataError` with all problems of the files; see
+    `fedlens data check`.
     """
 
 
 def _ids(classes: Sequence[str], given: list[int] | None, void: int) -> list[int]:
-    """The number that masks have for each class. Raises `ConfigError` where it says two things."""
+    """The id of each class in the masks. Raises `ConfigError` if an id has two meanings."""
     ids = list(range(len(classes))) if given is None else given
     if len(ids) != len(classes):
         what = f"there are {len(classes)} classes and {len(ids)} ids"
-        raise ConfigError(what, where="ids", hint="give one for each class, in the order of classes")
-    twice = next((at for at in ids if ids.count(at) > 1), None)
-    if twice is not None:
-        both = [f"'{name}'" for name, at in zip(classes, ids, strict=True) if at == twice]
-        raise ConfigError(f"the id {twice} is {' and '.join(both)}", where="ids", hint="give each its own")
+        raise ConfigError(what, where="ids", hint="give one id for each class, in the order of classes")
+    for value in ids:
+        users = [f"'{name}'" for name, used in zip(classes, ids, strict=True) if used == value]
+        if len(users) > 1:
+            raise ConfigError(
+                f"the id {value} is {' and '.join(users)}", where="ids", hint="give each its own"
+            )
     if void in ids:
-        what = f"the id {void} is void and the class '{classes[ids.index(void)]}' at once"
+        what = f"the id {void} is both void and the class '{classes[ids.index(void)]}'"
         hint = "take a number that is no class"
         if given is None:
-            others = [at for at in range(len(ids) + 1) if at != void]
-            hint += f", or say which the masks have for each class, as data.dataset.ids = {others}"
+            others = [value for value in range(len(ids) + 1) if value != void]
+            hint += f", or give the id of each class in the masks, such as data.dataset.ids = {others}"
         raise ConfigError(what, where="void", hint=hint)
     return ids
 
 
-def _matched(
-    path: Path, folder_of: Mapping[str, str], suffix: str, findings: Findings
-) -> tuple[list[str], list[str]]:
-    """(images below their folder, the mask of each below `path` or ""): matched by folder and name."""
-    images, others = image_names(path / folder_of["images"])
-    masks, other_masks = image_names(path / folder_of["masks"])
-    for folder, surprising in ((folder_of["images"], others), (folder_of["masks"], other_masks)):
-        for name in surprising:
-            hint = "move it elsewhere, or give it the ending of its format if it is an image"
-            findings.add(path / folder / name, "the file is not named as an image is", hint)
-    by_stem: dict[str, str] = {}
-    for name in masks:
-        stem = _stem(name)
-        if not stem.endswith(suffix):
+def _match(scan: Scan, images: str, masks: str, suffix: str) -> list[str]:
+    """Sets the images and their masks, matched by folder and name; returns the images below their folder.
+
+    An image without a mask of its own is faulty.
+    """
+    names, other_files = image_names(scan.folder / images)
+    mask_names, other_masks = image_names(scan.folder / masks)
+    add_misnamed(scan.folder / images, other_files, scan.findings)
+    add_misnamed(scan.folder / masks, other_masks, scan.findings)
+    mask_of: dict[str, str] = {}
+    for name in mask_names:
+        where, mask_stem = scan.folder / masks / name, stem(name)
+        if not mask_stem.endswith(suffix):
             what = f"the name of the mask does not end in '{suffix}'"
-            findings.add(path / folder_of["masks"] / name, what, "rename it, or see to the setting suffix")
-        elif (first := by_stem.setdefault(stem.removesuffix(suffix), name)) != name:
+            scan.findings.add(where, what, "rename it, or change the setting suffix")
+        elif (first := mask_of.setdefault(mask_stem.removesuffix(suffix), name)) != name:
             what = f"the mask belongs to the same image as '{first}'"
-            findings.add(path / folder_of["masks"] / name, what, "remove one of them")
-    found, stems = [], set()
-    for name in images:
-        stem = _stem(name)
-        if stem in stems:
-            findings.add(
-                path / folder_of["images"] / name,
-                "another image has the same name but for the ending",
-                "rename one",
-            )
-        elif stem not in by_stem:
-            wanted = f"{folder_of['masks']}/{stem}{suffix}.png"
-            findings.add(
-                path / folder_of["images"] / name,
-                f"the image has no mask '{wanted}'",
-                "add it, or remove the image",
-            )
-        found.append(by_stem[stem] if stem in by_stem and stem not in stems else "")
-        stems.add(stem)
-    for stem, name in by_stem.items():
-        if stem not in stems:
-            what = f"the mask has no image '{folder_of['images']}/{stem}.*'"
-            findings.add(path / folder_of["masks"] / name, what, "add it, or remove the mask")
-    return images, [f"{folder_of['masks']}/{name}" if name else "" for name in found]
+            scan.findings.add(where, what, "remove one of them")
+    scan.names, scan.masks, stems = [f"{images}/{name}" for name in names], [], set()
+    for row, name in enumerate(names):
+        where, image_stem = scan.folder / images / name, stem(name)
+        mask = mask_of.get(image_stem, "")
+        if image_stem in stems:
+            mask = ""
+            scan.reject(row, where, "another image has the same name apart from the ending", "rename one")
+        elif not mask:
+            what = f"the image has no mask '{masks}/{image_stem}{suffix}.png'"
+            scan.reject(row, where, what, "add it, or remove the image")
+        scan.masks.append(mask and f"{masks}/{mask}")
+        stems.add(image_stem)
+    for mask_stem, name in mask_of.items():
+        if mask_stem not in stems:
+            what = f"the mask has no image '{images}/{mask_stem}.*'"
+            scan.findings.add(scan.folder / masks / name, what, "add it, or remove the mask")
+    return names
 
 
-def _stem(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _in_splits(folder: Path) -> bool:
-    found = folders(folder)
-    return bool(found) and all(split_named(name) for name in found)
-
-
-def _check_pairs(found: Scan, ids: Sequence[int], void: int, findings: Findings, full: bool) -> None:
-    """Opens images and masks, and looks at what has to fit: sizes, modes, ids."""
-    assert found.masks is not None
-    assert found.ids is not None
-    sizes = probe_all(found.folder, found.names, findings, full=full)
-    masked = [row for row, mask in enumerate(found.masks) if mask]
-    mask_sizes = probe_all(found.folder, [found.masks[row] for row in masked], findings, mask=True)
-    found.bad.update(row for row, size in enumerate(sizes) if size is None)
-    pairs = [(row, size) for row, size in zip(masked, mask_sizes, strict=True)]
-    found.bad.update(row for row, size in pairs if size is None)
-    readable = [row for row, size in pairs if size is not None]
-
-    def one(row: int) -> tuple[str, str] | None:
-        return _wrong_ids(found, row, ids, void)
-
-    with ThreadPoolExecutor(decode_threads()) as pool:
-        for row, wrong in zip(readable, pool.map(one, readable), strict=True):
-            if wrong is not None:
-                found.bad.add(row)
-                findings.add(found.folder / found.masks[row], *wrong)
-    for row, mask_size in pairs:
-        size = sizes[row]
+def _check_pairs(scan: Scan, ids: Sequence[int], void: int) -> None:
+    """Opens images and masks, and compares their sizes, modes and ids."""
+    assert scan.masks is not None
+    masks = scan.masks
+    sizes = probe_all(scan.folder, scan.names, scan.findings, full=scan.full)
+    with_mask = [row for row, mask in enumerate(masks) if mask]
+    mask_names = [masks[row] for row in with_mask]
+    mask_sizes = dict(
+        zip(with_mask, probe_all(scan.folder, mask_names, scan.findings, mask=True), strict=True)
+    )
+    scan.bad.update(row for row in range(len(masks)) if sizes[row] is None or mask_sizes.get(row) is None)
+    readable = [row for row, size in mask_sizes.items() if size is not None]
+    problems = map_threads(lambda row: _id_problem(scan.folder / masks[row], ids, void), readable)
+    for row, problem in zip(readable, problems, strict=True):
+        if problem is not None:
+            scan.bad.add(row)
+            scan.findings.add(scan.folder / masks[row], *problem)
+    for row in readable:
+        size, mask_size = sizes[row], mask_sizes[row]
         if size is None or mask_size is None or size == mask_size:
             continue
-        found.bad.add(row)
-        turned = size == mask_size[::-1] and _is_turned(found.folder / found.names[row])
-        findings.add(
-            found.folder / found.masks[row],
-            f"the mask is {mask_size[0]}x{mask_size[1]}, and its image {size[0]}x{size[1]} pixels",
-            "the image has a tag that turns it: save it turned" if turned else "export one of them again",
-        )
+        what = f"the mask is {mask_size[0]}x{mask_size[1]}, and its image {size[0]}x{size[1]} pixels"
+        turned = orientation_of(scan.folder / scan.names[row]) in _QUARTER_TURNS and size == mask_size[::-1]
+        hint = "the image has a tag that turns it: save it turned" if turned else "export one of them again"
+        scan.bad.add(row)
+        scan.findings.add(scan.folder / masks[row], what, hint)
 
 
-def _wrong_ids(found: Scan, row: int, ids: Sequence[int], void: int) -> tuple[str, str] | None:
-    """(what is wrong with the ids of a mask and in how many pixels, what to do), or None."""
-    assert found.masks is not None
+def _id_problem(path: Path, ids: Sequence[int], void: int) -> tuple[str, str] | None:
+    """(problem, hint) of a mask with ids of no class, with the number of their pixels; None if all are right."""
     try:
-        with Image.open(found.folder / found.masks[row]) as image:
+        with Image.open(path) as image:
             counts = np.bincount(stored_ids(image).ravel(), minlength=256)
     except DataError as error:
         return error.what, error.hint or ""
-    except Exception as error:  # a damaged file can bring a decoder to raise anything at all
+    except Exception as error:  # a damaged file can make a decoder raise any exception
         return f"the mask cannot be decoded: {error or type(error).__name__}", "copy or export it again"
-    counts[[*ids, void]] = 0  # those are as they should be
+    counts[[*ids, void]] = 0
     wrong: list[int] = np.flatnonzero(counts).tolist()
     if not wrong:
         return None
-    told = [f"{at} in {counts[at]:,} pixels" for at in wrong[:_SHOWN]]
-    rest = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    shown = [f"{value} in {counts[value]:,} pixels" for value in wrong[:_NAMED]]
+    more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
     span = f"{ids[0]} .. {ids[-1]}"
-    known = span if list(ids) == list(range(ids[0], ids[0] + len(ids))) else listed([str(at) for at in ids])
-    what = f"the mask has ids that are no class ({known}) nor void ({void})"
-    hint = "see to data.dataset.classes, ids and void, or write the mask anew"
-    return f"{what}: {', '.join(told)}{rest}", hint
-
-
-def _is_turned(path: Path) -> bool:
-    try:
-        with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).size != image.size
-    except Exception:  # it only serves a hint
-        return False
+    known = span if list(ids) == list(range(ids[0], ids[0] + len(ids))) else listed([str(i) for i in ids])
+    what = f"the mask has ids that are neither a class ({known}) nor void ({void}): {', '.join(shown)}{more}"
+    return what, "check data.dataset.classes, ids and void, or write the mask again"

@@ -1,48 +1,41 @@
-"""What is wrong with an image file, found out without decoding it where that will do."""
+"""Checks image files, without decoding them if that is enough."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
 from fedlens.core.errors import DataError
+from fedlens.core.threads import map_threads
+from fedlens.data.decoding import MASK_MODES, mask_in_colour
 from fedlens.data.diagnostics import Findings
-from fedlens.data.images import MASK_MODES, decode_threads
 
-FORMATS = {
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".jpe": "JPEG",
-    ".jfif": "JPEG",
-    ".png": "PNG",
-    ".bmp": "BMP",
-    ".gif": "GIF",
-    ".webp": "WEBP",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
-    ".ppm": "PPM",
-    ".pgm": "PPM",
-    ".pbm": "PPM",
-    ".pnm": "PPM",
+_ENDINGS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
-_OPENED = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+FORMATS = {ending: name for name, endings in _ENDINGS.items() for ending in endings}
+"""Pillow's name of the format, by the ending of a file's name."""
 
-# What stands at the end of a file that is all there; anything else is decoded to be sure.
+# The last bytes of a complete file. A file that ends otherwise is decoded to be sure.
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _TAIL = 256
 
-# (position, bytes, what the file is, what to do): files that often stand where an image should.
+# (position, bytes, what the file is, hint): files that are often found in place of an image.
 _OTHERS = (
     (0, b"version https://git-lfs", "a Git LFS pointer", "fetch the file itself with 'git lfs pull'"),
     (128, b"DICM", "a DICOM file", "export its image as PNG"),
     (4, b"ftyphei", "a HEIC photograph", "convert it to JPEG"),
     (4, b"ftypmif1", "a HEIC photograph", "convert it to JPEG"),
     (4, b"ftypavif", "an AVIF image", "convert it to PNG"),
-    (4, b"ftyp", "a film", "take single images out of it, as PNG"),
+    (4, b"ftyp", "a video", "extract single images from it, as PNG"),
     (0, b"%PDF", "a PDF document", "export its image as PNG"),
     (0, b"PK\x03\x04", "a ZIP archive", "unpack it"),
     (0, b"\x1f\x8b", "compressed by gzip", "unpack it"),
@@ -54,44 +47,47 @@ _AGAIN = "copy or export it again"
 
 
 def probe(path: Path, mask: bool = False, full: bool = False) -> tuple[int, int]:
-    """(width, height) of the pixels stored in an image file, in which nothing is wrong that can be told cheaply.
+    """(width, height) of the pixels stored in an image file, after cheap checks.
 
-    Reads the header and the end of the file; decodes it where `full` says so, and where the end leaves doubt.
-    Palettes and alpha channels are fine for photographs (see `fedlens.data.images.decode`). A mask has to be
-    one channel of whole numbers; whether its ids fit is not looked at here. The tag by which phones turn their
-    photographs is not applied: (width, height) is what is stored.
+    Reads the header and the end of the file, and decodes it if `full` is set or the end is unexpected. Palettes and
+    alpha channels are fine for photographs (see `fedlens.data.decoding.decode`). A mask has to be one channel of
+    whole numbers; its ids are not checked here. The EXIF tag that turns photographs is not applied: (width, height)
+    is as stored.
 
-    Raises `DataError` with what is wrong, the file, and what to do: it is not there, a folder, empty, no image,
+    Raises `DataError` with the problem, the file and a hint: it does not exist, or is a folder, empty, not an image,
     cut off, of another format than its name says, CMYK, deeper than 8 bits, animated, or too large.
     """
     try:
         size = path.stat().st_size
         if path.is_dir():
-            raise _fault(path, "it is a folder, not an image file", "name the file")
+            raise DataError("it is a folder, not an image file", where=str(path), hint="name the file")
         if size == 0:
-            raise _fault(path, "the file is empty (0 bytes)", _AGAIN)
+            raise DataError("the file is empty (0 bytes)", where=str(path), hint=_AGAIN)
         with path.open("rb") as file:
             file.seek(max(0, size - _TAIL))
             tail = file.read()
     except FileNotFoundError:
-        raise _fault(path, "the file is not there", "see to its name, upper and lower case too") from None
+        hint = "check its name, upper and lower case too"
+        raise DataError("the file does not exist", where=str(path), hint=hint) from None
     except OSError as error:
-        raise _fault(path, f"the file cannot be read: {error.strerror}", "see to its permissions") from error
+        what = f"the file cannot be read: {error.strerror}"
+        raise DataError(what, where=str(path), hint="check its permissions") from error
     try:
-        with Image.open(path, formats=_OPENED) as image:
-            _check(image, path, mask)
-            end = _ENDS.get(_format(image))
-            if full or end is None or not tail.rstrip(b"\0\n\r ").endswith(end):
-                image.load()
-            return image.size
-    except DataError:
-        raise
+        with Image.open(path, formats=tuple(_ENDINGS)) as image:
+            problem = _problem(image, path, mask)
+            if problem is None:
+                end = _ENDS.get(_format(image))
+                if full or end is None or not tail.rstrip(b"\0\n\r ").endswith(end):
+                    image.load()
+                return image.size
     except UnidentifiedImageError:
-        raise _no_image(path) from None
+        problem = _other_format(path)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise _too_large(path, None) from None
-    except Exception as error:  # a damaged file can bring a decoder to raise anything at all
-        raise _fault(path, f"the image cannot be decoded: {error or type(error).__name__}", _AGAIN) from error
+        problem = _too_large(None)
+    except Exception as error:  # a damaged file can make a decoder raise any exception
+        what = f"the image cannot be decoded: {error or type(error).__name__}"
+        raise DataError(what, where=str(path), hint=_AGAIN) from error
+    raise DataError(problem[0], where=str(path), hint=problem[1])
 
 
 def probe_all(
@@ -103,83 +99,67 @@ def probe_all(
     full: bool = False,
     threads: int | None = None,
 ) -> list[tuple[int, int] | None]:
-    """(width, height) of each file `root / name`, None where something is wrong; that is added to `findings`.
+    """(width, height) of each file `root / name`; None if it is faulty, which is added to `findings`.
 
     The findings come in the order of `names`. `threads` is by default one for each core.
     """
 
-    def one(name: str) -> tuple[int, int] | DataError:
+    def size_or_error(name: str) -> tuple[int, int] | DataError:
         try:
             return probe(root / name, mask, full)
         except DataError as error:
             return error
 
-    sizes: list[tuple[int, int] | None] = []
-    with ThreadPoolExecutor(threads or decode_threads()) as pool:
-        for found in pool.map(one, names):
-            if isinstance(found, DataError):
-                findings.add(found.where, found.what, found.hint)
-            sizes.append(None if isinstance(found, DataError) else found)
-    return sizes
+    results = map_threads(size_or_error, names, threads)
+    for error in results:
+        if isinstance(error, DataError):
+            findings.add(error.where, error.what, error.hint)
+    return [None if isinstance(result, DataError) else result for result in results]
 
 
-def _check(image: Image.Image, path: Path, mask: bool) -> None:
-    """Raises `DataError` where the header says what cannot be used."""
-    named, found = FORMATS.get(path.suffix.lower()), _format(image)
-    if named != found:
-        called = f"named {path.suffix}" if path.suffix else "named without an ending"
-        ending = next(ending for ending, name in FORMATS.items() if name == found)
-        raise _fault(path, f"the file is {called} and is a {found}", f"rename it to end in {ending}")
+def _problem(image: Image.Image, path: Path, mask: bool) -> tuple[str, str] | None:
+    """(problem, hint) that the header of an image shows; None if it can be used."""
+    actual = _format(image)
+    if FORMATS.get(path.suffix.lower()) != actual:
+        ending = f"ends in {path.suffix}" if path.suffix else "has no ending"
+        return (
+            f"the file name {ending}, and the file is a {actual}",
+            f"rename it to end in {_ENDINGS[actual][0]}",
+        )
     width, height = image.size
     if width < 1 or height < 1:
-        raise _fault(path, f"the image is {width} x {height} pixels", _AGAIN)
+        return f"the image is {width} x {height} pixels", _AGAIN
     if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
-        raise _too_large(path, image.size)
+        return _too_large(image.size)
     # The second image of an MPO file, as cameras write it, is a smaller copy of the first.
     frames = getattr(image, "n_frames", 1) if image.format != "MPO" else 1
     if frames > 1:
-        raise _fault(path, f"the image has {frames} frames", "save the one that is meant, as PNG")
+        return f"the image has {frames} frames", "save one of them, as PNG"
     if mask:
-        if image.mode not in MASK_MODES:
-            raise _fault(
-                path,
-                f"the mask is in colour ({image.mode}), and has to hold one class id a pixel",
-                "write ids instead of colours, as a PNG with one channel of 8 bits",
-            )
-        return
+        return None if image.mode in MASK_MODES else mask_in_colour(image)
     if image.mode == "CMYK":
-        raise _fault(path, "the image is in the colours of print (CMYK)", "convert it to RGB")
-    if image.mode[0] in "IF" or re.search(";16", str(getattr(image, "tile", ""))):
+        return "the colours of the image are CMYK, for print", "convert it to RGB"
+    if image.mode[0] in "IF" or ";16" in str(getattr(image, "tile", "")):
         bits = 32 if image.mode in ("I", "F") else 16
-        raise _fault(
-            path,
-            f"the image has {bits} bits a channel, and 8 are read",
-            "convert it to 8 bits with the range of brightness that matters",
-        )
+        hint = "convert it to 8 bits with the range of brightness that matters"
+        return f"the image has {bits} bits per channel, and at most 8 are supported", hint
+    return None
 
 
 def _format(image: Image.Image) -> str:
     return "JPEG" if image.format == "MPO" else str(image.format)
 
 
-def _fault(path: Path, what: str, hint: str) -> DataError:
-    return DataError(what, where=str(path), hint=hint)
-
-
-def _too_large(path: Path, size: tuple[int, int] | None) -> DataError:
+def _too_large(size: tuple[int, int] | None) -> tuple[str, str]:
     pixels = f"{size[0]} x {size[1]} pixels" if size else "too many pixels"
     limit = (Image.MAX_IMAGE_PIXELS or 0) // 10**6
-    return _fault(
-        path,
-        f"the image has {pixels}, and at most {limit} million are read",
-        "scale it down, or cut it into tiles",
-    )
+    return f"the image has {pixels}; the limit is {limit} million", "scale it down, or cut it into tiles"
 
 
-def _no_image(path: Path) -> DataError:
+def _other_format(path: Path) -> tuple[str, str]:
     with path.open("rb") as file:
         head = file.read(256)
     for position, start, what, hint in _OTHERS:
         if head[position:].lstrip(b" \r\n\t\xef\xbb\xbf").startswith(start):
-            return _fault(path, f"the file is {what}, not an image", hint)
-    return _fault(path, "the file is no image that can be read", "convert it to PNG or JPEG, or remove it")
+            return f"the file is {what}, not an image", hint
+    return "the file is not an image that can be read", "convert it to PNG or JPEG, or remove it"

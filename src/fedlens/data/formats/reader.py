@@ -1,4 +1,4 @@
-"""From a format's own settings and its `scan` to a dataset factory with the settings that all formats share."""
+"""Makes a dataset factory from a format's own settings, its `fill`, and the settings that all formats share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from fedlens.data.dataset import Dataset
 from fedlens.data.formats import common_settings as common
-from fedlens.data.formats.scan import Scanner, read
+from fedlens.data.formats.scan import Fill, read
 
 
 def _shared(
@@ -25,9 +25,7 @@ def _shared(
     """The settings that every format has, with the same defaults; they follow the format's own."""
 
 
-def reader(
-    scan: Scanner, *, upright: bool = False
-) -> Callable[[Callable[..., None]], Callable[..., Dataset]]:
+def reader(fill: Fill, *, upright: bool = False) -> Callable[[Callable[..., None]], Callable[..., Dataset]]:
     """Turns a function that only declares settings into the dataset factory of a format.
 
     The factory takes `root`, `download` and `seed`, and as keywords the declared settings followed by the shared
@@ -35,7 +33,7 @@ def reader(
     `inspect.signature` see the whole signature.
 
     Args:
-        scan: reads a folder in this format.
+        fill: completes the scan of a folder in this format.
         upright: whether photographs are turned as their EXIF tag says.
 
     >>> from fedlens.data.formats.image_folder import image_folder
@@ -45,18 +43,18 @@ def reader(
 
     def factory_of(declared: Callable[..., None]) -> Callable[..., Dataset]:
         @wraps(declared)
-        def factory(root: Path, download: bool, seed: int, **given: Any) -> Dataset:
-            bound = whole.bind(root, download, seed, **given)
+        def factory(root: Path, download: bool, seed: int, **values: Any) -> Dataset:
+            bound = full_signature.bind(root, download, seed, **values)
             bound.apply_defaults()
             settings = {key: value for key, value in bound.arguments.items() if key not in positional}
-            return read(scan, settings, seed, upright=upright)
+            return read(fill, settings, seed, upright=upright)
 
         positional = {name: Parameter(name, kind) for name in ("root", "download", "seed")}
         settings = [*signature(declared).parameters.values(), *signature(_shared).parameters.values()]
-        whole = Signature([*positional.values(), *settings], return_annotation=Dataset)
-        hints = [get_type_hints(one, include_extras=True) for one in (declared, _shared)]
+        full_signature = Signature([*positional.values(), *settings], return_annotation=Dataset)
+        hints = [get_type_hints(function, include_extras=True) for function in (declared, _shared)]
         factory.__annotations__ = {**hints[0], **hints[1], "return": Dataset}
-        factory.__signature__ = whole  # type: ignore[attr-defined]  # read by `inspect.signature`
+        factory.__signature__ = full_signature  # type: ignore[attr-defined]  # read by `inspect.signature`
         return factory
 
     kind = Parameter.POSITIONAL_OR_KEYWORD

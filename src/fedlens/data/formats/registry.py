@@ -7,46 +7,39 @@ from importlib import import_module
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.registry import Factory
-from fedlens.data.formats.scan import Scanner
-
-_HERE = "fedlens.data.formats"
+from fedlens.data.formats.scan import Fill
 
 
 @dataclass(frozen=True)
 class FormatEntry:
-    """One format: the module with `scan`, its dataset factory, and a one-line summary."""
+    """One format: its module here, with `fill` and a dataset factory of the module's name, and a summary."""
 
     module: str
-    factory: str
     summary: str
 
-    def scanner(self) -> Scanner:
-        """The function that reads a folder in this format."""
-        found: Scanner = import_module(self.module).scan
-        return found
+    def fill(self) -> Fill:
+        """The function that completes the scan of a folder in this format."""
+        fill: Fill = import_module(f"{__package__}.{self.module}").fill
+        return fill
 
     def reader(self) -> Factory:
         """The dataset factory, whose keyword-only parameters are the settings."""
-        found: Factory = getattr(import_module(self.module), self.factory)
-        return found
+        factory: Factory = getattr(import_module(f"{__package__}.{self.module}"), self.module)
+        return factory
 
 
 FORMATS = {
-    "image-folder": FormatEntry(f"{_HERE}.image_folder", "image_folder", "a folder of images for each class"),
-    "csv": FormatEntry(
-        f"{_HERE}.image_folder", "image_folder", "images, and a table path,label[,client][,split]"
-    ),
-    "mask-folder": FormatEntry(
-        f"{_HERE}.mask_folder", "mask_folder", "images, and masks of class ids by name"
-    ),
-    "coco-json": FormatEntry(f"{_HERE}.coco_json", "coco_json", "images, and boxes in COCO's JSON"),
-    "voc-xml": FormatEntry(f"{_HERE}.voc_xml", "voc_xml", "images, and boxes in Pascal VOC's XML"),
-    "yolo-txt": FormatEntry(f"{_HERE}.yolo_txt", "yolo_txt", "images, and boxes in YOLO's text files"),
+    "image-folder": FormatEntry("image_folder", "a folder of images for each class"),
+    "csv": FormatEntry("image_folder", "images, and a table path,label[,client][,split]"),
+    "mask-folder": FormatEntry("mask_folder", "images, and masks of class ids by name"),
+    "coco-json": FormatEntry("coco_json", "images, and boxes in COCO's JSON"),
+    "voc-xml": FormatEntry("voc_xml", "images, and boxes in Pascal VOC's XML"),
+    "yolo-txt": FormatEntry("yolo_txt", "images, and boxes in YOLO's text files"),
 }
 
 
 def find_format(name: str) -> FormatEntry:
-    """The format called `name`. Raises `ConfigError` with the nearest right name where there is none."""
+    """The format called `name`. Raises `ConfigError` with the nearest right name if there is none."""
     if name not in FORMATS:
         raise ConfigError(f"there is no format '{name}'", where="--format", hint=nearest(name, FORMATS))
     return FORMATS[name]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedlens.core.errors import ConfigError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.partition.drawing import streams
 
@@ -22,7 +23,7 @@ SPLITS = {
 
 
 def split_named(name: str) -> str | None:
-    """ "train", "test" or "validation", whichever `name` is a usual name of; None where it is none.
+    """ "train", "test" or "validation" if `name` is a usual name of it; None for other names.
 
     >>> split_named("Val"), split_named("cats")
     ('validation', None)
@@ -30,15 +31,32 @@ def split_named(name: str) -> str | None:
     return SPLITS.get(name.strip().lower())
 
 
+def splits_of_folders(names: Sequence[str]) -> list[str] | None:
+    """The split in the first folder of each path; None if all are "train", which is no split.
+
+    >>> splits_of_folders(["train/a.png", "val/b.png"])
+    ['train', 'validation']
+    """
+    splits = [split_named(name.partition("/")[0]) or "train" for name in names]
+    return None if set(splits) == {"train"} else splits
+
+
+def label_of_class(classes: Sequence[str]) -> dict[str | int, int]:
+    """The label of each class name. Raises `ConfigError` if the setting `classes` has a name twice."""
+    labels: dict[str | int, int] = {name: label for label, name in enumerate(classes)}
+    if len(labels) < len(classes):
+        raise ConfigError("a name is in 'classes' twice", where="classes", hint="remove one")
+    return labels
+
+
 def draw_test(
     labels: ArrayLike | None, clients: ArrayLike | None, count: int, share: float, seed: int
 ) -> NDArray[np.bool_]:
-    """bool [count]: which examples are held out as test data, a `share` of them, of each class and client alike.
+    """bool [count]: which examples are held out as test data, a `share` of each class and client.
 
-    The examples are sorted by class, then client, in random order within, and every (1 / share)-th is taken
-    from a random start. So each class gives its share to within one example, and so does each client of a
-    class over neighbouring ones. A class keeps at least one example to train on; at least one example is
-    taken where there are two.
+    The examples are sorted by class, then client, then at random, and every (1 / share)-th is taken from a random
+    start. So each class gives its share to within one example, and so do neighbouring clients of a class together.
+    A class keeps at least one training example. At least one example is taken if there are two.
 
     >>> taken = draw_test([0] * 10 + [1] * 5, None, 15, 0.2, seed=0)
     >>> int(taken[:10].sum()), int(taken[10:].sum())
@@ -59,17 +77,12 @@ def draw_test(
 
 
 def check_splits(splits: Sequence[str], where: object, findings: Findings) -> None:
-    """Adds to `findings` a split that is named and has no examples to train on or to test with."""
-    have = set(splits)
-    if "train" not in have:
-        findings.add(where, "no example is in the split 'train'", "put some there", example=False)
-    elif len(have) == 1:
-        findings.add(
-            where,
-            "every example is in the split 'train', and none in 'test'",
-            "put some there; or name no splits, and a share is held out",
-            example=False,
-        )
+    """Adds a problem if no example is in the split 'train', or all are."""
+    if "train" not in splits:
+        findings.add_whole(where, "no example is in the split 'train'", "move some there")
+    elif set(splits) == {"train"}:
+        hint = "move some to 'test'; or define no splits, and a share is held out"
+        findings.add_whole(where, "every example is in the split 'train', and none in 'test'", hint)
 
 
 def _codes(values: ArrayLike | None, count: int) -> NDArray[np.int64]:

@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import common_settings as common
-from fedlens.data.formats.detection import below, by_stem, detected, folder_splits, numbered, stored_sizes
-from fedlens.data.formats.folder_listing import folders, image_names
+from fedlens.data.formats.detection import (
+    add_same_stem,
+    below,
+    by_stem,
+    complete,
+    folder_splits,
+    read_sizes,
+)
+from fedlens.data.formats.folder_listing import folders, image_names, stem
 from fedlens.data.formats.reader import reader
 from fedlens.data.formats.scan import Scan
+from fedlens.data.formats.splits import label_of_class
 from fedlens.data.formats.texts import read_text
 from fedlens.data.formats.voc_annotation import VocAnnotation, read_annotation
 
 
 @dataclass(frozen=True)
-class _Row:
-    """One image that is to be read: its name without ending, its split, and where it is listed."""
+class _Listing:
+    """One image that is to be read: its name without ending, its split, and the line that lists it."""
 
     stem: str
     split: str | None
@@ -30,64 +38,60 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What lies where: the files of the images and of the annotations by their names without ending."""
+    """The folders of the images and of the annotations, and their files by name without ending."""
 
     images: Path
     annotations: Path
-    pictures: Mapping[str, list[str]]
-    texts: Mapping[str, str]
+    image_files: Mapping[str, list[str]]
+    xml_files: Mapping[str, str]
 
 
-def scan(path: Path, settings: Mapping[str, Any], findings: Findings, *, full: bool) -> Scan:
-    """What is in the folder `path`; everything that is wrong is added to `findings`."""
-    found = Scan("voc-xml", path)
-    layout = _layout(path, settings, findings)
+def fill(scan: Scan) -> None:
+    """Completes the scan of a folder; problems are added to `scan.findings`."""
+    scan.format = "voc-xml"
+    settings, findings = scan.settings, scan.findings
+    layout = _layout(scan)
     if layout is None:
-        return found
-    rows = _listed(path / settings["lists"], settings["train_list"], findings)
-    if rows is None:
-        rows = [_Row(stem, None, str(path)) for stem in sorted({*layout.pictures, *layout.texts})]
-    pairs = [(row, name) for row in rows if (name := _picture(row, layout, findings)) is not None]
-    inner = [name for _, name in pairs]
-    found.splits = [row.split for row, _ in pairs if row.split is not None] or None
-    annotations = [_annotation(row, name, layout, settings["first_pixel"], findings) for row, name in pairs]
-    found.names = [below(settings["images"], name) for name in inner]
-    if found.splits is None:
-        found.splits, inner = folder_splits(inner, path, findings)
-    found.bad.update(row for row, one in enumerate(annotations) if one is None)
-    stated = [None if one is None else one.size for one in annotations]
-    sources = ["" if one is None else str(one.path) for one in annotations]
-    found.sizes = stored_sizes(found, stated, sources, findings, full=full)
-    there = [one for one in annotations if one is not None]
-    found.classes = tuple(
-        settings["classes"] or sorted({str(box.category) for one in there for box in one.objects})
-    )
-    if difficult := sum(one.difficult for one in there):
-        found.notes.append(f"{difficult:,} objects are marked difficult, and kept")
-    raw = [() if one is None else one.objects for one in annotations]
-    return detected(found, raw, numbered(found.classes), settings, findings, inner=inner)
+        return
+    listings = _listings(scan.folder / settings["lists"], settings["train_list"], findings)
+    if listings is None:
+        stems = sorted({*layout.image_files, *layout.xml_files})
+        listings = [_Listing(stem, None, str(scan.folder)) for stem in stems]
+    pairs = [(each, image) for each in listings if (image := _image(each, layout, findings)) is not None]
+    inner = [image for _, image in pairs]
+    scan.names = [below(settings["images"], image) for image in inner]
+    scan.splits = [listing.split for listing, _ in pairs if listing.split is not None] or None
+    annotations = [_annotation(*pair, layout, settings["first_pixel"], findings) for pair in pairs]
+    if scan.splits is None:
+        scan.splits, inner = folder_splits(inner, scan.folder, findings)
+    scan.bad.update(row for row, annotation in enumerate(annotations) if annotation is None)
+    sources = ["" if annotation is None else str(annotation.path) for annotation in annotations]
+    read_sizes(scan, [annotation.size if annotation else None for annotation in annotations], sources)
+    usable = [annotation for annotation in annotations if annotation is not None]
+    categories = {str(box.category) for annotation in usable for box in annotation.objects}
+    scan.classes = tuple(settings["classes"] or sorted(categories))
+    if difficult := sum(annotation.difficult for annotation in usable):
+        scan.notes.append(f"{difficult:,} objects are marked difficult, and kept")
+    raw = [annotation.objects if annotation else () for annotation in annotations]
+    complete(scan, raw, label_of_class(scan.classes), inner=inner)
 
 
-@reader(scan)
+@reader(fill)
 def voc_xml(
     *,
     path: common.Folder,
     images: Annotated[str, Field(description="folder of the images, below `path`")] = "JPEGImages",
     annotations: Annotated[str, Field(description="folder of the XML files, below `path`")] = "Annotations",
     lists: Annotated[
-        str, Field(description="folder of train.txt, val.txt, test.txt, below `path`; it may be missing")
+        str, Field(description="folder of train.txt, val.txt, test.txt, below `path`, if any")
     ] = "ImageSets/Main",
     train_list: Annotated[
         Literal["train", "trainval"] | None,
-        Field(
-            description="list that is trained on; by default train.txt, or trainval.txt where that is missing"
-        ),
+        Field(description="list of the training images; by default train.txt, or else trainval.txt"),
     ] = None,
     first_pixel: Annotated[
         Literal[0, 1],
-        Field(
-            description="1: boxes count pixels from 1 and include the last, as VOC; 0: edges counted from 0"
-        ),
+        Field(description="1: boxes count pixels from 1 and include the last (VOC); 0: edges counted from 0"),
     ] = 1,
     classes: common.Classes = None,
     size: common.Size = 512,
@@ -96,100 +100,100 @@ def voc_xml(
 ) -> None:
     """Boxes as Pascal VOC has them: `path/JPEGImages/x.jpg`, `path/Annotations/x.xml`, lists in `ImageSets/Main`.
 
-    An image and its XML file have the same name. With `images="."` and `annotations="."` they lie side by side.
+    An image and its XML file have the same name. With `images="."` and `annotations="."` both are in one folder.
 
-    | what | where it is read |
+    | what | source |
     |---|---|
-    | class | `<name>` of an object; sorted by name, or `classes`, which then are all there may be |
+    | class | `<name>` of an object; sorted by name, or `classes`, which then lists all that may occur |
     | split | column `split` of the table; else the lists; else folders named train, test or val; else a share
     `test` is held out |
     | client | `client_column`, `client_level` (below the folder of images) or `client_pattern`; else column
     `client` of the table, if any |
 
-    See `read_annotation` for how pixels are counted, and `fedlens.data.formats.objects.check_boxes` for what becomes
-    of boxes that do not fit. Objects marked difficult are kept. Plays no part: `root`, `download`.
+    See `read_annotation` for how pixels are counted, and `fedlens.data.formats.objects.check_boxes` for boxes that do
+    not fit. Objects marked difficult are kept. `root` and `download` are not used.
 
-    Raises `ConfigError` where settings contradict each other, and `DataError` with all that is wrong with the
-    files; see `fedlens data check`.
+    Raises `ConfigError` if settings contradict each other, and `DataError` with all problems of the files; see
+    `fedlens data check`.
     """
 
 
-def _layout(path: Path, settings: Mapping[str, Any], findings: Findings) -> _Layout | None:
-    """The files there are; None, and findings, where a folder is not there."""
-    whole = len(findings)
-    for key in ("images", "annotations"):
-        if not (path / settings[key]).is_dir():
-            here = ", ".join(folders(path)) or "no folder"
-            hint = f"name it with the setting {key}; there is {here}"
-            findings.add(path, f"there is no folder '{settings[key]}' for the {key}", hint, example=False)
-    if len(findings) > whole:
+def _layout(scan: Scan) -> _Layout | None:
+    """The files of both folders; None, with problems, if a folder does not exist."""
+    paths = {key: scan.folder / scan.settings[key] for key in ("images", "annotations")}
+    missing = [key for key, path in paths.items() if not path.is_dir()]
+    for key in missing:
+        hint = (
+            f"name it with the setting {key}; the folder has {', '.join(folders(scan.folder)) or 'no folder'}"
+        )
+        scan.findings.add_whole(scan.folder, f"there is no folder '{scan.settings[key]}' for the {key}", hint)
+    if missing:
         return None
-    images, annotations = path / settings["images"], path / settings["annotations"]
-    _, others = image_names(annotations)
-    texts = {name.rpartition(".")[0]: name for name in others if name.lower().endswith(".xml")}
-    return _Layout(images, annotations, by_stem(image_names(images)[0]), texts)
+    xml_files = {
+        stem(name): name for name in image_names(paths["annotations"])[1] if name.lower().endswith(".xml")
+    }
+    return _Layout(**paths, image_files=by_stem(image_names(paths["images"])[0]), xml_files=xml_files)
 
 
-def _listed(folder: Path, train: str | None, findings: Findings) -> list[_Row] | None:
-    """The images that the lists in `folder` name; None where there are no lists."""
+def _listings(folder: Path, train: str | None, findings: Findings) -> list[_Listing] | None:
+    """The images that the lists in `folder` name; None if there are no lists."""
     if train is None:
         train = "train" if (folder / "train.txt").is_file() else "trainval"
     elif not (folder / f"{train}.txt").is_file():
         what = f"there is no list '{train}.txt'"
-        findings.add(folder, what, "put it there, or leave train_list out", example=False)
-    wanted = {"train": train, "test": "test"} | ({"validation": "val"} if train == "train" else {})
-    lists = {split: folder / f"{name}.txt" for split, name in wanted.items()}
-    if not any(file.is_file() for file in lists.values()):
-        return None
-    rows = []
-    for split, file in lists.items():
-        seen: dict[str, int] = {}
-        text = (read_text(file, findings) or "") if file.is_file() else ""
-        for number, line in enumerate(text.splitlines(), 1):
-            stem, where = line.strip(), f"{file}, line {number}"
-            if stem in seen:
-                findings.add(where, f"'{stem}' stands in line {seen[stem]} too", "remove one of the lines")
-            elif stem:
-                seen[stem] = number
-                rows.append(_Row(stem, split, where))
-    return rows
+        findings.add_whole(folder, what, "add it, or leave train_list out")
+    names = {"train": train, "test": "test"} | ({"validation": "val"} if train == "train" else {})
+    files = {split: folder / f"{name}.txt" for split, name in names.items()}
+    files = {split: file for split, file in files.items() if file.is_file()}
+    listings = []
+    for split, file in files.items():
+        first_lines: dict[str, int] = {}
+        for number, line in enumerate((findings.attempt(read_text, file) or "").splitlines(), 1):
+            name, where = line.strip(), f"{file}, line {number}"
+            if not name:
+                continue
+            if (first := first_lines.setdefault(name, number)) != number:
+                findings.add(where, f"'{name}' is in line {first} too", "remove one of the lines")
+            else:
+                listings.append(_Listing(name, split, where))
+    return listings if files else None
 
 
-def _picture(row: _Row, layout: _Layout, findings: Findings) -> str | None:
-    """The image of a row, below the folder of images; None, and a finding, where there is not exactly one."""
-    names = layout.pictures.get(row.stem, [])
+def _image(listing: _Listing, layout: _Layout, findings: Findings) -> str | None:
+    """The image of a listing, below the folder of images; None, and a problem, if there is not exactly one."""
+    names = layout.image_files.get(listing.stem, [])
     if len(names) == 1:
         return names[0]
     if len(names) > 1:
-        what = f"{' and '.join(names)} are called alike, and one annotation cannot be of both"
-        findings.add(layout.images, what, "rename or remove one of them")
-    elif row.split is not None:
-        what = f"there is no image '{row.stem}' in {layout.images.name}"
-        findings.add(row.where, what, "put the image there, or remove the line")
+        add_same_stem(layout.images, names, findings)
+    elif listing.split is not None:
+        what = f"there is no image '{listing.stem}' in {layout.images.name}"
+        findings.add(listing.where, what, "add the image, or remove the line")
     else:
-        what = f"there is no image '{row.stem}' in {layout.images.name} that it belongs to"
-        hint = "put the image there, or remove the annotation"
-        findings.add(layout.annotations / layout.texts[row.stem], what, hint)
+        where = layout.annotations / layout.xml_files[listing.stem]
+        what = f"the annotation has no image '{listing.stem}' in {layout.images.name}"
+        findings.add(where, what, "add the image, or remove the annotation")
     return None
 
 
 def _annotation(
-    row: _Row, name: str, layout: _Layout, first_pixel: int, findings: Findings
+    listing: _Listing, image: str, layout: _Layout, first_pixel: int, findings: Findings
 ) -> VocAnnotation | None:
-    """What is said of the image `name`; None, and a finding, where that is nothing that can be used."""
-    if row.stem not in layout.texts:
-        what = f"the image has no '{row.stem}.xml' in {layout.annotations.name}"
+    """The annotation of an image; None, and a problem, if it is missing or cannot be used."""
+    if listing.stem not in layout.xml_files:
+        what = f"the image has no '{listing.stem}.xml' in {layout.annotations.name}"
         hint = "write one, without any <object> if it shows none, or remove the image"
-        findings.add(layout.images / name, what, hint)
+        findings.add(layout.images / image, what, hint)
         return None
-    found = read_annotation(layout.annotations / layout.texts[row.stem], findings, first_pixel)
-    if found is None or not found.file:
-        return found
-    # Tools leave old names behind, which do no harm unless another image is called so.
-    said = found.file.replace("\\", "/").rpartition("/")[2]
-    other = "/".join([*row.stem.split("/")[:-1], said.rpartition(".")[0] or said])
-    if other != row.stem and other in layout.pictures:
-        what = f"<filename> says '{found.file}', which is another image than '{name}'"
-        findings.add(found.path, what, "see which of the two its boxes are of, and name both files alike")
+    path = layout.annotations / layout.xml_files[listing.stem]
+    annotation = read_annotation(path, findings, first_pixel)
+    if annotation is None or not annotation.file:
+        return annotation
+    # Tools leave old names behind, which is harmless unless another image has that name.
+    file = annotation.file.replace("\\", "/").rpartition("/")[2]
+    other = "/".join([*listing.stem.split("/")[:-1], file.rpartition(".")[0] or file])
+    if other != listing.stem and other in layout.image_files:
+        what = f"<filename> is '{annotation.file}', which is another image than '{image}'"
+        findings.add(path, what, "check which of the two the boxes belong to, and give both files one name")
         return None
-    return found
+    return annotation

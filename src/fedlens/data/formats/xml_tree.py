@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import DataError
+from fedlens.data.formats.texts import read_bytes
 
-Element = Any  # lxml's; it comes without types
+Element = Any  # of lxml, which has no types
 
 
 def parse_xml(content: bytes, where: str) -> Element:
     """The root element of an XML file, an `lxml.etree` element without comments.
 
-    A document type declaration is refused: annotations have none, and through its entities a file of a few
-    lines can ask for gigabytes, or for another file. Raises `DataError` with the line where the file is broken.
+    A document type declaration is refused: annotations have none, and its entities let a file of a few lines expand
+    to gigabytes, or read another file. Raises `DataError` with the line of the error if the XML is invalid.
 
     >>> root = parse_xml(b"<a>\\n<b> 5 </b></a>", "a.xml")
     >>> root.tag, text_of(root, "b"), root.find("b").sourceline
@@ -30,16 +31,15 @@ def parse_xml(content: bytes, where: str) -> Element:
     try:
         root = etree.fromstring(content, parser)
     except etree.XMLSyntaxError as error:
-        if b"<!DOCTYPE" in content:  # the likely cause of what else is wrong, such as endless entities
+        if b"<!DOCTYPE" in content:  # the likely cause of other errors, such as endless entities
             raise _declaration(content, where) from error
         first = parser.error_log[0]
-        what = f"the XML is broken: {first.message.strip()} (column {first.column})"
-        raise DataError(
-            what, where=f"{where}, line {first.line}", hint="write the file again, in UTF-8"
-        ) from error
+        what = f"the XML is invalid: {first.message.strip()} (column {first.column})"
+        place = f"{where}, line {first.line}"
+        raise DataError(what, where=place, hint="write the file again, in UTF-8") from error
     if root.getroottree().docinfo.doctype:
         raise _declaration(content, where)
-    for element in root.iter("*"):  # names count, not the namespace that a tool puts them in
+    for element in root.iter("*"):  # some tools write a namespace before the names
         if element.tag[0] == "{":
             element.tag = etree.QName(element).localname
     return root
@@ -47,19 +47,13 @@ def parse_xml(content: bytes, where: str) -> Element:
 
 def _declaration(content: bytes, where: str) -> DataError:
     line = content[: max(content.find(b"<!DOCTYPE"), 0)].count(b"\n") + 1
-    what = "it has a document type declaration (<!DOCTYPE>), which is not read"
+    what = "it has a document type declaration (<!DOCTYPE>), which is not allowed"
     return DataError(what, where=f"{where}, line {line}", hint="remove the declaration")
 
 
 def read_xml(path: Path) -> Element:
     """The root element of the file `path`; see `parse_xml`."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"the file cannot be read: {error.strerror}", where=str(path), hint="see that it is there"
-        ) from error
-    return parse_xml(content, str(path))
+    return parse_xml(read_bytes(path), str(path))
 
 
 def text_of(element: Element, tag: str) -> str | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedlens.core.errors import DataError
+from fedlens.data.formats.texts import read_text
 
 if TYPE_CHECKING:
     import yaml
@@ -16,22 +17,16 @@ YAMLS = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 _HINT = 'write them as a list, names: ["cat", "dog"], or give the setting classes'
 
 
-def find_names(folder: Path) -> tuple[list[str], Path] | None:
-    """(class names in the order of their numbers, the file with them); None if `folder` has no such file.
+def find_names(folder: Path) -> list[str] | None:
+    """The class names in the order of their numbers; None if `folder` has no file with them.
 
     Raises `DataError` if the file cannot be read.
     """
     for name in (*LISTS, *YAMLS):
         path = folder / name
         if path.is_file():
-            try:
-                text = path.read_bytes().decode("utf-8-sig")
-            except OSError as error:
-                raise DataError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
-            except UnicodeDecodeError:
-                raise DataError("the file is not UTF-8", where=str(path), hint="save it in UTF-8") from None
-            names = yaml_names(text, str(path)) if name in YAMLS else _lines(text, path)
-            return names, path
+            text = read_text(path)
+            return yaml_names(text, str(path)) if name in YAMLS else _lines(text, path)
     return None
 
 
@@ -49,7 +44,7 @@ def yaml_names(text: str, where: str) -> list[str]:
 
     Names are taken as they are written: `yes` and `1.0` are strings. No object is constructed from the file.
 
-    Raises `DataError` with the line if the YAML is broken or `names` is neither form.
+    Raises `DataError` with the line if the YAML is invalid or `names` is neither form.
 
     >>> yaml_names("nc: 2\\nnames: ['cat', dog]  # in order", "data.yaml")
     ['cat', 'dog']
@@ -60,16 +55,11 @@ def yaml_names(text: str, where: str) -> list[str]:
 
     try:
         root = yaml.compose(text, yaml.SafeLoader)
-    except (
-        yaml.YAMLError,
-        RecursionError,
-        ValueError,
-        OverflowError,
-    ) as error:  # recursion: thousands of brackets
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:  # recursion: many brackets
         problem, line = str(error).partition("\n")[0], ""
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             problem, line = str(error.problem), f", line {error.problem_mark.line + 1}"
-        raise DataError(f"the YAML is broken: {problem}", where=f"{where}{line}", hint=_HINT) from error
+        raise DataError(f"the YAML is invalid: {problem}", where=f"{where}{line}", hint=_HINT) from error
     entries = root.value if isinstance(root, yaml.MappingNode) else []
     for key, value in entries:
         if key.value == "names":
@@ -79,7 +69,7 @@ def yaml_names(text: str, where: str) -> list[str]:
                 place = f"{where}, line {key.start_mark.line + 1}"
                 raise DataError("the names of the classes cannot be read", where=place, hint=_HINT)
             return _distinct(names, where)
-    raise DataError("there are no 'names' in it", where=where, hint=_HINT)
+    raise DataError("there is no key 'names'", where=where, hint=_HINT)
 
 
 def _in_order(names: yaml.Node) -> list[yaml.Node]:
@@ -98,6 +88,6 @@ def _in_order(names: yaml.Node) -> list[yaml.Node]:
 def _distinct(names: list[str], where: str) -> list[str]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        hint = "give each class a name of its own"
-        raise DataError(f"the class '{twice}' is named twice", where=where, hint=hint)
+        hint = "give each class its own name"
+        raise DataError(f"two classes are named '{twice}'", where=where, hint=hint)
     return names

@@ -12,7 +12,7 @@ import numpy as np
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Finding
-from fedlens.data.formats.scan import Scan, Scanner, examine
+from fedlens.data.formats.scan import Fill, Scan, examine
 from tests.unit.data.pictures import pixels, write
 
 WIDTH, HEIGHT = 16, 12
@@ -110,11 +110,11 @@ def write_coco(folder: Path, change: Callable[[dict[str, Any]], object] = lambda
     return folder
 
 
-def examined(scan: Scanner, folder: Path, **settings: Any) -> tuple[Scan, list[str]]:
+def examined(fill: Fill, folder: Path, **settings: Any) -> tuple[Scan, list[str]]:
     """The scan, and what it found as sentences, in which the folder is called DATA."""
     given = {"path": str(folder), **settings}
-    found, findings = examine(scan, given, full=False)
-    return found, told(findings, folder)
+    scan = examine(fill, given, full=False)
+    return scan, told(scan.findings, folder)
 
 
 def told(findings: Any, folder: Path) -> list[str]:

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from fedlens.core.errors import DataError
-from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.cell_labels import labels_of_cells
-from fedlens.data.formats.image_folder import scan
+from fedlens.data.formats.image_folder import fill
 from fedlens.data.formats.scan import Scan, examine
 from tests.unit.data.formats.test_image_folder import check, dataset, lay_out, table
 
@@ -56,20 +55,20 @@ def test_the_hint_on_numbers_names_the_classes_that_help(
 ) -> None:
     numbered(tmp_path, labels)
     settings = {"path": str(tmp_path), "table": str(tmp_path / "t.csv")}
-    _, findings = examine(scan, settings, full=False)
+    findings = examine(fill, settings, full=False).findings
     (finding,) = findings
     assert not finding.example
     assert finding.hint is not None
     given = tomllib.loads(finding.hint.rpartition("data.dataset.")[2])["classes"]
     assert given == classes
-    found, after = examine(scan, settings | {"classes": given}, full=False)
-    assert [str(finding) for finding in after] == []
+    found = examine(fill, settings | {"classes": given}, full=False)
+    assert [str(finding) for finding in found.findings] == []
     assert [found.classes[at] for at in found.labels or []] == labels.split()
 
 
 def test_numbers_that_are_not_whole_are_no_names_of_classes(tmp_path: Path) -> None:
     assert numbered(tmp_path, "0.0 1.0 0.0 1")[1] == [
-        "t.csv: the labels are numbers, and not whole ones: 0.0, 1.0"
+        "t.csv: the labels are numbers, but not whole ones: 0.0, 1.0"
     ]
     assert numbered(tmp_path, "v1.0 1.0 2.0 v1.0")[1] == []
 
@@ -112,7 +111,7 @@ def test_classes_name_numbers_and_say_which_there_are(tmp_path: Path) -> None:
     assert found.labels == [0, 1, 3, 1, -1]
     assert told == [
         "t.csv, line 6: there is no class '4'",
-        ": no image is of the class 'y'",
+        ": no image has the class 'y'",
     ]
 
 
@@ -128,6 +127,6 @@ def test_classes_name_numbers_and_say_which_there_are(tmp_path: Path) -> None:
 def test_a_number_is_a_position_only_where_no_class_is_named_by_one(
     cells: list[str], classes: list[str], found: list[int], wrong: list[str]
 ) -> None:
-    findings = Findings()
-    assert labels_of_cells(cells, cells, classes, set(), findings) == found
-    assert [finding.what for finding in findings] == wrong
+    scan = Scan(Path(), classes=tuple(classes), cells=cells, sources=cells)
+    assert labels_of_cells(scan) == found
+    assert [finding.what for finding in scan.findings] == wrong

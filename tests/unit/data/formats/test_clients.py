@@ -8,9 +8,19 @@ import pytest
 
 from fedlens.core.errors import ConfigError
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.clients import ClientAssignment, Described, describe, listed
+from fedlens.data.formats import clients
+from fedlens.data.formats.clients import ClientAssignment, listed
+from fedlens.data.formats.scan import Scan
 
 NAMES = ["north/ward1/a.png", "north/ward2/b.png", "south/ward1/c.png"]
+
+
+def describe(
+    names: list[str], settings: dict[str, Any], folder: Path, findings: Findings, **more: Any
+) -> Scan:
+    scan = Scan(folder, settings, findings, names=list(names))
+    clients.describe(scan, **more)
+    return scan
 
 
 def told(findings: Findings) -> list[str]:
@@ -18,9 +28,7 @@ def told(findings: Findings) -> list[str]:
     return [f"{finding.where.rpartition('/')[2]}: {finding.what}" for finding in findings]
 
 
-def with_table(
-    tmp_path: Path, text: str, names: list[str] = NAMES, **settings: Any
-) -> tuple[Described, Findings]:
+def with_table(tmp_path: Path, text: str, names: list[str] = NAMES, **settings: Any) -> tuple[Scan, Findings]:
     (tmp_path / "t.csv").write_text(text, encoding="utf-8")
     findings = Findings()
     found = describe(names, {"table": str(tmp_path / "t.csv"), **settings}, tmp_path, findings)
@@ -43,7 +51,7 @@ def test_folders_and_patterns_say_whose_an_image_is(rule: dict, clients: list[st
     found = describe(NAMES, rule, Path("data"), findings)
     assert not findings.found
     assert found.columns["client"].tolist() == clients
-    assert (found.splits, found.labels, found.bad) == (None, None, set())
+    assert (found.splits, found.cells, found.bad) == (None, None, set())
 
 
 def test_without_a_rule_there_are_no_clients() -> None:
@@ -62,8 +70,8 @@ def test_a_path_that_does_not_say_it_is_named() -> None:
     found = describe(names, {"client_level": 2}, Path("data"), findings)
     assert found.bad == {3, 4}
     assert told(findings) == [
-        "stray.png: client_level is 2, and 'stray.png' lies in no folder",
-        "d.png: client_level is 2, and 'east/d.png' lies 1 folder deep",
+        "stray.png: client_level is 2, and 'stray.png' is in no folder",
+        "d.png: client_level is 2, and 'east/d.png' is 1 folder deep",
     ]
     findings = Findings()
     found = describe(names, {"client_pattern": "ward([12])"}, Path("data"), findings)
@@ -81,7 +89,7 @@ def test_a_table_gives_clients_splits_labels_and_further_columns(tmp_path: Path)
     )
     found, findings = with_table(tmp_path, text)
     assert not findings.found
-    assert found.labels == ["dog", "cat", "cat"]
+    assert found.cells == ["dog", "cat", "cat"]
     assert found.splits == ["train", "validation", "test"]
     assert found.columns.keys() == {"client", "age", "dose", "ward", "code"}
     assert found.columns["client"].tolist() == ["1", "1", "3"]
@@ -91,9 +99,7 @@ def test_a_table_gives_clients_splits_labels_and_further_columns(tmp_path: Path)
     assert found.columns["dose"][1:].tolist() == [2.0, 0.5]
     assert found.columns["ward"].tolist() == ["y", "", "x"]
     assert found.columns["code"].tolist() == ["008", "009", "007"]
-    assert [where.rpartition("/")[2] for where in found.where or []] == [
-        f"t.csv, line {n}" for n in (3, 4, 2)
-    ]
+    assert [where.rpartition("/")[2] for where in found.sources] == [f"t.csv, line {n}" for n in (3, 4, 2)]
 
 
 def test_any_column_can_be_that_of_the_clients(tmp_path: Path) -> None:
@@ -123,11 +129,11 @@ def test_files_that_are_missing_on_either_side_are_found(tmp_path: Path) -> None
     text = "path,client\nnorth/ward1/a.png,x\nc.png,y\nnorth/ward9/z.png,y\n"
     found, findings = with_table(tmp_path, text, [*NAMES, "e.png", "f.png"])
     assert told(findings) == [
-        "t.csv, line 3: the file 'c.png' is not there",
-        "t.csv, line 4: the file 'north/ward9/z.png' is not there",
+        "t.csv, line 3: the file 'c.png' does not exist",
+        "t.csv, line 4: the file 'north/ward9/z.png' does not exist",
         "t.csv: 4 of 5 images are not in the table: north/ward2/b.png, south/ward1/c.png, e.png and 1 more",
     ]
-    assert "is 'south/ward1/c.png' meant?" in str(findings.found[0])
+    assert "did you mean 'south/ward1/c.png'?" in str(findings.found[0])
     assert found.bad == {1, 2, 3, 4}
     assert all(finding.example for finding in findings)
 
@@ -135,16 +141,16 @@ def test_files_that_are_missing_on_either_side_are_found(tmp_path: Path) -> None
 def test_a_line_about_a_file_that_is_no_image(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     _, findings = with_table(tmp_path, "path,client\na.png,x\nb.png,y\nnotes.txt,y\n", ["a.png", "b.png"])
-    assert told(findings) == ["t.csv, line 4: 'notes.txt' is no image that belongs to these data"]
+    assert told(findings) == ["t.csv, line 4: 'notes.txt' is not an image of this dataset"]
 
 
 def test_two_lines_about_one_file(tmp_path: Path) -> None:
     text = "path,client\na.png,x\nb.png,y\n./a.png,x\nb.png,z\nb.png,y\n"
     _found, findings = with_table(tmp_path, text, ["a.png", "b.png"])
     assert told(findings) == [
-        "t.csv, line 4: 'a.png' stands in line 2 too, which says something else of it",
-        "t.csv, line 5: 'b.png' stands in line 3 too, which says something else of it",
-        "t.csv, line 6: 'b.png' stands in line 3 too, which says the same of it",
+        "t.csv, line 4: 'a.png' is in line 2 too, with other cells",
+        "t.csv, line 5: 'b.png' is in line 3 too, with other cells",
+        "t.csv, line 6: 'b.png' is in line 3 too, with the same cells",
     ]
 
 
@@ -170,8 +176,8 @@ def test_paths_that_lead_elsewhere_are_found_and_backslashes_are_read(tmp_path: 
     text = "path,client\na\\b.png,x\n/etc/passwd,x\n../c.png,y\n,y\nc.png,y\n"
     found, findings = with_table(tmp_path, text, ["a/b.png", "c.png"])
     assert told(findings) == [
-        "t.csv, line 3: the path '/etc/passwd' is not below the folder of the data",
-        "t.csv, line 4: the path '../c.png' is not below the folder of the data",
+        "t.csv, line 3: the path '/etc/passwd' is not below the data folder",
+        "t.csv, line 4: the path '../c.png' is not below the data folder",
         "t.csv, line 5: the path is empty",
     ]
     assert found.columns["client"].tolist() == ["x", "y"]
@@ -196,17 +202,17 @@ def test_one_client_only_is_a_fault_of_the_whole() -> None:
 def test_a_table_that_cannot_be_read_is_the_one_fault(tmp_path: Path) -> None:
     findings = Findings()
     found = describe(NAMES, {"table": "no.csv", "client_column": "hospital"}, tmp_path, findings)
-    assert told(findings) == ["no.csv: the table is not there"]
+    assert told(findings) == ["no.csv: the table does not exist"]
     assert found.columns == {}
 
 
 @pytest.mark.parametrize(
     ("lat", "lon", "what"),
     [
-        ("91", "5", "'lat' is 91.0, and no coordinate in degrees"),
-        ("48", "-180.5", "'lon' is -180.5, and no coordinate in degrees"),
+        ("91", "5", "'lat' is 91.0, which is not a coordinate in degrees"),
+        ("48", "-180.5", "'lon' is -180.5, which is not a coordinate in degrees"),
         ("", "5", "'lat' is missing"),
-        ("48", "nan", "'lon' is nan, and no coordinate in degrees"),
+        ("48", "nan", "'lon' is nan, which is not a coordinate in degrees"),
     ],
 )
 def test_coordinates_that_are_missing_or_off_the_sphere(
@@ -226,9 +232,9 @@ def test_coordinates_go_by_several_names(tmp_path: Path, names: tuple[str, str])
     text = f"path,{names[0]},{names[1]}\na.png,48.5,9.9\nb.png,91,9\nc.png,9,91\nd.png,9,\ne.png,9,181\n"
     found, findings = with_table(tmp_path, text, [f"{letter}.png" for letter in "abcde"])
     assert told(findings) == [
-        f"t.csv, line 3: '{names[0]}' is 91.0, and no coordinate in degrees",
+        f"t.csv, line 3: '{names[0]}' is 91.0, which is not a coordinate in degrees",
         f"t.csv, line 5: '{names[1]}' is missing",
-        f"t.csv, line 6: '{names[1]}' is 181.0, and no coordinate in degrees",
+        f"t.csv, line 6: '{names[1]}' is 181.0, which is not a coordinate in degrees",
     ]
     assert found.bad == {1, 3, 4}
     assert found.columns[names[0]].tolist() == [48.5, 91.0, 9.0, 9.0, 9.0]
@@ -241,7 +247,7 @@ def test_a_client_that_stands_for_a_missing_one_is_none(tmp_path: Path, cell: st
     assert told(findings) == [
         f"t.csv, line 3: the cell 'client' is '{cell}', which stands for a missing value"
     ]
-    assert findings.found[0].hint == "write whose it is"
+    assert findings.found[0].hint == "write the client of the image"
     assert found.bad == {1}
 
 
@@ -260,11 +266,11 @@ def test_a_point_alone_is_no_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "says"), [("path", "which file it is"), ("label", "its class"), ("split", "its split")]
+    ("column", "says"), [("path", "its file"), ("label", "its class"), ("split", "its split")]
 )
 def test_a_column_with_another_use_is_not_that_of_the_clients(tmp_path: Path, column: str, says: str) -> None:
     text = "path,label,split\na.png,x,train\nb.png,y,test\n"
-    what = rf"the column '{column}' says of an image {says}, not whose it is \(client_column\)"
+    what = rf"the column '{column}' gives {says}, not the client of an image \(client_column\)"
     with pytest.raises(ConfigError, match=what):
         with_table(tmp_path, text, ["a.png", "b.png"], client_column=column)
 
@@ -293,8 +299,8 @@ def test_numbers_that_are_no_coordinates_are_left_alone(tmp_path: Path) -> None:
             "client_level and client_pattern both",
         ),
         ({"client_level": 0}, "client_level", "client_level is 0"),
-        ({"client_pattern": "a(b"}, "client_pattern", "'a\\(b' is no regular expression"),
-        ({"client_pattern": "ab"}, "client_pattern", "'ab' has 0 groups, and one is wanted"),
+        ({"client_pattern": "a(b"}, "client_pattern", "'a\\(b' is not a regular expression"),
+        ({"client_pattern": "ab"}, "client_pattern", "'ab' has 0 groups, and needs exactly one"),
         ({"client_pattern": "(a)(b)"}, "client_pattern", "has 2 groups"),
     ],
 )

@@ -13,7 +13,7 @@ from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import read_settings
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.coco_instances import read_instances
-from fedlens.data.formats.coco_json import coco_json, scan
+from fedlens.data.formats.coco_json import coco_json, fill
 from fedlens.data.formats.registry import FORMATS
 from fedlens.data.formats.scan import examine
 from tests.unit.data.formats.boxed import (
@@ -36,7 +36,7 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def looked(folder: Path, **settings: Any) -> tuple[Any, list[str]]:
-    return examined(scan, folder, **read_settings(coco_json, {"path": str(folder), **settings}, ""))
+    return examined(fill, folder, **read_settings(coco_json, {"path": str(folder), **settings}, ""))
 
 
 def parsed(tmp_path: Path, content: Any) -> tuple[Any, list[str]]:
@@ -108,13 +108,13 @@ def test_photographs_with_a_tag_that_turns_them_are_noted(
         write_coco(tmp_path, change)
     (folder / "a.png").unlink()
     write(folder / "a.jpg", pixels(1, size[1], size[0]), exif=exif)
-    found, findings = examine(
-        FORMATS[format].scanner(),
+    found = examine(
+        FORMATS[format].fill(),
         read_settings(FORMATS[format].reader(), {"path": str(tmp_path)}, ""),
         full=False,
     )
-    assert told(findings, tmp_path) == []
-    sentence = "1 images have a tag that turns them; boxes are taken on the pixels as they are stored: "
+    assert told(found.findings, tmp_path) == []
+    sentence = "1 images have a tag that turns them; boxes are read as pixels of the stored image: "
     assert found.notes == [f"{sentence}{folder.name}/a.jpg"] * noted
 
 
@@ -210,10 +210,13 @@ def put(*path: str | int, value: Any) -> Change:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "DATA/x.json, line 1, column 1: the file is not JSON: expecting value; export the file again."),
+        (
+            b"",
+            "DATA/x.json, line 1, column 1: the file is not valid JSON: expecting value; export the file again.",
+        ),
         (
             b'{"images": [],\n "annotations": [}',
-            "DATA/x.json, line 2, column 18: the file is not JSON: expecting value; export the file again.",
+            "DATA/x.json, line 2, column 18: the file is not valid JSON: expecting value; export the file again.",
         ),
         (
             b'{"images": "\xff"}',
@@ -221,16 +224,16 @@ def put(*path: str | int, value: Any) -> Change:
         ),
         (
             b"[" * 100_000,
-            "DATA/x.json: the JSON is nested too deeply, or has a number too long; export the file again.",
+            "DATA/x.json: the JSON is nested too deeply, or has a number that is too long; export the file again.",
         ),
         (
             [{"image_id": 1, "category_id": 1, "bbox": [], "score": 0.5}],
-            "DATA/x.json: the file holds a list, and an object with images, annotations, categories is wanted; "
+            "DATA/x.json: the file contains a list, not an object with images, annotations, categories; "
             "it looks like the output of a model; give the file of the true annotations.",
         ),
         (
             7,
-            "DATA/x.json: the file holds a number, and an object with images, annotations, categories is wanted; "
+            "DATA/x.json: the file contains a number, not an object with images, annotations, categories; "
             "export the file again.",
         ),
         (
@@ -251,32 +254,33 @@ def test_a_file_that_is_no_file_of_instances_is_named(tmp_path: Path, content: A
     [
         (put("images", 0, "id", value=...), "image number 1: its id is missing; give each image a number as its id"),
         (put("images", 0, "id", value=[1]), "image number 1: its id is [1]; give each image a number as its id"),
-        (put("images", 1, "id", value=10), "image 10: the id stands there twice, for a.png and b.png; give each "
-         "image an id of its own, and its annotations too"),
+        (put("images", 1, "id", value=10), "image 10: a.png and b.png both have this id; give each "
+         "image its own id"),
         (put("images", 1, "file_name", value=...), "image 11: it has no 'file_name'; name its file, or remove it"),
-        (put("images", 1, "file_name", value="a.png"), "image 11: its file a.png is that of image 10 too; "
+        (put("images", 1, "file_name", value="a.png"), "image 11: its file a.png is the file of image 10 too; "
          "list each file once, with all of its annotations"),
         (put("images", 1, "file_name", value="../a.png"), "image 11: its file '../a.png' is not below the folder "
-         "of images; name the file as it is seen from that folder"),
+         "of images; name the file as seen from that folder"),
         (put("images", 1, "width", value="16"), 'image 11: its size is "16" x 12; write width and height in pixels'),
         (put("images", 1, value=3), "images, entry 2: it is a number, not an object; export the file again"),
-        (put("annotations", 1, "id", value=100), "annotation 100: the id stands there 2 times; "
-         "give each annotation an id of its own"),
+        (put("annotations", 1, "id", value=100), "annotation 100: number 1 and number 2 both have this id; "
+         "give each annotation its own id"),
         (put("annotations", 1, "id", value=...), "annotation number 2: its id is missing; "
          "give each annotation a number as its id"),
         (put("annotations", 1, "image_id", value=99), "annotation 101: its image 99 is not in the file; "
          "list the image, or remove the annotation"),
-        (put("annotations", 1, "bbox", value=...), "annotation 101: it has no 'bbox', and four numbers are wanted; "
+        (put("annotations", 1, "bbox", value=...), "annotation 101: it has no 'bbox', and needs four numbers; "
          "write [x, y, width, height]"),
         (put("annotations", 1, "bbox", value=[1, 2, "3", 4]), "annotation 101: its 'bbox' is [1, 2, \"3\", 4], and "
-         "four numbers are wanted; write [x, y, width, height]"),
+         "needs four numbers; write [x, y, width, height]"),
         (put("annotations", 1, "bbox", value=[1, 2, 10**400, 4]), None),
-        (put("categories", 1, "id", value=7), "category 7: the id stands there twice, for 'dog' and 'cat'; "
-         "give each category an id of its own"),
-        (put("categories", 1, "name", value="dog"), "category 3: the name 'dog' stands there twice; "
-         "give each category a name of its own"),
+        (put("categories", 1, "id", value=7), "category 7: dog and cat both have this id; "
+         "give each category its own id"),
+        (put("categories", 1, "name", value="dog"), "category 3: another category is named 'dog' too; "
+         "give each its own name"),
         (put("categories", 1, "name", value=" "), "category 3: it has no name; name it"),
-        (put("categories", 1, "id", value="3"), 'category number 2: its id is "3"; number the categories'),
+        (put("categories", 1, "id", value="3"), 'category number 2: its id is "3"; give '
+         "each category a number as its id"),
         (put("categories", value=[]), "there are no categories; list the classes in it"),
     ],
 )  # fmt: skip
@@ -300,11 +304,11 @@ def test_an_entry_at_fault_is_named_by_its_id(tmp_path: Path, change: Change, sa
     [
         (
             put("annotations", 1, "category_id", value=4),
-            "DATA/train.json, annotation 101: its class 4 is not known; known: 3, 7.",
+            "DATA/train.json, annotation 101: its class 4 is unknown; known: 3, 7.",
         ),
         (
             put("annotations", 1, "category_id", value=...),
-            "DATA/train.json, annotation 101: its class 'missing' is not known; known: 3, 7.",
+            "DATA/train.json, annotation 101: its class 'missing' is unknown; known: 3, 7.",
         ),
         (
             put("annotations", 1, "bbox", value=[2, 3, 0, 5]),
@@ -322,21 +326,21 @@ def test_an_entry_at_fault_is_named_by_its_id(tmp_path: Path, change: Change, sa
         ),
         (
             put("annotations", 1, "bbox", value=[10, 3, 8, 5]),
-            "DATA/train.json, annotation 101: its box 10, 3, 8, 5 reaches 2 pixels beyond the image of 16x12; "
-            "correct it, or it is cut off at the edge.",
+            "DATA/train.json, annotation 101: its box 10, 3, 8, 5 extends 2 pixels beyond the image of 16x12; "
+            "correct it, or skip errors to cut it off at the edge.",
         ),
         (
             put("images", 0, "width", value=20),
-            "DATA/train.json, image 10: it says 20 x 12 pixels, and the image is 16 x 12: 'images/a.png'; "
+            "DATA/train.json, image 10: the stated size is 20 x 12 pixels, and the image is 16 x 12: 'images/a.png'; "
             "annotate the image as it is stored.",
         ),
         (
             put("images", 0, "file_name", value="e.png"),
-            "DATA/images/e.png: the file is not there; see to its name, upper and lower case too.",
+            "DATA/images/e.png: the file does not exist; check its name, upper and lower case too.",
         ),
         (
             put("categories", 0, "name", value="hound"),
-            "DATA/train.json: category 7 is 'hound', and 'dog' in another file; number the classes alike in all files.",
+            "DATA/train.json: category 7 is 'hound', and 'dog' in another file; use the same ids in all files.",
         ),
     ],
 )
@@ -352,7 +356,7 @@ def test_one_class_under_two_ids_is_named(tmp_path: Path) -> None:
     _, said = looked(write_coco(tmp_path, renumber))
     assert said == [
         "DATA/test.json and DATA/train.json: the class 'dog' has another id in each; "
-        "number the classes alike in all files."
+        "use the same ids in all files."
     ]
 
 
@@ -375,7 +379,7 @@ def test_which_file_is_meant_has_to_be_clear(tmp_path: Path) -> None:
     assert said == [f"DATA: it is not clear which file has the annotations: one.json, two.json; {hint}"]
     _, said = looked(tmp_path, annotations="three.json")
     assert said == [
-        "DATA/three.json: the file cannot be read: No such file or directory; see that it is there."
+        "DATA/three.json: the file cannot be read: No such file or directory; check its path and its permissions."
     ]
     with pytest.raises(ConfigError, match="there is no split 'trian'"):
         looked(tmp_path, annotations={"trian": "one.json"})

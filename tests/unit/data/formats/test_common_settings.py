@@ -87,5 +87,5 @@ def test_a_run_goes_on_from_another_directory(table: str, here: Path) -> None:
     )
     assert again[0]["test_loss"] == first[0]["test_loss"]
     answer = runner.invoke(app, ["resume", "../out"])
-    assert "there is no such folder" not in answer.output
+    assert "the folder does not exist" not in answer.output
     assert answer.exit_code == 0, answer.output

@@ -22,7 +22,7 @@ def folders_of_classes(folder: Path, each: int = 3) -> Path:
 def test_every_format_reads_what_it_says() -> None:
     assert list(FORMATS) == ["image-folder", "csv", "mask-folder", "coco-json", "voc-xml", "yolo-txt"]
     for row in FORMATS.values():
-        assert callable(row.scanner())
+        assert callable(row.fill())
         wanted = {
             "path",
             "size",
@@ -78,7 +78,7 @@ def test_the_only_table_need_not_be_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the folder has 2 files ending in \.csv"):
         check_folder(tmp_path, "csv")
     told_of = [finding.what for finding in check_folder(tmp_path, "csv", {"table": "more.csv"}).findings]
-    assert told_of[0] == "there is one class only, 'x'"
+    assert told_of[0] == "there is only one class, 'x'"
     assert told_of[1].startswith("5 of 6 images are not in the table")
 
 
@@ -142,7 +142,7 @@ def test_the_only_table_is_that_of_the_folder_and_not_one_of_its_name_elsewhere(
 
 def test_a_folder_that_is_not_there_and_settings_that_are_wrong(tmp_path: Path) -> None:
     check = check_folder(tmp_path / "nowhere", "csv")
-    assert [finding.what for finding in check.findings] == ["there is no such folder"]
+    assert [finding.what for finding in check.findings] == ["the folder does not exist"]
     with pytest.raises(
         ConfigError, match=r"no setting 'clientlevel' here \(clientlevel\); did you mean 'client_level'"
     ):

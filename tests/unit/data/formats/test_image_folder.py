@@ -9,7 +9,7 @@ from PIL import Image
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import read_settings
 from fedlens.data.dataset import Dataset
-from fedlens.data.formats.image_folder import image_folder, scan
+from fedlens.data.formats.image_folder import fill, image_folder
 from fedlens.data.formats.scan import Scan, examine
 from fedlens.data.images import ImageFiles
 from tests.unit.data.pictures import pixels, write
@@ -29,8 +29,8 @@ def dataset(root: Path, seed: int = 0, **settings: Any) -> Dataset:
 def check(root: Path, **settings: Any) -> tuple[Scan, list[str]]:
     """The scan, and where (below the folder) and what of each finding."""
     chosen = read_settings(image_folder, {"path": str(root), **settings}, "data.dataset")
-    found, findings = examine(scan, chosen, full=True)
-    return found, [f"{f.where.removeprefix(f'{root}').lstrip('/')}: {f.what}" for f in findings]
+    found = examine(fill, chosen, full=True)
+    return found, [f"{f.where.removeprefix(f'{root}').lstrip('/')}: {f.what}" for f in found.findings]
 
 
 def names(split: Any) -> list[str]:
@@ -117,7 +117,7 @@ def test_classes_may_have_the_name_of_a_split(tmp_path: Path) -> None:
     lay_out(tmp_path, *(f"{name}/{at}.png" for name in ("bus", "train") for at in range(5)))
     found = dataset(tmp_path)
     assert found.classes == ("bus", "train")
-    assert found.notes == ("the folder train is taken for a class: bus is no split",)
+    assert found.notes == ("the folder train is read as a class, because bus is not a split",)
     assert dataset(tmp_path, classes=["bus", "train"]).notes == ()
     lay_out(tmp_path, *(f"test/{at}.png" for at in range(5, 10)))
     for at in range(5):
@@ -128,7 +128,7 @@ def test_classes_may_have_the_name_of_a_split(tmp_path: Path) -> None:
 
 def test_folders_of_splits_beside_others_are_a_fault_of_the_whole(tmp_path: Path) -> None:
     lay_out(tmp_path, "train/cat/a.png", "test/cat/b.png", "extra/cat/c.png")
-    assert ": the folders test, train are splits, and extra not" in check(tmp_path)[1]
+    assert ": the folders test, train are splits, but extra not" in check(tmp_path)[1]
 
 
 @pytest.mark.parametrize("other", ["extra/cat/c.png", "unlabelled/c.png"])
@@ -137,9 +137,9 @@ def test_a_folder_train_beside_one_that_is_no_split_is_not_taken_for_a_class(
 ) -> None:
     lay_out(tmp_path, "train/cat/a.png", "train/dog/b.png", other, other.replace("c.png", "d.png"))
     name = other.split("/")[0]
-    _, findings = examine(scan, {"path": str(tmp_path)}, full=False)
+    findings = examine(fill, {"path": str(tmp_path)}, full=False).findings
     (finding,) = findings
-    assert finding.what == f"the folder train has the name of a split, and {name} not"
+    assert finding.what == f"the folder train has the name of a split, but {name} not"
     assert finding.hint is not None
     assert not finding.example
     both = sorted(["train", name])
@@ -156,8 +156,8 @@ def test_a_table_of_splits_stands_above_the_names_of_folders(tmp_path: Path) -> 
     lay_out(tmp_path, *files)
     lines = [f"{name},{label}" for name, label in zip(files, "pqpq", strict=True)]
     told = check(tmp_path, table=str(tmp_path / table(tmp_path, *lines, header="path,label")))[1]
-    assert told == [": the folder train has the name of a split, and extra not"]
-    with pytest.raises(DataError, match="say the split of each image in the table"):
+    assert told == [": the folder train has the name of a split, but extra not"]
+    with pytest.raises(DataError, match="write the split of each image in the table"):
         dataset(tmp_path, table="t.csv")
     lines = [f"{line},{split}" for line, split in zip(lines, ["train", "train", "test", "test"], strict=True)]
     found, told = check(tmp_path, table=str(tmp_path / table(tmp_path, *lines, header="path,label,split")))
@@ -221,7 +221,7 @@ def test_with_a_table_that_cannot_be_read_only_it_and_the_images_are_told(tmp_pa
     (tmp_path / "t.csv").write_bytes("path,label\n0.png,ü\n".encode("latin-1"))
     found, told = check(tmp_path, table="t.csv")
     assert told == [
-        "t.csv, line 2: the byte 0xfc is not UTF-8; the encoding is likely Windows-1252 (Latin-1)",
+        "t.csv, line 2: the byte 0xfc is not UTF-8; the encoding is probably Windows-1252 (Latin-1)",
         "2.png: the file is empty (0 bytes)",
     ]
     assert found.facts()["images"] == 5
@@ -229,11 +229,11 @@ def test_with_a_table_that_cannot_be_read_only_it_and_the_images_are_told(tmp_pa
 
 def test_that_no_image_has_a_label_is_told_once(tmp_path: Path) -> None:
     lay_out(tmp_path, *(f"{at}.png" for at in range(4)))
-    assert check(tmp_path)[1] == [": no image lies in a folder of a class"]
-    assert check(tmp_path, label_level=2)[1] == [": no image lies 2 folders deep"]
+    assert check(tmp_path)[1] == [": no image is in a folder of a class"]
+    assert check(tmp_path, label_level=2)[1] == [": no image is 2 folders deep"]
     lines = [f"{at}.png,x" for at in range(4)]
     told = check(tmp_path, table=str(tmp_path / table(tmp_path, *lines, header="path,Label")))[1]
-    assert told == ["t.csv, line 1: there is no column 'label', and no image lies in a folder of a class"]
+    assert told == ["t.csv, line 1: there is no column 'label', and no image is in a folder of a class"]
 
 
 def test_classes_fix_the_order(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_classes_fix_the_order(tmp_path: Path) -> None:
     )
     _, told = check(tmp_path, classes=["dogg", "cat"])
     assert f"{tmp_path}/dog/0.png".removeprefix(f"{tmp_path}/") + ": there is no class 'dog'" in told
-    with pytest.raises(ConfigError, match="stands twice"):
+    with pytest.raises(ConfigError, match="twice"):
         check(tmp_path, classes=["dog", "dog"])
 
 
@@ -262,8 +262,8 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
     found, told = check(tmp_path)
     assert told == [
         "bird: the folder of a class has no image",
-        "stray.png: the image does not lie in a folder of a class",
-        "dog/notes.txt: the file is not named as an image is",
+        "stray.png: the image is not in a folder of a class",
+        "dog/notes.txt: the file name has no ending of an image",
         "cat/1.png: the file is empty (0 bytes)",
     ]
     assert found.facts() == {
@@ -295,11 +295,11 @@ def test_damage_within_a_file_is_found_by_the_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "what"),
     [
-        (["cat/a.png", "cat/b.png"], ": there is one class only, 'cat'"),
+        (["cat/a.png", "cat/b.png"], ": there is only one class, 'cat'"),
         (["train/cat/a.png", "train/dog/b.png", "test/cat/c.png", "test/owl/d.png"],
-         ": the class 'owl' has examples to test with, and none to train on"),
+         ": the class 'owl' has test examples but no training examples"),
         (["test/cat/a.png", "test/dog/b.png"], ": no example is in the split 'train'"),
-        ([], ": there are no images"),
+        ([], ": the folder has no images"),
     ],
 )  # fmt: skip
 def test_faults_of_the_whole(tmp_path: Path, files: list[str], what: str) -> None:
@@ -325,11 +325,11 @@ def test_the_draw_of_test_images_makes_no_leak(tmp_path: Path) -> None:
         write(tmp_path / f"cat/{at}.png", pixels(77))  # all cats are one and the same
     found = dataset(tmp_path)
     assert [name.split("/")[0] for name in names(found.test)] == ["dog", "dog"]
-    assert found.notes == ("2 images stay in training, because others there are the same",)
+    assert found.notes == ("2 images stay in training because identical ones are there",)
 
 
 def test_the_folder_has_to_be_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no such folder.*/nowhere"):
+    with pytest.raises(DataError, match=r"the folder does not exist.*/nowhere"):
         dataset(tmp_path / "nowhere")
     write(tmp_path / "a.png", 0)
     with pytest.raises(DataError, match="it is a file, not a folder"):
@@ -345,13 +345,13 @@ def test_the_home_folder_may_be_written_short(tmp_path: Path, monkeypatch: pytes
 def test_a_label_level_has_nothing_to_say_beside_a_label_column(tmp_path: Path) -> None:
     plain(tmp_path)
     name = table(tmp_path, "cat/0.png,x,h")
-    with pytest.raises(ConfigError, match="label_level has nothing to say"):
+    with pytest.raises(ConfigError, match="label_level has no effect"):
         check(tmp_path, table=name, label_level=1)
 
 
 def test_classes_that_differ_by_case_only_are_noted(tmp_path: Path) -> None:
     lay_out(tmp_path, "Cat/a.png", "cat/b.png")
-    assert check(tmp_path)[0].notes == ["the classes 'Cat' and 'cat' differ by upper and lower case only"]
+    assert check(tmp_path)[0].notes == ["the classes 'Cat' and 'cat' differ only in upper and lower case"]
 
 
 def test_links_to_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -374,6 +374,6 @@ def test_a_split_of_which_every_image_is_at_fault_is_named(tmp_path: Path) -> No
         path.write_bytes(b"")
     for on_error in ("stop", "skip"):
         with pytest.raises(
-            DataError, match=r"every image of the split 'test' is at fault, the first is test/a/1\.png"
+            DataError, match=r"every image of the split 'test' is faulty; the first is test/a/1\.png"
         ):
             dataset(tmp_path, on_error=on_error)

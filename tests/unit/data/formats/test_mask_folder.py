@@ -9,7 +9,7 @@ from PIL import Image
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import read_settings
 from fedlens.data.dataset import Dataset
-from fedlens.data.formats.mask_folder import mask_folder, scan
+from fedlens.data.formats.mask_folder import fill, mask_folder
 from fedlens.data.formats.scan import Scan, examine
 from tests.unit.data.pictures import pixels, write
 
@@ -38,8 +38,8 @@ def dataset(root: Path, **more: Any) -> Dataset:
 
 
 def check(root: Path, **more: Any) -> tuple[Scan, list[str]]:
-    found, findings = examine(scan, settings(root, **more), full=True)
-    return found, [f"{f.where.removeprefix(f'{root}').lstrip('/')}: {f.what}" for f in findings]
+    found = examine(fill, settings(root, **more), full=True)
+    return found, [f"{f.where.removeprefix(f'{root}').lstrip('/')}: {f.what}" for f in found.findings]
 
 
 @pytest.mark.parametrize("suffix", ["", "_mask"])
@@ -82,12 +82,13 @@ def test_masks_may_number_the_classes_otherwise(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.train.targets.decode(0), [[1, 1, 2, 2, 255, 255, 0, 0]] * 8)
     _, told = check(tmp_path, void=0, ids=[1, 3, 200])
     assert (
-        told[0] == "masks/a.png: the mask has ids that are no class (1, 3, 200) nor void (0): 2 in 16 pixels"
+        told[0]
+        == "masks/a.png: the mask has ids that are neither a class (1, 3, 200) nor void (0): 2 in 16 pixels"
     )
     _, told = check(tmp_path, void=0, ids=[1, 2, 3], classes=["x", "y", "z"])
     assert told == []
     assert check(tmp_path, ids=[1, 2, 3])[1][0] == (
-        "masks/a.png: the mask has ids that are no class (1 .. 3) nor void (255): 0 in 16 pixels"
+        "masks/a.png: the mask has ids that are neither a class (1 .. 3) nor void (255): 0 in 16 pixels"
     )
 
 
@@ -96,7 +97,7 @@ def test_the_hint_on_void_names_ids_that_help(tmp_path: Path, void: int) -> None
     pairs(tmp_path, "a", "b")
     for name in "ab":
         write(tmp_path / f"masks/{name}.png", pixels(ord(name), channels=1) % 4)
-    with pytest.raises(ConfigError, match="is void and the class") as caught:
+    with pytest.raises(ConfigError, match="is both void and the class") as caught:
         check(tmp_path, void=void)
     assert caught.value.hint is not None
     given = tomllib.loads(caught.value.hint.rpartition("data.dataset.")[2])["ids"]
@@ -112,7 +113,7 @@ def test_the_hint_on_void_names_ids_that_help(tmp_path: Path, void: int) -> None
     [
         ({"ids": [1, 2]}, "ids", "there are 3 classes and 2 ids"),
         ({"ids": [1, 2, 1]}, "ids", "the id 1 is 'road' and 'car'"),
-        ({"ids": [1, 2, 255]}, "void", "the id 255 is void and the class 'car' at once"),
+        ({"ids": [1, 2, 255]}, "void", "the id 255 is both void and the class 'car'"),
         ({"ids": [1, 2, 256]}, "data.dataset.ids.2", "less than or equal to 255"),
     ],
 )
@@ -160,13 +161,14 @@ def test_everything_that_does_not_match_is_told(tmp_path: Path) -> None:
     (tmp_path / "masks/palette.txt").write_text("0 road")
     found, told = check(tmp_path)
     assert told == [
-        "masks/palette.txt: the file is not named as an image is",
+        "masks/palette.txt: the file name has no ending of an image",
         "masks/c.tif: the mask belongs to the same image as 'c.png'",
         "images/a.jpg: the image has no mask 'masks/a.png'",
-        "images/d.png: another image has the same name but for the ending",
+        "images/d.png: another image has the same name apart from the ending",
         "masks/b.png: the mask has no image 'images/b.*'",
-        "masks/g.png: the mask is in colour (RGB), and has to hold one class id a pixel",
-        "masks/f.png: the mask has ids that are no class (0 .. 2) nor void (255): 17 in 2 pixels, 200 in 8 pixels",
+        "masks/g.png: the mask is in colour (RGB), and needs one class id per pixel",
+        "masks/f.png: the mask has ids that are neither a class (0 .. 2) nor void (255): "
+        "17 in 2 pixels, 200 in 8 pixels",
         "masks/e.png: the mask is 8x4, and its image 8x8 pixels",
     ]
     assert [found.names[row][7] for row in found.rows()] == ["c", "d"]
@@ -189,7 +191,7 @@ def test_a_turned_photograph_is_told_from_a_wrong_size(tmp_path: Path) -> None:
     exif[0x0112] = 6
     write(tmp_path / "images/a.jpg", pixels(0, 4, 8), exif=exif)
     write(tmp_path / "masks/a.png", np.zeros((8, 4), np.uint8))
-    _, findings = examine(scan, settings(tmp_path), full=False)
+    findings = examine(fill, settings(tmp_path), full=False).findings
     (finding,) = findings
     assert finding.what == "the mask is 4x8, and its image 8x4 pixels"
     assert "save it turned" in str(finding.hint)
@@ -218,8 +220,8 @@ def test_a_leak_is_found(tmp_path: Path) -> None:
 
 def test_folders_and_settings_that_are_wrong(tmp_path: Path) -> None:
     pairs(tmp_path, "a", "b")
-    assert check(tmp_path, masks="labels")[1] == ["labels: there is no folder of masks"]
-    with pytest.raises(ConfigError, match="the id 1 is void and the class 'sky' at once"):
+    assert check(tmp_path, masks="labels")[1] == ["labels: the folder of masks does not exist"]
+    with pytest.raises(ConfigError, match="the id 1 is both void and the class 'sky'"):
         dataset(tmp_path, void=1)
     with pytest.raises(ConfigError, match="classes"):
         dataset(tmp_path, classes=["one"])

@@ -62,8 +62,8 @@ def test_no_boxes_are_no_fault() -> None:
             raw(1e300, 2, 2e300, 8),
             "its box 1e+300, 2, 2e+300, 8 is outside the image of 20x10; correct it, or remove the object.",
         ),
-        (raw(1, 2, 3, 4, category="dgo"), "its class 'dgo' is not known; did you mean 'dog'."),
-        (raw(1, 2, 3, 4, category=7), "its class 7 is not known; known: cat, dog."),
+        (raw(1, 2, 3, 4, category="dgo"), "its class 'dgo' is unknown; did you mean 'dog'."),
+        (raw(1, 2, 3, 4, category=7), "its class 7 is unknown; known: cat, dog."),
     ],
 )
 def test_a_box_at_fault_is_named_and_left_out(box: RawBox, said: str) -> None:
@@ -86,8 +86,8 @@ def test_a_box_partly_outside_is_named_and_cut_off(box: RawBox, cut: list[float]
     assert (found, labels) == ([cut], [0])
     numbers = ", ".join(f"{n:g}" for n in box.written)  # type: ignore[str-format]
     assert said == [
-        f"a.txt, line 1: its box {numbers} reaches {pixels} beyond the image of 20x10; "
-        "correct it, or it is cut off at the edge."
+        f"a.txt, line 1: its box {numbers} extends {pixels} beyond the image of 20x10; "
+        "correct it, or skip errors to cut it off at the edge."
     ]
 
 
@@ -101,7 +101,7 @@ def test_the_same_object_twice_counts_once() -> None:
     found, labels, said = checked(one, again, other)
     assert (found, labels) == ([[1, 2, 3, 4]] * 2, [0, 1])
     assert said == [
-        "a.txt, line 2: its box 1, 2, 3, 4 stands there twice, with the same class; remove one of the two."
+        "a.txt, line 2: its box 1, 2, 3, 4 is there twice, with the same class; remove one of the two."
     ]
 
 

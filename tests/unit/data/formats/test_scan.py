@@ -13,7 +13,7 @@ from tests.unit.data.pictures import pixels, write
 SETTINGS: dict[str, Any] = {"size": (10, 20), "fit": "pad", "channels": 3, "test": 0.5, "on_error": "stop"}
 
 
-def with_boxes(root: Path, **more: Any) -> Scan:
+def with_boxes(root: Path, settings: dict[str, Any] | None = None, **more: Any) -> Scan:
     """Three images of 40 x 40, 40 x 10 and 8 x 4 pixels, with two boxes, none and one."""
     sizes = [(40, 40), (40, 10), (8, 4)]
     names = [f"{at}.png" for at in range(3)]
@@ -21,10 +21,11 @@ def with_boxes(root: Path, **more: Any) -> Scan:
         write(root / names[at], pixels(at, height, width))
     boxes = [[[4, 8, 20, 40], [0, 0, 40, 40]], [], [[0, 0, 8, 4]]]
     return Scan(
-        "coco-json",
         root,
-        names,
-        ("a", "b"),
+        SETTINGS | (settings or {}),
+        format="coco-json",
+        names=names,
+        classes=("a", "b"),
         boxes=[np.array(some, np.float32).reshape(-1, 4) for some in boxes],
         box_labels=[np.array([1, 0]), np.array([], np.int64), np.array([1])],
         sizes=list(sizes),
@@ -35,7 +36,7 @@ def with_boxes(root: Path, **more: Any) -> Scan:
 
 
 def test_boxes_go_where_their_pixels_go(tmp_path: Path) -> None:
-    found = assemble(with_boxes(tmp_path), SETTINGS, 0)
+    found = assemble(with_boxes(tmp_path), 0)
     assert found.kind == "detection"
     # 40 x 40 becomes 10 x 10 in the middle of 20 x 10: a quarter, and 5 to the right.
     assert found.train.targets.boxes.tolist() == [[6, 2, 10, 10], [5, 0, 15, 10]]
@@ -48,13 +49,14 @@ def test_boxes_go_where_their_pixels_go(tmp_path: Path) -> None:
 
 
 def test_boxes_are_cut_at_the_edge_and_dropped_beyond_it(tmp_path: Path) -> None:
-    found = assemble(with_boxes(tmp_path), SETTINGS | {"fit": "crop", "size": (10, 40)}, 0)
+    found = assemble(with_boxes(tmp_path, {"fit": "crop", "size": (10, 40)}), 0)
     # 40 x 40 stays as large, of which the rows 15 to 25 are kept.
     assert found.train.targets.boxes.tolist() == [[4, 0, 20, 10], [0, 0, 40, 10]]
     scan = with_boxes(tmp_path)
     assert scan.boxes is not None
     scan.boxes[0][0] = 4, 0, 20, 15
-    found = assemble(scan, SETTINGS | {"fit": "crop", "size": (10, 40)}, 0)
+    scan.settings = SETTINGS | {"fit": "crop", "size": (10, 40)}
+    found = assemble(scan, 0)
     assert found.train.targets.boxes.tolist() == [[0, 0, 40, 10]]
     assert found.train.targets.labels.tolist() == [0]
     assert found.notes == ("train, objects left out because the crop cuts their centre off: 1",)
@@ -67,7 +69,8 @@ def test_a_sliver_at_the_edge_of_the_crop_is_no_object_as_in_published_sets(tmp_
     scan.boxes[0][0] = 4, 0, 20, 21
     scan.boxes[2] = np.array([[0, 0, 8, 1], [0, 1, 8, 3]], np.float32)  # 8 x 4 becomes 40 x 20, rows 5 to 15
     scan.box_labels = [np.array([1, 0]), np.array([], np.int64), np.array([1, 0])]
-    found = assemble(scan, SETTINGS | {"fit": "crop", "size": (10, 40)}, 0)
+    scan.settings = SETTINGS | {"fit": "crop", "size": (10, 40)}
+    found = assemble(scan, 0)
     assert found.train.targets.boxes.tolist() == [[0, 0, 40, 10]]
     assert found.test.targets.boxes.tolist() == [[0, 0, 40, 10]]
     assert (found.train.targets.labels.tolist(), found.test.targets.labels.tolist()) == ([0], [0])
@@ -86,12 +89,12 @@ def test_rows_at_fault_are_left_out_and_counted(tmp_path: Path) -> None:
     scan = with_boxes(tmp_path, bad={1}, notes=["read"])
     assert scan.sizes is not None
     scan.sizes[1] = None
-    found = assemble(scan, SETTINGS, 0, notes=["skipped"])
+    found = assemble(scan, 0, notes=["skipped"])
     assert len(found.train) == 1
     assert found.notes == ("read", "left out 1 of 3 images", "skipped")
     scan.bad.add(2)
     with pytest.raises(DataError, match="no example is left to test with"):
-        assemble(scan, SETTINGS, 0)
+        assemble(scan, 0)
 
 
 def test_facts_count_what_is_left(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import read_settings
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.voc_annotation import read_annotation
-from fedlens.data.formats.voc_xml import scan, voc_xml
+from fedlens.data.formats.voc_xml import fill, voc_xml
 from tests.unit.data.formats.boxed import (
     CLASSES,
     HEIGHT,
@@ -26,7 +26,7 @@ from tests.unit.data.formats.boxed import (
 
 
 def looked(folder: Path, **settings: Any) -> tuple[Any, list[str]]:
-    return examined(scan, folder, **read_settings(voc_xml, {"path": str(folder), **settings}, ""))
+    return examined(fill, folder, **read_settings(voc_xml, {"path": str(folder), **settings}, ""))
 
 
 def annotation(tmp_path: Path, text: str | bytes, first_pixel: int = 1) -> tuple[Any, list[str]]:
@@ -66,27 +66,27 @@ def test_boxes_move_with_the_pixels(tmp_path: Path) -> None:
         ("", "DATA/x.xml: the file is empty; write it again, or remove it."),
         (
             "<annotation>\n<object>\n</annotation>",
-            "DATA/x.xml, line 3: the XML is broken: Opening and ending tag mismatch: object line 2 "
+            "DATA/x.xml, line 3: the XML is invalid: Opening and ending tag mismatch: object line 2 "
             "and annotation (column 14); write the file again, in UTF-8.",
         ),
         (
             "<annotation>\n<object>\n",
-            "DATA/x.xml, line 3: the XML is broken: Premature end of data in tag object line 2 (column 1); "
+            "DATA/x.xml, line 3: the XML is invalid: Premature end of data in tag object line 2 (column 1); "
             "write the file again, in UTF-8.",
         ),
         (
             "<!DOCTYPE a [<!ENTITY b 'c'>]>\n<annotation>&b;</annotation>",
-            "DATA/x.xml, line 1: it has a document type declaration (<!DOCTYPE>), which is not read; "
+            "DATA/x.xml, line 1: it has a document type declaration (<!DOCTYPE>), which is not allowed; "
             "remove the declaration.",
         ),
         (
             b'<?xml version="1.0" encoding="nonesuch"?><annotation/>',
-            "DATA/x.xml, line 1: the XML is broken: Unsupported encoding: nonesuch (column 40); "
+            "DATA/x.xml, line 1: the XML is invalid: Unsupported encoding: nonesuch (column 40); "
             "write the file again, in UTF-8.",
         ),
         (
             "\n<html></html>",
-            "DATA/x.xml, line 2: it is a <html>, and an <annotation> is wanted; export it in the format of "
+            "DATA/x.xml, line 2: the root element is <html>, not <annotation>; export it in the format of "
             "Pascal VOC.",
         ),
     ],
@@ -122,11 +122,13 @@ def test_a_file_that_is_no_annotation_is_named(tmp_path: Path, text: str | bytes
         ),
         (
             "<size><width>0</width><height>4</height></size>",
-            "DATA/x.xml, line 2: <width> is '0'; write the pixels of the image, or remove <size>.",
+            "DATA/x.xml, line 2: <width> is '0', not a whole number from 1 on; "
+            "write the pixels of the image, or remove <size>.",
         ),
         (
             "<size>\n<width>5</width>\n<height>4.5</height></size>",
-            "DATA/x.xml, line 4: <height> is '4.5'; write the pixels of the image, or remove <size>.",
+            "DATA/x.xml, line 4: <height> is '4.5', not a whole number from 1 on; "
+            "write the pixels of the image, or remove <size>.",
         ),
         (
             "<size><width>5</width></size>",
@@ -167,8 +169,8 @@ def test_a_tool_that_counts_from_0_is_told_of(tmp_path: Path) -> None:
     write_voc(tmp_path, {**OBJECTS, "a": [("cat", (-1, 3, 7, 9))]})
     found, said = looked(tmp_path)
     assert said == [
-        "DATA/Annotations/a.xml, line 7: its box 0, 4, 7, 9 reaches 1 pixel beyond the image of 16x12; "
-        "correct it, or it is cut off at the edge."
+        "DATA/Annotations/a.xml, line 7: its box 0, 4, 7, 9 extends 1 pixel beyond the image of 16x12; "
+        "correct it, or skip errors to cut it off at the edge."
     ]
     found, said = looked(tmp_path, first_pixel=0)
     assert (found.boxes[0].tolist(), said) == ([[0, 4, 7, 9]], [])
@@ -187,11 +189,10 @@ def test_classes_may_be_given_and_then_are_all_there_may_be(tmp_path: Path) -> N
     found, said = looked(write_voc(tmp_path), classes=["bird", "dog"])
     assert found.classes == ("bird", "dog")
     assert said == [
-        f"DATA/Annotations/{name}.xml, line 7: its class 'cat' is not known; known: bird, dog."
-        for name in "ad"
+        f"DATA/Annotations/{name}.xml, line 7: its class 'cat' is unknown; known: bird, dog." for name in "ad"
     ]
     assert [labels.tolist() for labels in found.box_labels] == [[1], [], [1], []]
-    with pytest.raises(ConfigError, match="stands twice in 'classes'"):
+    with pytest.raises(ConfigError, match="is in 'classes' twice"):
         looked(tmp_path, classes=["dog", "dog"])
 
 
@@ -227,9 +228,7 @@ def test_the_lists_are_those_of_voc(tmp_path: Path) -> None:
     (lists / "train.txt").unlink()
     assert looked(tmp_path)[0].splits == ["train", "train", "test", "test"]
     _, said = looked(tmp_path, train_list="train")
-    assert (
-        said[0] == "DATA/ImageSets/Main: there is no list 'train.txt'; put it there, or leave train_list out."
-    )
+    assert said[0] == "DATA/ImageSets/Main: there is no list 'train.txt'; add it, or leave train_list out."
 
 
 def test_a_client_is_a_folder_below_the_images_or_stands_in_a_table(tmp_path: Path) -> None:
@@ -256,10 +255,10 @@ def test_what_does_not_match_is_named(tmp_path: Path) -> None:
     picture(tmp_path / "JPEGImages" / "c.jpg", "c")
     _, said = looked(tmp_path)
     assert said == [
-        "DATA/ImageSets/Main/train.txt, line 3: 'b' stands in line 2 too; remove one of the lines.",
+        "DATA/ImageSets/Main/train.txt, line 3: 'b' is in line 2 too; remove one of the lines.",
         "DATA/ImageSets/Main/train.txt, line 5: there is no image 'e' in JPEGImages; "
-        "put the image there, or remove the line.",
-        "DATA/JPEGImages: c.jpg and c.png are called alike, and one annotation cannot be of both; "
+        "add the image, or remove the line.",
+        "DATA/JPEGImages: c.jpg and c.png have the same name, and an annotation can only belong to one of them; "
         "rename or remove one of them.",
         "DATA/JPEGImages/b.png: the image has no 'b.xml' in Annotations; "
         "write one, without any <object> if it shows none, or remove the image.",
@@ -275,8 +274,8 @@ def test_an_annotation_without_an_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "JPEGImages" / "d.png").unlink()
     _, said = looked(tmp_path)
     assert said == [
-        "DATA/Annotations/d.xml: there is no image 'd' in JPEGImages that it belongs to; "
-        "put the image there, or remove the annotation."
+        "DATA/Annotations/d.xml: the annotation has no image 'd' in JPEGImages; "
+        "add the image, or remove the annotation."
     ]
 
 
@@ -289,8 +288,8 @@ def test_a_file_name_that_is_another_image_is_a_contradiction(tmp_path: Path) ->
     file.write_text(text.replace("a.png", "C:\\scans\\d.png"))
     found, said = looked(tmp_path)
     assert said == [
-        "DATA/Annotations/a.xml: <filename> says 'C:\\scans\\d.png', which is another image than 'a.png'; "
-        "see which of the two its boxes are of, and name both files alike."
+        "DATA/Annotations/a.xml: <filename> is 'C:\\scans\\d.png', which is another image than 'a.png'; "
+        "check which of the two the boxes belong to, and give both files one name."
     ]
     assert found.bad == {0}
 
@@ -303,9 +302,9 @@ def test_a_size_that_is_not_the_images_is_named(tmp_path: Path) -> None:
     (tmp_path / "ImageSets" / "Main" / "test.txt").write_text("c\n")
     found, said = looked(tmp_path)
     assert said == [
-        "DATA/Annotations/a.xml: it says 12 x 16 pixels, and the image is 16 x 12: 'JPEGImages/a.png'; "
+        "DATA/Annotations/a.xml: the stated size is 12 x 16 pixels, and the image is 16 x 12: 'JPEGImages/a.png'; "
         "store the image turned as it was annotated, without the EXIF tag that turns it.",
-        "DATA/Annotations/b.xml: it says 15 x 12 pixels, and the image is 16 x 12: 'JPEGImages/b.png'; "
+        "DATA/Annotations/b.xml: the stated size is 15 x 12 pixels, and the image is 16 x 12: 'JPEGImages/b.png'; "
         "annotate the image as it is stored.",
     ]
     assert found.bad == {0, 1}
@@ -316,9 +315,9 @@ def test_folders_that_are_not_there_are_named_with_those_that_are(tmp_path: Path
     _, said = looked(tmp_path)
     assert said == [
         "DATA: there is no folder 'JPEGImages' for the images; "
-        "name it with the setting images; there is pictures.",
+        "name it with the setting images; the folder has pictures.",
         "DATA: there is no folder 'Annotations' for the annotations; "
-        "name it with the setting annotations; there is pictures.",
+        "name it with the setting annotations; the folder has pictures.",
     ]
 
 
@@ -332,7 +331,7 @@ def test_what_is_skipped_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("<xmin>2<", "<xmin>9<"))
     with pytest.raises(DataError) as stopped:
         voc_xml(tmp_path, False, 0, path=str(tmp_path), size=16)
-    assert "a.xml, line 1: the XML is broken" in str(stopped.value)
+    assert "a.xml, line 1: the XML is invalid" in str(stopped.value)
     assert "d.xml, line 7: its box 9, 3, 3, 5 has no area" in str(stopped.value)
     data = voc_xml(tmp_path, False, 0, path=str(tmp_path), size=(HEIGHT, WIDTH), on_error="skip")
     assert (len(data.train), len(data.test)) == (2, 1)
@@ -353,5 +352,5 @@ def test_a_table_goes_before_the_lists_and_its_faults_leave_images_out(tmp_path:
         "JPEGImages/c.png": "train",
         "JPEGImages/d.png": "train",
     }
-    assert said == ["DATA/t.csv, line 4: the cell 'client' is empty; write whose it is."]
+    assert said == ["DATA/t.csv, line 4: the cell 'client' is empty; write the client of the image."]
     assert [found.names[row] for row in found.bad] == ["JPEGImages/c.png"]

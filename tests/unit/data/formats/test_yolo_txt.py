@@ -10,7 +10,7 @@ from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import read_settings
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.yolo_names import find_names, yaml_names
-from fedlens.data.formats.yolo_txt import read_labels, scan, yolo_txt
+from fedlens.data.formats.yolo_txt import fill, read_labels, yolo_txt
 from tests.unit.data.formats.boxed import (
     HEIGHT,
     OBJECTS,
@@ -27,7 +27,7 @@ from tests.unit.data.pictures import pixels, write
 
 
 def looked(folder: Path, **settings: Any) -> tuple[Any, list[str]]:
-    return examined(scan, folder, **read_settings(yolo_txt, {"path": str(folder), **settings}, ""))
+    return examined(fill, folder, **read_settings(yolo_txt, {"path": str(folder), **settings}, ""))
 
 
 def labels(tmp_path: Path, text: str | bytes) -> tuple[Any, list[str]]:
@@ -40,7 +40,9 @@ def labels(tmp_path: Path, text: str | bytes) -> tuple[Any, list[str]]:
 def test_the_published_layout_is_read(tmp_path: Path) -> None:
     data = yolo_txt(tmp_path, False, 0, path=str(write_yolo(tmp_path)), size=(HEIGHT, WIDTH))
     check_same(data)
-    assert data.notes == ("1 images have no file of labels, and show no object: images/train/b.png",)
+    assert data.notes == (
+        "1 images have no file of labels, and are read as images without objects: images/train/b.png",
+    )
 
 
 def test_shares_become_edges_in_pixels(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_folders_of_splits_may_be_inside_or_outside(tmp_path: Path, split_first:
     _, said = looked(tmp_path, client_level=1)
     assert said == [
         "DATA: all 4 examples belong to one client, 'mercy'; take another column, level or pattern; "
-        "without any, a partition can make clients up."
+        "without any of them, a partition makes the clients."
     ]
 
 
@@ -94,28 +96,28 @@ def test_labels_may_lie_beside_their_images(tmp_path: Path) -> None:
     [
         (
             "0 0.5 0.5 0.1",
-            "it has 4 values, and 5 are wanted: class cx cy width height; correct the line, or remove it",
+            "it has 4 values, and needs 5: class cx cy width height; correct the line, or remove it",
         ),
         (
             "0 0.5 0.5 0.1 0.1 0.9",
-            "it has 6 values, and 5 are wanted: class cx cy width height; take the sixth away; "
-            "a model's output has its confidence there",
+            "it has 6 values, and needs 5: class cx cy width height; remove the sixth; "
+            "the output of a model has its confidence there",
         ),
         (
             "0 0.1 0.1 0.2 0.1 0.2 0.2",
-            "it has 7 values, and 5 are wanted: class cx cy width height; "
+            "it has 7 values, and needs 5: class cx cy width height; "
             "it looks like the outline of a mask; export boxes, not segments",
         ),
         (
             "cat 0.5 0.5 0.1 0.1",
-            "its class is 'cat', and a number from 0 on is wanted; correct it, or remove the line",
+            "its class is 'cat', not a number from 0 on; correct the line, or remove it",
         ),
         (
             "-1 0.5 0.5 0.1 0.1",
-            "its class is '-1', and a number from 0 on is wanted; correct it, or remove the line",
+            "its class is '-1', not a number from 0 on; correct the line, or remove it",
         ),
         (f"{'9' * 5000} 0.5 0.5 0.1 0.1", None),
-        ("0 0.5 0,5 0.1 0.1", "'0,5' is not a number; correct it, or remove the line"),
+        ("0 0.5 0,5 0.1 0.1", "'0,5' is not a number; correct the line, or remove it"),
         (
             "0 100 50 20 20",
             "'100' is not a share of the image; it looks like pixels; divide by the width or the height of the image",
@@ -159,9 +161,9 @@ def test_boxes_are_checked_against_the_image(tmp_path: Path) -> None:
         "correct it, or remove the object.",
         "DATA/labels/train/a.txt, line 3: its box 0.5, 0.5, nan, 0.1 has a number that is not finite; "
         "draw it again, or remove the object.",
-        "DATA/labels/train/a.txt, line 4: its box 0.95, 0.5, 0.3, 0.5 reaches 1.6 pixels beyond the image of "
-        "16x12; correct it, or it is cut off at the edge.",
-        "DATA/labels/train/a.txt, line 5: its class 2 is not known; known: 0, 1.",
+        "DATA/labels/train/a.txt, line 4: its box 0.95, 0.5, 0.3, 0.5 extends 1.6 pixels beyond the image of "
+        "16x12; correct it, or skip errors to cut it off at the edge.",
+        "DATA/labels/train/a.txt, line 5: its class 2 is unknown; known: 0, 1.",
     ]
     row = found.names.index("images/train/a.png")
     assert found.boxes[row].ravel() == pytest.approx([12.8, 3, 16, 9])
@@ -177,12 +179,12 @@ def test_numbers_serve_as_names_where_none_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "labels" / "test" / "c.txt").write_text("5 0.5 0.5 0.5 0.5\n")
     _, said = looked(tmp_path)
     assert said == [
-        "DATA: the labels skip 1, and go up to 5; number the classes from 0 on, or name them all with the "
+        "DATA: the labels skip 1, 2, 3, and go up to 5; number the classes from 0 on, or name them all with the "
         "setting classes, or in classes.txt."
     ]
     found, said = looked(tmp_path, classes=list("abcdef"))
     assert (found.classes, said) == (tuple("abcdef"), [])
-    with pytest.raises(ConfigError, match="stands twice in 'classes'"):
+    with pytest.raises(ConfigError, match="is in 'classes' twice"):
         looked(tmp_path, classes=["a", "a"])
 
 
@@ -193,10 +195,10 @@ def test_labels_without_an_image_and_images_that_share_labels_are_named(tmp_path
     picture(tmp_path / "images" / "test" / "c.jpg", "c")
     found, said = looked(tmp_path)
     assert said == [
-        "DATA: images/test/c.jpg and images/test/c.png are called alike, and one file of labels cannot be of both; "
+        "DATA: images/test/c.jpg and images/test/c.png have the same name, and an annotation can only "
+        "belong to one of them; "
         "rename or remove one of them.",
-        "DATA/labels/train/e.txt: there is no image that these labels belong to; "
-        "put the image there, or remove the labels.",
+        "DATA/labels/train/e.txt: the labels have no image; add the image, or remove the labels.",
     ]
     assert found.names == ["images/test/d.png", "images/train/a.png", "images/train/b.png"]
 
@@ -205,8 +207,8 @@ def test_images_without_any_labels_are_another_format(tmp_path: Path) -> None:
     picture(tmp_path / "images" / "train" / "a.png", "a")
     _, said = looked(tmp_path)
     assert said == [
-        "DATA: no image has a file of labels; 'labels/train/a.txt' would be that of 'images/train/a.png'; "
-        "put the labels there."
+        "DATA: no image has a file of labels; that of 'images/train/a.png' would be 'labels/train/a.txt'; "
+        "move the labels there."
     ]
 
 
@@ -216,7 +218,7 @@ def test_labels_that_are_all_empty_are_no_detection(tmp_path: Path) -> None:
         file.write_text("")
     _, said = looked(tmp_path)
     assert said == [
-        "DATA: none of the 4 images has an object; see to the format, and to where the annotations are."
+        "DATA: none of the 4 images has an object; check the format, and the place of the annotations."
     ]
 
 
@@ -268,7 +270,7 @@ def test_names_in_more_of_yaml_are_refused(text: str) -> None:
     ],
 )
 def test_broken_yaml_is_named_with_its_line(text: str, said: str) -> None:
-    with pytest.raises(DataError, match=f"the YAML is broken: .*{said}.*; write them as a list"):
+    with pytest.raises(DataError, match=f"the YAML is invalid: .*{said}.*; write them as a list"):
         yaml_names(text, "data.yaml")
 
 
@@ -280,19 +282,21 @@ def test_nothing_is_constructed_from_yaml() -> None:
 def test_files_of_names_at_fault_are_named(tmp_path: Path) -> None:
     assert find_names(tmp_path) is None
     (tmp_path / "data.yaml").write_text("nc: 2")
-    with pytest.raises(DataError, match="there are no 'names' in it"):
+    with pytest.raises(DataError, match="there is no key 'names'"):
         find_names(tmp_path)
     (tmp_path / "data.yaml").write_text("names: [a, a]")
-    with pytest.raises(DataError, match="the class 'a' is named twice"):
+    with pytest.raises(DataError, match="two classes are named 'a'"):
         find_names(tmp_path)
     (tmp_path / "classes.txt").write_text("a\n\nb\n")
     with pytest.raises(DataError, match=r"the line is empty \(.*classes.txt, line 2\)"):
         find_names(tmp_path)
     (tmp_path / "classes.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(DataError, match=r"not UTF-8 \(.*classes.txt\); save it in UTF-8"):
+    with pytest.raises(
+        DataError, match=r"not UTF-8: byte 4 cannot be read \(.*classes.txt\); save it in UTF-8"
+    ):
         find_names(tmp_path)
     (tmp_path / "classes.txt").write_bytes("\ufeffcafé\r\nbar\r\n\r\n".encode())
-    assert find_names(tmp_path) == (["café", "bar"], tmp_path / "classes.txt")
+    assert find_names(tmp_path) == ["café", "bar"]
 
 
 def test_what_is_skipped_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -315,7 +319,7 @@ def test_photographs_with_a_tag_that_turns_them_are_noted(tmp_path: Path) -> Non
     found, said = looked(tmp_path)
     assert said == []
     assert found.notes[-1] == (
-        "1 images have a tag that turns them; boxes are taken on the pixels as they are stored: "
+        "1 images have a tag that turns them; boxes are read as pixels of the stored image: "
         "images/train/a.jpg"
     )
     assert found.boxes[found.names.index("images/train/a.jpg")].round(3).tolist()[0] == [0, 0, 16, 12]
