@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain
+from fedlens.aggregate.server import ServerSGD
 from fedlens.algorithms.admm import admm, ceadmm, dual, iceadmm, liadmm
 from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
@@ -686,7 +686,7 @@ class Nothing:
 def test_a_server_step_moves_from_the_model_towards_the_mean() -> None:
     there = world()
     for absent in ("drop", "last"):
-        made = [parts(there, FULL, select=Uniform(3), server=server) for server in (None, Plain(0.25))]
+        made = [parts(there, FULL, select=Uniform(3), server=server) for server in (None, ServerSGD(0.25))]
         whole, part = (course(liadmm(p, absent=absent), there, rounds=1) for p in made)
         start = whole.steps[0].before["model"]
         close(part.final, plus((0.75, start), (0.25, whole.final)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum, Plain
+from fedlens.aggregate.server import Momentum, ServerSGD
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
@@ -333,7 +333,7 @@ def given_quadratics(there: World, change: Mapping, spec=LINE, **given) -> Parts
         ({"stragglers": 0.5}, {}),
         ({}, {"aggregate": Mean("examples")}),
         ({}, {"client": proximal(mu=0.5)}),
-        ({}, {"server": Plain(0.7)}),
+        ({}, {"server": ServerSGD(0.7)}),
     ],
     ids=["plain", "exact", "momentum", "decay", "stragglers", "by-examples", "proximal", "slower"],
 )

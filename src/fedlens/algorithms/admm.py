@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain
+from fedlens.aggregate.server import ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
@@ -383,7 +383,7 @@ def _assembled(parts: Parts, variables: Variables, client: ClientRule) -> Averag
         by_examples = fold.weighting == "examples" and variables.mean_size is None
         total = float(weights.sum()) if by_examples else float(len(weights))
         client = replace(client, fields={"fresh": "mean"}, servers={client.name: _everyone(total)})
-    return averaging(parts, client=client, aggregate=Mean("examples"), server=Plain(1.0))
+    return averaging(parts, client=client, aggregate=Mean("examples"), server=ServerSGD(1.0))
 
 
 def _everyone(total: float) -> ServerRule:

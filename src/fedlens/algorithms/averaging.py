@@ -4,7 +4,7 @@
 |---|---|
 | select | who takes part? |
 | client | how does local training bend? |
-| aggregate | how are replies folded into one update? |
+| aggregate | how do replies become one update? |
 | server | how does the update move the model? |
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
-from fedlens.aggregate.server import Plain, ServerStep
+from fedlens.aggregate.server import ServerSGD, ServerStep
 from fedlens.algorithms.client_evaluation import (
     MEASURED,
     EvaluateOwn,
@@ -28,9 +28,10 @@ from fedlens.algorithms.client_evaluation import (
     refuse_unmeasured,
 )
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
-from fedlens.algorithms.client_sampling import BySize, Select, Uniform
+from fedlens.algorithms.client_sampling import BySize, Select, Uniform, repeats
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
+    AlgorithmBase,
     Ask,
     Evaluation,
     FederationInfo,
@@ -84,7 +85,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Averaging:
+class Averaging(AlgorithmBase):
     """The loop. Its state: `model`, the global tree; `server`, the server optimizer's own; and `rules`, what the
     server's halves of client rules keep, where there are any."""
 
@@ -95,13 +96,13 @@ class Averaging:
     server: ServerStep
     rule: ClientRule = field(default_factory=ClientRule)
     personal: frozenset[str] = frozenset()
-    more_ops: Mapping[str, Op] = field(default_factory=dict)
+    more_ops: Mapping[str, Op] = field(default_factory=dict)  # of the client rule and the aggregate
     tune: Train | None = None
     replaced: Mapping[str, Any] = field(default_factory=dict)  # by slot, what a table of the user's replaces
 
     @property
     def ops(self) -> Mapping[str, Op]:
-        """Training, the central evaluation, and what the client rule asks for besides."""
+        """Training, evaluation, and what the client rule and the aggregate ask for besides."""
         parts = self.parts
         size = parts.evaluation_batch
         evaluate = Evaluate(parts.model, parts.task, size)
@@ -118,8 +119,12 @@ class Averaging:
         """Which clients are measured on data of their own."""
         return self.parts.measure_clients or ("all" if self.personal or self.tune else "none")
 
+    def clients_per_round(self, federation: FederationInfo) -> int:
+        """The size of a cohort. Raises `ConfigError` if the population is smaller."""
+        return self.select.size(federation)
+
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
-        """The model's initial weights. Raises `ConfigError` where the cohort is larger than the population."""
+        """The model's initial weights. Raises `ConfigError` if the cohort is larger than the population."""
         self.select.size(federation)
         tree = tree_of(model.build())
         weights = self._weights(tree)
@@ -128,7 +133,7 @@ class Averaging:
         return {**state, "rules": rules} if rules else state
 
     def round(self, state: State, ctx: RoundContext) -> Round:
-        """Select, prepare, train, fold, step. Where no reply is good, the model stays as it was."""
+        """Select, prepare, train, aggregate, step. If no reply is good, the model stays as it was."""
         cohort = self.select.cohort(ctx)
         rules: dict[str, Any] = dict(state.get("rules", {}))
         shared: dict[str, Any] = {"model": self._sent(state), "lr": self.parts.local.lr_at(ctx.round)}
@@ -141,7 +146,7 @@ class Averaging:
                 rules[name] = prepared
             # A new mapping: what was asked before keeps what was sent then.
             shared = {**shared, **(half.shared(rules[name]) if half.shared else {})}
-        work, fields = straggling(self.parts.local, cohort, ctx), self._fields
+        work = straggling(self.parts.local, cohort, ctx)
         ask = Ask(
             "train",
             [
@@ -150,9 +155,8 @@ class Averaging:
             ],
             shared,
             expect=self.train.expect(self.parts.spec, most=ctx.federation.largest),
-            reduce=self.aggregate.reduce(len(cohort), fields),
         )
-        update = self.aggregate.fold((yield ask), fields)
+        update = yield from self.aggregate.exchange(ask, self._fields)
         if update is not None:
             for name, half in self.rule.servers.items():
                 if half.after is not None:
@@ -251,10 +255,10 @@ def averaging(
         normalized=fold.normalized,
         personal=personal,
     )
-    more = {name: make(train) for name, make in rule.ops.items()}
-    papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or Plain()}
+    more = {name: make(train) for name, make in {**rule.ops, **fold.ops}.items()}
+    papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or ServerSGD()}
     replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}
-    step = parts.server or server or Plain()
+    step = parts.server or server or ServerSGD()
     return Averaging(parts, choose, train, fold, step, rule, personal, more, replaced=replaced)
 
 
@@ -292,7 +296,7 @@ def refuse_steep(rule: ClientRule, local: LocalSettings) -> None:
 
 def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -> None:
     """Raises `ConfigError` where a client may appear twice in a cohort, and the rule keeps a sum over all clients."""
-    if rule.traits.invariant and getattr(select, "repeats", lambda federation: False)(federation):
+    if rule.traits.invariant and repeats(select, federation):
         raise ConfigError(
             f"with this selection a client can appear twice in a round, and '{rule.name}' keeps a sum over all "
             "clients' states at the server, which two changes of one state at once would break",

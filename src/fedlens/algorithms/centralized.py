@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fedlens.algorithms.averaging import Parts
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
+    AlgorithmBase,
     Ask,
     Evaluation,
     Failure,
@@ -26,7 +27,7 @@ from fedlens.tasks.evaluation import Evaluate, central
 
 
 @dataclass(frozen=True)
-class Centralized:
+class Centralized(AlgorithmBase):
     """One holder, the pooled data; a round is `local.epochs` passes over it, and the optimizer goes on."""
 
     parts: Parts

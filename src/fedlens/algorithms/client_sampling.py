@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import Field
@@ -14,19 +14,39 @@ from fedlens.core.registry import Entry, Registry
 
 
 class Select(Protocol):
-    """Chooses a round's cohort. A client may appear twice."""
+    """Chooses a round's cohort. If a client can appear in it twice, the selection is a `RepeatingSelect`."""
 
     def cohort(self, ctx: RoundContext) -> list[int]:
         """The clients of this round, in the order of their slots."""
         ...
 
     def size(self, federation: FederationInfo) -> int:
-        """How many take part in a round. Raises `ConfigError` where there are not so many."""
+        """How many take part in a round. Raises `ConfigError` if there are not so many."""
         ...
 
+
+@runtime_checkable
+class RepeatingSelect(Select, Protocol):
+    """A selection that may choose a client twice in one round, depending on the federation.
+
+    Used to refuse it beside rules that keep a sum over all clients' states. A selection without `repeats` never
+    chooses a client twice.
+    """
+
     def repeats(self, federation: FederationInfo) -> bool:
-        """Whether a client may appear twice in a cohort. A selection that cannot say is taken not to."""
+        """Whether a client may appear twice in a cohort."""
         ...
+
+
+def repeats(select: Select, federation: FederationInfo) -> bool:
+    """Whether a client may appear twice in a cohort of this selection.
+
+    >>> import numpy as np
+    >>> federation = FederationInfo(np.array([600, 100]), 10, (1, 28, 28))
+    >>> repeats(Fixed((0, 0)), federation), repeats(Uniform(2), federation)
+    (True, False)
+    """
+    return isinstance(select, RepeatingSelect) and select.repeats(federation)
 
 
 @dataclass(frozen=True)
@@ -52,10 +72,6 @@ class Uniform:
     def size(self, federation: FederationInfo) -> int:
         """The number of clients a round."""
         return cohort_size(federation, self.clients_per_round, self.fraction)
-
-    def repeats(self, federation: FederationInfo) -> bool:
-        """Never."""
-        return False
 
 
 def cohort_size(federation: FederationInfo, clients_per_round: int | None, fraction: float | None) -> int:
@@ -142,10 +158,6 @@ class Everyone:
     def size(self, federation: FederationInfo) -> int:
         """All of them."""
         return len(federation.eligible)
-
-    def repeats(self, federation: FederationInfo) -> bool:
-        """Never."""
-        return False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_sampling import Select, Uniform
 from fedlens.algorithms.full_gradients import (
@@ -118,7 +118,7 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         ops={OP: Gradient},
         traits=Traits(stackable=True, whole=True, discloses=(FULL_GRADIENT,), proximal=mu),
     )
-    return averaging(parts, client=rule, aggregate=fold, server=Plain(lr))
+    return averaging(parts, client=rule, aggregate=fold, server=ServerSGD(lr))
 
 
 # -- at the client -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain
+from fedlens.aggregate.server import ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
@@ -112,7 +112,7 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
         parts,
         client=_rule(alpha, weighting, send=not (mean and alone)),
         aggregate=Mean("uniform"),
-        server=Plain(),
+        server=ServerSGD(),
     )
 
 

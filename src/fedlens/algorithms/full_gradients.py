@@ -90,9 +90,7 @@ def mean_gradient(
 
     Over those that replied; None where nobody did. A large cohort is folded where the work runs, as updates are.
     """
-    fold = Mean()
-    ask = Ask(OP, [Request(k) for k in cohort], shared, expect=expect, reduce=fold.reduce(len(cohort)))
-    mean = fold.fold((yield ask))
+    mean = yield from Mean().exchange(Ask(OP, [Request(k) for k in cohort], shared, expect=expect), {})
     return None if mean is None else dict(mean.update)
 
 

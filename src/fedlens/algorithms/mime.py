@@ -12,7 +12,7 @@ from pydantic import Field as SettingField
 from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.full_gradients import (
     FULL_GRADIENT,
@@ -171,7 +171,7 @@ def mime(
         check=partial(refuse_local_statistics, title="Mime"),
         traits=Traits(stackable=True, anchored=True, whole=True, discloses=(FULL_GRADIENT,)),
     )
-    return averaging(parts, client=rule, aggregate=fold, server=Plain(lr))
+    return averaging(parts, client=rule, aggregate=fold, server=ServerSGD(lr))
 
 
 def mimelite(
@@ -268,7 +268,7 @@ def mimelite(
             },
             check=check,
         )
-    return averaging(parts, client=rule, aggregate=Mean("uniform"), server=Plain(lr))
+    return averaging(parts, client=rule, aggregate=Mean("uniform"), server=ServerSGD(lr))
 
 
 def refuse_local_statistics(local: LocalSettings, title: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, Payload, RoundContext
@@ -110,7 +110,7 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
         parts,
         client=control_variate(option=option),
         aggregate=Mean("uniform"),  # lines 16 and 17: 1/|S| sum over S
-        server=Plain(lr),
+        server=ServerSGD(lr),
     )
 
 

@@ -6,7 +6,7 @@ value is the new state of the server. An engine answers asks, in this process, i
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from fedlens.core.arithmetic import PLAIN, Arithmetic
+from fedlens.core.errors import ConfigError
+from fedlens.core.interfaces import offered, refuse_undeclared
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.states import STATE_MEMORY, ClientStates
@@ -255,13 +257,19 @@ class ClientExamples(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """What an engine is opened with, once: operations, data, the seed; and where and how the engine computes them."""
+    """What an engine is opened with, once: operations, data, the seed; and where and how the engine computes them.
+
+    Raises `ConfigError` if an operation has some members of `BatchedOp` and lacks others.
+    """
 
     ops: Mapping[str, Op]
     data: ClientDataSource
     seed: int
     device: str = "cpu"
     arithmetic: Arithmetic = PLAIN
+
+    def __post_init__(self) -> None:
+        refuse_partly_batched(self.ops)
 
 
 @dataclass(frozen=True)
@@ -339,44 +347,124 @@ Evaluation = Generator[Ask, Answers, Metrics]
 
 
 class Algorithm(Protocol):
-    """A coordinator that asks clients for work and folds the replies. Its state is a payload, never `self`."""
+    """A coordinator that asks clients for work and aggregates the replies. Its state is a payload, never `self`."""
 
-    ops: Mapping[str, Op]
+    @property
+    @abstractmethod
+    def ops(self) -> Mapping[str, Op]:
+        """What clients can be asked to do, by name."""
 
+    @abstractmethod
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The state before the first round."""
-        ...
 
+    @abstractmethod
     def round(self, state: State, ctx: RoundContext) -> Round:
         """One round: yields asks, gets answers, returns the new state."""
-        ...
 
+    @abstractmethod
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
         """The metrics of the state, by asking holders of data; `fedlens.tasks.evaluation` has the central default."""
-        ...
+
+    @abstractmethod
+    def model(self, state: State) -> tuple[ModelSpec, Tree]:
+        """The model that is exported."""
+
+
+class AlgorithmBase(Algorithm):
+    """An algorithm and what it can tell a run about itself, each with a default: the base class of fedlens's own.
+
+    An algorithm of your own may inherit from it too. One that has only the members of `Algorithm` is wrapped in
+    `BareAlgorithm` where it is made, so that all users of an algorithm may call everything below.
+    """
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What leaves the clients beyond model updates, as sentences for the run's report."""
+        return ()
+
+    @property
+    def evaluation_asks(self) -> int:
+        """How many asks `evaluate` makes, at most. One that makes a single ask can go on beside the next round."""
+        return 1
+
+    def clients_per_round(self, federation: FederationInfo) -> int | None:
+        """The size of a cohort; None if there is no cohort. Raises `ConfigError` if the population is too small."""
+        return None
+
+
+@dataclass(frozen=True)
+class BareAlgorithm(AlgorithmBase):
+    """An algorithm with only the members of `Algorithm`; everything else is at its default."""
+
+    algorithm: Algorithm
+
+    @classmethod
+    def wrap(cls, algorithm: Algorithm) -> AlgorithmBase:
+        """The algorithm itself if it inherits from `AlgorithmBase`, else wrapped.
+
+        Raises `ConfigError` if it defines a member of `AlgorithmBase` without inheriting from it, or if one of its
+        operations has only some members of `BatchedOp`.
+        """
+        refuse_partly_batched(algorithm.ops)
+        if isinstance(algorithm, AlgorithmBase):
+            return algorithm
+        refuse_undeclared(algorithm, "algorithm", AlgorithmBase, Algorithm)
+        return cls(algorithm)
+
+    @property
+    def ops(self) -> Mapping[str, Op]:
+        """The algorithm's operations."""
+        return self.algorithm.ops
+
+    def init(self, model: ModelSpec, federation: FederationInfo) -> State:
+        """The algorithm's first state."""
+        return self.algorithm.init(model, federation)
+
+    def round(self, state: State, ctx: RoundContext) -> Round:
+        """A round of the algorithm."""
+        return self.algorithm.round(state, ctx)
+
+    def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
+        """The algorithm's evaluation."""
+        return self.algorithm.evaluate(state, ctx)
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
-        """What is exported."""
-        ...
+        """The algorithm's model."""
+        return self.algorithm.model(state)
+
+
+def refuse_partly_batched(ops: Mapping[str, Op]) -> None:
+    """Raises `ConfigError` if an operation has some members of `BatchedOp` and lacks others."""
+    for name, op in ops.items():
+        batched = offered(op, ("together", "obstacle", "footprint", "trial"))
+        if batched and not isinstance(op, BatchedOp):
+            raise ConfigError(
+                f"the operation '{name}' ({type(op).__name__}) has '{batched[0]}' and not all of BatchedOp's methods, "
+                "so it would never be called for several clients at once",
+                where="algorithm.name",
+                hint="add 'together', 'obstacle', 'footprint' and 'trial' (see fedlens.core.protocol.BatchedOp), or "
+                f"rename '{batched[0]}'",
+            )
 
 
 class Engine(Protocol):
     """Anything that answers asks. It reads client states from `states` and never changes them."""
 
+    @abstractmethod
     def open(self, program: Program, states: ClientStates) -> None:
         """Takes the program, once, before the first ask."""
-        ...
 
+    @abstractmethod
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
         """Answers an ask; closing the generator drops what is still out (request order)."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
-        """Ends all work and gives back every process and all memory. May be called twice."""
-        ...
+        """Ends all work and releases every process and all memory. May be called twice."""
 
 
-class EngineBase(ABC):
+class EngineBase(Engine):
     """An engine and what else it may offer, each with a default: the base class of the engines of fedlens.
 
     An engine of your own may inherit from it too. One that has only the three methods of `Engine` is wrapped in
@@ -384,33 +472,21 @@ class EngineBase(ABC):
 
     Attributes:
         ahead: whether asks may be sent before their answers are read (`processes`, `ray`). The runner then evaluates
-            beside the next round, where the settings ask for it.
+            beside the next round, if the settings ask for it.
         state_memory: MiB of client states that the runner keeps in memory, at most.
-        table: the settings that stand in the run's config.toml in place of the request, once `choose` has returned
-            (`auto`); None keeps the request.
+        table: the settings that replace the request in the run's config.toml, once `choose` has returned (`auto`);
+            None keeps the request.
     """
 
     ahead: bool = False
     state_memory: int = STATE_MEMORY
     table: Mapping[str, Any] | None = None
 
-    @abstractmethod
-    def open(self, program: Program, states: ClientStates) -> None:
-        """Takes the program, once, before the first ask."""
+    def warm(self) -> None:
+        """Begins to start up in the background, before the data is read (`processes`, `ray`)."""
 
-    @abstractmethod
-    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers an ask; closing the generator drops what is still out (request order)."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends all work and gives back every process and all memory. May be called twice."""
-
-    def warm(self) -> None:  # noqa: B027  (a default, not a method to fill in)
-        """Begins to start up in the background, before the data are read (`processes`, `ray`)."""
-
-    def check(self, ops: Mapping[str, Op]) -> None:  # noqa: B027
-        """Raises `ConfigError` where this machine, or these operations, do not allow what the settings ask for."""
+    def check(self, ops: Mapping[str, Op]) -> None:
+        """Raises `ConfigError` if this machine, or these operations, do not allow what the settings ask for."""
 
     def choose(
         self,
@@ -424,13 +500,16 @@ class EngineBase(ABC):
 
         Args:
             clients: those that hold data.
-            cohort: how many train in a round; None where there is no cohort, so one after the other.
-            images: about how many images the whole run trains on, each as often as it is looked at.
+            cohort: how many train in a round; None if there is no cohort, so one after the other.
+            images: about how many images the whole run trains on, counting each use of an image.
         """
         return None
 
-    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:  # noqa: B027
-        """Takes, before `open`, a function to tell of a choice made during the run (`default`).
+    def resume(self, done: int, rounds: int) -> None:
+        """Takes, before `open`, how many of the run's rounds an earlier process has finished (`default`)."""
+
+    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
+        """Takes, before `open`, a function that reports a choice made during the run (`default`).
 
         It gets one line for the user, or None, and the choice as environment.json keeps it.
         """
@@ -447,14 +526,20 @@ class EngineBase(ABC):
 
 @dataclass
 class BareEngine(EngineBase):
-    """An engine with no more than the three methods of `Engine`; everything else is at its default."""
+    """An engine with only the three methods of `Engine`; everything else is at its default."""
 
     engine: Engine
 
     @classmethod
     def wrap(cls, engine: Engine) -> EngineBase:
-        """The engine itself where it has the whole interface, else wrapped."""
-        return engine if isinstance(engine, EngineBase) else cls(engine)
+        """The engine itself if it inherits from `EngineBase`, else wrapped.
+
+        Raises `ConfigError` if it defines a member of `EngineBase` without inheriting from it.
+        """
+        if isinstance(engine, EngineBase):
+            return engine
+        refuse_undeclared(engine, "engine", EngineBase, Engine)
+        return cls(engine)
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Opens the engine."""
@@ -470,7 +555,8 @@ class BareEngine(EngineBase):
 
 
 __all__ = [
-    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "BareEngine", "BatchedOp", "Call", "Client",
+    "Algorithm", "AlgorithmBase", "Answer", "Answers", "Arithmetic", "Ask", "BareAlgorithm", "BareEngine",
+    "BatchedOp", "Call", "Client",
     "ClientDataSource", "ClientId", "ClientStates", "Engine", "EngineBase", "Evaluation", "Failure", "FederationInfo",
     "Id", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply", "Request",
     "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",

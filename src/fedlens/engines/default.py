@@ -91,6 +91,10 @@ class Default(EngineBase):
         """Notes how much there is to train; the choice itself is made during the run."""
         self._images = images
 
+    def resume(self, done: int, rounds: int) -> None:
+        """Leaves out what an earlier process has trained: only what is left can pay for workers."""
+        self._images *= (rounds - done) / rounds
+
     def applied(self, program: Program) -> Program:
         """The program on this engine's device, in its arithmetic."""
         return self._inline.applied(program)

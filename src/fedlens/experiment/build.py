@@ -16,7 +16,16 @@ from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.algorithms.averaging import Averaging, Parts
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.protocol import Algorithm, BareEngine, EngineBase, FederationInfo, ModelSpec, Program
+from fedlens.core.protocol import (
+    Algorithm,
+    AlgorithmBase,
+    BareAlgorithm,
+    BareEngine,
+    EngineBase,
+    FederationInfo,
+    ModelSpec,
+    Program,
+)
 from fedlens.core.registry import Registry, feeding, settings_model
 from fedlens.core.tree import count
 from fedlens.data.augment import AUGMENTS, Chain
@@ -51,8 +60,11 @@ class Plan:
     overridden: frozenset[str] = frozenset()  # what was set on the command line
 
     def engine(self) -> EngineBase:
-        """A new engine, as the settings say; it is closed by whoever asked for it."""
-        return BareEngine.wrap(self.chosen["engine"]())
+        """A new engine, as the settings say; the caller closes it."""
+        resolved = self.chosen["engine"]
+        engine = resolved()
+        wrapped: EngineBase = resolved.made(lambda: BareEngine.wrap(engine))
+        return wrapped
 
 
 @dataclass(frozen=True)
@@ -62,16 +74,14 @@ class Built:
     config: Config
     holders: ClientDatasets
     partition: Partition
-    algorithm: Algorithm
+    algorithm: AlgorithmBase
     engine: EngineBase
     model: ModelSpec
     parameters: int
     federation: FederationInfo
     task: Task
     clients_per_round: int | None
-    notes: tuple[str, ...] = ()  # what was left out of the data, or put right, while they were read
-    discloses: tuple[str, ...] = ()  # what leaves the clients beyond model updates, as sentences
-    evaluation_asks: int = 1  # how many times an evaluation asks, at most
+    notes: tuple[str, ...] = ()  # what was left out of the data, or corrected, when it was read
 
     @property
     def layout(self) -> str:
@@ -99,10 +109,9 @@ def plan(config: Config, source: Source) -> Plan:
         usually = {} if named else usual("select", config.algorithm)
         kept = {key: value for key, value in config.select.items() if key != "name" or named}
         config = config.model_copy(update={"select": {**usually, **kept}})
-    for slot, registry in _SLOT_REGISTRIES.items():
-        table = getattr(config, slot)
-        if table is not None:
-            tables[slot] = (registry, table)
+    tables |= {
+        slot: (_SLOT_REGISTRIES[slot], table) for slot, table in config.slots.items() if table is not None
+    }
     chosen = {key: resolve(registry, table, key, source) for key, (registry, table) in tables.items()}
     one = config.client
     given = one if isinstance(one, list) else [one] if one is not None else []
@@ -184,13 +193,12 @@ def _build(
     )
     chosen["model"].made(model.build)
     parameters = count(parts.spec)
-    algorithm = chosen["algorithm"](parts)
+    bare: Algorithm = chosen["algorithm"](parts)
+    algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
-    select = getattr(algorithm, "select", None)
-    size = select.size(federation) if select is not None and hasattr(select, "size") else None
+    size = algorithm.clients_per_round(federation)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, holders, federation, size, say)
-    disclosed = tuple(getattr(algorithm, "discloses", ()))
     return Built(
         config,
         holders,
@@ -203,8 +211,6 @@ def _build(
         task,
         size,
         data.notes,
-        disclosed,
-        _evaluation_asks(algorithm),
     )
 
 
@@ -251,7 +257,7 @@ def _distributed(
 def _fitting(
     engine: EngineBase,
     config: Config,
-    algorithm: Algorithm,
+    algorithm: AlgorithmBase,
     holders: ClientDatasets,
     federation: FederationInfo,
     cohort: int | None,
@@ -265,7 +271,7 @@ def _fitting(
         say(line)
     if engine.table is not None:
         config = config.model_copy(update={"engine": engine.table})
-    asks = _evaluation_asks(algorithm)
+    asks = algorithm.evaluation_asks
     if config.evaluation.beside and engine.ahead and asks > 1:
         raise ConfigError(
             f"an evaluation asks {asks} times here, of the server and of clients, and one that goes on beside the next "
@@ -274,11 +280,6 @@ def _fitting(
             hint="set evaluation.clients = 'none', or evaluation.beside = false",
         )
     return config
-
-
-def _evaluation_asks(algorithm: Algorithm) -> int:
-    asks: int = getattr(algorithm, "evaluation_asks", 1)
-    return asks
 
 
 def refuse_replaced(

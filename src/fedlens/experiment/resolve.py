@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedlens.core.errors import ConfigError, FedlensError, told
+from fedlens.core.interfaces import offered
 from fedlens.core.registry import Factory, Registry, settings_model
 from fedlens.experiment.config import Config
 from fedlens.experiment.config_errors import Locate, explained, no_such_setting, refuse_loose
 from fedlens.experiment.config_source import Source
 
-# What a factory of each kind has to make, by what is used of it: a user's own file may make anything.
-_PARTS = {
+# The members that are used of what a factory of each kind makes: a user's own file may make anything.
+_MEMBERS = {
     "dataset": ("train", "test", "classes", "mean", "std"),
     "augmentation": ("__call__",),
     "partition": ("ids", "indices", "offsets", "digest"),
@@ -25,9 +26,11 @@ _PARTS = {
     "model": ("state_dict", "named_parameters"),
     "selection": ("cohort", "size"),
     "client rule": ("loss", "grad", "finish"),
-    "aggregate": ("weighting", "reduce", "fold"),
+    "aggregate": ("weighting", "exchange"),
     "server step": ("init", "step"),
 }
+
+_BASES = {"aggregate": "fedlens.aggregate.mean.Aggregate"}
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,12 @@ class Resolved:
             raise self._fault(f"failed: {told(error)}") from error
         if made is None:
             raise self._fault("gave nothing back", hint="it has to 'return' what it makes")
-        for part in _PARTS[self.kind]:
-            if not hasattr(made, part):
-                raise self._fault(f"made a {type(made).__name__}, which has no '{part}'")
+        have = offered(made, _MEMBERS[self.kind])
+        for member in _MEMBERS[self.kind]:
+            if member not in have:
+                base = _BASES.get(self.kind)
+                hint = None if base is None else f"inherit from {base}"
+                raise self._fault(f"made a {type(made).__name__}, which has no '{member}'", hint)
         return made
 
     def _fault(self, what: str, hint: str | None = None) -> ConfigError:

@@ -39,7 +39,7 @@ def outline(built: Built, directory: RunDir) -> dict[str, Any]:
         "parameters": built.parameters,
         "engine": built.config.engine["name"],
         "directory": str(directory.path),
-        "disclosures": list(built.discloses),
+        "disclosures": list(built.algorithm.discloses),
     }
 
 
@@ -74,7 +74,7 @@ def summarize(
         "algorithm": config.algorithm["name"],
         "dataset": config.data.dataset["name"],
         "notes": list(built.notes),
-        "disclosures": list(built.discloses),
+        "disclosures": list(built.algorithm.discloses),
         "engine": config.engine["name"],
         "seed": config.seed,
         "directory": str(directory.path),

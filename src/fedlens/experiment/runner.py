@@ -101,6 +101,8 @@ class Runner:
         self._began = time.monotonic()
         try:
             engine.listen(self._note_engine)
+            if self.run_state is not None:
+                engine.resume(self.run_state.round, config.rounds)
             engine.open(Program(self.built.algorithm.ops, self.built.holders, config.seeds.training), states)
             gate = Driver(engine, states)
             self._sweep()
@@ -168,7 +170,11 @@ class Runner:
             gate.tally = trained.measuring
             steps = self.built.algorithm.evaluate(state, self._context(round))
             # An engine that goes on with workers in the middle of a run takes asks ahead from then on.
-            beside = config.evaluation.beside and self.built.engine.ahead and self.built.evaluation_asks == 1
+            beside = (
+                config.evaluation.beside
+                and self.built.engine.ahead
+                and self.built.algorithm.evaluation_asks == 1
+            )
             beside = beside and 0 < round < config.rounds  # there is a round for it to be beside of
             trained.evaluation = gate.begin(steps, round, ahead=beside)
             if beside:
