@@ -511,9 +511,7 @@ def test_the_hook_is_the_gradient_of_its_terms_by_finite_differences_and_changes
         [torch.randn(s, generator=g, dtype=torch.float64) for s in shapes.values()] for _ in range(4)
     )
     kept = [[t.clone() for t in tensors] for tensors in (anchor, at, task, u)]
-    context = LocalContext(
-        list(shapes), anchor, {}, {"dual": dict(zip(shapes, u, strict=True))}, torch.empty(0), 0.1, 1
-    )
+    context = LocalContext(list(shapes), anchor, {}, {"dual": dict(zip(shapes, u, strict=True))}, 0.1, 1)
     rule, rho, h = dual(sigma=0.7), 0.7, 1e-5
     rule.start(context)
     added = [a - b for a, b in zip(rule.grad(task, at, context), task, strict=True)]

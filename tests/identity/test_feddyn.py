@@ -159,7 +159,7 @@ def test_the_gradient_is_that_of_the_penalty_by_finite_differences_and_not_zero(
     rule = dynamic(alpha=alpha, weighting="uniform" if size is None else "examples")
     state = {"linear": dict(zip(names, linear, strict=True))}
     payload = {} if size is None else {"mean_examples": 6.0}
-    context = LocalContext(names, anchor, payload, state, torch.empty(0), 0.1, 1, LocalSettings(lr=0.1))
+    context = LocalContext(names, anchor, payload, state, 0.1, 1, LocalSettings(lr=0.1))
     context.problem = type("Bench", (), {"client": type("Client", (), {"data": range(size or 1)})})
     rule.start(context)
     share = 1.0 if size is None else size / 6
@@ -183,7 +183,7 @@ def test_the_gradient_is_that_of_the_penalty_by_finite_differences_and_not_zero(
 
 def test_the_hooks_change_none_of_their_inputs() -> None:
     gradients, w, anchor, linear = ([torch.full((3,), value)] for value in (1.0, 2.0, 3.0, 4.0))
-    context = LocalContext(["w"], anchor, {}, {"linear": {"w": linear[0]}}, torch.empty(0), 0.1, 1)
+    context = LocalContext(["w"], anchor, {}, {"linear": {"w": linear[0]}}, 0.1, 1)
     rule = dynamic(alpha=0.5)
     rule.start(context)
     rule.grad(gradients, w, context)

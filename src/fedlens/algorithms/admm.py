@@ -123,7 +123,7 @@ def admm(
 
     Example:
         >>> from fedlens.local.rules import LocalContext
-        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, lr=0.1, steps=1)
         >>> rule = dual(sigma=2.0)
         >>> rule.start(context)  # u = 0 at first
         >>> rule.grad([torch.tensor([0.5])], [torch.tensor([1.5])], context)  # 0.5 + 0 + 2 (1.5 - 1)

@@ -69,7 +69,7 @@ def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fe
     Example:
         >>> import torch
         >>> from fedlens.local.rules import LocalContext, proximal
-        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, lr=0.1, steps=1)
         >>> proximal(mu=2.0).grad([torch.tensor([0.5])], [torch.tensor([1.5])], context)  # 0.5 + 2 (1.5 - 1)
         [tensor([1.5000])]
     """

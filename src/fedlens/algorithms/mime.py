@@ -144,7 +144,7 @@ def mime(
     Tests: tests/identity/test_mime.py
 
     Example:
-        >>> context = LocalContext(["w"], [torch.tensor([0.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> context = LocalContext(["w"], [torch.tensor([0.0])], {}, {}, lr=0.1, steps=1)
         >>> context.payload = {"statistics": {"m": {"w": torch.tensor([4.0])}}, "control": {"w": torch.tensor([1.0])}}
         >>> base = base_optimizer("momentum", beta=0.5)
         >>> start_mime(context, base=base)

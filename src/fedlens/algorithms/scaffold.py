@@ -97,7 +97,7 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
         >>> from fedlens.local.settings import LocalSettings
         >>> sent = {"variate": {"w": torch.tensor([1.0])}}  # c = 1, and c_i = 3
         >>> own = {"variate": {"w": torch.tensor([3.0])}}
-        >>> context = LocalContext(["w"], [torch.tensor([5.0])], sent, own, torch.tensor([]), lr=0.5, steps=2)
+        >>> context = LocalContext(["w"], [torch.tensor([5.0])], sent, own, lr=0.5, steps=2)
         >>> rule = control_variate()
         >>> rule.start(context)
         >>> rule.grad([torch.tensor([4.0])], [], context)  # 4 - 3 + 1

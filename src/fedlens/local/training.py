@@ -134,13 +134,11 @@ class Train:
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         if load:
             learner.load(tree)
-        labels = torch.empty(0) if self.rule.plain else data.labels()
         context = LocalContext(
             list(learner.trainable),
             [tree[name] for name in learner.trainable],
             payload,
             client.state,
-            labels,
             payload["lr"],
             self.settings.steps_at(len(data), payload.get("work")),
             self.settings,

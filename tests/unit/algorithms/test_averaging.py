@@ -28,7 +28,8 @@ def test_what_each_paper_fills() -> None:
     assert fedavg(given, lr=0.5).server == ServerSGD(0.5)
     assert fedavgm(given).server == Momentum(1.0, 0.9, False)
     assert fedavgm(given, momentum=0.7, nesterov=True, lr=0.1).server == Momentum(0.1, 0.7, True)
-    assert fedprox(given, mu=0.5).train.rule.grad.keywords == {"mu": 0.5}
+    rule = fedprox(given, mu=0.5).train.rule
+    assert (rule.grad.keywords, rule.traits.proximal) == ({"traits": rule.traits}, 0.5)
     assert fedprox(given, mu=0.0).train.rule == ClientRule()
     for algorithm in (fedavg, fedavgm, fedprox):
         made = algorithm(given)
