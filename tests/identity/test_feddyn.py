@@ -236,7 +236,7 @@ def test_h_is_that_mean_in_every_composition(given) -> None:
 
 @pytest.mark.parametrize("fault", ["lost", "update"])
 @pytest.mark.parametrize("aggregate", [None, Mean("examples")], ids=["uniform", "by-examples"])
-def test_a_lost_or_refused_reply_leaves_its_linear_term_and_is_not_counted(fault: str, aggregate) -> None:
+def test_a_missing_or_rejected_reply_leaves_its_linear_term_and_is_not_counted(fault: str, aggregate) -> None:
     there, plan = world(), {2: {0: fault, 3: fault}, 3: {5: fault}, 4: {1: fault, 4: fault}}
     made = feddyn(parts(there, SGD, select=Everyone(), aggregate=aggregate), alpha=0.3)
     run = watched(made, there, rounds=5, faults=plan)

@@ -75,19 +75,19 @@ class Uniform:
 
 
 def cohort_size(federation: FederationInfo, clients_per_round: int | None, fraction: float | None) -> int:
-    """How many take part: so many, or max(C K, 1) of K clients, or everyone; none without data.
+    """How many clients take part: the number asked for, max(C K, 1) of K clients, or all. Only clients with data count.
 
-    Raises `ConfigError` where more are asked for than hold data.
+    Raises `ConfigError` if more clients are asked for than hold data.
     """
-    there = len(federation.eligible)
+    eligible = len(federation.eligible)
     if fraction is not None:
-        return min(max(round(fraction * federation.clients), 1), there)
-    asked = clients_per_round or there
-    if asked > there:
+        return min(max(round(fraction * federation.clients), 1), eligible)
+    asked = clients_per_round or eligible
+    if asked > eligible:
         raise ConfigError(
-            f"{asked} clients a round are asked for, and {there} of the {federation.clients} clients hold data",
+            f"{asked} clients a round are asked for, and {eligible} of the {federation.clients} clients hold data",
             where="select.clients_per_round",
-            hint=f"take at most {there}",
+            hint=f"take at most {eligible}",
         )
     return asked
 
@@ -219,11 +219,6 @@ def _refuse_both(clients_per_round: int | None, fraction: float | None) -> None:
         )
 
 
-def everyone() -> Everyone:
-    """All clients, every round."""
-    return Everyone()
-
-
 def fixed(
     *,
     clients: Annotated[
@@ -244,7 +239,7 @@ SELECTS = Registry(
         "by-size": Entry(
             "fedlens.algorithms.client_sampling:by_size", "in proportion to the clients' examples (FedVC)"
         ),
-        "all": Entry("fedlens.algorithms.client_sampling:everyone", "everyone, every round"),
+        "all": Entry("fedlens.algorithms.client_sampling:Everyone", "everyone, every round"),
         "fixed": Entry("fedlens.algorithms.client_sampling:fixed", "the same clients every round"),
     },
 )

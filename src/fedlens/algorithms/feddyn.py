@@ -17,7 +17,7 @@ from fedlens.core.protocol import FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import TreeField
-from fedlens.core.tree import Tree, TreeSpec, add, part, scale, zeros_like
+from fedlens.core.tree import Tree, TreeSpec, add, scale, zeros_like
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 
 Alpha = Annotated[
@@ -194,7 +194,7 @@ def _finish(
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
-    return {"linear": TreeField.like({name: spec[name] for name in part(spec, "weight", trainable=True)})}
+    return {"linear": TreeField.weights(spec)}
 
 
 # -- the server ------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field, Schema, TreeField
-from fedlens.core.tree import Tree, TreeSpec, map_tree, part
+from fedlens.core.tree import Tree, TreeSpec, map_tree
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 from fedlens.local.settings import LocalSettings
 
@@ -319,7 +319,7 @@ def _finish(parameters: Tensors, context: LocalContext) -> tuple[Mapping[str, An
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, Field]:
-    return {FULL: TreeField.like({name: spec[name] for name in part(spec, "weight", trainable=True)})}
+    return {FULL: TreeField.weights(spec)}
 
 
 # -- at the server -------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fedlens.core.protocol import FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import TreeField
-from fedlens.core.tree import Tree, TreeSpec, add, part, zeros_like
+from fedlens.core.tree import Tree, TreeSpec, add, zeros_like
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 from fedlens.local.settings import LocalSettings
 
@@ -183,7 +183,7 @@ def _finish(parameters: Tensors, context: LocalContext, option: str) -> tuple[Ma
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
-    return {"variate": TreeField.like({name: spec[name] for name in part(spec, "weight", trainable=True)})}
+    return {"variate": TreeField.weights(spec)}
 
 
 def _refuse_bent(local: LocalSettings, option: str) -> None:

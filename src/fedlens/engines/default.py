@@ -163,36 +163,29 @@ class Default(EngineBase):
         except RunFailed as failure:
             self._stay(processes, failure)
             return self._inline.answer(ask, round, exchange, first)
-        self._latest += 1
-        self._unanswered.add(self._latest)
-        return primed(self._passed_on(processes, answers, self._latest, ask, round, exchange, first))
+        number = self._latest = self._latest + 1
+        self._unanswered.add(number)
 
-    def _passed_on(
-        self,
-        processes: Processes,
-        answers: Generator[Answer, None, None],
-        number: int,
-        ask: Ask,
-        round: int,
-        exchange: int,
-        slot: int,
-    ) -> Generator[Any, None, None]:
-        try:
-            yield None  # taken by `primed`
-            for answer in answers:
-                slot += 1
-                yield answer
-                del answer  # no name keeps the reply while the next one is awaited
-            return
-        except RunFailed as failure:
-            if number != self._latest:
-                raise  # clients' states may have changed since: a later ask has been answered
-            self._unanswered.discard(number)
-            self._stay(processes, failure)
-        finally:
-            answers.close()
-            self._unanswered.discard(number)
-        yield from self._inline.answer(ask, round, exchange, slot)
+        def passed_on() -> Generator[Any, None, None]:
+            slot = first
+            try:
+                yield None  # taken by `primed`
+                for answer in answers:
+                    slot += 1
+                    yield answer
+                    del answer  # no name keeps the reply while the next one is awaited
+                return
+            except RunFailed as failure:
+                if number != self._latest:
+                    raise  # clients' states may have changed since: a later ask has been answered
+                self._unanswered.discard(number)
+                self._stay(processes, failure)
+            finally:
+                answers.close()
+                self._unanswered.discard(number)
+            yield from self._inline.answer(ask, round, exchange, slot)
+
+        return primed(passed_on())
 
     def _stay(self, processes: Processes, failure: Exception) -> None:
         """Goes on in this process for good. The workers end, at once or after an earlier ask that they are at."""

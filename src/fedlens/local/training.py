@@ -262,7 +262,7 @@ class Train:
         sent = {name: leaf for name, leaf in spec.items() if name not in self.personal}
         most = float(self.settings.examples or most) if self.weighting == "examples" else 1.0
         fields: dict[str, Field] = {
-            "update": TreeField.like({n: sent[n] for n in part(sent, "weight", trainable=True)}),
+            "update": TreeField.weights(sent),
             "buffers": TreeField.like({n: sent[n] for n in part(sent, "buffer")}),
             "counters": TreeField.like({n: sent[n] for n in part(sent, "counter")}),
             "weight": NumberField(above=0, most=most),
