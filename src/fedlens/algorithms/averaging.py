@@ -29,9 +29,9 @@ from fedlens.algorithms.client_evaluation import (
 )
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, repeats
+from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
-    AlgorithmBase,
     Ask,
     Evaluation,
     FederationInfo,

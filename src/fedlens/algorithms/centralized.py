@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlens.algorithms.averaging import Parts
+from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
-    AlgorithmBase,
     Ask,
     Evaluation,
     Failure,

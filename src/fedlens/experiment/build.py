@@ -15,17 +15,9 @@ from fedlens.aggregate.server import SERVERS
 from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.algorithms.averaging import Averaging, Parts
 from fedlens.algorithms.client_sampling import SELECTS
+from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.protocol import (
-    Algorithm,
-    AlgorithmBase,
-    BareAlgorithm,
-    BareEngine,
-    EngineBase,
-    FederationInfo,
-    ModelSpec,
-    Program,
-)
+from fedlens.core.protocol import Algorithm, BareEngine, EngineBase, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import Registry, feeding, settings_model
 from fedlens.core.tree import count
 from fedlens.data.augment import AUGMENTS, Chain

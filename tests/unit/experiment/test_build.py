@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fedlens.algorithms.averaging import Parts, averaging
+from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.protocol import AlgorithmBase, BareAlgorithm
 from fedlens.core.tree import digest
 from fedlens.engines.default import Default
 from fedlens.engines.inline import Inline
@@ -206,7 +206,7 @@ def half_batched(parts: Parts) -> Any:
         (
             {"algorithm": lambda parts: Undeclared(averaging(parts))},
             "the algorithm Undeclared has 'discloses', which is only used if its class inherits from AlgorithmBase "
-            "(algorithm.name); inherit from fedlens.core.protocol.AlgorithmBase, or rename 'discloses'.",
+            "(algorithm.name); inherit from fedlens.core.algorithm_base.AlgorithmBase, or rename 'discloses'.",
         ),
         (
             {"engine": SilentEngine},
