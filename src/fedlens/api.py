@@ -296,9 +296,9 @@ class Result:
     @property
     def best_model(self) -> nn.Module:
         """The model of the best round, in evaluation mode; `summary["best"]` says which round and why."""
-        from fedlens.experiment.results import best_path, read_module
+        from fedlens.experiment.results import read_module
 
-        return read_module(best_path(self._run), self._model)
+        return read_module(self._run.best_path, self._model)
 
     @property
     def _run(self) -> RunDir:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedlens.aggregate.server import Plain, momentum
+from fedlens.aggregate.server import ServerSGD, momentum
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import Client, Op, Outcome, Payload
 from fedlens.core.random import Rng
@@ -99,7 +99,7 @@ class Wrapped:
 
 def algorithm(parts: Parts, *, beta: float = 0.0, first: int = 0, faults: list[str] = []) -> Wrapped:  # noqa: B006
     """FedAvg, or FedAvgM where beta is not 0."""
-    server = momentum(momentum=beta) if beta else Plain()
+    server = momentum(momentum=beta) if beta else ServerSGD()
     return Wrapped(averaging(parts, server=server), first, tuple(faults))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain
+from fedlens.aggregate.server import ServerSGD
 from fedlens.algorithms.admm import admm, ceadmm, dual, iceadmm, liadmm
 from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
@@ -511,9 +511,7 @@ def test_the_hook_is_the_gradient_of_its_terms_by_finite_differences_and_changes
         [torch.randn(s, generator=g, dtype=torch.float64) for s in shapes.values()] for _ in range(4)
     )
     kept = [[t.clone() for t in tensors] for tensors in (anchor, at, task, u)]
-    context = LocalContext(
-        list(shapes), anchor, {}, {"dual": dict(zip(shapes, u, strict=True))}, torch.empty(0), 0.1, 1
-    )
+    context = LocalContext(list(shapes), anchor, {}, {"dual": dict(zip(shapes, u, strict=True))}, 0.1, 1)
     rule, rho, h = dual(sigma=0.7), 0.7, 1e-5
     rule.start(context)
     added = [a - b for a, b in zip(rule.grad(task, at, context), task, strict=True)]
@@ -686,7 +684,7 @@ class Nothing:
 def test_a_server_step_moves_from_the_model_towards_the_mean() -> None:
     there = world()
     for absent in ("drop", "last"):
-        made = [parts(there, FULL, select=Uniform(3), server=server) for server in (None, Plain(0.25))]
+        made = [parts(there, FULL, select=Uniform(3), server=server) for server in (None, ServerSGD(0.25))]
         whole, part = (course(liadmm(p, absent=absent), there, rounds=1) for p in made)
         start = whole.steps[0].before["model"]
         close(part.final, plus((0.75, start), (0.25, whole.final)))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain
+from fedlens.aggregate.server import ServerSGD
 from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from tests.identity.identity_kit import (
@@ -112,7 +112,7 @@ def test_the_server_learning_rate_scales_the_update() -> None:
 def test_the_table_server_is_the_same_as_the_algorithms_own_rate() -> None:
     there = world()
     own = course(fedavg(parts(there, SGD, select=Uniform(3)), lr=0.5), there)
-    table = course(fedavg(parts(there, SGD, select=Uniform(3), server=Plain(0.5)), lr=9.0), there)
+    table = course(fedavg(parts(there, SGD, select=Uniform(3), server=ServerSGD(0.5)), lr=9.0), there)
     assert same(own.final, table.final)
 
 

@@ -13,7 +13,7 @@ from fedlens.algorithms.feddane import NAME, feddane, tilt, tilted
 from fedlens.algorithms.fedir import reweighted
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.core.random import Rng
-from fedlens.local.rules import LocalContext, proximal
+from fedlens.local.rules import LocalContext, Traits, proximal
 from tests.identity.gradient_kit import EQUAL, faulty, full_gradient, loaded, rng_at, slots, weighted
 from tests.identity.identity_kit import (
     SIZES,
@@ -147,9 +147,12 @@ def test_the_gradient_is_that_of_the_formula_by_finite_differences() -> None:
     anchor, w, task, linear = (
         [torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes] for _ in range(4)
     )
-    context = LocalContext(["a", "b", "c"], anchor, {}, {}, torch.empty(0), 0.1, 1)
+    context = LocalContext(["a", "b", "c"], anchor, {}, {}, 0.1, 1)
     context.saved[NAME] = linear
-    terms = [after - before for after, before in zip(tilted(task, w, context, mu=mu), task, strict=True)]
+    terms = [
+        after - before
+        for after, before in zip(tilted(task, w, context, traits=Traits(proximal=mu)), task, strict=True)
+    ]
 
     def added(at: list[Tensor]) -> float:
         pairs = list(zip(at, anchor, linear, strict=True))

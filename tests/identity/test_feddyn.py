@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum, Plain
+from fedlens.aggregate.server import Momentum, ServerSGD
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
@@ -159,7 +159,7 @@ def test_the_gradient_is_that_of_the_penalty_by_finite_differences_and_not_zero(
     rule = dynamic(alpha=alpha, weighting="uniform" if size is None else "examples")
     state = {"linear": dict(zip(names, linear, strict=True))}
     payload = {} if size is None else {"mean_examples": 6.0}
-    context = LocalContext(names, anchor, payload, state, torch.empty(0), 0.1, 1, LocalSettings(lr=0.1))
+    context = LocalContext(names, anchor, payload, state, 0.1, 1, LocalSettings(lr=0.1))
     context.problem = type("Bench", (), {"client": type("Client", (), {"data": range(size or 1)})})
     rule.start(context)
     share = 1.0 if size is None else size / 6
@@ -183,7 +183,7 @@ def test_the_gradient_is_that_of_the_penalty_by_finite_differences_and_not_zero(
 
 def test_the_hooks_change_none_of_their_inputs() -> None:
     gradients, w, anchor, linear = ([torch.full((3,), value)] for value in (1.0, 2.0, 3.0, 4.0))
-    context = LocalContext(["w"], anchor, {}, {"linear": {"w": linear[0]}}, torch.empty(0), 0.1, 1)
+    context = LocalContext(["w"], anchor, {}, {"linear": {"w": linear[0]}}, 0.1, 1)
     rule = dynamic(alpha=0.5)
     rule.start(context)
     rule.grad(gradients, w, context)
@@ -236,7 +236,7 @@ def test_h_is_that_mean_in_every_composition(given) -> None:
 
 @pytest.mark.parametrize("fault", ["lost", "update"])
 @pytest.mark.parametrize("aggregate", [None, Mean("examples")], ids=["uniform", "by-examples"])
-def test_a_lost_or_refused_reply_leaves_its_linear_term_and_is_not_counted(fault: str, aggregate) -> None:
+def test_a_missing_or_rejected_reply_leaves_its_linear_term_and_is_not_counted(fault: str, aggregate) -> None:
     there, plan = world(), {2: {0: fault, 3: fault}, 3: {5: fault}, 4: {1: fault, 4: fault}}
     made = feddyn(parts(there, SGD, select=Everyone(), aggregate=aggregate), alpha=0.3)
     run = watched(made, there, rounds=5, faults=plan)
@@ -333,7 +333,7 @@ def given_quadratics(there: World, change: Mapping, spec=LINE, **given) -> Parts
         ({"stragglers": 0.5}, {}),
         ({}, {"aggregate": Mean("examples")}),
         ({}, {"client": proximal(mu=0.5)}),
-        ({}, {"server": Plain(0.7)}),
+        ({}, {"server": ServerSGD(0.7)}),
     ],
     ids=["plain", "exact", "momentum", "decay", "stragglers", "by-examples", "proximal", "slower"],
 )

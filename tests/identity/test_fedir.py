@@ -161,7 +161,7 @@ def tiny() -> Points:
 
 
 def visit_of(points: Points) -> LocalContext:
-    context = LocalContext([], [], {}, {}, points.targets, 0.1, 1)
+    context = LocalContext([], [], {}, {}, 0.1, 1)
     context.problem = SimpleNamespace(  # type: ignore[assignment]
         task=Classification(), client=SimpleNamespace(data=points), model=SimpleNamespace(classes=CLASSES)
     )

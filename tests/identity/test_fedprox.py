@@ -14,7 +14,7 @@ from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.moon import contrastive
 from fedlens.core.errors import ConfigError
 from fedlens.local.chain import chain
-from fedlens.local.rules import ClientRule, LocalContext, plain, proximal, proximal_grad
+from fedlens.local.rules import ClientRule, LocalContext, Traits, plain, proximal, proximal_grad
 from tests.identity.identity_kit import (
     SIZES,
     Points,
@@ -33,7 +33,7 @@ from tests.identity.test_fedavg import SGD, bare_sgd
 
 
 def visit_at(anchor: list[torch.Tensor]) -> LocalContext:
-    return LocalContext([str(i) for i in range(len(anchor))], anchor, {}, {}, torch.empty(0), 0.1, 1)
+    return LocalContext([str(i) for i in range(len(anchor))], anchor, {}, {}, 0.1, 1)
 
 
 def test_mu_of_zero_is_fedavg_bit_for_bit() -> None:
@@ -47,7 +47,7 @@ def test_the_term_itself_at_mu_of_zero_changes_no_bit() -> None:
     from functools import partial
 
     there = world()
-    rule = ClientRule(grad=partial(proximal_grad, mu=0.0))
+    rule = ClientRule(grad=partial(proximal_grad, traits=Traits(proximal=0.0)))
     prox = course(fedavg(parts(there, SGD, select=Uniform(3), client=rule)), there)
     assert same(prox.final, course(fedavg(parts(there, SGD, select=Uniform(3))), there).final)
 

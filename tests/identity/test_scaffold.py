@@ -193,7 +193,7 @@ def test_the_means_agree_whatever_the_aggregate_and_in_blocks_of_a_large_cohort(
 
 
 @pytest.mark.parametrize("fault", ["lost", "update", "variate"])
-def test_a_lost_or_refused_reply_leaves_its_variate_and_is_not_counted(fault: str) -> None:
+def test_a_missing_or_rejected_reply_leaves_its_variate_and_is_not_counted(fault: str) -> None:
     there, plan = world(), {2: {0: fault, 3: fault}, 3: {5: fault}, 4: {1: fault, 4: fault}}
     run = watched(scaffold(parts(there, PLAIN, select=Everyone())), there, rounds=5, faults=plan)
     for earlier, step in pairwise(run):

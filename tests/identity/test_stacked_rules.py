@@ -107,7 +107,7 @@ def test_an_anchor_that_start_sets_is_refused() -> None:
 
 
 NOT_THERE: dict[str, Any] = {
-    "state": lambda context: context.state.get("x", 0.0), "labels": lambda context: len(context.labels),
+    "state": lambda context: context.state.get("x", 0.0), "targets": lambda context: len(context.targets),
     "steps": lambda context: context.steps, "problem": lambda context: len(context.problem.data),
     "batch": lambda context: context.batch, "features": lambda context: len(context.features),
     "proximal": lambda context: context.proximal,

@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedlens.core.protocol import Answer, Reduce, Reply
+from fedlens.core.protocol import Answer, Answers, Ask, Op, Reduce, Reply
 from fedlens.core.reduction import REPLIES, How, Update, fold
 from fedlens.core.registry import Entry, Registry
 
 Weighting = Literal["examples", "uniform"]
 
 
-class Aggregate(Protocol):
-    """How replies become one update."""
+class Aggregate(ABC):
+    """How replies become one update: the base class of aggregates.
+
+    An aggregate of one exchange defines `fold`, and `reduce` if partial sums are enough for it. One that asks clients
+    more than once, say for norms before the updates or for masks after them, overrides `exchange`.
+
+    In all methods `fields` are those that the client rule adds to the reply, and how each is aggregated.
+    """
 
     @property
     def weighting(self) -> Weighting:
-        """What a client's `weight` is."""
-        ...
+        """The `weight` that clients send: their number of examples, or 1."""
+        return "examples"
 
     @property
     def normalized(self) -> bool:
         """Whether clients divide their update by the number of steps that it amounts to (FedNova)."""
-        ...
+        return False
+
+    @property
+    def ops(self) -> Mapping[str, Callable[[Any], Op]]:
+        """The operations that `exchange` asks for besides training, each made of the algorithm's `Train`."""
+        return {}
 
     def reduce(self, cohort: int, fields: Mapping[str, How]) -> Reduce | None:
-        """How to fold where the work runs, for a cohort of this size; None asks for every reply.
+        """How to add up replies where the work runs, for a cohort of this size; None asks for every reply."""
+        return None
 
-        `fields` are those of the client rule, besides the usual ones.
-        """
-        ...
-
+    @abstractmethod
     def fold(self, answers: Iterable[Answer], fields: Mapping[str, How]) -> Update | None:
-        """Folds a round's answers; None where no reply was good."""
-        ...
+        """The update that the answers to one ask come to; None if no reply was good."""
+
+    def exchange(self, ask: Ask, fields: Mapping[str, How]) -> Generator[Ask, Answers, Update | None]:
+        """Yields the asks of a round and returns the update; None if no reply was good.
+
+        Args:
+            ask: local training of the cohort. It may be changed before it is yielded, and others may be yielded before
+                and after it.
+        """
+        return self.fold((yield replace(ask, reduce=self.reduce(len(ask.requests), fields))), fields)
 
 
 def folding(fields: Mapping[str, How], block: int = 1) -> Reduce:
@@ -79,7 +97,7 @@ def averaged(total: Mapping[str, Any], fields: Mapping[str, How]) -> Update | No
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Aggregate):
     """sum_k n_k Delta_k / sum_k n_k over the replies that came (hsu2019 section 4.2); n_k = 1 if uniform.
 
     Running statistics get the same mean, counters the largest value. The additions form a tree that depends on
@@ -95,11 +113,6 @@ class Mean:
     """
 
     weighting: Weighting = "examples"
-
-    @property
-    def normalized(self) -> bool:
-        """No."""
-        return False
 
     def reduce(self, cohort: int, fields: Mapping[str, How] | None = None) -> Reduce | None:
         """Every reply by itself below 64 clients; then blocks of two, from 96 on of three, and so on.

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedlens.aggregate.mean import Mean, Weighting
+from fedlens.aggregate.mean import Aggregate, Mean, Weighting
 from fedlens.core.protocol import Answer, Reduce
 from fedlens.core.reduction import How, Update
 from fedlens.core.registry import Feeds
@@ -25,7 +25,7 @@ TauEff = Annotated[
 
 
 @dataclass(frozen=True)
-class Normalized:
+class Normalized(Aggregate):
     """tau_eff sum_k p_k Delta_k / ||a_k||_1, with tau_eff = sum_k p_k ||a_k||_1 unless it is a number.
 
     p_k = n_k / n (or 1 / |S|) over the clients that replied: with the weights of the whole population both sums fall

@@ -34,11 +34,11 @@ class ServerStep(Protocol):
 
 
 @dataclass(frozen=True)
-class Plain:
+class ServerSGD:
     """w <- w - gamma Delta.
 
     >>> import torch
-    >>> Plain(lr=0.5).step({"w": torch.tensor([1.0])}, {"w": torch.tensor([1.0])}, {})[0]
+    >>> ServerSGD(lr=0.5).step({"w": torch.tensor([1.0])}, {"w": torch.tensor([1.0])}, {})[0]
     {'w': tensor([0.5000])}
     """
 
@@ -81,9 +81,9 @@ class Momentum:
         return add(weights, direction, scale=-self.lr), {"v": v}
 
 
-def plain(*, lr: Rate = 1.0) -> Plain:
+def plain(*, lr: Rate = 1.0) -> ServerSGD:
     """The plain step of FedAvg, with a server learning rate."""
-    return Plain(lr)
+    return ServerSGD(lr)
 
 
 def momentum(

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain
+from fedlens.aggregate.server import ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
@@ -123,7 +123,7 @@ def admm(
 
     Example:
         >>> from fedlens.local.rules import LocalContext
-        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, lr=0.1, steps=1)
         >>> rule = dual(sigma=2.0)
         >>> rule.start(context)  # u = 0 at first
         >>> rule.grad([torch.tensor([0.5])], [torch.tensor([1.5])], context)  # 0.5 + 0 + 2 (1.5 - 1)
@@ -383,7 +383,7 @@ def _assembled(parts: Parts, variables: Variables, client: ClientRule) -> Averag
         by_examples = fold.weighting == "examples" and variables.mean_size is None
         total = float(weights.sum()) if by_examples else float(len(weights))
         client = replace(client, fields={"fresh": "mean"}, servers={client.name: _everyone(total)})
-    return averaging(parts, client=client, aggregate=Mean("examples"), server=Plain(1.0))
+    return averaging(parts, client=client, aggregate=Mean("examples"), server=ServerSGD(1.0))
 
 
 def _everyone(total: float) -> ServerRule:

@@ -1,10 +1,10 @@
-"""The averaging family: one loop with four slots. A paper's file fills the slots.
+"""The averaging family: one loop with four components. A paper's file fills them.
 
 | slot | question |
 |---|---|
 | select | who takes part? |
 | client | how does local training bend? |
-| aggregate | how are replies folded into one update? |
+| aggregate | how do replies become one update? |
 | server | how does the update move the model? |
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
-from fedlens.aggregate.server import Plain, ServerStep
+from fedlens.aggregate.server import ServerSGD, ServerStep
 from fedlens.algorithms.client_evaluation import (
     MEASURED,
     EvaluateOwn,
@@ -28,7 +28,8 @@ from fedlens.algorithms.client_evaluation import (
     refuse_unmeasured,
 )
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
-from fedlens.algorithms.client_sampling import BySize, Select, Uniform
+from fedlens.algorithms.client_sampling import BySize, Select, Uniform, repeats
+from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
     Ask,
@@ -53,9 +54,9 @@ from fedlens.tasks.evaluation import Evaluate, Task, central
 
 @dataclass(frozen=True)
 class Parts:
-    """What every algorithm is built from: the model, the task, the settings, and the slots that the settings name.
+    """What every algorithm is built from: the model, the task, the settings, and the components that the settings name.
 
-    `measure` holds what the server evaluates on: `@test`, and `@validation` or `@train` where asked for.
+    `measure` names the data that the server evaluates on: `@test`, and `@validation` or `@train` if asked for.
     """
 
     model: ModelSpec
@@ -64,7 +65,7 @@ class Parts:
     federation: FederationInfo
     measure: Sequence[str] = ("@test",)
     evaluation_batch: int = 500
-    measure_clients: Who | None = None  # None: where the algorithm is about personal models, all
+    measure_clients: Who | None = None  # None: all clients if the algorithm makes personal models, else none
     select: Select | None = None
     client: ClientRule | None = None
     aggregate: Aggregate | None = None
@@ -72,7 +73,7 @@ class Parts:
 
     @property
     def slots(self) -> dict[str, Any]:
-        """The slots by the names of their tables; None where the settings leave one empty."""
+        """The components by the names of their tables; None if the settings leave one to the algorithm."""
         return {
             "select": self.select, "client": self.client, "aggregate": self.aggregate, "server": self.server
         }  # fmt: skip
@@ -84,9 +85,12 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Averaging:
-    """The loop. Its state: `model`, the global tree; `server`, the server optimizer's own; and `rules`, what the
-    server's halves of client rules keep, where there are any."""
+class Averaging(AlgorithmBase):
+    """The round loop of the averaging family.
+
+    Its state: `model`, the global tree; `server`, the state of the server step; and `rules`, the states of the server
+    halves of client rules, if there are any.
+    """
 
     parts: Parts
     select: Select
@@ -95,13 +99,15 @@ class Averaging:
     server: ServerStep
     rule: ClientRule = field(default_factory=ClientRule)
     personal: frozenset[str] = frozenset()
-    more_ops: Mapping[str, Op] = field(default_factory=dict)
+    more_ops: Mapping[str, Op] = field(default_factory=dict)  # of the client rule and the aggregate
     tune: Train | None = None
-    replaced: Mapping[str, Any] = field(default_factory=dict)  # by slot, what a table of the user's replaces
+    replaced: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the paper's components that the user's tables replace
 
     @property
     def ops(self) -> Mapping[str, Op]:
-        """Training, the central evaluation, and what the client rule asks for besides."""
+        """Training, evaluation, and what the client rule and the aggregate ask for besides."""
         parts = self.parts
         size = parts.evaluation_batch
         evaluate = Evaluate(parts.model, parts.task, size)
@@ -110,16 +116,20 @@ class Averaging:
 
     @property
     def discloses(self) -> tuple[str, ...]:
-        """What leaves the clients beyond the updates of the model."""
+        """What leaves the clients beyond model updates, as sentences for the run's report."""
         return (*self.rule.traits.discloses, *((MEASURED,) if self.measured != "none" else ()))
 
     @property
     def measured(self) -> Who:
-        """Which clients are measured on data of their own."""
+        """Which clients are evaluated on their own held-out data."""
         return self.parts.measure_clients or ("all" if self.personal or self.tune else "none")
 
+    def clients_per_round(self, federation: FederationInfo) -> int:
+        """The size of a cohort. Raises `ConfigError` if the population is smaller."""
+        return self.select.size(federation)
+
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
-        """The model's initial weights. Raises `ConfigError` where the cohort is larger than the population."""
+        """The model's initial weights. Raises `ConfigError` if the cohort is larger than the population."""
         self.select.size(federation)
         tree = tree_of(model.build())
         weights = self._weights(tree)
@@ -128,7 +138,7 @@ class Averaging:
         return {**state, "rules": rules} if rules else state
 
     def round(self, state: State, ctx: RoundContext) -> Round:
-        """Select, prepare, train, fold, step. Where no reply is good, the model stays as it was."""
+        """Select, prepare, train, aggregate, step. If no reply is good, the model stays as it was."""
         cohort = self.select.cohort(ctx)
         rules: dict[str, Any] = dict(state.get("rules", {}))
         shared: dict[str, Any] = {"model": self._sent(state), "lr": self.parts.local.lr_at(ctx.round)}
@@ -136,12 +146,12 @@ class Averaging:
             if half.prepare is not None:
                 prepared = yield from half.prepare(rules[name], shared, cohort, ctx)
                 if prepared is None:
-                    # What an earlier rule has prepared, say a target that every client was asked for, is kept.
+                    # Keep what an earlier rule has prepared, such as a target that every client was asked for.
                     return {**state, "rules": rules}
                 rules[name] = prepared
-            # A new mapping: what was asked before keeps what was sent then.
+            # A new mapping: asks that are already out keep the payload that they were sent with.
             shared = {**shared, **(half.shared(rules[name]) if half.shared else {})}
-        work, fields = straggling(self.parts.local, cohort, ctx), self._fields
+        work = straggling(self.parts.local, cohort, ctx)
         ask = Ask(
             "train",
             [
@@ -150,9 +160,8 @@ class Averaging:
             ],
             shared,
             expect=self.train.expect(self.parts.spec, most=ctx.federation.largest),
-            reduce=self.aggregate.reduce(len(cohort), fields),
         )
-        update = self.aggregate.fold((yield ask), fields)
+        update = yield from self.aggregate.exchange(ask, self._fields)
         if update is not None:
             for name, half in self.rule.servers.items():
                 if half.after is not None:
@@ -166,27 +175,27 @@ class Averaging:
 
     def _step(self, state: State, update: Update) -> State:
         weights, server = self.server.step(self._weights(state["model"]), update.update, state["server"])
-        # Only trainable weights went through the server's optimizer; statistics and counters are taken as they are.
+        # Only trainable weights go through the server step; statistics and counters are replaced.
         return {"model": {**state["model"], **weights, **update.buffers, **update.counters}, "server": server}
 
     def _weights(self, tree: Tree) -> dict[str, Tensor]:
-        """What the server's optimizer moves: trainable weights that are not a client's own."""
+        """The weights that the server step moves: trainable and not personal."""
         names = part(self.parts.spec, "weight", trainable=True)
         return select(tree, [name for name in names if name not in self.personal])
 
     def _sent(self, state: State) -> dict[str, Tensor]:
-        """The global tree as clients get it: without the leaves that are their own."""
+        """The global tree as clients get it: without the personal leaves."""
         return {name: value for name, value in state["model"].items() if name not in self.personal}
 
     @property
     def evaluation_asks(self) -> int:
-        """How many asks `evaluate` makes, one after the other."""
+        """How many asks `evaluate` makes: one of the server, one of the clients, or both."""
         return (not self.personal) + (self.measured != "none")
 
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
-        """The central evaluation, and that at the clients where it is asked for.
+        """The central evaluation, and the per-client evaluation if it is asked for.
 
-        Where parts of the model are the clients' own there is no one model that the server could test.
+        A model with personal leaves has no central evaluation: there is no single model to test.
         """
         parts, who, metrics = self.parts, self.measured, {}
         if not self.personal:
@@ -196,8 +205,8 @@ class Averaging:
         shared: dict[str, Any] = {"model": self._sent(state)}
         if self.tune is not None:
             shared["lr"] = self.tune.settings.lr_at(max(ctx.round, 1))
-        there = yield from everywhere(shared, ctx, parts.task, who, pooled=bool(self.personal))
-        return {**metrics, **there}
+        at_clients = yield from everywhere(shared, ctx, parts.task, who, pooled=bool(self.personal))
+        return {**metrics, **at_clients}
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
         """The global model."""
@@ -215,15 +224,15 @@ def averaging(
 ) -> Averaging:
     """An algorithm of the family.
 
-    A selection, an aggregate or a server step that the user's settings name goes before what the paper's file gives;
-    the user's client rules come on top of the paper's own, since those are what the paper is.
+    A selection, an aggregate or a server step of the user's settings replaces the paper's. Client rules of the user's
+    settings are added to the paper's own, since the paper is defined by them.
 
     Args:
-        parts: what the settings have made.
-        select, client, aggregate, server: what the paper says; by default, what FedAvg does.
+        parts: the objects made from the settings.
+        select, client, aggregate, server: the paper's components; by default those of FedAvg.
         personal: leaves of the model that stay at the clients.
 
-    Raises `ConfigError` where the slots do not go together, with the reason.
+    Raises `ConfigError` with the reason if the components do not fit together.
     """
     fold = parts.aggregate or aggregate or Mean()
     rule = joined(client or ClientRule(), parts.client)
@@ -251,15 +260,18 @@ def averaging(
         normalized=fold.normalized,
         personal=personal,
     )
-    more = {name: make(train) for name, make in rule.ops.items()}
-    papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or Plain()}
+    more = {name: make(train) for name, make in {**rule.ops, **fold.ops}.items()}
+    papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or ServerSGD()}
     replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}
-    step = parts.server or server or Plain()
+    step = parts.server or server or ServerSGD()
     return Averaging(parts, choose, train, fold, step, rule, personal, more, replaced=replaced)
 
 
 def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
-    """The algorithm's rule with the user's on top. Raises `ConfigError` where "plain" is to undo the algorithm's."""
+    """The algorithm's rule with the user's added.
+
+    Raises `ConfigError` if the user's is 'plain' and the algorithm has a rule.
+    """
     if added is None:
         return own
     if added.name == "plain" and not own.plain:
@@ -272,10 +284,10 @@ def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
 
 
 def refuse_steep(rule: ClientRule, local: LocalSettings) -> None:
-    """Raises `ConfigError` where SGD on the rule's quadratic term alone would diverge.
+    """Raises `ConfigError` if SGD on the rule's quadratic term alone would diverge.
 
-    Steps w <- w - lr mu (w - w^t) with momentum come to rest below the bound. A first step feels nothing of the term,
-    and clipped steps stay where they are, so these go.
+    Steps w <- w - lr mu (w - w^t) with momentum converge below the bound. A single step is accepted, because the term
+    is zero in the first, and so are clipped steps, because their length is bounded.
     """
     mu = rule.traits.proximal
     if local.optimizer != "sgd" or local.clip_norm is not None or local.steps == 1 or not mu:
@@ -291,8 +303,8 @@ def refuse_steep(rule: ClientRule, local: LocalSettings) -> None:
 
 
 def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -> None:
-    """Raises `ConfigError` where a client may appear twice in a cohort, and the rule keeps a sum over all clients."""
-    if rule.traits.invariant and getattr(select, "repeats", lambda federation: False)(federation):
+    """Raises `ConfigError` if a client may appear twice in a cohort and the rule keeps a sum over all clients."""
+    if rule.traits.invariant and repeats(select, federation):
         raise ConfigError(
             f"with this selection a client can appear twice in a round, and '{rule.name}' keeps a sum over all "
             "clients' states at the server, which two changes of one state at once would break",
@@ -302,7 +314,7 @@ def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -
 
 
 def _single(select: Select, federation: FederationInfo) -> str:
-    """How a client comes to appear once at most."""
+    """A hint: how to choose every client at most once."""
     if not isinstance(select, BySize):
         return "name every client once"
     most = int(federation.sizes.sum()) // federation.largest
@@ -312,7 +324,7 @@ def _single(select: Select, federation: FederationInfo) -> str:
 
 
 def refuse_counted_twice(select: Select, fold: Aggregate, parts: Parts) -> None:
-    """Raises `ConfigError` where a client's size counts in how often it is drawn, and in its weight again."""
+    """Raises `ConfigError` if a client's size counts twice: in how often it is drawn and in its weight."""
     if not isinstance(select, BySize) or fold.weighting != "examples" or parts.local.examples:
         return
     sizes = parts.federation.sizes[parts.federation.eligible]
@@ -325,7 +337,7 @@ def refuse_counted_twice(select: Select, fold: Aggregate, parts: Parts) -> None:
 
 
 def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
-    """Raises `ConfigError` where a model with personal parts could not be measured, or a rule would send them."""
+    """Raises `ConfigError` if a model with personal leaves cannot be evaluated, or if a rule would send them."""
     refuse_unmeasured(
         parts.federation,
         "parts of the model are the clients' own, so there is no one model to test, only each client's on its own data",
@@ -350,7 +362,7 @@ def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
 
 
 def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
-    """Raises `ConfigError` where an update is no sum of gradients, so that there is no number of steps to divide by."""
+    """Raises `ConfigError` if the update is not a sum of gradients, so there is no number of steps to divide by."""
     if local.optimizer != "sgd" or rule.solve is not None:
         what = "a local solver" if rule.solve is not None else "Adam"
         raise ConfigError(
@@ -368,7 +380,10 @@ def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
 
 
 def straggling(local: LocalSettings, cohort: Sequence[int], ctx: RoundContext) -> dict[int, int]:
-    """Partial work by slot: a stated share of the cohort runs 1 to E - 1 epochs, drawn uniformly (FedProx, 5.2)."""
+    """The work of the stragglers, by slot: a share of the cohort runs 1 to E - 1 epochs, drawn uniformly.
+
+    Source: Li et al. 2020 (arXiv 1812.06127), section 5.2.
+    """
     if not local.stragglers:
         return {}
     draw = ctx.rng.numpy("stragglers")

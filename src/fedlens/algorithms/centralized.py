@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlens.algorithms.averaging import Parts
+from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
     Ask,
@@ -26,7 +27,7 @@ from fedlens.tasks.evaluation import Evaluate, central
 
 
 @dataclass(frozen=True)
-class Centralized:
+class Centralized(AlgorithmBase):
     """One holder, the pooled data; a round is `local.epochs` passes over it, and the optimizer goes on."""
 
     parts: Parts

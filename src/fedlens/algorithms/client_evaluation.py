@@ -1,4 +1,4 @@
-"""Measuring at the clients: each on what it holds out of its own data, and the spread over them."""
+"""Per-client evaluation on held-out data, and the spread over clients."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ MEASURED = "Each measured client sends its summed loss, and how much was right, 
 
 @dataclass(frozen=True)
 class EvaluateOwn:
-    """The operation that measures the model that a client would use, on what the client holds out of its own data.
+    """The operation that evaluates the model that a client would use, on the client's held-out examples.
 
-    Payload: `model`, the global tree; `lr`, of tuning. The client's own leaves take the place of the global ones; with
-    `tune` it trains on its own data first, and what it learned is forgotten afterwards. It sends back the task's sums,
-    and those `before` tuning. A client that holds out nothing has nothing to say and fails.
+    Payload: `model`, the global tree; `lr`, of tuning. The client's personal leaves replace the global ones. With
+    `tune` the client first trains on its own data, and the result is discarded afterwards. The reply has the task's
+    sums, and those `before` tuning. A client without held-out examples fails.
     """
 
     model: ModelSpec
@@ -54,7 +54,7 @@ class EvaluateOwn:
     tune: Train | None = None
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        """Measures in evaluation mode, without gradients."""
+        """Evaluates in evaluation mode, without gradients."""
         held = client.data.validation
         if held is None or len(held) == 0:
             raise ValueError("the client holds out no example")
@@ -83,12 +83,12 @@ class EvaluateOwn:
 
 
 def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled: bool = False) -> Evaluation:
-    """Asks clients how the model does on what they hold out, and gives the spread over them.
+    """Asks clients to evaluate the model on their held-out examples, and returns the spread over them.
 
     Args:
-        shared: what is sent: `model`, the global tree less the clients' own leaves, and `lr` where they tune.
-        who: "all" clients that hold something out, or so many of them, drawn anew each time.
-        pooled: also give `validation_loss` and so on: all those examples as one.
+        shared: the payload: `model`, the global tree without personal leaves, and `lr` if clients tune.
+        who: "all" clients with held-out examples, or how many of them, drawn anew each time.
+        pooled: also return `validation_loss` and so on, over all those examples together.
 
     Returns for every metric of the task, say the accuracy:
 
@@ -97,7 +97,7 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
       less is better, the tenth with the largest);
     - `clients_accuracy_mean_before`: the mean before tuning, where clients tune.
 
-    Raises `RunFailed` where no client answers.
+    Raises `RunFailed` if no client answers.
     """
     asked = _chosen(ctx, who)
     ask = Ask(OP, [Request(client) for client in asked], shared)
@@ -128,25 +128,25 @@ def spread(measured: Sequence[Mapping[str, float]]) -> Metrics:
     >>> spread([{"accuracy": a / 20} for a in range(20)])["clients_accuracy_worst_decile"]
     0.025
     """
-    found: Metrics = {}
+    metrics: Metrics = {}
     for name in measured[0] if measured else ():
         values = np.sort([row[name] for row in measured])
         worst = values[::-1] if name == "loss" else values
-        found[f"clients_{name}_mean"] = float(values.mean())
-        found[f"clients_{name}_std"] = float(values.std())
-        found[f"clients_{name}_worst_decile"] = float(worst[: math.ceil(len(values) / 10)].mean())
-    return found
+        metrics[f"clients_{name}_mean"] = float(values.mean())
+        metrics[f"clients_{name}_std"] = float(values.std())
+        metrics[f"clients_{name}_worst_decile"] = float(worst[: math.ceil(len(values) / 10)].mean())
+    return metrics
 
 
 def _chosen(ctx: RoundContext, who: Who) -> list[ClientId]:
-    there = ctx.federation.holding_out
-    if isinstance(who, int) and who < len(there):
-        there = np.sort(ctx.rng.numpy("measure").choice(there, who, replace=False))
-    return [int(client) for client in there]
+    clients = ctx.federation.holding_out
+    if isinstance(who, int) and who < len(clients):
+        clients = np.sort(ctx.rng.numpy("measure").choice(clients, who, replace=False))
+    return [int(client) for client in clients]
 
 
 def refuse_unmeasured(federation: FederationInfo, why: str) -> None:
-    """Raises `ConfigError` where clients are to be measured and hold nothing out of their own."""
+    """Raises `ConfigError` if clients are to be evaluated and none has held-out examples."""
     if len(federation.holding_out) == 0:
         raise ConfigError(
             f"{why}, and no client holds out any of its examples",
@@ -156,21 +156,21 @@ def refuse_unmeasured(federation: FederationInfo, why: str) -> None:
 
 
 def refuse_too_many(federation: FederationInfo, who: Who | None) -> None:
-    """Raises `ConfigError` where more clients are to be measured than hold something out."""
-    there = len(federation.holding_out)
-    if isinstance(who, int) and who > there:
+    """Raises `ConfigError` if more clients are to be evaluated than have held-out examples."""
+    holding_out = len(federation.holding_out)
+    if isinstance(who, int) and who > holding_out:
         raise ConfigError(
-            f"{who} clients are to be measured, and {there} hold out examples of their own",
+            f"{who} clients are to be measured, and {holding_out} hold out examples of their own",
             where="evaluation.clients",
-            hint=f"take at most {there}, or 'all'",
+            hint=f"take at most {holding_out}, or 'all'",
         )
 
 
 def tuning(train: Train, lr: float | None, epochs: int | None) -> Train:
-    """The training with which a client tunes the global model: the local settings, but for these.
+    """The training with which a client tunes the global model: the local settings with these changes.
 
-    A rate that is given holds in every round; otherwise it is that of the round. Whatever happens to the updates that
-    are sent, normalized or not, the tuned model is where the client's own steps end.
+    A given rate is used in every round; otherwise it is the round's rate. The updates that are sent may be normalized;
+    tuning never is.
     """
     changed: dict[str, Any] = {} if epochs is None else {"steps": None, "epochs": epochs}
     changed |= {} if lr is None else {"lr": lr, "lr_decay": 1.0, "lr_decay_every": 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import Field
@@ -14,19 +14,39 @@ from fedlens.core.registry import Entry, Registry
 
 
 class Select(Protocol):
-    """Chooses a round's cohort. A client may appear twice."""
+    """Chooses a round's cohort. If a client can appear in it twice, the selection is a `RepeatingSelect`."""
 
     def cohort(self, ctx: RoundContext) -> list[int]:
         """The clients of this round, in the order of their slots."""
         ...
 
     def size(self, federation: FederationInfo) -> int:
-        """How many take part in a round. Raises `ConfigError` where there are not so many."""
+        """How many take part in a round. Raises `ConfigError` if there are not so many."""
         ...
 
+
+@runtime_checkable
+class RepeatingSelect(Select, Protocol):
+    """A selection that may choose a client twice in one round, depending on the federation.
+
+    Used to refuse it beside rules that keep a sum over all clients' states. A selection without `repeats` never
+    chooses a client twice.
+    """
+
     def repeats(self, federation: FederationInfo) -> bool:
-        """Whether a client may appear twice in a cohort. A selection that cannot say is taken not to."""
+        """Whether a client may appear twice in a cohort."""
         ...
+
+
+def repeats(select: Select, federation: FederationInfo) -> bool:
+    """Whether a client may appear twice in a cohort of this selection.
+
+    >>> import numpy as np
+    >>> federation = FederationInfo(np.array([600, 100]), 10, (1, 28, 28))
+    >>> repeats(Fixed((0, 0)), federation), repeats(Uniform(2), federation)
+    (True, False)
+    """
+    return isinstance(select, RepeatingSelect) and select.repeats(federation)
 
 
 @dataclass(frozen=True)
@@ -53,25 +73,21 @@ class Uniform:
         """The number of clients a round."""
         return cohort_size(federation, self.clients_per_round, self.fraction)
 
-    def repeats(self, federation: FederationInfo) -> bool:
-        """Never."""
-        return False
-
 
 def cohort_size(federation: FederationInfo, clients_per_round: int | None, fraction: float | None) -> int:
-    """How many take part: so many, or max(C K, 1) of K clients, or everyone; none without data.
+    """How many clients take part: the number asked for, max(C K, 1) of K clients, or all. Only clients with data count.
 
-    Raises `ConfigError` where more are asked for than hold data.
+    Raises `ConfigError` if more clients are asked for than hold data.
     """
-    there = len(federation.eligible)
+    eligible = len(federation.eligible)
     if fraction is not None:
-        return min(max(round(fraction * federation.clients), 1), there)
-    asked = clients_per_round or there
-    if asked > there:
+        return min(max(round(fraction * federation.clients), 1), eligible)
+    asked = clients_per_round or eligible
+    if asked > eligible:
         raise ConfigError(
-            f"{asked} clients a round are asked for, and {there} of the {federation.clients} clients hold data",
+            f"{asked} clients a round are asked for, and {eligible} of the {federation.clients} clients hold data",
             where="select.clients_per_round",
-            hint=f"take at most {there}",
+            hint=f"take at most {eligible}",
         )
     return asked
 
@@ -143,10 +159,6 @@ class Everyone:
         """All of them."""
         return len(federation.eligible)
 
-    def repeats(self, federation: FederationInfo) -> bool:
-        """Never."""
-        return False
-
 
 @dataclass(frozen=True)
 class Fixed:
@@ -207,11 +219,6 @@ def _refuse_both(clients_per_round: int | None, fraction: float | None) -> None:
         )
 
 
-def everyone() -> Everyone:
-    """All clients, every round."""
-    return Everyone()
-
-
 def fixed(
     *,
     clients: Annotated[
@@ -232,7 +239,7 @@ SELECTS = Registry(
         "by-size": Entry(
             "fedlens.algorithms.client_sampling:by_size", "in proportion to the clients' examples (FedVC)"
         ),
-        "all": Entry("fedlens.algorithms.client_sampling:everyone", "everyone, every round"),
+        "all": Entry("fedlens.algorithms.client_sampling:Everyone", "everyone, every round"),
         "fixed": Entry("fedlens.algorithms.client_sampling:fixed", "the same clients every round"),
     },
 )

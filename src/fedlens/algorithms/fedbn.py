@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 
@@ -56,7 +56,7 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
             where="model.name",
             hint="take a model that has, or algorithm.name = 'fedavg'",
         )
-    return averaging(parts, server=Plain(lr), personal=frozenset(personal))
+    return averaging(parts, server=ServerSGD(lr), personal=frozenset(personal))
 
 
 def own_normalization(module: nn.Module) -> list[str]:

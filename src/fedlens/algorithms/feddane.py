@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_sampling import Select, Uniform
 from fedlens.algorithms.full_gradients import (
@@ -98,9 +98,10 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
     Tests: tests/identity/test_feddane.py
 
     Example:
-        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, lr=0.1, steps=1)
         >>> context.saved["feddane"] = [torch.tensor([-0.5])]  # g - grad F_k
-        >>> tilted([torch.tensor([2.0])], [torch.tensor([1.5])], context, mu=2.0)  # 2 - 0.5 + 2 (1.5 - 1)
+        >>> traits = Traits(proximal=2.0)
+        >>> tilted([torch.tensor([2.0])], [torch.tensor([1.5])], context, traits=traits)  # 2 - 0.5 + 2 (1.5 - 1)
         [tensor([2.5000])]
     """
     refuse_corrected(parts, "FedDANE")
@@ -110,15 +111,16 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         select=(parts.select or Uniform()) if gradients_from == "another" else None,
         expect=expected(parts, fold.weighting),
     )
+    traits = Traits(stackable=True, whole=True, discloses=(FULL_GRADIENT,), proximal=mu)
     rule = ClientRule(
         name=NAME,
         start=tilt,
-        grad=partial(tilted, mu=mu),
+        grad=partial(tilted, traits=traits),
         servers={NAME: ServerRule(shared=_shared, prepare=ask, after=_after)},
         ops={OP: Gradient},
-        traits=Traits(stackable=True, whole=True, discloses=(FULL_GRADIENT,), proximal=mu),
+        traits=traits,
     )
-    return averaging(parts, client=rule, aggregate=fold, server=Plain(lr))
+    return averaging(parts, client=rule, aggregate=fold, server=ServerSGD(lr))
 
 
 # -- at the client -------------------------------------------------------------------------------------------
@@ -130,10 +132,10 @@ def tilt(context: LocalContext) -> None:
     context.saved[NAME] = list(torch._foreach_sub(context.listed(context.payload[NAME]), own))
 
 
-def tilted(gradients: Tensors, parameters: Tensors, context: LocalContext, *, mu: float) -> Tensors:
+def tilted(gradients: Tensors, parameters: Tensors, context: LocalContext, *, traits: Traits) -> Tensors:
     """grad F_k(w; batch) + (g^t - grad F_k(w^t)) + mu (w - w^t): the gradient of line 7."""
     turned = list(torch._foreach_add(gradients, context.saved[NAME]))
-    return proximal_grad(turned, parameters, context, mu=mu) if mu else turned
+    return proximal_grad(turned, parameters, context, traits=traits) if traits.proximal else turned
 
 
 # -- at the server -------------------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ import torch
 from pydantic import Field
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain
+from fedlens.aggregate.server import ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import TreeField
-from fedlens.core.tree import Tree, TreeSpec, add, part, scale, zeros_like
+from fedlens.core.tree import Tree, TreeSpec, add, scale, zeros_like
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 
 Alpha = Annotated[
@@ -98,7 +98,7 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
 
     Example:
         >>> own = {"linear": {"w": torch.tensor([3.0])}}
-        >>> context = LocalContext(["w"], [torch.tensor([5.0])], {}, own, torch.tensor([]), lr=0.5, steps=1)
+        >>> context = LocalContext(["w"], [torch.tensor([5.0])], {}, own, lr=0.5, steps=1)
         >>> rule = dynamic(alpha=2.0)
         >>> rule.start(context)
         >>> rule.grad([torch.tensor([4.0])], [torch.tensor([5.5])], context)  # 4 - 3 + 2 (5.5 - 5)
@@ -112,7 +112,7 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
         parts,
         client=_rule(alpha, weighting, send=not (mean and alone)),
         aggregate=Mean("uniform"),
-        server=Plain(),
+        server=ServerSGD(),
     )
 
 
@@ -126,21 +126,22 @@ def dynamic(*, alpha: Alpha = 0.1, weighting: Objective = "uniform") -> ClientRu
 
 def _rule(alpha: float, weighting: str, send: bool) -> ClientRule:
     weighted = weighting == "examples"
+    traits = Traits(stackable=True, proximal=alpha, corrects=True, whole=True, invariant=True)
     return ClientRule(
         name="dynamic",
-        start=partial(_start, alpha=alpha),
+        start=partial(_start, traits=traits),
         grad=dynamic_grad,
-        finish=partial(_finish, alpha=alpha, send=send),
+        finish=partial(_finish, traits=traits, send=send),
         expect=_expect if send else None,
         fields={"linear": "sum"} if send else {},
         servers={
             "dynamic": ServerRule(
                 init=_zero,
                 shared=_mean_examples if weighted else None,
-                after=partial(_after, alpha=alpha),
+                after=partial(_after, traits=traits),
             )
         },
-        traits=Traits(stackable=True, proximal=alpha, corrects=True, whole=True, invariant=True),
+        traits=traits,
     )
 
 
@@ -156,8 +157,8 @@ class _Terms:
     centre: Tensors
 
 
-def _start(context: LocalContext, alpha: float) -> None:
-    share = 1.0
+def _start(context: LocalContext, traits: Traits) -> None:
+    alpha, share = traits.proximal, 1.0
     if "mean_examples" in context.payload:
         share = len(context.problem.client.data) / context.payload["mean_examples"]
     own, centre = context.state.get("linear"), context.anchor
@@ -180,7 +181,7 @@ def dynamic_grad(gradients: Tensors, parameters: Tensors, context: LocalContext)
 
 
 def _finish(
-    parameters: Tensors, context: LocalContext, alpha: float, send: bool
+    parameters: Tensors, context: LocalContext, traits: Traits, send: bool
 ) -> tuple[Mapping[str, Any], Payload]:
     terms: _Terms = context.saved["dynamic"]
     update = torch._foreach_sub(context.anchor, parameters)
@@ -188,12 +189,12 @@ def _finish(
     own = context.state.get("linear")
     linear = change if own is None else torch._foreach_add(context.listed(own), change)
     # p_k times the change of l_k is alpha Delta_k at every client.
-    sent = {"linear": context.tree(torch._foreach_mul(update, alpha))} if send else {}
+    sent = {"linear": context.tree(torch._foreach_mul(update, traits.proximal))} if send else {}
     return sent, {"linear": context.tree(linear)}
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
-    return {"linear": TreeField.like({name: spec[name] for name in part(spec, "weight", trainable=True)})}
+    return {"linear": TreeField.weights(spec)}
 
 
 # -- the server ------------------------------------------------------------------------------------------------
@@ -208,8 +209,9 @@ def _mean_examples(state: Payload) -> Payload:
     return {"mean_examples": state["mean_examples"]}
 
 
-def _after(state: Payload, update: Update, ctx: RoundContext, alpha: float) -> tuple[Payload, Update]:
+def _after(state: Payload, update: Update, ctx: RoundContext, traits: Traits) -> tuple[Payload, Update]:
     """h <- h + alpha/N sum_S Delta_k; the server step's update is mean_S Delta_k + h/alpha."""
+    alpha = traits.proximal
     change = update.more.get("linear")
     if change is None:  # the update is the uniform mean
         change = scale(update.update, alpha * update.replies)

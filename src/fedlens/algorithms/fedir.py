@@ -12,7 +12,7 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
@@ -121,7 +121,7 @@ def fedir(
         >>> importance(labels, torch.tensor([0.5, 0.25, 0.25]))
         tensor([0.6667, 1.0000, 0.0000], dtype=torch.float64)
     """
-    return averaging(parts, client=_rule(target, normalize, "algorithm"), server=Plain(lr))
+    return averaging(parts, client=_rule(target, normalize, "algorithm"), server=ServerSGD(lr))
 
 
 def reweighted(*, target: Target = "uniform", normalize: Normalize = True) -> ClientRule:

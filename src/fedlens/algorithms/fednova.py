@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.aggregate.normalized import Normalized, TauEff
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 
@@ -73,4 +73,4 @@ def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averag
             where="aggregate.name",
             hint="take aggregate.name = 'normalized', or leave [aggregate] out",
         )
-    return averaging(parts, aggregate=Normalized(tau_eff=tau_eff), server=Plain(lr))
+    return averaging(parts, aggregate=Normalized(tau_eff=tau_eff), server=ServerSGD(lr))

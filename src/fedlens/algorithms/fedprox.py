@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_sampling import BySize
 from fedlens.core.errors import ConfigError
@@ -69,11 +69,11 @@ def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fe
     Example:
         >>> import torch
         >>> from fedlens.local.rules import LocalContext, proximal
-        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, lr=0.1, steps=1)
         >>> proximal(mu=2.0).grad([torch.tensor([0.5])], [torch.tensor([1.5])], context)  # 0.5 + 2 (1.5 - 1)
         [tensor([1.5000])]
     """
-    rule, server = proximal(mu=mu), Plain(lr)
+    rule, server = proximal(mu=mu), ServerSGD(lr)
     if scheme == "fedavg":
         return averaging(parts, client=rule, server=server)
     _refuse_other(parts)

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_sampling import BySize, Everyone, Uniform
 from fedlens.core.errors import ConfigError
@@ -85,7 +85,7 @@ def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averagi
             hint="take 'by-size', or algorithm.name = 'fedavg' with local.examples",
         )
     virtual = replace(parts, local=_drawing(parts.local, examples))
-    return averaging(virtual, select=BySize(), aggregate=Mean("uniform"), server=Plain(lr))
+    return averaging(virtual, select=BySize(), aggregate=Mean("uniform"), server=ServerSGD(lr))
 
 
 def _drawing(local: LocalSettings, examples: int | None) -> LocalSettings:

@@ -16,7 +16,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, Call, Client, ClientId, Outcome, Payload, Request
 from fedlens.core.random import Rng
 from fedlens.core.schema import NumberField, Schema, TreeField
-from fedlens.core.tree import Tree, part
+from fedlens.core.tree import Tree
 from fedlens.local.rules import LocalContext
 from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.local.vectorized.train_group import gradients_together
@@ -72,10 +72,9 @@ class Gradient:
 def expected(parts: Parts, weighting: Weighting) -> Schema:
     """What a good reply of `Gradient` has."""
     most = float(parts.local.examples or parts.federation.largest) if weighting == "examples" else 1.0
-    weights = {name: parts.spec[name] for name in part(parts.spec, "weight", trainable=True)}
     return Schema(
         {
-            "update": TreeField.like(weights),
+            "update": TreeField.weights(parts.spec),
             "buffers": TreeField({}),
             "counters": TreeField({}),
             "weight": NumberField(above=0, most=most),
@@ -90,9 +89,7 @@ def mean_gradient(
 
     Over those that replied; None where nobody did. A large cohort is folded where the work runs, as updates are.
     """
-    fold = Mean()
-    ask = Ask(OP, [Request(k) for k in cohort], shared, expect=expect, reduce=fold.reduce(len(cohort)))
-    mean = fold.fold((yield ask))
+    mean = yield from Mean().exchange(Ask(OP, [Request(k) for k in cohort], shared, expect=expect), {})
     return None if mean is None else dict(mean.update)
 
 

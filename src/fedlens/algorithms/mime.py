@@ -12,7 +12,7 @@ from pydantic import Field as SettingField
 from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.full_gradients import (
     FULL_GRADIENT,
@@ -26,7 +26,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field, Schema, TreeField
-from fedlens.core.tree import Tree, TreeSpec, map_tree, part
+from fedlens.core.tree import Tree, TreeSpec, map_tree
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 from fedlens.local.settings import LocalSettings
 
@@ -144,7 +144,7 @@ def mime(
     Tests: tests/identity/test_mime.py
 
     Example:
-        >>> context = LocalContext(["w"], [torch.tensor([0.0])], {}, {}, torch.tensor([]), lr=0.1, steps=1)
+        >>> context = LocalContext(["w"], [torch.tensor([0.0])], {}, {}, lr=0.1, steps=1)
         >>> context.payload = {"statistics": {"m": {"w": torch.tensor([4.0])}}, "control": {"w": torch.tensor([1.0])}}
         >>> base = base_optimizer("momentum", beta=0.5)
         >>> start_mime(context, base=base)
@@ -171,7 +171,7 @@ def mime(
         check=partial(refuse_local_statistics, title="Mime"),
         traits=Traits(stackable=True, anchored=True, whole=True, discloses=(FULL_GRADIENT,)),
     )
-    return averaging(parts, client=rule, aggregate=fold, server=Plain(lr))
+    return averaging(parts, client=rule, aggregate=fold, server=ServerSGD(lr))
 
 
 def mimelite(
@@ -268,7 +268,7 @@ def mimelite(
             },
             check=check,
         )
-    return averaging(parts, client=rule, aggregate=Mean("uniform"), server=Plain(lr))
+    return averaging(parts, client=rule, aggregate=Mean("uniform"), server=ServerSGD(lr))
 
 
 def refuse_local_statistics(local: LocalSettings, title: str) -> None:
@@ -319,7 +319,7 @@ def _finish(parameters: Tensors, context: LocalContext) -> tuple[Mapping[str, An
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, Field]:
-    return {FULL: TreeField.like({name: spec[name] for name in part(spec, "weight", trainable=True)})}
+    return {FULL: TreeField.weights(spec)}
 
 
 # -- at the server -------------------------------------------------------------------------------------------

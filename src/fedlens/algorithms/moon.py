@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, ModelSpec, Payload
@@ -88,7 +88,7 @@ def moon(parts: Parts, *, mu: Mu = 5.0, temperature: Temperature = 0.5, lr: Rate
         >>> contrast(z, there, last, temperature=0.5)  # similarities 1 and 0: log(1 + exp(-2))
         tensor(0.1269)
     """
-    return averaging(parts, client=contrastive(mu=mu, temperature=temperature), server=Plain(lr))
+    return averaging(parts, client=contrastive(mu=mu, temperature=temperature), server=ServerSGD(lr))
 
 
 def contrastive(*, mu: Mu = 5.0, temperature: Temperature = 0.5) -> ClientRule:

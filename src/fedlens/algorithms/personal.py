@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_evaluation import refuse_unmeasured, tuning
 from fedlens.core.errors import ConfigError
@@ -125,5 +125,5 @@ def finetune(
             where="evaluation.clients",
             hint="take 'all', a number, or algorithm.name = 'fedavg'",
         )
-    made = averaging(parts, server=Plain(lr))
+    made = averaging(parts, server=ServerSGD(lr))
     return replace(made, tune=tuning(made.train, local_lr, epochs))

@@ -10,14 +10,14 @@ import torch
 from pydantic import Field
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain, Rate
+from fedlens.aggregate.server import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import TreeField
-from fedlens.core.tree import Tree, TreeSpec, add, part, zeros_like
+from fedlens.core.tree import Tree, TreeSpec, add, zeros_like
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 from fedlens.local.settings import LocalSettings
 
@@ -97,7 +97,7 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
         >>> from fedlens.local.settings import LocalSettings
         >>> sent = {"variate": {"w": torch.tensor([1.0])}}  # c = 1, and c_i = 3
         >>> own = {"variate": {"w": torch.tensor([3.0])}}
-        >>> context = LocalContext(["w"], [torch.tensor([5.0])], sent, own, torch.tensor([]), lr=0.5, steps=2)
+        >>> context = LocalContext(["w"], [torch.tensor([5.0])], sent, own, lr=0.5, steps=2)
         >>> rule = control_variate()
         >>> rule.start(context)
         >>> rule.grad([torch.tensor([4.0])], [], context)  # 4 - 3 + 1
@@ -110,7 +110,7 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
         parts,
         client=control_variate(option=option),
         aggregate=Mean("uniform"),  # lines 16 and 17: 1/|S| sum over S
-        server=Plain(lr),
+        server=ServerSGD(lr),
     )
 
 
@@ -183,7 +183,7 @@ def _finish(parameters: Tensors, context: LocalContext, option: str) -> tuple[Ma
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
-    return {"variate": TreeField.like({name: spec[name] for name in part(spec, "weight", trainable=True)})}
+    return {"variate": TreeField.weights(spec)}
 
 
 def _refuse_bent(local: LocalSettings, option: str) -> None:

@@ -6,7 +6,7 @@ value is the new state of the server. An engine answers asks, in this process, i
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fedlens.core.arithmetic import PLAIN, Arithmetic
+from fedlens.core.interfaces import refuse_undeclared
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.states import STATE_MEMORY, ClientStates
@@ -339,44 +340,47 @@ Evaluation = Generator[Ask, Answers, Metrics]
 
 
 class Algorithm(Protocol):
-    """A coordinator that asks clients for work and folds the replies. Its state is a payload, never `self`."""
+    """A coordinator that asks clients for work and aggregates the replies. Its state is a payload, never `self`."""
 
-    ops: Mapping[str, Op]
+    @property
+    @abstractmethod
+    def ops(self) -> Mapping[str, Op]:
+        """What clients can be asked to do, by name."""
 
+    @abstractmethod
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The state before the first round."""
-        ...
 
+    @abstractmethod
     def round(self, state: State, ctx: RoundContext) -> Round:
         """One round: yields asks, gets answers, returns the new state."""
-        ...
 
+    @abstractmethod
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
         """The metrics of the state, by asking holders of data; `fedlens.tasks.evaluation` has the central default."""
-        ...
 
+    @abstractmethod
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
-        """What is exported."""
-        ...
+        """The model that is exported."""
 
 
 class Engine(Protocol):
     """Anything that answers asks. It reads client states from `states` and never changes them."""
 
+    @abstractmethod
     def open(self, program: Program, states: ClientStates) -> None:
         """Takes the program, once, before the first ask."""
-        ...
 
+    @abstractmethod
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
         """Answers an ask; closing the generator drops what is still out (request order)."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
-        """Ends all work and gives back every process and all memory. May be called twice."""
-        ...
+        """Ends all work and releases every process and all memory. May be called twice."""
 
 
-class EngineBase(ABC):
+class EngineBase(Engine):
     """An engine and what else it may offer, each with a default: the base class of the engines of fedlens.
 
     An engine of your own may inherit from it too. One that has only the three methods of `Engine` is wrapped in
@@ -384,33 +388,21 @@ class EngineBase(ABC):
 
     Attributes:
         ahead: whether asks may be sent before their answers are read (`processes`, `ray`). The runner then evaluates
-            beside the next round, where the settings ask for it.
+            beside the next round, if the settings ask for it.
         state_memory: MiB of client states that the runner keeps in memory, at most.
-        table: the settings that stand in the run's config.toml in place of the request, once `choose` has returned
-            (`auto`); None keeps the request.
+        table: the settings that replace the request in the run's config.toml, once `choose` has returned (`auto`);
+            None keeps the request.
     """
 
     ahead: bool = False
     state_memory: int = STATE_MEMORY
     table: Mapping[str, Any] | None = None
 
-    @abstractmethod
-    def open(self, program: Program, states: ClientStates) -> None:
-        """Takes the program, once, before the first ask."""
+    def warm(self) -> None:
+        """Begins to start up in the background, before the data is read (`processes`, `ray`)."""
 
-    @abstractmethod
-    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers an ask; closing the generator drops what is still out (request order)."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends all work and gives back every process and all memory. May be called twice."""
-
-    def warm(self) -> None:  # noqa: B027  (a default, not a method to fill in)
-        """Begins to start up in the background, before the data are read (`processes`, `ray`)."""
-
-    def check(self, ops: Mapping[str, Op]) -> None:  # noqa: B027
-        """Raises `ConfigError` where this machine, or these operations, do not allow what the settings ask for."""
+    def check(self, ops: Mapping[str, Op]) -> None:
+        """Raises `ConfigError` if this machine, or these operations, do not allow what the settings ask for."""
 
     def choose(
         self,
@@ -424,13 +416,16 @@ class EngineBase(ABC):
 
         Args:
             clients: those that hold data.
-            cohort: how many train in a round; None where there is no cohort, so one after the other.
-            images: about how many images the whole run trains on, each as often as it is looked at.
+            cohort: how many train in a round; None if there is no cohort, so one after the other.
+            images: about how many images the whole run trains on, counting each use of an image.
         """
         return None
 
-    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:  # noqa: B027
-        """Takes, before `open`, a function to tell of a choice made during the run (`default`).
+    def resume(self, done: int, rounds: int) -> None:
+        """Takes, before `open`, how many of the run's rounds an earlier process has finished (`default`)."""
+
+    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
+        """Takes, before `open`, a function that reports a choice made during the run (`default`).
 
         It gets one line for the user, or None, and the choice as environment.json keeps it.
         """
@@ -447,14 +442,20 @@ class EngineBase(ABC):
 
 @dataclass
 class BareEngine(EngineBase):
-    """An engine with no more than the three methods of `Engine`; everything else is at its default."""
+    """An engine with only the three methods of `Engine`; everything else is at its default."""
 
     engine: Engine
 
     @classmethod
     def wrap(cls, engine: Engine) -> EngineBase:
-        """The engine itself where it has the whole interface, else wrapped."""
-        return engine if isinstance(engine, EngineBase) else cls(engine)
+        """The engine itself if it inherits from `EngineBase`, else wrapped.
+
+        Raises `ConfigError` if it defines a member of `EngineBase` without inheriting from it.
+        """
+        if isinstance(engine, EngineBase):
+            return engine
+        refuse_undeclared(engine, "engine", EngineBase, Engine)
+        return cls(engine)
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Opens the engine."""
@@ -470,7 +471,8 @@ class BareEngine(EngineBase):
 
 
 __all__ = [
-    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "BareEngine", "BatchedOp", "Call", "Client",
+    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "BareEngine",
+    "BatchedOp", "Call", "Client",
     "ClientDataSource", "ClientId", "ClientStates", "Engine", "EngineBase", "Evaluation", "Failure", "FederationInfo",
     "Id", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply", "Request",
     "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.stacked import Column, Row, StackedTrees
-from fedlens.core.tree import TreeSpec, all_finite
+from fedlens.core.tree import TreeSpec, all_finite, part
 
 _MAPPINGS = (dict, Mapping)  # the one that nearly all are first: to ask an abstract class takes much longer
 
@@ -30,6 +30,11 @@ class TreeField:
     def like(cls, spec: TreeSpec) -> TreeField:
         """The field for a tree of this spec."""
         return cls({name: (leaf.shape, leaf.dtype) for name, leaf in spec.items()})
+
+    @classmethod
+    def weights(cls, spec: TreeSpec) -> TreeField:
+        """The field for a tree of the trainable weights of a model of this spec: an update, a gradient."""
+        return cls.like({name: spec[name] for name in part(spec, "weight", trainable=True)})
 
     def fault(self, name: str, value: Any) -> str | None:
         """What is wrong with `value`, or None."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -30,6 +29,7 @@ from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.client_groups import GROUP_MEMORY
 from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting, default_workers, usable_cores
 from fedlens.engines.inline import StateMemory, inline
+from fedlens.engines.memory import free_memory
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import vectorized
 
@@ -206,8 +206,4 @@ _KNOWN: dict[str, Callable[..., EngineBase]] = {
 
 def _fits(op: BatchedOp, workers: int) -> bool:
     """Whether so many workers, and what is on its way between them, have room in the memory that is free."""
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return True
-    return bool((workers + 3) * op.footprint(torch.device("cpu")) < free)
+    return (workers + 3) * op.footprint(torch.device("cpu")) < free_memory()

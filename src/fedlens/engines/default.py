@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -24,7 +23,10 @@ from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.devices import ChannelsLast, Computing, Device, PrecisionSetting, default_workers
 from fedlens.engines.inline import Inline, StateMemory, Threads
+from fedlens.engines.memory import free_memory
 from fedlens.engines.processes import Processes, Timeout, Window, Workers
+from fedlens.engines.schedule import primed
+from fedlens.engines.shared_memory import Packer
 
 _MEASURED = 0.5  # seconds of training that are timed before anything is decided
 _PAYS = 10.0  # seconds of training left, from which on starting workers pays
@@ -66,6 +68,10 @@ class Default(EngineBase):
         self.state_memory = inline.state_memory
         self._starting: Processes | None = None  # started, and not open yet
         self._processes: Processes | None = None
+        self._unused: Processes | None = None  # gets no more asks, and has one to answer
+        self._latest = 0  # the number of the last ask that the workers got
+        self._unanswered: set[int] = set()  # numbers of the asks that they are at
+        self._shared_bytes: int | None = None  # of the program and its data, once they are counted
         self._images = 0.0  # that are left of the run
         self._seconds = self._timed = 0.0  # of training in this process, and the images in it
         self._first = True
@@ -91,6 +97,10 @@ class Default(EngineBase):
         """Notes how much there is to train; the choice itself is made during the run."""
         self._images = images
 
+    def resume(self, done: int, rounds: int) -> None:
+        """Leaves out what an earlier process has trained: only what is left can pay for workers."""
+        self._images *= (rounds - done) / rounds
+
     def applied(self, program: Program) -> Program:
         """The program on this engine's device, in its arithmetic."""
         return self._inline.applied(program)
@@ -111,12 +121,12 @@ class Default(EngineBase):
         if ask.order == "arrival":
             return self._inline.answer(ask, round, exchange)
         if self._processes is not None:
-            return self._processes.answer(ask, round, exchange)
+            return self._by_workers(self._processes, ask, round, exchange)
         return self._here(ask, self._inline.answer(ask, round, exchange), round, exchange)
 
     def close(self) -> None:
         """Ends the workers, where there are any, and gives back the threads."""
-        for engine in (self._starting, self._processes, self._inline):
+        for engine in (self._starting, self._processes, self._unused, self._inline):
             if engine is not None:
                 engine.close()
 
@@ -141,24 +151,49 @@ class Default(EngineBase):
                 return
         finally:
             answers.close()
-        processes = self._processes
-        assert processes is not None
+        assert self._processes is not None
+        yield from self._by_workers(self._processes, ask, round, exchange, slot)
+
+    def _by_workers(
+        self, processes: Processes, ask: Ask, round: int, exchange: int, first: int = 0
+    ) -> Generator[Answer, None, None]:
+        """Answers by the workers, from the `first` slot on; in this process what they cannot load or be sent."""
         try:
-            for answer in processes.answer(ask, round, exchange, first=slot):
-                slot += 1
-                yield answer
-                del answer  # no name keeps the reply while the next one is awaited
-            return
+            answers = processes.answer(ask, round, exchange, first)
         except RunFailed as failure:
-            # What workers cannot load or be sent is found out now; this process has it all.
-            self._processes, self.ahead = None, False
             self._stay(processes, failure)
-        yield from self._inline.answer(ask, round, exchange, slot)
+            return self._inline.answer(ask, round, exchange, first)
+        number = self._latest = self._latest + 1
+        self._unanswered.add(number)
+
+        def passed_on() -> Generator[Any, None, None]:
+            slot = first
+            try:
+                yield None  # taken by `primed`
+                for answer in answers:
+                    slot += 1
+                    yield answer
+                    del answer  # no name keeps the reply while the next one is awaited
+                return
+            except RunFailed as failure:
+                if number != self._latest:
+                    raise  # clients' states may have changed since: a later ask has been answered
+                self._unanswered.discard(number)
+                self._stay(processes, failure)
+            finally:
+                answers.close()
+                self._unanswered.discard(number)
+            yield from self._inline.answer(ask, round, exchange, slot)
+
+        return primed(passed_on())
 
     def _stay(self, processes: Processes, failure: Exception) -> None:
-        """Ends the workers for good: the run goes on in this process."""
-        processes.close()
-        self._starting, self._workers = None, 1
+        """Goes on in this process for good. The workers end, at once or after an earlier ask that they are at."""
+        if self._unanswered:
+            self._unused = processes
+        else:
+            processes.close()
+        self._starting, self._processes, self.ahead, self._workers = None, None, False, 1
         self._tell(f"the run stays in one process: {failure}", {"name": "inline"})
 
     def _note(self, answer: Answer, seconds: float) -> None:
@@ -186,14 +221,24 @@ class Default(EngineBase):
         self._starting, self._processes, self.ahead = None, starting, True
         return True
 
+    def _program_bytes(self) -> int:
+        if self._shared_bytes is None:
+            try:
+                self._shared_bytes = Packer(self._program, code=True).size
+            except Exception:  # what cannot be sent is reported when the workers take over
+                self._shared_bytes = 0
+        return self._shared_bytes
+
     def _start(self, ask: Ask) -> None:
         if self._workers < 2 or self._timed <= 0 or self._seconds < _MEASURED or sys.platform == "win32":
             return
         seconds = self._seconds * self._images / self._timed
         if seconds < _PAYS:
             return
-        each = _WORKER_MEMORY + _TREES * nbytes(ask.shared)
-        count = min(self._workers, self._widest, _free_memory() // each)
+        trees = _TREES * nbytes(ask.shared)
+        # This process's own trees, and the copy of the program and its data that all workers read.
+        left = free_memory() - trees - self._program_bytes()
+        count = min(self._workers, self._widest, left // (_WORKER_MEMORY + trees))
         if count < 2:
             return
         starting = self._make(count)
@@ -207,11 +252,3 @@ class Default(EngineBase):
             f"about {seconds:,.0f} s of training are left for one process: {count} workers take over",
             {"name": "processes", "workers": count},
         )
-
-
-def _free_memory() -> int:
-    """The bytes of memory that are free; where the system does not say, more than is ever needed."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 2**62

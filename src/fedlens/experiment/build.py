@@ -1,4 +1,4 @@
-"""From settings to objects. All that can be wrong is found here, before any work starts."""
+"""Makes the objects of an experiment from its settings, and refuses what does not fit before any work starts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedlens.aggregate.server import SERVERS
 from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.algorithms.averaging import Averaging, Parts
 from fedlens.algorithms.client_sampling import SELECTS
+from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.protocol import Algorithm, BareEngine, EngineBase, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import Registry, feeding, settings_model
@@ -41,18 +42,21 @@ _SLOT_REGISTRIES = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVER
 
 @dataclass(frozen=True)
 class Plan:
-    """An experiment whose settings are checked, and nothing loaded yet. `config` has every setting filled in."""
+    """An experiment whose settings are checked. Nothing is loaded yet; `config` has every setting filled in."""
 
     config: Config
     chosen: Mapping[str, Resolved]
     augments: Sequence[Resolved]
     rules: Sequence[Resolved]
     locate: Callable[[str], str]
-    overridden: frozenset[str] = frozenset()  # what was set on the command line
+    overridden: frozenset[str] = frozenset()  # keys that were set on the command line
 
     def engine(self) -> EngineBase:
-        """A new engine, as the settings say; it is closed by whoever asked for it."""
-        return BareEngine.wrap(self.chosen["engine"]())
+        """A new engine, as the settings say; the caller closes it."""
+        resolved = self.chosen["engine"]
+        engine = resolved()
+        wrapped: EngineBase = resolved.made(lambda: BareEngine.wrap(engine))
+        return wrapped
 
 
 @dataclass(frozen=True)
@@ -62,16 +66,14 @@ class Built:
     config: Config
     holders: ClientDatasets
     partition: Partition
-    algorithm: Algorithm
+    algorithm: AlgorithmBase
     engine: EngineBase
     model: ModelSpec
     parameters: int
     federation: FederationInfo
     task: Task
     clients_per_round: int | None
-    notes: tuple[str, ...] = ()  # what was left out of the data, or put right, while they were read
-    discloses: tuple[str, ...] = ()  # what leaves the clients beyond model updates, as sentences
-    evaluation_asks: int = 1  # how many times an evaluation asks, at most
+    notes: tuple[str, ...] = ()  # what was left out of the data, or corrected, when it was read
 
     @property
     def layout(self) -> str:
@@ -82,7 +84,7 @@ class Built:
 
 
 def plan(config: Config, source: Source) -> Plan:
-    """Finds every factory and checks its settings."""
+    """Resolves every factory and checks its settings. Raises `ConfigError` for a wrong name or setting."""
     tables: dict[str, tuple[Registry, Mapping[str, Any]]] = {
         "data.dataset": (DATASETS, config.data.dataset),
         "data.partition": (PARTITIONS, config.data.partition),
@@ -91,22 +93,21 @@ def plan(config: Config, source: Source) -> Plan:
         "engine": (ENGINES, config.engine),
     }
     if "algorithm" in source.renamed and config.algorithm["name"] in WITHOUT_SLOTS:
-        left = {slot: None for slot in SLOTS if not _was_set(slot, source)}
-        config = config.model_copy(update=left)
+        unused = {slot: None for slot in SLOTS if not _was_set(slot, source)}
+        config = config.model_copy(update=unused)
     if "algorithm" in source.renamed and config.select and config.select["name"] == "uniform":
-        # The recipe's selection was the usual one of its own algorithm.
-        named = {"select", "select.name"} & source.overridden
-        usually = {} if named else usual("select", config.algorithm)
-        kept = {key: value for key, value in config.select.items() if key != "name" or named}
-        config = config.model_copy(update={"select": {**usually, **kept}})
-    for slot, registry in _SLOT_REGISTRIES.items():
-        table = getattr(config, slot)
-        if table is not None:
-            tables[slot] = (registry, table)
+        # The selection in the recipe was the default of the recipe's algorithm.
+        chosen_by_user = {"select", "select.name"} & source.overridden
+        default = {} if chosen_by_user else usual("select", config.algorithm)
+        settings = {key: value for key, value in config.select.items() if key != "name" or chosen_by_user}
+        config = config.model_copy(update={"select": {**default, **settings}})
+    tables |= {
+        slot: (_SLOT_REGISTRIES[slot], table) for slot, table in config.slots.items() if table is not None
+    }
     chosen = {key: resolve(registry, table, key, source) for key, (registry, table) in tables.items()}
-    one = config.client
-    given = one if isinstance(one, list) else [one] if one is not None else []
-    rules = [resolve(RULES, table, "client", source) for table in given]
+    client = config.client
+    rule_tables = client if isinstance(client, list) else [client] if client is not None else []
+    rules = [resolve(RULES, table, "client", source) for table in rule_tables]
     augments = [resolve(AUGMENTS, table, "data.augment", source) for table in config.data.augment]
     data = config.data.model_copy(
         update={
@@ -115,12 +116,12 @@ def plan(config: Config, source: Source) -> Plan:
             "augment": [choice.table() for choice in augments],
         }
     )
-    rest: dict[str, Any] = {key: choice.table() for key, choice in chosen.items() if "." not in key}
-    written = [rule.table() for rule in rules]
+    tables_with_defaults: dict[str, Any] = {k: choice.table() for k, choice in chosen.items() if "." not in k}
     if rules:
-        rest["client"] = written if isinstance(config.client, list) else written[0]
+        full = [rule.table() for rule in rules]
+        tables_with_defaults["client"] = full if isinstance(client, list) else full[0]
     return Plan(
-        config.model_copy(update={"data": data, **rest}),
+        config.model_copy(update={"data": data, **tables_with_defaults}),
         chosen,
         augments,
         rules,
@@ -141,10 +142,10 @@ def build(
     engine: EngineBase | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Built:
-    """Loads the data, scatters it, and makes the algorithm and the engine.
+    """Loads the data, partitions it, and makes the algorithm and the engine.
 
-    Raises `ConfigError` where the settings do not fit the data or each other, and `DataError` where the data are
-    missing or damaged.
+    Raises `ConfigError` if the settings do not fit the data or each other, and `DataError` if the data is missing or
+    damaged.
     """
     try:
         return _build(planned, data_dir, download, engine, say)
@@ -184,13 +185,12 @@ def _build(
     )
     chosen["model"].made(model.build)
     parameters = count(parts.spec)
-    algorithm = chosen["algorithm"](parts)
+    bare: Algorithm = chosen["algorithm"](parts)
+    algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
-    select = getattr(algorithm, "select", None)
-    size = select.size(federation) if select is not None and hasattr(select, "size") else None
+    size = algorithm.clients_per_round(federation)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, holders, federation, size, say)
-    disclosed = tuple(getattr(algorithm, "discloses", ()))
     return Built(
         config,
         holders,
@@ -203,15 +203,13 @@ def _build(
         task,
         size,
         data.notes,
-        disclosed,
-        _evaluation_asks(algorithm),
     )
 
 
 def _distributed(
     planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None]
 ) -> tuple[ClientDatasets, Partition, Task]:
-    """The data of the clients, the partition that they were drawn with, and the task of their kind."""
+    """The clients' data, their partition, and the task that belongs to the kind of the dataset."""
     config, chosen = planned.config, planned.chosen
     if config.data.validation_from == "client" and not config.data.validation:
         raise ConfigError(
@@ -251,13 +249,13 @@ def _distributed(
 def _fitting(
     engine: EngineBase,
     config: Config,
-    algorithm: Algorithm,
+    algorithm: AlgorithmBase,
     holders: ClientDatasets,
     federation: FederationInfo,
     cohort: int | None,
     say: Callable[[str], None],
 ) -> Config:
-    """The settings, with what the engine has chosen by itself; refuses what it cannot do."""
+    """The settings with the engine's own choices filled in. Raises `ConfigError` for what the engine cannot do."""
     engine.check(algorithm.ops)
     images = images_of_the_run(config, federation, cohort)
     line = engine.choose(algorithm.ops, holders, federation.eligible.tolist(), cohort, images)
@@ -265,7 +263,7 @@ def _fitting(
         say(line)
     if engine.table is not None:
         config = config.model_copy(update={"engine": engine.table})
-    asks = _evaluation_asks(algorithm)
+    asks = algorithm.evaluation_asks
     if config.evaluation.beside and engine.ahead and asks > 1:
         raise ConfigError(
             f"an evaluation asks {asks} times here, of the server and of clients, and one that goes on beside the next "
@@ -276,18 +274,13 @@ def _fitting(
     return config
 
 
-def _evaluation_asks(algorithm: Algorithm) -> int:
-    asks: int = getattr(algorithm, "evaluation_asks", 1)
-    return asks
-
-
 def refuse_replaced(
     paper: Resolved, algorithm: Algorithm, parts: Parts, overridden: frozenset[str] = frozenset()
 ) -> None:
-    """Raises `ConfigError` where a setting of the algorithm is for a part of its own that the user's table replaces.
+    """Raises `ConfigError` if a setting of the algorithm feeds a component that the user's table replaces.
 
-    A setting stands where the part is the same anyway, and so does one at its default, unless it was `overridden`: a
-    run's own config.toml has all of them in it.
+    A setting is accepted if the component is the same anyway. One at its default is accepted unless it was
+    `overridden`: a run's own config.toml contains all settings.
     """
     if not isinstance(algorithm, Averaging):
         return
@@ -295,7 +288,7 @@ def refuse_replaced(
     for slot, part in algorithm.replaced.items():
         for name in feeding(paper.factory, slot) if part != parts.slots[slot] else ():
             value, default = paper.settings[name], fields[name].default
-            # A default that is a word, as tau_eff = "mean", is no value that the table could pass over.
+            # A default that is a word, such as tau_eff = "mean", is not a value that the table could ignore.
             asked = f"algorithm.{name}" in overridden and not isinstance(default, str)
             given = value != default or asked
             if given and not fields[name].is_required():
@@ -307,16 +300,14 @@ def refuse_replaced(
 
 
 def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | None) -> float:
-    """About how many images a run trains on, each as often as it is looked at."""
+    """About how many images a run trains on, counting each use of an image."""
     sizes = federation.sizes[federation.eligible]
     mean = float(sizes.mean()) if len(sizes) else 0.0
     local = config.local
-    each = (
-        local.steps * local.batch(max(1, round(mean)))
-        if local.steps
-        else local.work * (local.examples or mean)
-    )
-    return config.rounds * (cohort or len(sizes)) * each
+    per_client = local.work * (local.examples or mean)
+    if local.steps:
+        per_client = local.steps * local.batch(max(1, round(mean)))
+    return config.rounds * (cohort or len(sizes)) * per_client
 
 
 def data_digest(built: Built) -> str:
@@ -329,13 +320,13 @@ def data_digest(built: Built) -> str:
 
 
 def measure(config: Config, federation: FederationInfo) -> Sequence[str]:
-    """What the server measures the model on."""
-    wanted = (
-        ["@test"]
-        + ["@validation"] * ("@validation" in federation.held)
-        + ["@train"] * config.evaluation.train
-    )
-    return tuple(wanted)
+    """The names of the data that the server evaluates the model on: `@test`, `@validation`, `@train`."""
+    asked = {
+        "@test": True,
+        "@validation": "@validation" in federation.held,
+        "@train": config.evaluation.train,
+    }
+    return tuple(name for name, measured in asked.items() if measured)
 
 
 __all__ = ["Built", "Plan", "build", "data_digest", "data_directory", "measure", "plan"]

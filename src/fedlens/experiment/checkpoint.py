@@ -1,11 +1,11 @@
 """Checkpoints that survive a kill at any moment and notice a flipped bit, and the final model's file.
 
 A checkpoint is a directory `round-000012` with `tensors.safetensors` and `manifest.json`. The manifest holds
-everything that is not a tensor, and the SHA-256 of the tensor file and of itself. Both are written under
-another name, fsynced and renamed, so `round-000012` is there whole or not at all.
+everything that is not a tensor, and the SHA-256 of the tensor file and of itself. Both are written to a temporary
+directory, synced to the disk and renamed, so `round-000012` is complete or does not exist.
 
-The states of clients that were spilled lie in files of their own (`state_files.py`), which several checkpoints share:
-the manifest has their hashes.
+Client states beyond the memory budget are in separate files (`state_files.py`), which several checkpoints share. The
+manifest has their hashes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DIGEST = "fedlens.digest"
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was read; `skipped` has a sentence for each newer one that was damaged."""
+    """A checkpoint that was read; `skipped` has a sentence for each newer one that is corrupt."""
 
     round: int
     payload: dict[str, Any]
@@ -48,20 +48,19 @@ class Loaded:
 
 
 class _Damaged(Exception):
-    """A checkpoint that is not what was written; the text says how that shows."""
+    """A corrupt checkpoint; the text says how it shows."""
 
 
 def save(directory: Path, round: int, payload: Payload, states: Iterable[str] = ()) -> Path:
     """Save `payload` as the checkpoint of `round` below `directory`, and return its path.
 
-    `states` are the hashes of the files in `states_beside(directory)` that belong to it; they are on the disk already.
+    `states` are the hashes of the files in `states_beside(directory)` that belong to it; they are already on the disk.
 
-    Checkpoints of later rounds belong to a course that the run has left (it was resumed from before them), so
-    they are removed once this one is on the disk. A tensor that stands in two places of the payload is stored
-    once and read back as one tensor.
+    Checkpoints of later rounds are removed once this one is on the disk: the run was resumed from before them. A tensor
+    that occurs twice in the payload is stored once and read back as one tensor.
 
-    Raises `RunFailed` where the disk is full or refuses (earlier checkpoints are left as they were), or where
-    the payload has something in it that a checkpoint cannot hold.
+    Raises `RunFailed` if the disk is full or refuses (earlier checkpoints are left unchanged), or if the payload has a
+    value that a checkpoint cannot hold.
 
     >>> import tempfile, torch
     >>> directory = Path(tempfile.mkdtemp())
@@ -96,10 +95,10 @@ def save(directory: Path, round: int, payload: Payload, states: Iterable[str] = 
 
 
 def load_latest(directory: Path) -> Loaded | None:
-    """The newest checkpoint below `directory` that is whole, or None where none was ever finished.
+    """The newest complete checkpoint below `directory`, or None if none was ever finished.
 
-    Raises `RunDirectoryError` where there are checkpoints and each is damaged, or where the newest whole one
-    is in the format of another version of fedlens.
+    Raises `RunDirectoryError` if all checkpoints are corrupt, or if the newest complete one is in the format of another
+    version of fedlens.
 
     >>> import tempfile
     >>> load_latest(Path(tempfile.mkdtemp())) is None
@@ -124,9 +123,9 @@ def load_latest(directory: Path) -> Loaded | None:
 
 
 def load(path: Path) -> Loaded:
-    """The checkpoint at `path`, say that of the best round; raises `RunDirectoryError` where it is damaged.
+    """The checkpoint at `path`, for example of the best round. Raises `RunDirectoryError` if it is corrupt.
 
-    The files of client states are not looked at: it is for the model that one goes back.
+    The files of client states are not checked: only the model is read from it.
 
     >>> import tempfile
     >>> load(save(Path(tempfile.mkdtemp()), 1, {"best": 0.5})).payload
@@ -142,7 +141,7 @@ def load(path: Path) -> Loaded:
 
 
 def states_beside(directory: Path) -> Path:
-    """Where the files of client states are that the checkpoints below `directory` refer to.
+    """The folder of the client state files that the checkpoints below `directory` refer to.
 
     >>> states_beside(Path("run/checkpoint")).as_posix()
     'run/states'
@@ -151,9 +150,9 @@ def states_beside(directory: Path) -> Path:
 
 
 def states_of_all(directory: Path) -> set[str]:
-    """The hashes of the state files that the checkpoints below `directory` refer to, those that are damaged left out.
+    """The hashes of the state files that the intact checkpoints below `directory` refer to.
 
-    Raises `OSError` where one cannot be read at the moment.
+    Raises `OSError` if one cannot be read at the moment.
 
     >>> import tempfile
     >>> directory = Path(tempfile.mkdtemp())
@@ -170,7 +169,7 @@ def states_of_all(directory: Path) -> set[str]:
 
 
 def path_of(directory: Path, round: int) -> Path:
-    """Where the checkpoint of `round` is or would be.
+    """The path of the checkpoint of `round`, whether it exists or not.
 
     >>> path_of(Path("checkpoint"), 12).name
     'round-000012'
@@ -181,7 +180,7 @@ def path_of(directory: Path, round: int) -> Path:
 
 
 def prune(directory: Path, keep: int = 2, best: int | None = None) -> None:
-    """Remove all but the last `keep` checkpoints and that of round `best`, and what killed saves left.
+    """Remove all but the last `keep` checkpoints and that of round `best`, and the leftovers of killed saves.
 
     >>> import tempfile
     >>> directory = Path(tempfile.mkdtemp())
@@ -206,7 +205,7 @@ def prune(directory: Path, keep: int = 2, best: int | None = None) -> None:
 def weights_digest(tree: Mapping[str, Tensor]) -> str:
     """SHA-256, as hex, over the names, dtypes, shapes and bytes of a tree, in the order of the names.
 
-    Two trees have the same digest when they are equal bit for bit, wherever and however their memory lies.
+    Two trees have the same digest if they are equal bit for bit, whatever their devices and strides.
 
     >>> import torch
     >>> weights_digest({"w": torch.zeros(2)})[:16]
@@ -217,7 +216,7 @@ def weights_digest(tree: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tree):
         tensor = tree[name]
-        # The line fixes how many bytes follow it, so no two trees give the same stream.
+        # The line determines how many bytes follow it, so no two trees give the same stream.
         line = json.dumps([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
         digest.update(line.encode() + b"\n")
         digest.update(tensorfile.raw(tensor))
@@ -227,8 +226,8 @@ def weights_digest(tree: Mapping[str, Tensor]) -> str:
 def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a model as one safetensors file, with `metadata` and a digest of it all in the file's metadata.
 
-    The file at `path` is the old one or the new one, whole, at any moment.
-    Raises `RunFailed` where the disk is full or refuses, or where a tensor cannot be stored.
+    The file at `path` is replaced atomically.
+    Raises `RunFailed` if the disk is full or refuses, or if a tensor cannot be stored.
 
     >>> import tempfile, torch
     >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
@@ -252,7 +251,7 @@ def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, s
 def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tree and the metadata of a file from `write_model`.
 
-    Raises `DataError` where the file is missing, is not one of fedlens, or is not what was written.
+    Raises `DataError` if the file is missing, was not written by fedlens, or is corrupt.
     """
     try:
         contents = tensorfile.read(path)

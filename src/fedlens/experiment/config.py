@@ -137,6 +137,11 @@ class Config(_Table):
     engine: Named = Field(default_factory=lambda: {"name": "default"})
     seeds: Seeds
 
+    @property
+    def slots(self) -> dict[str, dict[str, Any] | None]:
+        """The tables of the slots that hold one thing each, by name; None if a slot is left to the algorithm."""
+        return {"select": self.select, "aggregate": self.aggregate, "server": self.server}
+
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:

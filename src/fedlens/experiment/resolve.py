@@ -1,4 +1,4 @@
-"""From a table of settings to the factory that it names, its settings checked. No import of torch."""
+"""Finds the factory that a table of settings names, and checks its settings. No import of torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedlens.core.errors import ConfigError, FedlensError, told
+from fedlens.core.interfaces import offered
 from fedlens.core.registry import Factory, Registry, settings_model
 from fedlens.experiment.config import Config
 from fedlens.experiment.config_errors import Locate, explained, no_such_setting, refuse_loose
 from fedlens.experiment.config_source import Source
 
-# What a factory of each kind has to make, by what is used of it: a user's own file may make anything.
-_PARTS = {
+# The members that are used of what a factory of each kind makes: a user's own file may make anything.
+_MEMBERS = {
     "dataset": ("train", "test", "classes", "mean", "std"),
     "augmentation": ("__call__",),
     "partition": ("ids", "indices", "offsets", "digest"),
@@ -25,16 +26,18 @@ _PARTS = {
     "model": ("state_dict", "named_parameters"),
     "selection": ("cohort", "size"),
     "client rule": ("loss", "grad", "finish"),
-    "aggregate": ("weighting", "reduce", "fold"),
+    "aggregate": ("weighting", "exchange"),
     "server step": ("init", "step"),
 }
+
+_BASES = {"aggregate": "fedlens.aggregate.mean.Aggregate"}
 
 
 @dataclass(frozen=True)
 class Resolved:
     """A factory that the settings name, and its checked settings.
 
-    `key` is where they stand, such as `data.partition`; empty where they are all the settings there are.
+    `key` is the table that they come from, such as `data.partition`; empty if there is no other table.
     """
 
     factory: Factory
@@ -45,11 +48,11 @@ class Resolved:
     locate: Locate
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the factory makes. Raises `ConfigError` that says where, also where a user's own factory breaks."""
+        """The object that the factory makes. Raises `ConfigError` with the key, also if a user's own factory fails."""
         return self.made(lambda: self.factory(*arguments, **self.settings))
 
     def made(self, make: Callable[[], Any]) -> Any:
-        """What `make`, which calls the factory, gives; with the same errors."""
+        """The result of `make`, which calls the factory; raises the same errors."""
         try:
             made = make()
         except ConfigError as error:
@@ -60,9 +63,12 @@ class Resolved:
             raise self._fault(f"failed: {told(error)}") from error
         if made is None:
             raise self._fault("gave nothing back", hint="it has to 'return' what it makes")
-        for part in _PARTS[self.kind]:
-            if not hasattr(made, part):
-                raise self._fault(f"made a {type(made).__name__}, which has no '{part}'")
+        have = offered(made, _MEMBERS[self.kind])
+        for member in _MEMBERS[self.kind]:
+            if member not in have:
+                base = _BASES.get(self.kind)
+                hint = None if base is None else f"inherit from {base}"
+                raise self._fault(f"made a {type(made).__name__}, which has no '{member}'", hint)
         return made
 
     def _fault(self, what: str, hint: str | None = None) -> ConfigError:
@@ -70,7 +76,7 @@ class Resolved:
         return ConfigError(f"the {self.kind} '{self.name}' {what}", where=where, hint=hint)
 
     def table(self) -> dict[str, Any]:
-        """The table with every setting in it, as it stands in the run's config.toml."""
+        """The table with every setting filled in, as the run's config.toml has it."""
         return {"name": self.name, **self.settings}
 
 
@@ -80,10 +86,10 @@ def resolve(
     """The factory that `table` names, with the table's other settings checked and filled in.
 
     Args:
-        key: where the table stands in the settings of `source`.
-        locate: turns a key into where a person finds it; by default `source` does.
+        key: the table's key in the settings of `source`.
+        locate: turns a key into the file and line, or the option, that sets it; by default `source.locate`.
 
-    Raises `ConfigError` where the name or a setting is wrong.
+    Raises `ConfigError` if the name or a setting is wrong.
     """
     locate = locate or source.locate
     name = table["name"]
@@ -101,7 +107,7 @@ def resolve(
     model = _settings_model(factory, name, locate(_below(key, "name")))
     values = {setting: value for setting, value in table.items() if setting != "name"}
     if key in source.renamed:
-        # The recipe's settings were meant for the thing it named; what the new one also has is kept.
+        # The recipe's settings belong to the thing that it named; those that the new one also has are kept.
         values = {
             setting: value
             for setting, value in values.items()
@@ -114,7 +120,7 @@ def resolve(
 
 
 def located(error: ConfigError, key: str, locate: Locate) -> ConfigError:
-    """The same error, with the file and line of the setting that it names, `key` being the table that it is in."""
+    """The same error with the file and line of the setting that it names. `key` is the setting's table."""
     name = error.where or ""
     full = name if name.partition(".")[0] in Config.model_fields else ".".join(filter(None, [key, name]))
     return ConfigError(error.what, where=locate(full) if full else None, hint=error.hint)
@@ -139,17 +145,17 @@ def _settings(
     locate: Locate,
     finite: bool,
 ) -> dict[str, Any]:
-    known = list(model.model_fields)
+    names = list(model.model_fields)
     for name in values:
-        if name not in known:
-            raise no_such_setting(name, locate(_below(key, name)), known, thing)
+        if name not in names:
+            raise no_such_setting(name, locate(_below(key, name)), names, thing)
     try:
         checked = model.model_validate(dict(values))
     except ValidationError as error:
-        raise explained(error, values, key, locate, lambda _: known) from None
-    found = {name: getattr(checked, name) for name in known}
-    refuse_loose(values, found, key, locate, finite=finite)
-    return found
+        raise explained(error, values, key, locate, lambda _: names) from None
+    settings = {name: getattr(checked, name) for name in names}
+    refuse_loose(values, settings, key, locate, finite=finite)
+    return settings
 
 
 def _below(key: str, name: str) -> str:

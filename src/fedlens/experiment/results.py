@@ -19,7 +19,7 @@ from fedlens.models import MODELS
 
 
 def subject(built: Built) -> dict[str, Any]:
-    """What an experiment is, in a few words."""
+    """The experiment in a few words: name, rounds, clients, algorithm, dataset, model."""
     config = built.config
     return {
         "name": config.name,
@@ -33,13 +33,13 @@ def subject(built: Built) -> dict[str, Any]:
 
 
 def outline(built: Built, directory: RunDir) -> dict[str, Any]:
-    """What a listener is told before the first round."""
+    """The description that a listener gets before the first round."""
     return {
         **subject(built),
         "parameters": built.parameters,
         "engine": built.config.engine["name"],
         "directory": str(directory.path),
-        "disclosures": list(built.discloses),
+        "disclosures": list(built.algorithm.discloses),
     }
 
 
@@ -74,7 +74,7 @@ def summarize(
         "algorithm": config.algorithm["name"],
         "dataset": config.data.dataset["name"],
         "notes": list(built.notes),
-        "disclosures": list(built.discloses),
+        "disclosures": list(built.algorithm.discloses),
         "engine": config.engine["name"],
         "seed": config.seed,
         "directory": str(directory.path),
@@ -88,9 +88,9 @@ def emd(built: Built) -> float:
 
 
 def write_final(built: Built, directory: RunDir, run_state: RunState | None) -> list[str]:
-    """model.safetensors and best.safetensors: the last model and that of the best round, ready to be used.
+    """Writes model.safetensors, the last model, and best.safetensors, the model of the best round.
 
-    Gives back what there is to say: a best checkpoint that is damaged costs its model, and not the run.
+    Returns a sentence if the checkpoint of the best round is corrupt: the run then ends without best.safetensors.
     """
     assert run_state is not None
     _write_model(built, directory.model_path, run_state.state)
@@ -105,13 +105,8 @@ def write_final(built: Built, directory: RunDir, run_state: RunState | None) -> 
         )
     except RunDirectoryError as error:
         return [f"best.safetensors was not written: {error}"]
-    _write_model(built, best_path(directory), state)
+    _write_model(built, directory.best_path, state)
     return []
-
-
-def best_path(directory: RunDir) -> Path:
-    """Where the model of the best round is."""
-    return directory.path / "best.safetensors"
 
 
 def _write_model(built: Built, path: Path, state: State) -> None:
@@ -120,7 +115,7 @@ def _write_model(built: Built, path: Path, state: State) -> None:
 
 
 def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
-    """What a model file says of itself: how to build the module, the classes, the preprocessing."""
+    """The metadata of a model file: how to build the module, the classes, the preprocessing."""
     data = built.holders.dataset
     spec = {
         "name": built.config.model["name"],
@@ -139,8 +134,8 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
 def read_module(path: Path, model: ModelSpec | None = None) -> nn.Module:
     """The module in a model file, in evaluation mode.
 
-    `model` says how to build it; without it the file's own metadata do, which name a factory that can be imported.
-    Raises `RunDirectoryError` where the run has not written the file.
+    It is built from `model`, or from the factory that the file's metadata name.
+    Raises `RunDirectoryError` if the run has not written the file.
     """
     if not path.exists():
         raise RunDirectoryError(

@@ -1,4 +1,4 @@
-"""The run directory: all that a run leaves, and the one thing that reports and comparisons read."""
+"""The run directory: every file that a run writes. Reports and comparisons read nothing else."""
 
 from __future__ import annotations
 
@@ -27,11 +27,21 @@ _SEARCH_DEPTH = 3
 
 
 @dataclass(frozen=True)
+class _Inside:
+    """The path of a file or folder of the run directory, as an attribute of `RunDir`."""
+
+    name: str
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path / self.name
+
+
+@dataclass(frozen=True)
 class RunDir:
     """A run's directory. Make one with `RunDir.create` or `RunDir.open`.
 
-    Nothing is held open or in memory: every reading looks at the disk again, so it may be used on a run that
-    is still going on. One process writes; it holds `lock` meanwhile.
+    Nothing is kept open or in memory: each read goes to the disk, so the directory of a running experiment can be read.
+    One process writes; it holds `lock` meanwhile.
 
     >>> import tempfile
     >>> run = RunDir.create(Path(tempfile.mkdtemp()) / "first", "digits", None)
@@ -44,12 +54,24 @@ class RunDir:
 
     path: Path
 
+    config_path = _Inside("config.toml")
+    environment_path = _Inside("environment.json")
+    partition_path = _Inside("partition.npz")
+    metrics_path = _Inside("metrics.jsonl")
+    clients_path = _Inside("clients.jsonl")
+    checkpoint_path = _Inside("checkpoint")
+    states_path = _Inside("states")
+    model_path = _Inside("model.safetensors")
+    best_path = _Inside("best.safetensors")
+    summary_path = _Inside("summary.json")
+    report_path = _Inside("report.html")
+
     @staticmethod
     def create(out: Path | None, name: str, run_id: str | None) -> RunDir:
         """A new, empty run directory: `out` where the user named one, else `runs/<name>/<run_id>`.
 
-        `run_id` is made by `new_run_id` where it is None. Raises `RunDirectoryError` where there is something
-        already, where a file is in the way, where `name` is not a plain name, or where the disk refuses.
+        `run_id` is made by `new_run_id` if it is None. Raises `RunDirectoryError` if the directory is not empty, if a
+        file is in the way, if `name` cannot be a directory's name, or if the disk refuses.
         """
         if out is not None:
             return RunDir(_make(out.expanduser()))
@@ -65,7 +87,7 @@ class RunDir:
     def open(path: Path) -> RunDir:
         """The run directory at `path`.
 
-        Raises `RunDirectoryError` where it is none (and names the latest one below it), or where another
+        Raises `RunDirectoryError` if it is not a run directory (and names the latest one below it), or if another
         version of fedlens wrote it in another format.
         """
         path = path.expanduser()
@@ -88,57 +110,17 @@ class RunDir:
         """The name of the directory."""
         return self.path.resolve().name
 
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def environment_path(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def partition_path(self) -> Path:
-        return self.path / "partition.npz"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def clients_path(self) -> Path:
-        return self.path / "clients.jsonl"
-
-    @property
-    def checkpoint_path(self) -> Path:
-        return self.path / "checkpoint"
-
-    @property
-    def states_path(self) -> Path:
-        return self.path / "states"
-
-    @property
-    def model_path(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def summary_path(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def report_path(self) -> Path:
-        return self.path / "report.html"
-
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from writing to this run as long as the block lasts or this process lives.
+        """Prevent other processes from writing to this run while the block or this process lasts.
 
-        Raises `RunDirectoryError` where another process holds it.
+        Raises `RunDirectoryError` if another process holds the lock.
         """
         with locked(self.path / ".lock", f"the run {self.path}"):
             yield
 
     def write_config(self, text: str) -> None:
-        """Write `config.toml`, whole or not at all."""
+        """Write `config.toml` atomically."""
         write_atomically(self.config_path, text.encode())
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
@@ -161,28 +143,28 @@ class RunDir:
         lines.append(self.clients_path, [plain(row) for row in rows])
 
     def sync(self) -> None:
-        """Wait until the disk has the lines appended so far; a checkpoint is saved after that, not before."""
+        """Wait until the appended lines are on the disk. A checkpoint is saved only after that."""
         for path in (self.metrics_path, self.clients_path):
             lines.sync(path)
 
     def truncate_metrics(self, after_round: int) -> int:
-        """Drop the lines of `metrics.jsonl` past `after_round`, and one that was cut; how many they were."""
+        """Drop the lines of `metrics.jsonl` after this round and a truncated last line; returns how many."""
         return lines.truncate(self.metrics_path, after_round)
 
     def truncate_clients(self, after_round: int) -> int:
-        """Drop the lines of `clients.jsonl` past `after_round`, and one that was cut; how many they were."""
+        """Drop the lines of `clients.jsonl` after this round and a truncated last line; returns how many."""
         return lines.truncate(self.clients_path, after_round)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`, oldest first; a last line that was cut is left out."""
+        """The lines of `metrics.jsonl`, oldest first, without a truncated last line."""
         return lines.read(self.metrics_path)
 
     def read_clients(self) -> list[dict[str, Any]]:
-        """The lines of `clients.jsonl`, oldest first; none where they were not recorded."""
+        """The lines of `clients.jsonl`, oldest first; none if they were not recorded."""
         return lines.read(self.clients_path)
 
     def read_config(self) -> dict[str, Any]:
-        """What `config.toml` says; raises `RunDirectoryError` where it is missing or cannot be read."""
+        """The settings in `config.toml`. Raises `RunDirectoryError` if it is missing or cannot be read."""
         where = str(self.config_path)
         try:
             return tomllib.loads(self.config_path.read_text(encoding="utf-8"))
@@ -192,11 +174,11 @@ class RunDir:
             raise RunDirectoryError(f"config.toml is damaged: {error}", where=where) from error
 
     def read_environment(self) -> dict[str, Any] | None:
-        """What `environment.json` says, or None where there is none."""
+        """The contents of `environment.json`, or None if the file is missing."""
         return _read_json(self.environment_path)
 
     def read_summary(self) -> dict[str, Any] | None:
-        """What `summary.json` says, or None where there is none: the run is going on, or was killed."""
+        """The contents of `summary.json`, or None if the run has not ended or was killed."""
         return _read_json(self.summary_path)
 
 
@@ -206,9 +188,9 @@ def new_run_id() -> str:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can say it: numbers that are not finite become None, array scalars become numbers.
+    """`value` as JSON can hold it: non-finite numbers become None, array scalars become numbers.
 
-    Raises `TypeError` for what JSON has no word for.
+    Raises `TypeError` for values that JSON cannot hold.
 
     >>> import numpy as np
     >>> plain({"loss": float("inf"), 3: (np.float32(0.5), Path("runs/a"))})
@@ -239,7 +221,7 @@ def _make(path: Path) -> Path:
     another = "name another directory with --out"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # A lock alone is what a run leaves that ended before it began.
+        # A lock alone is left by a run that ended before its first file.
         occupied = any(entry.name != ".lock" for entry in path.iterdir())
     except (FileExistsError, NotADirectoryError):
         what, hint = "a file is in the way of the run directory", another
@@ -274,17 +256,17 @@ def _not_a_run(path: Path) -> RunDirectoryError:
 
 
 def _runs_below(path: Path, depth: int) -> list[Path]:
-    found: list[Path] = []
+    runs: list[Path] = []
     try:
         children = [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")]
     except OSError:
-        return found
+        return runs
     for child in children:
         if (child / "config.toml").is_file():
-            found.append(child)
+            runs.append(child)
         elif depth > 1:
-            found += _runs_below(child, depth - 1)
-    return found
+            runs += _runs_below(child, depth - 1)
+    return runs
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The round loop: ask, fold, measure, write down, save."""
+"""The round loop: train, evaluate, record, save."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from fedlens.experiment.progress import Progress
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.state_files import StateFiles
 
-_HEAVY = 2**28  # bytes of a server's state from which the best one waits on disk, not in memory
+_HEAVY = 2**28  # bytes of a server state: larger best states are kept on disk, not in memory
 
 
 @dataclass
 class RunState:
-    """How far a run has come: all that a checkpoint holds. The trees in it are never changed, only replaced."""
+    """The state of a run, as a checkpoint holds it. Its trees are never changed in place."""
 
     round: int
     state: State
     clients: Mark | Saved
-    line: dict[str, Any]  # the round's line of metrics.jsonl: it may not have reached the file
-    rows: list[dict[str, Any]] = field(default_factory=list)  # likewise of clients.jsonl
+    line: dict[str, Any]  # the round's line of metrics.jsonl, which may not be in the file yet
+    rows: list[dict[str, Any]] = field(default_factory=list)  # the round's rows of clients.jsonl, likewise
     best: dict[str, Any] | None = None
     failures: dict[str, Counter[str]] = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
-        """As a checkpoint holds it; writes the client states that have to lie in files and do not yet."""
+        """The payload of a checkpoint. Client states that belong in files are written first."""
         clients = self.clients.saved()
         return {
             "round": self.round,
@@ -53,7 +53,7 @@ class RunState:
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> RunState:
-        """From a checkpoint."""
+        """The state in a checkpoint's payload."""
         fields = dict(payload)
         states, keys = _by_client(fields.pop("clients")), _by_client(fields.pop("client_files", {}))
         failures = {client: Counter(reasons) for client, reasons in payload["failures"].items()}
@@ -62,13 +62,13 @@ class RunState:
 
 @dataclass
 class _Trained:
-    """A round that is trained, and its evaluation on its way."""
+    """A trained round whose evaluation may still be running."""
 
     round: int
     state: State
     tally: Tally
     seconds: float
-    clients: Mark | None = None  # the clients' states after it, where another round has begun since
+    clients: Mark | None = None  # the client states after the round, if another round has begun since
     measuring: Tally = field(default_factory=Tally)
     evaluation: Driven | None = None
 
@@ -78,41 +78,47 @@ def _by_client(by_name: Mapping[str, Any]) -> dict[ClientId, Any]:
 
 
 class Runner:
-    """Runs one experiment into one run directory, from the start or from where it stood."""
+    """Runs one experiment into one run directory, from the start or from a checkpoint."""
 
     def __init__(
         self, built: Built, directory: RunDir, progress: Progress, run_state: RunState | None = None
     ) -> None:
         self.built, self.directory, self.progress = built, directory, progress
         self.run_state = run_state
-        # By client and reason; unlike the standing's, with those of a round that came to nothing.
+        # By client and reason. Unlike those of `run_state`, they include a round that failed.
         self.failures = {} if run_state is None else run_state.failures
         self._elapsed = 0.0 if run_state is None else self._elapsed_before()
-        self._ahead: _Trained | None = None  # the last round, until it is written down
-        self._best: RunState | None = None  # as it stood at the best round, until it is saved
+        self._ahead: _Trained | None = None  # the last round, until it is recorded
+        self._best: RunState | None = None  # the best round, until it is saved
         self._saved_at = time.monotonic()
         self._saved_round = -1 if run_state is None else run_state.round
         self._files = StateFiles(directory.states_path)
         self._states = ClientStates(self._files, built.engine.state_memory * 2**20)
 
     def run(self) -> None:
-        """Runs to the last round. Whatever ends it early, the last whole round is saved first."""
+        """Runs to the last round. If something ends the run early, the last complete round is saved first."""
         config, engine, states = self.built.config, self.built.engine, self._states
         self._began = time.monotonic()
         try:
             engine.listen(self._note_engine)
+            if self.run_state is not None:
+                engine.resume(self.run_state.round, config.rounds)
             engine.open(Program(self.built.algorithm.ops, self.built.holders, config.seeds.training), states)
-            gate = Driver(engine, states)
+            driver = Driver(engine, states)
             self._sweep()
             if self.run_state is None:
-                # In no variable of this function, where it would lie for the whole run.
+                # Not in a variable of this function, which would keep the first state in memory for the whole run.
                 self._measured(
-                    0, self.built.algorithm.init(self.built.model, self.built.federation), gate, Tally(), 0.0
+                    0,
+                    self.built.algorithm.init(self.built.model, self.built.federation),
+                    driver,
+                    Tally(),
+                    0.0,
                 )
             else:
                 states.restore(self.run_state.clients.saved())
             for round in range(self._reached.round + 1, config.rounds + 1):
-                self._round(round, gate)
+                self._round(round, driver)
         finally:
             try:
                 if self.run_state is not None:
@@ -121,7 +127,7 @@ class Runner:
                 engine.close()
 
     def _note_engine(self, line: str | None, choice: Mapping[str, Any]) -> None:
-        """Keeps what the engine has chosen during the run, and says it."""
+        """Writes the engine's choice to environment.json and reports it."""
         environment = self.directory.read_environment()
         if environment is not None:
             self.directory.write_environment({**environment, "engine": dict(choice)})
@@ -135,56 +141,60 @@ class Runner:
 
     @property
     def _state(self) -> State:
-        """What the next round begins with."""
+        """The server state that the next round begins with."""
         return self._ahead.state if self._ahead else self._reached.state
 
-    def _round(self, round: int, gate: Driver) -> None:
-        gate.tally = tally = Tally()
+    def _round(self, round: int, driver: Driver) -> None:
+        driver.tally = tally = Tally()
         began = time.perf_counter()
         try:
-            state = gate.drive(self.built.algorithm.round(self._state, self._context(round)), round)
+            state = driver.drive(self.built.algorithm.round(self._state, self._context(round)), round)
         except RunFailed:
-            with suppress(FedlensError):  # what ended the round is what is told
-                self._written_down(gate)
+            with suppress(FedlensError):  # report the error that ended the round
+                self._record(driver)
             raise
         seconds = time.perf_counter() - began
-        self._written_down(gate)
+        self._record(driver)
         if (tally.failed and tally.clients == 0) or not math.isfinite(tally.sums.get("loss", 0.0)):
             self.failures = self._with(tally)
             raise hopeless(round, tally, self.built.config.local.lr)
-        self._measured(round, state, gate, tally, seconds)
+        self._measured(round, state, driver, tally, seconds)
         if time.monotonic() - self._saved_at >= self.built.config.checkpoint.seconds:
             self._save()
 
-    def _measured(self, round: int, state: State, gate: Driver, tally: Tally, seconds: float) -> None:
-        """Evaluates if it is time to, writes the round down, and makes it the last whole round.
+    def _measured(self, round: int, state: State, driver: Driver, tally: Tally, seconds: float) -> None:
+        """Evaluates if it is time to, records the round, and makes it the last complete round.
 
-        Where the evaluation may go on beside the next round it is only begun, and all of that is done after that round.
+        An evaluation that may run beside the next round is only started here, and the rest follows after that round.
         """
         config = self.built.config
         trained = _Trained(round, state, tally, seconds)
         self._ahead = trained
         if round % config.evaluation.every == 0 or round == config.rounds:
-            gate.tally = trained.measuring
+            driver.tally = trained.measuring
             steps = self.built.algorithm.evaluate(state, self._context(round))
-            # An engine that goes on with workers in the middle of a run takes asks ahead from then on.
-            beside = config.evaluation.beside and self.built.engine.ahead and self.built.evaluation_asks == 1
-            beside = beside and 0 < round < config.rounds  # there is a round for it to be beside of
-            trained.evaluation = gate.begin(steps, round, ahead=beside)
+            # An engine that starts workers in the middle of a run takes asks ahead from then on.
+            beside = (
+                config.evaluation.beside
+                and self.built.engine.ahead
+                and self.built.algorithm.evaluation_asks == 1
+            )
+            beside = beside and 0 < round < config.rounds  # the last round has no next round
+            trained.evaluation = driver.begin(steps, round, ahead=beside)
             if beside:
                 trained.clients = self._states.mark()
                 return
-        self._written_down(gate)
+        self._record(driver)
 
-    def _written_down(self, gate: Driver) -> None:
-        """Writes down the round that was trained last, where that is still to do."""
+    def _record(self, driver: Driver) -> None:
+        """Records the round that was trained last, if it is not recorded yet."""
         if self._ahead is None:
             return
         trained, self._ahead = self._ahead, None
         config, tally, round = self.built.config, trained.tally, trained.round
         measured: dict[str, float] = {}
         if trained.evaluation is not None:
-            gate.tally = trained.measuring
+            driver.tally = trained.measuring
             measured = trained.evaluation.finish()
             lost = measured.get("test_loss", measured.get("validation_loss", 0.0))
             if round and not math.isfinite(lost):
@@ -194,7 +204,7 @@ class Runner:
         line = self._line(round, measured, tally, trained.seconds)
         rows = self._client_lines(round, tally) if config.record.clients else []
         best, self.failures = self._better(line), self._with(tally)
-        # From here on the round counts: a run that is stopped below writes the lines when it is resumed.
+        # From here on the round is complete: a run that is stopped below writes its lines when it is resumed.
         clients = trained.clients or self._states.mark()
         self.run_state = RunState(round, trained.state, clients, line, rows, best, self.failures)
         if best and best["round"] == round:
@@ -217,11 +227,11 @@ class Runner:
         self, round: int, measured: Mapping[str, float], tally: Tally, seconds: float
     ) -> dict[str, Any]:
         examples = tally.sums.get("examples", 0.0)
-        own = {
+        extra = {
             name: value for name, value in tally.sums.items() if name not in ("loss", "examples", "batches")
         }
         return {
-            **own,  # an operation's own numbers, such as how many clients a solver gave up at
+            **extra,  # numbers of the operation, such as the clients whose solver did not converge
             "round": round,
             **measured,
             "local_loss": tally.sums["loss"] / examples if examples and "loss" in tally.sums else None,
@@ -252,7 +262,7 @@ class Runner:
         return client if isinstance(client, str) else self.built.partition.ids[client]
 
     def _with(self, tally: Tally) -> dict[str, Counter[str]]:
-        """The failures so far, by client and reason, with this round's."""
+        """The failures by client and reason, this round's included."""
         before = self.run_state.failures if self.run_state else {}
         failures = {client: Counter(reasons) for client, reasons in before.items()}
         for client, reasons in tally.failures.items():
@@ -260,18 +270,18 @@ class Runner:
         return failures
 
     def _better(self, line: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The best round so far: chosen on validation where there is one, else on test."""
+        """The best round so far, by the validation score if there is validation data, else by the test score."""
         best = self.run_state.best if self.run_state else None
         on = "validation" if "@validation" in self.built.federation.held else "test"
         metric = f"{on}_{self.built.task.score}"
         if metric not in line or (best is not None and line[metric] <= best["value"]):
             return best
         test = line.get(f"test_{self.built.task.score}")
-        known = {} if on == "test" or test is None else {"test_value": test}
-        return {"round": line["round"], "metric": metric, "value": line[metric], "chosen_on": on, **known}
+        at_test = {} if on == "test" or test is None else {"test_value": test}
+        return {"round": line["round"], "metric": metric, "value": line[metric], "chosen_on": on, **at_test}
 
     def _save(self) -> None:
-        """Saves the best round, where it is not saved yet, and the last."""
+        """Saves the last round, and the best one if it is not saved yet."""
         path, run_state = self.directory.checkpoint_path, self._reached
         if run_state.round != self._saved_round:
             self.directory.sync()
@@ -280,14 +290,14 @@ class Runner:
                 self._save_best(best)
             self._save_one(run_state)
         elif run_state.round < self.built.config.rounds:
-            return  # nothing new, and what lies there may be the only one that is whole
+            return  # nothing new, and the existing checkpoint may be the only complete one
         checkpoint.prune(path, keep=2, best=run_state.best["round"] if run_state.best else None)
         self._saved_round, self._saved_at, self._best = run_state.round, time.monotonic(), None
         self._keep_marks()
         self._sweep()
 
     def _save_best(self, best: RunState) -> None:
-        """Saves a round that is not the last, where it is not saved yet."""
+        """Saves the best round, which is not the last, if it is not saved yet."""
         if self._saved_round < best.round:
             self.directory.sync()
             self._save_one(best)
@@ -300,13 +310,13 @@ class Runner:
         checkpoint.save(self.directory.checkpoint_path, run_state.round, payload, keys)
 
     def _keep_marks(self) -> None:
-        """Lets go of the states of standings that nobody will go back to."""
-        standings = (self.run_state, self._best, self._ahead)
-        self._states.keep(*(s.clients for s in standings if s is not None and isinstance(s.clients, Mark)))
+        """Releases the client states of rounds that will not be saved."""
+        rounds = (self.run_state, self._best, self._ahead)
+        self._states.keep(*(r.clients for r in rounds if r is not None and isinstance(r.clients, Mark)))
 
     def _sweep(self) -> None:
-        """Removes the state files that neither a checkpoint nor a client refers to, such as a killed run leaves."""
-        with suppress(OSError):  # a checkpoint that cannot be read just now: another time
+        """Removes state files that neither a checkpoint nor a client refers to, such as those of a killed run."""
+        with suppress(OSError):  # a checkpoint that cannot be read at the moment: try again at the next save
             spilled = self._files.directory.exists()
             saved = checkpoint.states_of_all(self.directory.checkpoint_path) if spilled else set()
             self._files.sweep(saved, self._states.keys)
@@ -317,7 +327,7 @@ class Runner:
 
 
 def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
-    """What to say when no reply of a round was good."""
+    """The error when no reply of a round was accepted."""
     reasons = Counter[str]()
     for counts in tally.failures.values():
         reasons.update(counts)
@@ -331,7 +341,7 @@ def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
 
 
 def diverged(round: int, lr: float) -> RunFailed:
-    """What to say when the loss is not a number any more."""
+    """The error when the loss is not finite."""
     return RunFailed(
         f"the loss of round {round} is not a finite number",
         hint=_too_high(lr),
@@ -343,5 +353,5 @@ def _too_high(lr: float) -> str:
 
 
 def round_to(seconds: float) -> float:
-    """Seconds to the millisecond and below: what a timer can tell."""
+    """Seconds, rounded to microseconds."""
     return float(f"{seconds:.6f}")

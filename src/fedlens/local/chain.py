@@ -25,7 +25,7 @@ def chain(*rules: ClientRule) -> ClientRule:
     >>> import torch
     >>> from fedlens.local.rules import proximal
     >>> both = chain(proximal(mu=1.0), ClientRule(grad=lambda g, w, context: [-g[0]]))
-    >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)
+    >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, 0.1, 1)
     >>> both.grad([torch.tensor([0.0])], [torch.tensor([1.5])], context)
     [tensor([-0.5000])]
     """

@@ -40,7 +40,6 @@ class LocalContext:
             client's own where a part of the model is personal.
         payload: what the server sent.
         state: the client's state as it was committed.
-        labels: int64 [n], the labels of the examples that it trains on this round.
         lr: the learning rate of this round.
         steps: how many steps it takes.
         settings: the local settings.
@@ -57,7 +56,6 @@ class LocalContext:
     anchor: Tensors
     payload: Payload
     state: Payload
-    labels: Tensor
     lr: float
     steps: int
     settings: LocalSettings = field(default_factory=lambda: LocalSettings(lr=1.0))
@@ -67,6 +65,14 @@ class LocalContext:
     at_anchor: Tensors = field(default_factory=list)
     proximal: float = 0.0
     saved: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> Any:
+        """The targets of the examples that the client trains on this round, read when they are asked for.
+
+        int64 [n] for classification.
+        """
+        return self.problem.data.labels()
 
     def tree(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Tensors in the order of the trainable leaves, by name."""
@@ -126,7 +132,8 @@ class Traits:
     Attributes:
         stackable: clients with this rule may train together, their weights stacked (the engine `vectorized`).
         anchored: `grad` needs `context.at_anchor`, the gradients of the same batch at the anchor.
-        proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended; FedNova has to know of it.
+        proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended. It is stored here alone: hooks that need it are
+            given these traits, and FedNova reads it from them.
         replaces: `finish` sends an update of its own, which is no sum of the gradients that were descended.
         corrects: it corrects the steps by what it remembers of the client's drift. Two such memories would each
             count the other's correction as drift.
@@ -227,17 +234,19 @@ Mu = Annotated[
 def proximal(*, mu: Mu = 0.01) -> ClientRule:
     """FedProx: F_k(w) + mu/2 ||w - w^t||^2 (ghaemi2022 Algorithm 2), whose gradient adds mu (w - w^t).
 
-    >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)
+    >>> context = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, 0.1, 1)
     >>> proximal(mu=2.0).grad([torch.tensor([0.0])], [torch.tensor([1.5])], context)
     [tensor([1.])]
     """
     if not mu:
         return ClientRule()
-    return ClientRule(
-        name="proximal", grad=partial(proximal_grad, mu=mu), traits=Traits(stackable=True, proximal=mu)
-    )
+    traits = Traits(stackable=True, proximal=mu)
+    return ClientRule(name="proximal", grad=partial(proximal_grad, traits=traits), traits=traits)
 
 
-def proximal_grad(gradients: Tensors, parameters: Tensors, context: LocalContext, *, mu: float) -> Tensors:
-    """g + mu (w - w^t)."""
-    return list(torch._foreach_add(gradients, torch._foreach_sub(parameters, context.anchor), alpha=mu))
+def proximal_grad(
+    gradients: Tensors, parameters: Tensors, context: LocalContext, *, traits: Traits
+) -> Tensors:
+    """g + mu (w - w^t), where mu is the rule's `traits.proximal`."""
+    away = torch._foreach_sub(parameters, context.anchor)
+    return list(torch._foreach_add(gradients, away, alpha=traits.proximal))

@@ -134,13 +134,11 @@ class Train:
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         if load:
             learner.load(tree)
-        labels = torch.empty(0) if self.rule.plain else data.labels()
         context = LocalContext(
             list(learner.trainable),
             [tree[name] for name in learner.trainable],
             payload,
             client.state,
-            labels,
             payload["lr"],
             self.settings.steps_at(len(data), payload.get("work")),
             self.settings,
@@ -264,7 +262,7 @@ class Train:
         sent = {name: leaf for name, leaf in spec.items() if name not in self.personal}
         most = float(self.settings.examples or most) if self.weighting == "examples" else 1.0
         fields: dict[str, Field] = {
-            "update": TreeField.like({n: sent[n] for n in part(sent, "weight", trainable=True)}),
+            "update": TreeField.weights(sent),
             "buffers": TreeField.like({n: sent[n] for n in part(sent, "buffer")}),
             "counters": TreeField.like({n: sent[n] for n in part(sent, "counter")}),
             "weight": NumberField(above=0, most=most),

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fedlens.aggregate.server import SERVERS, Momentum, Plain, momentum
+from fedlens.aggregate.server import SERVERS, Momentum, ServerSGD, momentum
 from fedlens.core.errors import ConfigError
 
-STEPS = [Plain(), Plain(0.3), Momentum(), Momentum(0.5, 0.7), Momentum(1.0, 0.9, nesterov=True)]
+STEPS = [ServerSGD(), ServerSGD(0.3), Momentum(), Momentum(0.5, 0.7), Momentum(1.0, 0.9, nesterov=True)]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
@@ -42,7 +42,7 @@ def test_momentum_comes_to_the_effective_rate() -> None:
 
 
 def test_the_table_and_what_it_refuses() -> None:
-    assert SERVERS.find("plain")(lr=2.0) == Plain(2.0)
+    assert SERVERS.find("plain")(lr=2.0) == ServerSGD(2.0)
     assert SERVERS.find("momentum")(lr=2.0, momentum=0.5, nesterov=True) == Momentum(2.0, 0.5, True)
     with pytest.raises(ConfigError, match="nesterov needs a momentum"):
         momentum(momentum=0.0, nesterov=True)

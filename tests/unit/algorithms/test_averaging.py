@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum, Plain
+from fedlens.aggregate.server import Momentum, ServerSGD
 from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.averaging import averaging
 from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
@@ -25,10 +25,11 @@ LOCAL = {"lr": 0.1}
 
 def test_what_each_paper_fills() -> None:
     given = parts(world(), LOCAL)
-    assert fedavg(given, lr=0.5).server == Plain(0.5)
+    assert fedavg(given, lr=0.5).server == ServerSGD(0.5)
     assert fedavgm(given).server == Momentum(1.0, 0.9, False)
     assert fedavgm(given, momentum=0.7, nesterov=True, lr=0.1).server == Momentum(0.1, 0.7, True)
-    assert fedprox(given, mu=0.5).train.rule.grad.keywords == {"mu": 0.5}
+    rule = fedprox(given, mu=0.5).train.rule
+    assert (rule.grad.keywords, rule.traits.proximal) == ({"traits": rule.traits}, 0.5)
     assert fedprox(given, mu=0.0).train.rule == ClientRule()
     for algorithm in (fedavg, fedavgm, fedprox):
         made = algorithm(given)
@@ -40,7 +41,7 @@ def test_a_table_of_the_settings_goes_before_the_paper_and_the_paper_before_the_
     there = world()
     rule = proximal(mu=2.0)
     mine = {"select": Fixed((1,)), "client": rule, "aggregate": Mean("uniform"), "server": Momentum()}
-    theirs = {"select": Everyone(), "client": ClientRule(), "aggregate": Mean(), "server": Plain()}
+    theirs = {"select": Everyone(), "client": ClientRule(), "aggregate": Mean(), "server": ServerSGD()}
     made = averaging(parts(there, LOCAL, **mine), **theirs)
     assert (made.select, made.train.rule, made.aggregate, made.server) == tuple(mine.values())
     assert made.train.weighting == "uniform"  # the clients say what the aggregate wants

@@ -12,7 +12,7 @@ from fedlens.algorithms.full_gradients import OP, expected, mean_gradient
 from fedlens.algorithms.scaffold import control_variate
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
-from fedlens.local.rules import ClientRule, LocalContext
+from fedlens.local.rules import ClientRule, LocalContext, Traits
 from tests.identity.identity_kit import course, model, parts, world
 
 LOCAL = {"lr": 0.1, "momentum": 0.5}
@@ -49,9 +49,11 @@ def test_a_solver_of_another_kind_is_refused() -> None:
 
 def test_the_hook_changes_none_of_its_inputs() -> None:
     anchor, gradients, w, linear = ([torch.full((2,), value)] for value in (1.0, 2.0, 3.0, 4.0))
-    context = LocalContext(["w"], anchor, {}, {}, torch.empty(0), 0.1, 1)
+    context = LocalContext(["w"], anchor, {}, {}, 0.1, 1)
     context.saved[NAME] = linear
-    assert tilted(gradients, w, context, mu=0.5)[0][0].item() == 2.0 + 4.0 + 0.5 * (3.0 - 1.0)
+    assert tilted(gradients, w, context, traits=Traits(proximal=0.5))[0][0].item() == 2.0 + 4.0 + 0.5 * (
+        3.0 - 1.0
+    )
     assert [t[0][0].item() for t in (anchor, gradients, w, linear)] == [1.0, 2.0, 3.0, 4.0]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum, Plain
+from fedlens.aggregate.server import Momentum, ServerSGD
 from fedlens.algorithms import ALGORITHMS, RULES
 from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
@@ -25,7 +25,7 @@ LOCAL = {"lr": 0.1, "epochs": 2}
 
 def test_what_the_paper_fills_and_what_goes_before_it() -> None:
     made = feddyn(parts(world(), LOCAL))
-    assert (made.select, made.aggregate, made.server) == (Uniform(), Mean("uniform"), Plain())
+    assert (made.select, made.aggregate, made.server) == (Uniform(), Mean("uniform"), ServerSGD())
     assert made.rule.traits.invariant
     assert made.rule.traits.proximal == 0.1
     made = feddyn(parts(world(), LOCAL, aggregate=Mean("examples"), server=Momentum()))

@@ -4,7 +4,7 @@ import pytest
 
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.normalized import Normalized
-from fedlens.aggregate.server import Momentum, Plain
+from fedlens.aggregate.server import Momentum, ServerSGD
 from fedlens.algorithms.fednova import fednova
 from fedlens.core.errors import ConfigError
 from fedlens.local.rules import ClientRule, Solved, proximal
@@ -15,7 +15,7 @@ LOCAL = {"lr": 0.1}
 
 def test_what_it_fills_and_what_a_table_replaces() -> None:
     made = fednova(parts(world(), LOCAL), tau_eff=4.0, lr=0.5)
-    assert (made.aggregate, made.server) == (Normalized("examples", 4.0), Plain(0.5))
+    assert (made.aggregate, made.server) == (Normalized("examples", 4.0), ServerSGD(0.5))
     assert made.train.normalized
     mine = Normalized("uniform")
     made = fednova(parts(world(), LOCAL, aggregate=mine, server=Momentum(), client=proximal(mu=0.2)))

@@ -3,7 +3,7 @@
 import pytest
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum, Plain
+from fedlens.aggregate.server import Momentum, ServerSGD
 from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedvc import fedvc
 from fedlens.core.errors import ConfigError
@@ -18,7 +18,7 @@ LOCAL = {"lr": 0.1, "batch_size": 4}
 def test_what_the_paper_fills_and_what_a_table_puts_in_its_place() -> None:
     given = parts(world(), LOCAL)
     made = fedvc(given, examples=8, lr=0.5)
-    assert (made.select, made.aggregate, made.server) == (BySize(), Mean("uniform"), Plain(0.5))
+    assert (made.select, made.aggregate, made.server) == (BySize(), Mean("uniform"), ServerSGD(0.5))
     assert made.train.settings == given.local.model_copy(update={"examples": 8})
     assert made.parts.local == made.train.settings
     assert given.local.examples is None

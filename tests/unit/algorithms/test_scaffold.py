@@ -3,7 +3,7 @@
 import pytest
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum, Plain
+from fedlens.aggregate.server import Momentum, ServerSGD
 from fedlens.algorithms import ALGORITHMS, RULES
 from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
@@ -17,7 +17,7 @@ LOCAL = {"lr": 0.1, "epochs": 2}
 
 def test_what_the_paper_fills_and_what_goes_before_it() -> None:
     made = scaffold(parts(world(), LOCAL), lr=0.5)
-    assert (made.select, made.aggregate, made.server) == (Uniform(), Mean("uniform"), Plain(0.5))
+    assert (made.select, made.aggregate, made.server) == (Uniform(), Mean("uniform"), ServerSGD(0.5))
     assert made.rule.traits.invariant
     assert made.discloses == control_variate().traits.discloses
     assert "control variate" in made.discloses[0]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +106,117 @@ def test_where_workers_cannot_load_the_program_the_run_stays_in_this_process(
     finally:
         engine.close()
     assert told[-1] == ("the run stays in one process: a worker cannot read the program.", {"name": "inline"})
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("bad", ["request", "shared"])
+def test_what_cannot_be_sent_after_the_change_is_answered_in_this_process(bad: str) -> None:
+    engine, told = default(workers=2), []
+    engine.listen(lambda line, facts: told.append((line, facts)))
+    engine._images = 1e9
+    lock = threading.Lock()  # which cannot be pickled
+    wanted = ask([{}] * 6)
+    if bad == "request":
+        odd = ask([{"odd": lock} if slot == 4 else {} for slot in range(6)])
+    else:
+        odd = ask([{}] * 6, shared={"odd": lock})
+    try:
+        driver = Driver(*opened(engine, {"work": trains}))
+
+        def steps() -> Any:
+            answers = []
+            for answer in (yield wanted):
+                answers.append(answer)
+                waiting(engine)
+            return answers
+
+        driver.drive(steps(), 1)
+        assert engine.running is engine._processes
+        found = answers_to(driver, odd, 2)
+        assert [answer.id.slot for answer in found] == list(range(6))
+        assert same(vectors(found), expected(wanted, 2))
+        assert engine.running is engine._inline
+        assert not engine.ahead
+        assert same(vectors(answers_to(driver, wanted, 3)), expected(wanted, 3))
+    finally:
+        engine.close()
+    assert "the run stays in one process" in told[-1][0]
+    assert told[-1][1] == {"name": "inline"}
+
+
+@pytest.mark.usefixtures("eager")
+def test_workers_that_an_earlier_ask_needs_answer_it_first() -> None:
+    """An evaluation beside a round whose requests cannot be sent: the workers finish it, and then end."""
+    engine = default(workers=2)
+    engine._images = 1e9
+    wanted = ask([{}] * 6)
+    odd = ask([{"odd": threading.Lock()} if slot == 2 else {} for slot in range(6)])
+    try:
+        driver = Driver(*opened(engine, {"work": trains}))
+
+        def steps(one: Any) -> Any:
+            answers = []
+            for answer in (yield one):
+                answers.append(answer)
+                waiting(engine)
+            return answers
+
+        driver.drive(steps(wanted), 1)
+        workers = engine._processes
+        beside = driver.begin(steps(wanted), 2, ahead=True)
+        assert same(vectors(driver.drive(steps(odd), 3)), expected(wanted, 3))
+        assert engine.running is engine._inline
+        assert engine._unused is workers
+        assert same(vectors(beside.finish()), expected(wanted, 2))
+    finally:
+        engine.close()
+    assert workers is not None
+    assert workers.pids == []
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_program_and_this_process_count_in_the_memory_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two workers fit beside nothing, and not beside a program of 64 MiB."""
+    room = 2 * module._WORKER_MEMORY + 2**22
+    monkeypatch.setattr(module, "free_memory", lambda: room)
+    for size, starts in ((1, True), (2**24, False)):
+        engine = default(workers=2)
+        engine._images, engine._widest = 1e9, 2
+        engine._seconds = engine._timed = 1.0
+        engine._make = lambda count: SimpleNamespace(warm=lambda: None, close=lambda: None)  # type: ignore
+        opened(engine, {"work": Heavy(torch.zeros(size))})
+        engine._start(ask([{}] * 2))
+        assert (engine._starting is not None) == starts, size
+        engine.close()
+
+
+@dataclass(frozen=True)
+class Heavy:
+    """An operation that carries so much with it."""
+
+    load: torch.Tensor
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        return trains(payload, client, rng)
+
+
+def test_only_the_rounds_that_are_left_count_when_a_run_is_resumed(tmp_path, monkeypatch) -> None:
+    left: list[float] = []
+    resumed = Default.resume
+
+    def noted(self: Default, done: int, rounds: int) -> None:
+        before = self._images
+        resumed(self, done, rounds)
+        left.append(self._images / before)
+
+    monkeypatch.setattr(Default, "resume", noted)
+    with pytest.raises(KeyboardInterrupt):
+        whole().run(tmp_path / "run", progress=Stop(3))
+    assert left == []
+    resume(tmp_path / "run")
+    assert left == [0.25]
 
 
 def test_a_short_run_starts_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from fedlens.algorithms.averaging import Parts, averaging
+from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.tree import digest
 from fedlens.engines.default import Default
@@ -123,21 +125,111 @@ def test_functions_of_ones_own_in_every_place() -> None:
     assert "algorithm" in built.config.algorithm["name"]
 
 
-class Delegates:
-    """Its round() hands on another's generator and is none itself: as good as any."""
+class Minimal:
+    """An algorithm with the members of `Algorithm` and no base class; its round() returns another's generator."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner = inner
+        self.inner, self.ops = inner, inner.ops
+
+    def init(self, model: Any, federation: Any) -> Any:
+        return self.inner.init(model, federation)
 
     def round(self, state: Any, ctx: Any) -> Any:
         return self.inner.round(state, ctx)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def evaluate(self, state: Any, ctx: Any) -> Any:
+        return self.inner.evaluate(state, ctx)
+
+    def model(self, state: Any) -> Any:
+        return self.inner.model(state)
 
 
-def test_an_algorithm_that_hands_on_another_ones_rounds_is_taken() -> None:
-    assert made(algorithm=lambda parts: Delegates(averaging(parts))).clients_per_round == 4
+class Declared(Minimal, AlgorithmBase):
+    """The same, and it declares what it can tell a run about itself."""
+
+    ops: Any = None
+    discloses = ("Each client sends a postcard.",)
+    evaluation_asks = 2
+
+    def clients_per_round(self, federation: Any) -> int:
+        return self.inner.clients_per_round(federation)
+
+
+class Undeclared(Minimal):
+    """It discloses something, and nobody would ask it what."""
+
+    discloses = ("Each client sends a postcard.",)
+
+
+class HalfBatched:
+    """An operation with one of the members of `BatchedOp`."""
+
+    def __call__(self, *given: Any) -> Any: ...
+    def together(self, calls: Any) -> Any: ...
+
+
+def test_an_algorithm_of_the_minimal_members_has_the_defaults() -> None:
+    built = made(algorithm=lambda parts: Minimal(averaging(parts)))
+    assert isinstance(built.algorithm, BareAlgorithm)
+    assert (built.clients_per_round, built.algorithm.discloses, built.algorithm.evaluation_asks) == (
+        None,
+        (),
+        1,
+    )
+    assert built.algorithm.ops.keys() == averaging(built.algorithm.algorithm.inner.parts).ops.keys()  # type: ignore[attr-defined]
+
+
+def test_an_algorithm_that_inherits_from_the_base_class_is_asked_for_more() -> None:
+    algorithm = made(algorithm=lambda parts: Declared(averaging(parts))).algorithm
+    assert algorithm.discloses == Declared.discloses
+    assert made(algorithm=lambda parts: Declared(averaging(parts))).clients_per_round == 4
+    with pytest.raises(ConfigError, match="an evaluation asks 2 times here"):
+        made("evaluation.beside=true", "engine=processes", algorithm=lambda parts: Declared(averaging(parts)))
+
+
+class SilentEngine:
+    """An engine that would not be asked for its `check`."""
+
+    def open(self, *given: Any) -> None: ...
+    def answer(self, *given: Any) -> Any: ...
+    def close(self) -> None: ...
+    def check(self, ops: Any) -> None: ...
+
+
+def half_batched(parts: Parts) -> Any:
+    return dataclasses.replace(averaging(parts), more_ops={"odd": HalfBatched()})
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            {"algorithm": lambda parts: Undeclared(averaging(parts))},
+            "the algorithm Undeclared has 'discloses', which is only used if its class inherits from AlgorithmBase "
+            "(algorithm.name); inherit from fedlens.core.algorithm_base.AlgorithmBase, or rename 'discloses'.",
+        ),
+        (
+            {"engine": SilentEngine},
+            "the engine SilentEngine has 'check', which is only used if its class inherits from EngineBase "
+            "(engine.name); inherit from fedlens.core.protocol.EngineBase, or rename 'check'.",
+        ),
+        (
+            {"algorithm": half_batched},
+            "the operation 'odd' (HalfBatched) has 'together' and not all of BatchedOp's methods, so it would never be "
+            "called for several clients at once (algorithm.name); add 'together', 'obstacle', 'footprint' and 'trial' "
+            "(see fedlens.core.protocol.BatchedOp), or rename 'together'.",
+        ),
+        (
+            {"aggregate": lambda: SimpleNamespace(weighting="examples", reduce=None, fold=None)},
+            "has no 'exchange' (aggregate.name); inherit from fedlens.aggregate.mean.Aggregate.",
+        ),
+    ],
+    ids=["algorithm", "engine", "operation", "aggregate"],
+)
+def test_what_would_silently_not_be_used_is_refused(more: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        made(**more)
+    assert told in str(refused.value).replace("\n", " ")
 
 
 @pytest.mark.parametrize(

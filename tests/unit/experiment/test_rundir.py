@@ -402,6 +402,7 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
     assert names == {
         "checkpoint_path": "checkpoint",
         "states_path": "states",
+        "best_path": "best.safetensors",
         "clients_path": "clients.jsonl",
         "config_path": "config.toml",
         "environment_path": "environment.json",

@@ -48,7 +48,7 @@ def test_the_example_runs_on_the_other_engine_too(tmp_path: Path) -> None:
 
 def test_the_example_bounds_what_a_client_sends() -> None:
     clip = load_file(EXAMPLE).clip
-    context = LocalContext(["w", "b"], [torch.zeros(3), torch.zeros(2)], {}, {}, torch.tensor([]), 0.1, 1)
+    context = LocalContext(["w", "b"], [torch.zeros(3), torch.zeros(2)], {}, {}, 0.1, 1)
     far = [torch.full((3,), 2.0), torch.full((2,), -1.0)]
     reply, state = clip(far, context, norm=0.5)
     assert state is None

@@ -10,7 +10,7 @@ from fedlens.core.schema import NumberField
 from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Solved, Traits, plain, proximal
 
-VISIT = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, torch.tensor([]), 0.1, 1)
+VISIT = LocalContext(["w"], [torch.tensor([1.0])], {}, {}, 0.1, 1)
 
 
 def rule(name: str, factor: float) -> ClientRule:

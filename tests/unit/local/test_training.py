@@ -148,7 +148,7 @@ def test_hooks_see_the_visit_and_bend_the_training() -> None:
     assert len(contexts) == 3  # one epoch of the two
     context = contexts[0]
     assert (context.steps, context.lr, context.state) == (3, 0.1, {"times": 4})
-    assert torch.equal(context.labels, DATA.targets)
+    assert torch.equal(context.targets, DATA.targets)
     assert context.names == [n for n, _ in SPEC.build().named_parameters()]
     assert outcome.metrics["loss"] > 0.0  # the task's, whatever is descended, so that algorithms compare
 

@@ -1,0 +1,98 @@
+"""What an algorithm can tell a run about itself, each with a default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.interfaces import offered, refuse_undeclared
+from fedlens.core.protocol import (
+    Algorithm,
+    BatchedOp,
+    Evaluation,
+    FederationInfo,
+    ModelSpec,
+    Op,
+    Round,
+    RoundContext,
+    State,
+)
+from fedlens.core.tree import Tree
+
+
+class AlgorithmBase(Algorithm):
+    """An algorithm and what it can tell a run about itself, each with a default: the base class of fedlens's own.
+
+    An algorithm of your own may inherit from it too. One that has only the members of `Algorithm` is wrapped in
+    `BareAlgorithm` where it is made, so that all users of an algorithm may call everything below.
+    """
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What leaves the clients beyond model updates, as sentences for the run's report."""
+        return ()
+
+    @property
+    def evaluation_asks(self) -> int:
+        """How many asks `evaluate` makes, at most. One that makes a single ask can go on beside the next round."""
+        return 1
+
+    def clients_per_round(self, federation: FederationInfo) -> int | None:
+        """The size of a cohort; None if there is no cohort. Raises `ConfigError` if the population is too small."""
+        return None
+
+
+@dataclass(frozen=True)
+class BareAlgorithm(AlgorithmBase):
+    """An algorithm with only the members of `Algorithm`; everything else is at its default."""
+
+    algorithm: Algorithm
+
+    @classmethod
+    def wrap(cls, algorithm: Algorithm) -> AlgorithmBase:
+        """The algorithm itself if it inherits from `AlgorithmBase`, else wrapped.
+
+        Raises `ConfigError` if it defines a member of `AlgorithmBase` without inheriting from it, or if one of its
+        operations has only some members of `BatchedOp`.
+        """
+        refuse_partly_batched(algorithm.ops)
+        if isinstance(algorithm, AlgorithmBase):
+            return algorithm
+        refuse_undeclared(algorithm, "algorithm", AlgorithmBase, Algorithm)
+        return cls(algorithm)
+
+    @property
+    def ops(self) -> Mapping[str, Op]:
+        """The algorithm's operations."""
+        return self.algorithm.ops
+
+    def init(self, model: ModelSpec, federation: FederationInfo) -> State:
+        """The algorithm's first state."""
+        return self.algorithm.init(model, federation)
+
+    def round(self, state: State, ctx: RoundContext) -> Round:
+        """A round of the algorithm."""
+        return self.algorithm.round(state, ctx)
+
+    def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
+        """The algorithm's evaluation."""
+        return self.algorithm.evaluate(state, ctx)
+
+    def model(self, state: State) -> tuple[ModelSpec, Tree]:
+        """The algorithm's model."""
+        return self.algorithm.model(state)
+
+
+def refuse_partly_batched(ops: Mapping[str, Op]) -> None:
+    """Raises `ConfigError` if an operation has some members of `BatchedOp` and lacks others."""
+    for name, op in ops.items():
+        batched = offered(op, ("together", "obstacle", "footprint", "trial"))
+        if batched and not isinstance(op, BatchedOp):
+            raise ConfigError(
+                f"the operation '{name}' ({type(op).__name__}) has '{batched[0]}' and not all of BatchedOp's methods, "
+                "so it would never be called for several clients at once",
+                where="algorithm.name",
+                hint="add 'together', 'obstacle', 'footprint' and 'trial' (see fedlens.core.protocol.BatchedOp), or "
+                f"rename '{batched[0]}'",
+            )
