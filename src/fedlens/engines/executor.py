@@ -10,14 +10,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from fedlens.core.calls import Calls
 from fedlens.core.errors import told
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.profiling import scope
 from fedlens.core.protocol import (
     Answer,
     BatchedOp,
-    Call,
-    Client,
     ClientId,
     Failure,
     Id,
@@ -27,7 +26,6 @@ from fedlens.core.protocol import (
     Reduce,
     Reply,
 )
-from fedlens.core.random import Rng, Secrets
 from fedlens.core.reduction import fold, fold_rows
 from fedlens.core.schema import Schema, finite_fault, nbytes
 from fedlens.core.stacked import Row
@@ -88,7 +86,7 @@ class Executor:
         try:
             if op not in self.program.ops:
                 return Failure(item.id, item.client, f"the algorithm has no operation '{op}'")
-            call = self._call(shared, item)
+            (call,) = self._calls(shared, [item])
             torch.default_generator.manual_seed(call.rng.seed("torch"))
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(call.rng.seed("torch"))
@@ -107,43 +105,26 @@ class Executor:
 
         Raises what that raises, where it is no client's own failure.
         """
-        calls: dict[int, Call] = {}
-        answers: dict[int, Answer] = {}
-        for at, item in enumerate(items):
-            try:
-                calls[at] = self._call(shared, item)
-            except (Exception, SystemExit) as error:
-                answers[at] = Failure(item.id, item.client, told(error))
         joint = self.program.ops[op]
         assert isinstance(joint, BatchedOp)
         with scope("client"):
-            outcomes = joint.together(list(calls.values())) if calls else []
+            outcomes = joint.together(self._calls(shared, items))
         if isinstance(outcomes, StackedOutcomes):
-            answers |= zip(calls, _checked_stack([items[at] for at in calls], outcomes, expect), strict=True)
-            return [answers[at] for at in range(len(items))]
-        for at, outcome in zip(calls, outcomes, strict=True):
-            item = items[at]
-            if isinstance(outcome, Exception):
-                answers[at] = Failure(item.id, item.client, told(outcome))
-            else:
-                answers[at] = _checked(item, outcome, expect)
-        return [answers[at] for at in range(len(items))]
+            return _checked_stack(items, outcomes, expect)
+        return [
+            Failure(item.id, item.client, told(outcome))
+            if isinstance(outcome, Exception)
+            else _checked(item, outcome, expect)
+            for item, outcome in zip(items, outcomes, strict=True)
+        ]
 
-    def _call(self, shared: Payload, item: Item) -> Call:
-        client = Client(
-            id=item.client,
-            data=self.program.data.holder(item.client),
-            state=self._there(item.state),
-            secrets=Secrets((self.program.seed, item.client)),
-            scratch=self.scratch,
-            device=self.device,
-            arithmetic=self.program.arithmetic,
+    def _calls(self, shared: Payload, items: Sequence[Item]) -> Calls:
+        ids, clients, payloads, states = zip(*items, strict=True)
+        if self.device.type != "cpu":
+            payloads, states = moved(payloads, self.device), moved(states, self.device)
+        return Calls(
+            self.program, self.device, self.scratch, self._brought(shared), ids, clients, payloads, states
         )
-        rng = Rng((self.program.seed, "op", *item.id, item.client))
-        return Call({**self._brought(shared), **self._there(item.payload)}, client, rng)
-
-    def _there(self, payload: Payload) -> Payload:
-        return payload if self.device.type == "cpu" else moved(payload, self.device)
 
     def _brought(self, shared: Payload) -> Payload:
         """What an ask shares, on the device; once an ask."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import Obstacle
 from fedlens.local.training import Train
-from fedlens.local.vectorized.batches import held
+from fedlens.local.vectorized.batches import held_bytes
 from fedlens.local.vectorized.trial import OTHER, of_model, of_rule
 
 _UNKNOWN = 32  # examples in a batch that is all that a client has, where nobody knows how many that is
@@ -73,5 +73,5 @@ def footprint(train: Train, device: torch.device, largest: int | None = None, da
     for handle in handles:
         handle.remove()
     copies = 6 if train.rule.looks is None else 9  # two models to look at, and the features
-    own = 0 if data is None else held(data, n)
+    own = 0 if data is None else held_bytes(data, n)
     return copies * weights + size * (images.nbytes + 3 * seen[0]) + own

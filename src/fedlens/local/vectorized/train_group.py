@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from fedlens.core.calls import Calls
 from fedlens.core.errors import ConfigError, out_of_memory, told
 from fedlens.core.modules import loadable
 from fedlens.core.outcomes import StackedOutcomes
-from fedlens.core.protocol import Call, Outcome
+from fedlens.core.protocol import Call, GroupExamples, Outcome
+from fedlens.core.random import Rng
 from fedlens.core.stacked import Column, StackedTrees
 from fedlens.core.tree import Tree
 from fedlens.local.rules import LocalContext, Solved, Tensors
@@ -58,20 +60,29 @@ def gradients_together(
 def _by_kind(
     train: Train, calls: Sequence[Call], work: Callable[[StackedModel, list[_Member]], Results]
 ) -> list[Outcome | Exception]:
-    """Does the work for the clients that got the same model and rate, which may be all, and then for the others."""
-    kinds: dict[Any, list[int]] = {}
-    for at, call in enumerate(calls):
-        kinds.setdefault((id(call.payload.get("model")), call.payload.get("lr")), []).append(at)
+    """Does the work for the clients with the same model and rate, which may be all, and then for the others."""
     results: Results = {}
+    made: dict[int, Call] = {}
+    kinds: dict[Any, list[int]] = {}
+    for at in range(len(calls)):
+        try:
+            made[at] = calls[at]
+        except (Exception, SystemExit) as error:
+            results[at] = _failure(error)
+        else:
+            payload = made[at].payload
+            kinds.setdefault((id(payload.get("model")), payload.get("lr")), []).append(at)
     for kind in kinds.values():
-        client, payload = calls[kind[0]].client, calls[kind[0]].payload
+        payload, client, _ = made[kind[0]]
         learner = loadable(train.model, client)
         learner.load(payload["model"])
         with ExitStack() as closing:
             members = []
             for at in kind:
                 try:
-                    members.append(_Member(at, calls[at], _visit(train, calls[at], closing)))
+                    call = made[at]
+                    context = train.context(call.payload, call.client, call.rng, closing, load=False)
+                    members.append(_Member(at, call, context))
                 except (Exception, SystemExit) as error:
                     results[at] = _failure(error)
             if members:
@@ -80,43 +91,35 @@ def _by_kind(
 
 
 def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
-    """Training without hooks of clients that got the same model and rate: nothing is made for each of them.
+    """Training without hooks, of clients with the same model and rate: no object is made for each client.
 
-    None where it is another training, or a client fails by itself: then `_by_kind` says which.
+    None for any other training, and where a client fails by itself: `_by_kind` reports which.
     """
-    special = train.normalized or train.personal or train.keep_optimizer
-    if special or not calls or not train.rule.plain:
+    special = train.normalized or train.personal or train.keep_optimizer or not train.rule.plain
+    if special or not isinstance(calls, Calls) or any({"model", "lr"} & p.keys() for p in calls.payloads):
         return None
-    first, settings = calls[0], train.settings
-    tree, lr = first.payload["model"], first.payload["lr"]
-    if any(call.payload["model"] is not tree or call.payload["lr"] != lr for call in calls):
+    examples = _examples(train, calls)
+    if examples is None or not all(examples.counts):
         return None
-    try:
-        datas = [virtual(call.client.data, settings.examples, call.rng) for call in calls]
-        counts = [len(data) for data in datas]
-    except Exception:
-        return None
-    if not all(counts):
-        return None
-    kinds = [(n, call.payload.get("work")) for n, call in zip(counts, calls, strict=True)]
+    settings, counts = train.settings, examples.counts
+    kinds = [(n, own.get("work")) for n, own in zip(counts, calls.payloads, strict=True)]
     steps_of = {kind: settings.steps_at(*kind) for kind in set(kinds)}
     size_of = {n: settings.batch(n) for n in set(counts)}
     order = sorted(range(len(calls)), key=lambda k: -steps_of[kinds[k]])
-    learner = loadable(train.model, first.client)
+    tree = calls.shared["model"]
+    learner = loadable(train.model, calls[0].client)
     learner.load(tree)
-    model = StackedModel(learner, first.client.scratch)
-    rngs = [calls[k].rng for k in order]
+    model = StackedModel(learner, calls.scratch)
+    rngs = [calls.rng(k) for k in order]
     group = Group(
         list(learner.trainable),
         [tree[name] for name in learner.trainable],
-        lr,
-        [datas[k] for k in order],
+        calls.shared["lr"],
+        examples.reordered(order),
         [size_of[counts[k]] for k in order],
         [steps_of[kinds[k]] for k in order],
         rngs,
-        [torch.Generator().manual_seed(rng.seed("torch")) for rng in rngs]
-        if model.random
-        else [None] * len(calls),
+        [_masks(rng) for rng in rngs] if model.random else [None] * len(rngs),
     )
     updates, losses, _ = _moved(train, model, group)
     by_examples = train.weighting == "examples"
@@ -137,6 +140,23 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
     return StackedOutcomes(payload, metrics, rows)
 
 
+def _examples(train: Train, calls: Calls) -> GroupExamples | None:
+    """The examples of all clients, to be read together; None where they cannot be, or a client's cannot be read."""
+    try:
+        if train.settings.examples is None:
+            return calls.program.data.group(calls.clients)
+        first, *others = [virtual(call.client.data, train.settings.examples, call.rng) for call in calls]
+        together: GroupExamples | None = first.group(others)
+        return together
+    except Exception:
+        return None
+
+
+def _masks(rng: Rng) -> torch.Generator:
+    """The generator of a client's dropout masks."""
+    return torch.Generator().manual_seed(rng.seed("torch"))
+
+
 def _moved(
     train: Train, model: StackedModel, group: Group
 ) -> tuple[StackedTrees, list[tuple[float, int]], Tensors]:
@@ -148,10 +168,6 @@ def _moved(
         for anchor, now in zip(group.anchor, trained, strict=True)
     ]
     return StackedTrees(dict(zip(group.names, moved, strict=True))), losses, trained
-
-
-def _visit(train: Train, call: Call, closing: ExitStack) -> LocalContext:
-    return train.context(call.payload, call.client, call.rng, closing, load=False)
 
 
 def _told(
