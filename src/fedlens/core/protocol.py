@@ -502,6 +502,6 @@ class BareEngine(EngineBase):
 __all__ = [
     "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "BareEngine", "BatchedOp", "Call", "Client",
     "ClientDataSource", "ClientId", "ClientStates", "Engine", "EngineBase", "Evaluation", "Failure", "FederationInfo",
-    "GroupExamples", "Id", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply", "Request",
-    "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",
+    "GroupExamples", "Id", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply",
+    "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",
 ]  # fmt: skip

@@ -161,9 +161,7 @@ class ClientGroup:
 
     def reordered(self, order: Sequence[int], /) -> ClientGroup:
         """The same examples, the holders in this order."""
-        return replace(
-            self, starts=[self.starts[k] for k in order], counts=[self.counts[k] for k in order]
-        )
+        return replace(self, starts=[self.starts[k] for k in order], counts=[self.counts[k] for k in order])
 
     def batches(self, sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int], /) -> Tensor:
         """The positions in `examples` of the first so many of each holder's `batches`, int64 [steps, holders, size].
@@ -276,10 +274,10 @@ class ClientDatasets(ClientDataSource):
 
     def group(self, clients: Sequence[ClientId], /) -> ClientGroup | None:
         """The examples of these clients, to be read together; None where they are augmented or shifted."""
-        dataset = self.dataset
-        if self.augment is not None or self.features or any(isinstance(client, str) for client in clients):
+        dataset, numbers = self.dataset, [client for client in clients if isinstance(client, int)]
+        if self.augment is not None or self.features or len(numbers) < len(clients):
             return None
-        starts, ends = self.offsets[:-1][list(clients)], self.offsets[1:][list(clients)]
+        starts, ends = self.offsets[:-1][numbers], self.offsets[1:][numbers]
         counts = (ends - starts).tolist()
         return ClientGroup(dataset.train, self.indices, starts.tolist(), counts, dataset.mean, dataset.std)
 
