@@ -1,6 +1,6 @@
 """Several clients' local training as one computation: their weights stacked along an axis of clients.
 
-What comes out agrees with one client after the other to rounding.
+The results agree with training one client after the other, to rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedlens.core.stacked import Column, StackedTrees
 from fedlens.core.tree import Tree
 from fedlens.local.rules import LocalContext, Solved, Tensors
 from fedlens.local.training import Train, virtual
-from fedlens.local.vectorized.full_gradient import Shared, full_gradients
+from fedlens.local.vectorized.full_gradient import SharedGradients, full_gradients
 from fedlens.local.vectorized.group import Group
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.steps import Steps
@@ -31,7 +31,7 @@ from fedlens.local.vectorized.steps import Steps
 
 @dataclass
 class _Member:
-    """A client of the group: where it stands in the calls, and what the rule's hooks see there."""
+    """One client of a group: its index in the calls, and the context that the rule's hooks see."""
 
     at: int
     call: Call
@@ -45,7 +45,7 @@ Results = dict[int, Outcome | Exception]
 def train_together(train: Train, calls: Sequence[Call]) -> Sequence[Outcome | Exception]:
     """Local training of several clients, as `Train` does it for one.
 
-    Where a client fails by itself its place holds the exception. Raises whatever the common computation raises.
+    A client that fails by itself has its exception in its place. Raises what the common computation raises.
     """
     return _in_columns(train, calls) or _by_kind(train, calls, partial(_trained, train))
 
@@ -53,8 +53,8 @@ def train_together(train: Train, calls: Sequence[Call]) -> Sequence[Outcome | Ex
 def gradients_together(
     train: Train, calls: Sequence[Call], reply: Callable[[LocalContext, Tree], Outcome]
 ) -> list[Outcome | Exception]:
-    """The gradient of each client's objective over all its examples, made a reply of; as `train_together` otherwise."""
-    return _by_kind(train, calls, partial(_told, train, reply))
+    """A reply with the gradient of each client's objective over all its examples; else as `train_together`."""
+    return _by_kind(train, calls, partial(_gradient_replies, train, reply))
 
 
 def _by_kind(
@@ -162,7 +162,7 @@ def _moved(
 ) -> tuple[StackedTrees, list[tuple[float, int]], Tensors]:
     """Runs the steps: how far each client moved, its mean loss and the examples it saw, and its weights."""
     trained, losses = Steps(train, model, group).run()
-    # Weights that no hook looks at any more make room for what they moved by.
+    # The update takes the memory of weights that no hook reads any more.
     moved = [
         torch.sub(anchor, now, out=now) if train.rule.plain else anchor - now
         for anchor, now in zip(group.anchor, trained, strict=True)
@@ -170,14 +170,14 @@ def _moved(
     return StackedTrees(dict(zip(group.names, moved, strict=True))), losses, trained
 
 
-def _told(
+def _gradient_replies(
     train: Train, reply: Callable[[LocalContext, Tree], Outcome], model: StackedModel, members: list[_Member]
 ) -> Results:
     contexts = [member.context for member in members]
-    found = full_gradients(train, model, contexts, [member.call.rng for member in members])
+    gradients = full_gradients(train, model, contexts, [member.call.rng for member in members])
     for context in contexts:
         context.problem.seen += context.problem.passes()
-    return {m.at: reply(m.context, gradient) for m, (gradient, _) in zip(members, found, strict=True)}
+    return {m.at: reply(m.context, gradient) for m, (gradient, _) in zip(members, gradients, strict=True)}
 
 
 def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Results:
@@ -194,10 +194,10 @@ def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Resul
 
 
 def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> Results:
-    """Calls the rule's `start` at each client, and leaves its generator as it would stand then; gives who failed."""
+    """Calls the rule's `start` at each client and keeps the state of its random generator; returns the failures."""
     failed: Results = {}
     changed = False
-    shared = Shared(train, model, [m.context for m in members], [m.call.rng for m in members])
+    shared = SharedGradients(train, model, [m.context for m in members], [m.call.rng for m in members])
     for k, member in enumerate(members):
         torch.default_generator.manual_seed(member.call.rng.seed("torch"))
         try:
@@ -214,9 +214,9 @@ def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> R
             member.masks.set_state(torch.get_rng_state())
     if changed:
         raise ConfigError(
-            "`start` sets context.anchor, which clients that are stacked have in common",
+            "`start` sets context.anchor, which stacked clients share",
             where="client",
-            hint="leave what the rule needs in context.saved",
+            hint="save what the rule needs in context.saved",
         )
     return failed
 
@@ -226,7 +226,7 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
     contexts = [member.context for member in members]
     rngs, masks = [member.call.rng for member in members], [member.masks for member in members]
     updates, losses, trained = _moved(train, model, Group.of(contexts, rngs, masks))
-    # Cut for those alone who look at them.
+    # Cut into clients only for a rule that reads them.
     ends = list(zip(*trained, strict=True)) if train.rule.finish is not None else [()] * len(members)
     for member, loss, end, update in zip(members, losses, ends, updates.rows(), strict=True):
         solved = Solved([], loss[0], loss[1], member.context.steps)
@@ -238,7 +238,7 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
 
 
 def _failure(error: BaseException) -> Exception:
-    """What stands in a client's place; memory that runs out is no client's, but the group's."""
+    """A client's failure; raises the error if memory ran out, since that is the group's failure."""
     if out_of_memory(error):
         raise error
     return error if isinstance(error, Exception) else RuntimeError(told(error))
