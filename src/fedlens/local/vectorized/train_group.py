@@ -96,7 +96,11 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
     None for any other training, and where a client fails by itself: `_by_kind` reports which.
     """
     special = train.normalized or train.personal or train.keep_optimizer or not train.rule.plain
-    if special or not isinstance(calls, Calls) or any({"model", "lr"} & p.keys() for p in calls.payloads):
+    if (
+        special
+        or not isinstance(calls, Calls)
+        or any("model" in own or "lr" in own for own in calls.payloads)
+    ):
         return None
     examples = _examples(train, calls)
     if examples is None or not all(examples.counts):
