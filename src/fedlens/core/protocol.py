@@ -243,29 +243,20 @@ class ClientDataSource(Protocol):
 
 
 class GroupExamples(Protocol):
-    """The examples of A clients that are read together; `fedlens.data.client_datasets.ClientGroup` is one.
-
-    Attributes:
-        counts: how many examples each client has.
-    """
+    """The examples of A clients that are read together; `fedlens.data.client_datasets.ClientGroup` is one."""
 
     @property
-    def counts(self) -> Sequence[int]: ...
+    def counts(self) -> Sequence[int]:
+        """How many examples each client has."""
 
     def reordered(self, order: Sequence[int], /) -> GroupExamples:
         """The same examples, the clients in this order."""
-        ...
 
     def batches(self, sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int], /) -> torch.Tensor:
-        """The positions of the examples of each client's first batches, int64 [steps, A, size].
-
-        -1 fills batches that are short, and those of clients with fewer steps.
-        """
-        ...
+        """The positions of the examples of each client's first batches, int64 [steps, A, size]; -1 is padding."""
 
     def read(self, positions: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]:
-        """The inputs [k, ...] and targets [k] at these positions, int64 [k]."""
-        ...
+        """The inputs [k, ...] and targets [k, ...] at these positions, int64 [k]."""
 
 
 class ClientExamples(Protocol):
