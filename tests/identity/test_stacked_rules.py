@@ -188,9 +188,9 @@ def test_memory_that_runs_out_in_a_full_gradient_is_no_clients_fault(monkeypatch
 
 def test_a_rule_that_does_not_say_that_it_may_be_stacked_is_refused() -> None:
     for rule, said in (
-        (ClientRule(name="mine", grad=scaled), "the client rule 'mine' does not say"),
-        (ClientRule(finish=lambda p, context: ({}, None)), "a client rule without a name does not say"),
-        (chain(proximal(mu=0.1), ClientRule(name="mine", grad=scaled)), "'proximal.mine' does not say"),
+        (ClientRule(name="mine", grad=scaled), "the client rule 'mine' does not declare"),
+        (ClientRule(finish=lambda p, context: ({}, None)), "a client rule without a name does not declare"),
+        (chain(proximal(mu=0.1), ClientRule(name="mine", grad=scaled)), "'proximal.mine' does not declare"),
     ):
         with pytest.raises(ConfigError, match=said) as caught:
             course(fedavg(parts(world(), STEPS, client=rule)), world(), engine=vectorized())

@@ -299,6 +299,26 @@ def test_a_client_that_fails_takes_no_other_with_it(fault: type[Points]) -> None
     assert run.steps[0].tally.per_client[0] == pytest.approx(without.steps[0].tally.per_client[0])
 
 
+class Missing(World):
+    """One client's data cannot be found."""
+
+    def holder(self, client: int | str) -> Points:
+        if client == 4:
+            raise OSError("no such folder")
+        return super().holder(client)
+
+
+def test_a_client_without_data_fails_by_itself_and_the_others_stay_together(monkeypatch) -> None:
+    from fedlens.engines.executor import Executor
+
+    made = fedavg(parts(world(), STEPS, select=Fixed((0, 4, 2))))
+    monkeypatch.setattr(Executor, "alone", None)  # nobody is trained again
+    run = course(made, Missing(world().clients), engine=vectorized(group=3))
+    assert [step.tally.failed for step in run.steps] == [1] * 4
+    assert all("OSError: no such folder" in reason for reason in run.steps[0].tally.failures[4])
+    assert [row["client"] for row in run.steps[0].tally.per_client] == [0, 2]
+
+
 def test_a_client_whose_weights_run_away_is_refused_and_the_others_stay() -> None:
     there = world()
     far = there.clients[4]

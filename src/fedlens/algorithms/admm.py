@@ -27,7 +27,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.tree import Tree, map_tree, select
-from fedlens.local.dual import Variables, exact, linear, stepping
+from fedlens.local.dual import DualVariables, exact, linear, stepping
 from fedlens.local.rules import ClientRule, ServerRule
 
 Absent = Annotated[
@@ -348,19 +348,19 @@ def dual(*, sigma: Sigma = 0.1) -> ClientRule:
 
     With the plain mean of FedAvg it is `admm` with `solver = "sgd"`.
     """
-    return stepping(Variables(sigma))
+    return stepping(DualVariables(sigma))
 
 
 # -- the server ------------------------------------------------------------------------------------------------
 
 
-def _variables(parts: Parts, sigma: float | None, sigmas: str, absent: str) -> Variables:
+def _variables(parts: Parts, sigma: float | None, sigmas: str, absent: str) -> DualVariables:
     weighting = (parts.aggregate or Mean()).weighting
     by_size = sigmas == "equal" and weighting == "examples"  # the same for all means something else there
     if not by_size:
-        return Variables(sigma, last=absent == "last")
+        return DualVariables(sigma, last=absent == "last")
     sizes = _weights(parts)
-    return Variables(sigma, float(sizes.mean()), float(sizes.min()), last=absent == "last")
+    return DualVariables(sigma, float(sizes.mean()), float(sizes.min()), last=absent == "last")
 
 
 def _weights(parts: Parts) -> NDArray[np.float64]:
@@ -369,7 +369,7 @@ def _weights(parts: Parts) -> NDArray[np.float64]:
     return np.full_like(sizes, parts.local.examples) if parts.local.examples else sizes
 
 
-def _assembled(parts: Parts, variables: Variables, client: ClientRule) -> Averaging:
+def _assembled(parts: Parts, variables: DualVariables, client: ClientRule) -> Averaging:
     fold = parts.aggregate or Mean("examples")
     if fold.normalized:
         raise ConfigError(

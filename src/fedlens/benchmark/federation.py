@@ -62,6 +62,7 @@ class Federation:
             "threads": engine_table.get("threads", 1),
             "engine": engine_table,
         }
+        self.built.engine.listen(self._chosen)
         states = ClientStates()
         self.built.engine.open(Program(self.built.algorithm.ops, self.built.holders, 0), states)
         self.threads = (
@@ -69,6 +70,10 @@ class Federation:
         )  # as the engine wants them in this process; others open after it
         self.driver = Driver(self.built.engine, states)
         self.state = self.built.algorithm.init(self.built.model, self.built.federation)
+
+    def _chosen(self, line: str | None, choice: Mapping[str, Any]) -> None:
+        """Notes what the engine chose during the run."""
+        self.about |= {"processes": choice.get("workers", 1), "chosen": dict(choice)}
 
     def round(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Runs one round and returns its seconds, by default of wall time."""

@@ -95,6 +95,8 @@ def take_turns(
                 if measurements[place].ran:
                     with failure_recorded(measurements[place]):
                         measurements[place].seconds.append(_turn(candidates[place]))
+        for place, candidate in candidates.items():  # an engine may choose during the run
+            measurements[place].about = {**measurements[place].about, **candidate.about}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Between algorithm and engine: each request answered once, states committed on acceptance, all of it counted."""
+"""Drives an algorithm over an engine: accepts one answer a request, commits states, counts everything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedlens.core.states import Staging
 
 @dataclass
 class Tally:
-    """What happened in a round, over the clients of the federation (what the server holds itself is left out)."""
+    """Counts of a round over the clients of the federation; holders of server data are left out."""
 
     replies: int = 0
     failed: int = 0
@@ -41,20 +41,20 @@ class Tally:
 
     @property
     def clients(self) -> int:
-        """How many clients replied, each counted once however often it was asked.
+        """How many clients replied; a client that is asked several times counts once.
 
-        Where a round asks several times, one after the other, those that replied in the last: a client that was there
-        for a gradient and not for training has not taken part, and a round in which nobody trained came to nothing.
+        In a round of several asks only the last counts: a client that sent a gradient but did not train has not
+        taken part, and a round in which no client trained has failed.
         """
         return len(self.replied)
 
     @property
     def batches_max(self) -> int:
-        """The batches of the client that did most."""
+        """The batches of the client with the most batches."""
         return max(self.batches.values(), default=0)
 
     def asked(self, ask: Ask) -> None:
-        """Counts what goes out."""
+        """Counts the bytes of an ask."""
         if ask.order == "request":
             self.replied = set()
         shared = nbytes(ask.shared)
@@ -63,7 +63,7 @@ class Tally:
                 self.bytes_down += shared + (nbytes(request.payload) if request.payload else 0)
 
     def accepted(self, reply: Reply) -> None:
-        """Counts a reply that was folded; of what the server holds itself only work done on it counts, no bytes."""
+        """Counts an accepted reply; for a holder of server data only its work counts, not its bytes."""
         if not isinstance(reply.client, str):
             self.bytes_up += reply.nbytes
         elif "batches" not in reply.metrics:
@@ -76,12 +76,12 @@ class Tally:
         self.per_client.append({"client": reply.client, "exchange": reply.id.exchange, **reply.metrics})
 
     def failure(self, client: ClientId, reason: str) -> None:
-        """Counts what did not come or was not good."""
+        """Counts a reply that is missing or was refused."""
         self.failed += 1
         self.failures[client][reason] += 1
 
     def and_measuring(self, other: Tally) -> None:
-        """Adds what measuring the model cost: bytes and failures, and no training."""
+        """Adds the bytes and failures of an evaluation, but no training."""
         self.bytes_up += other.bytes_up
         self.bytes_down += other.bytes_down
         self.failed += other.failed
@@ -92,10 +92,9 @@ class Tally:
 class Driver:
     """Drives an algorithm's generators over an engine.
 
-    It is the one place that decides what counts as an answer: a second answer to the same request is refused, a
-    proposed client state is committed only when the algorithm has taken the reply without refusing it, and all the
-    requests of an ask see the states as they were when it was asked (a client that appears twice included; of its
-    two proposals the later slot's stays).
+    It alone decides which answers count. A second answer to the same request is refused. A proposed client state is
+    committed once the algorithm has taken the reply without refusing it. All requests of an ask see the states as
+    they were when it was sent; of the proposals of a client that appears twice, the later slot's is kept.
     """
 
     def __init__(self, engine: Engine, states: ClientStates) -> None:
@@ -114,15 +113,15 @@ class Driver:
         """Takes the first ask of a generator; `ahead` sends it, so that an engine with idle workers can begin."""
         if not isinstance(steps, Generator):
             raise RunFailed(
-                f"the algorithm gave a {type(steps).__name__} where a generator of asks was wanted",
-                hint="its round() and evaluate() have to 'yield' every Ask and to return what comes of it",
+                f"the algorithm returned a {type(steps).__name__}, not a generator of asks",
+                hint="write round() and evaluate() as generators: 'yield' every Ask, return the result",
             )
         return Driven(self, steps, round, ahead)
 
     def number(self, round: int) -> int:
         """The number of the next exchange of this round."""
         number = self._next.get(round, 0)
-        # Of older rounds nothing is asked any more.
+        # Older rounds have no further asks.
         self._next = {r: n for r, n in self._next.items() if r >= round - 1} | {round: number + 1}
         return number
 
@@ -131,14 +130,14 @@ class Driver:
     ) -> Generator[Answer, None, None]:
         """The answers to one ask, each checked for being the first to its request.
 
-        In request order the ask is sent when the first answer is looked for, unless it is `ahead`; in arrival order at
-        once, as its answers may be looked for in a later exchange.
+        In request order the ask is sent when the first answer is read, unless it is `ahead`; in arrival order at once,
+        since its answers may be read in a later exchange.
         """
         if not ahead or ask.order == "arrival":
             sent = self._send(ask, round, exchange) if ask.order == "arrival" else None
             return self._answers(ask, round, exchange, sent)
         answers = self._ahead(ask, round, exchange)
-        next(answers)  # which sends the ask, and sees to it that closing the answers takes it back
+        next(answers)  # sends the ask; from here on closing the answers takes it back
         return answers
 
     def _ahead(self, ask: Ask, round: int, exchange: int) -> Generator[Any, None, None]:
@@ -172,7 +171,7 @@ class Driver:
         try:
             for answer in scoped("engine", answers):
                 if answer.id not in self._out:
-                    # The first answer stands; this one is counted and goes no further.
+                    # The first answer counts; this one is only recorded as a failure.
                     self.tally.failure(answer.client, "answered a request twice, or one that was not asked")
                     continue
                 self._out.discard(answer.id)
@@ -180,7 +179,7 @@ class Driver:
                     yield answer
                 finally:
                     self._settle(answer, staged, at_once=ask.order == "arrival")
-                del answer  # or its tree would lie there until the next has come
+                del answer  # frees its tree before the next answer comes
         finally:
             answers.close()
             if ask.order == "request":
@@ -202,15 +201,15 @@ class Driver:
 
 
 class Driven:
-    """A generator of asks on its way; see `Driver.begin`."""
+    """A generator of asks in progress; see `Driver.begin`."""
 
-    def __init__(self, gate: Driver, steps: Generator[Ask, Answers, Any], round: int, ahead: bool) -> None:
-        self._gate, self._steps, self._round, self._ahead = gate, steps, round, ahead
+    def __init__(self, driver: Driver, steps: Generator[Ask, Answers, Any], round: int, ahead: bool) -> None:
+        self._driver, self._steps, self._round, self._ahead = driver, steps, round, ahead
         self._value: Any = None
         self._answers = self._asked(lambda: next(steps), ahead)
 
     def _asked(self, step: Callable[[], Ask], ahead: bool = False) -> Generator[Answer, None, None] | None:
-        """The answers to the next ask; None where there is none, and the value is known."""
+        """The answers to the next ask; None after the last, when the value is set."""
         try:
             with scope("aggregate.server"):
                 ask = step()
@@ -226,7 +225,7 @@ class Driven:
                 "after the first",
                 hint="set evaluation.beside=false",
             )
-        return self._gate.exchange(ask, self._round, self._gate.number(self._round), ahead)
+        return self._driver.exchange(ask, self._round, self._driver.number(self._round), ahead)
 
     def finish(self) -> Any:
         """Runs to the end and returns the generator's value."""

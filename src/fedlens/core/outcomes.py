@@ -1,22 +1,24 @@
-"""What several clients that were computed together send back, in columns."""
+"""The outcomes of several clients that were computed together, in columns."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from itertools import chain
+from typing import overload
 
 from fedlens.core.protocol import Outcome
-from fedlens.core.stacked import Column, StackedTrees
+from fedlens.core.stacked import Column, row_of
 
 
 class StackedOutcomes(Sequence[Outcome]):
-    """The outcomes of A clients, in the order of their calls. Each `Outcome` is made when it is asked for.
+    """The outcomes of A clients, in the order of their calls. Each `Outcome` is made when it is read.
 
-    Whoever knows the columns checks and counts all clients at once.
+    An executor reads the columns: it checks, counts and folds all clients at once.
 
     Args:
-        payload: the fields of their payloads; see `fedlens.core.stacked.Column`.
-        metrics: their numbers by name, A each.
+        payload: the fields of the payloads; see `fedlens.core.stacked.Column`.
+        metrics: the numbers of the clients, by name, A each.
         rows: the row of each call in the columns.
 
     >>> outcomes = StackedOutcomes({"weight": [3.0, 5.0], "buffers": {}}, {"batches": [1.0, 2.0]}, [1, 0])
@@ -41,16 +43,10 @@ class StackedOutcomes(Sequence[Outcome]):
             return [self[k] for k in range(len(self))[at]]
         row = self.rows[at]
         return Outcome(
-            self.payload_of(row), None, {name: values[row] for name, values in self.metrics.items()}
+            row_of(self.payload, row), None, {name: values[row] for name, values in self.metrics.items()}
         )
 
-    def payload_of(self, row: int) -> dict[str, Any]:
-        """The payload in this row."""
-        return {
-            name: column.row(row)
-            if type(column) is StackedTrees
-            else column[row]
-            if type(column) is list
-            else column
-            for name, column in self.payload.items()
-        }
+    @property
+    def finite(self) -> bool:
+        """Whether no metric of any client is NaN or an infinity."""
+        return all(map(math.isfinite, chain.from_iterable(self.metrics.values())))

@@ -238,6 +238,27 @@ class ClientDataSource(Protocol):
         """The same source for training on `device`, where it may keep its images."""
         return self
 
+    def group(self, clients: Sequence[ClientId], /) -> GroupExamples | None:
+        """The examples of these clients, to be read together; None where each client's are read on their own."""
+        return None
+
+
+class GroupExamples(Protocol):
+    """The examples of A clients that are read together; `fedlens.data.client_datasets.ClientGroup` is one."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many examples each client has."""
+
+    def reordered(self, order: Sequence[int], /) -> GroupExamples:
+        """The same examples, the clients in this order."""
+
+    def batches(self, sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int], /) -> torch.Tensor:
+        """The positions of the examples of each client's first batches, int64 [steps, A, size]; -1 is padding."""
+
+    def read(self, positions: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inputs [k, ...] and targets [k, ...] at these positions, int64 [k]."""
+
 
 class ClientExamples(Protocol):
     """What batched training asks of a client's data; `ClientDataset` offers it.
@@ -249,9 +270,9 @@ class ClientExamples(Protocol):
         """The bytes of images that `batches` keeps in memory for n examples."""
         return 0
 
-    def beside(self, others: Sequence[Any], /) -> bool:
-        """Whether one `gather` may read the examples of this client and of `others` together."""
-        return False
+    def group(self, others: Sequence[Any], /) -> GroupExamples | None:
+        """The examples of this client and of `others`, to be read together; None where each is read on its own."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -474,6 +495,6 @@ __all__ = [
     "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "BareEngine",
     "BatchedOp", "Call", "Client",
     "ClientDataSource", "ClientId", "ClientStates", "Engine", "EngineBase", "Evaluation", "Failure", "FederationInfo",
-    "Id", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply", "Request",
-    "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",
+    "GroupExamples", "Id", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply",
+    "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",
 ]  # fmt: skip

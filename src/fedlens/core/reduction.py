@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.protocol import Payload, Reduce
-from fedlens.core.stacked import StackedTrees, stack_of
+from fedlens.core.stacked import Column, StackedTrees, row_of, stack_of
 
 REPLIES = "replies"  # how many replies a total is made of
 
@@ -91,18 +91,53 @@ def fold_rows(total: dict[str, Any], reduce: Reduce, payloads: Sequence[Payload]
     {'weight': 4.0, 'replies': 2, 'x': {'w': tensor([28.])}}
     """
     stacks = {
-        name: stack
+        name: (stack, [payload[name].at for payload in payloads])
         for name, how in reduce.fields.items()
         if how != "max" and (stack := stack_of([payload[name] for payload in payloads])) is not None
     }
-    rest = Reduce({n: how for n, how in reduce.fields.items() if n not in stacks}, reduce.weight)
-    empty = not total
+    _fold_stacks(total, reduce, stacks, payloads)
+
+
+def fold_columns(
+    total: dict[str, Any], reduce: Reduce, columns: Mapping[str, Column], rows: Sequence[int]
+) -> None:
+    """Adds the replies in these rows of the columns to a total, as `fold_rows` does, without their payloads.
+
+    >>> total, columns = {}, {"x": StackedTrees({"w": torch.tensor([[4.0], [8.0]])}), "weight": [1.0, 3.0]}
+    >>> fold_columns(total, Reduce({"x": "sum"}), columns, [0, 1])
+    >>> total
+    {'weight': 4.0, 'replies': 2, 'x': {'w': tensor([28.])}}
+    """
+    stacks, others = {}, {}
+    for name, how in reduce.fields.items():
+        column = columns[name]
+        if how != "max" and isinstance(column, StackedTrees):
+            stacks[name] = column, rows
+        elif column:  # in a tree without leaves there is nothing to add
+            others[name] = column
+    filled = {name: how for name, how in reduce.fields.items() if name in stacks or name in others}
+    others[reduce.weight] = columns[reduce.weight]
+    payloads = [row_of(others, row) for row in rows]
+    _fold_stacks(total, Reduce(filled, reduce.weight), stacks, payloads)
+    for name in reduce.fields:
+        total.setdefault(name, {})
+
+
+def _fold_stacks(
+    total: dict[str, Any],
+    reduce: Reduce,
+    stacks: Mapping[str, tuple[StackedTrees, Sequence[int]]],
+    payloads: Sequence[Payload],
+) -> None:
+    """Adds replies: the fields in `stacks` as products of their rows, the others one reply after the other."""
+    first = not total
+    others = Reduce({n: how for n, how in reduce.fields.items() if n not in stacks}, reduce.weight)
     for payload in payloads:
-        fold(total, rest, payload)
-    for name, stack in stacks.items():
+        fold(total, others, payload)
+    for name, (stack, rows) in stacks.items():
         factors = [float(p[reduce.weight]) if reduce.fields[name] == "sum" else 1.0 for p in payloads]
-        sums = _weighted(stack, sorted(zip([payload[name].at for payload in payloads], factors, strict=True)))
-        if empty:
+        sums = _weighted(stack, sorted(zip(rows, factors, strict=True)))
+        if first:
             total[name] = sums
         else:
             torch._foreach_add_(list(total[name].values()), [sums[leaf] for leaf in total[name]])

@@ -105,3 +105,19 @@ def stack_of(trees: list[Any]) -> StackedTrees | None:
     """What all of these are rows of; None where they are not, or not all of one."""
     first = trees[0].stacked if trees and isinstance(trees[0], Row) else None
     return first if first and all(isinstance(t, Row) and t.stacked is first for t in trees) else None
+
+
+def row_of(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
+    """The payload of one client.
+
+    >>> row_of({"weight": [3.0, 5.0], "buffers": {}}, 1)
+    {'weight': 5.0, 'buffers': {}}
+    """
+    return {
+        name: column.row(row)
+        if type(column) is StackedTrees
+        else column[row]
+        if type(column) is list
+        else column
+        for name, column in columns.items()
+    }

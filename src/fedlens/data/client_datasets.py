@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -94,50 +95,20 @@ class ClientDataset(ClientExamples):
         whole = n * self.examples.values * 4
         return 2 * whole if self.augment is None and whole <= _WHOLE else 0
 
-    def beside(self, others: Sequence[Any], /) -> bool:
-        """Whether `gather` can read the examples of this client and of `others` together.
+    def group(self, others: Sequence[Any], /) -> ClientGroup | None:
+        """The examples of this holder and of `others`, to be read together.
 
-        It cannot if they are augmented or shifted, which differs by client, or come from different datasets.
+        None where they are augmented or shifted, which differs between holders, or come from several datasets.
         """
-        return all(
-            type(each) is ClientDataset
-            and each.augment is None
-            and not each.features
-            and each.indices is not None
-            and each.examples is self.examples
-            for each in (self, *others)
-        )
-
-    def gather(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalized images float32 [k, C, H, W] and labels at `places`, int64 [k], positions in `examples`."""
-        images, labels = self.examples.batch(places)
-        return normalize(images, self.mean, self.std), labels
-
-    @staticmethod
-    def orders(
-        holders: Sequence[ClientDataset], sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int]
-    ) -> Tensor:
-        """The positions of the examples of each client's first `steps` batches: int64 [steps, clients, size].
-
-        -1 fills short batches, and the steps that a client does not have.
-        """
-        generator, orders = torch.Generator(), []
-        for holder, size, rng, count in zip(holders, sizes, rngs, steps, strict=True):
-            n, rows = len(holder), []
-            generator.manual_seed(rng.seed("batches"))
-            for _ in range(0, count, -(-n // size)):
-                order = holder._order(n, size, generator)
-                if n % size:
-                    order = torch.nn.functional.pad(order, (0, -n % size), value=-1)
-                rows.append(order)
-            orders.append((rows[0] if len(rows) == 1 else torch.cat(rows))[: count * size])
-        longest, largest = max(steps), max(sizes)
-        if min(steps) == longest and min(sizes) == largest:
-            return torch.stack(orders).view(-1, longest, largest).transpose(0, 1)
-        at = torch.full((longest, len(orders), largest), -1)
-        for k, (order, size, count) in enumerate(zip(orders, sizes, steps, strict=True)):
-            at[:count, k, :size] = order.view(count, size)
-        return at
+        holders = (self, *others)
+        for each in holders:
+            plain = type(each) is ClientDataset and each.augment is None and not each.features
+            if not plain or each.indices is None or each.examples is not self.examples:
+                return None
+        indices = [each.indices for each in holders]
+        counts = [len(each) for each in holders]
+        starts = [0, *accumulate(counts[:-1])]
+        return ClientGroup(self.examples, torch.cat(indices), starts, counts, self.mean, self.std)
 
     def _images(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """The images uint8, with this client's shifts, and labels at the positions `at`."""
@@ -167,6 +138,63 @@ class ClientDataset(ClientExamples):
     @staticmethod
     def _order(n: int, size: int, generator: torch.Generator) -> Tensor:
         return torch.arange(n) if size >= n else torch.randperm(n, generator=generator)
+
+
+@dataclass(frozen=True)
+class ClientGroup:
+    """The examples of several holders of one dataset, read together and never augmented.
+
+    Args:
+        examples: what `indices` point into.
+        indices: the positions of the holders' examples, int64.
+        starts, counts: holder k has the examples at `indices[starts[k] : starts[k] + counts[k]]`.
+        mean, std: for `normalize`.
+    """
+
+    examples: Examples
+    indices: Tensor
+    starts: Sequence[int]
+    counts: Sequence[int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def reordered(self, order: Sequence[int], /) -> ClientGroup:
+        """The same examples, the holders in this order."""
+        return replace(self, starts=[self.starts[k] for k in order], counts=[self.counts[k] for k in order])
+
+    def batches(self, sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int], /) -> Tensor:
+        """The positions in `examples` of the first so many of each holder's `batches`, int64 [steps, holders, size].
+
+        -1 fills batches that are short, and those of holders with fewer steps.
+        """
+        positions = torch.full((len(sizes), max(steps), max(sizes)), -1)
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for k, kind in enumerate(zip(self.counts, sizes, steps, strict=True)):
+            alike.setdefault(kind, []).append(k)
+        for (n, size, count), rows in alike.items():
+            per_epoch = -(-n // size)
+            orders = self._orders(rows, n, size, -(-count // per_epoch), rngs)
+            if n % size:
+                orders = torch.nn.functional.pad(orders, (0, -n % size), value=-1)
+            positions[rows, :count, :size] = orders.view(len(rows), -1, size)[:, :count]
+        return positions.transpose(0, 1)
+
+    def _orders(self, rows: Sequence[int], n: int, size: int, epochs: int, rngs: Sequence[Rng]) -> Tensor:
+        """The positions in the order of each epoch, int64 [rows, epochs, n], of holders of n examples."""
+        orders = torch.arange(n).repeat(len(rows), epochs, 1)
+        if size < n:
+            generator, each = torch.Generator(), iter(orders.view(-1, n).unbind())
+            for row in rows:
+                generator.manual_seed(rngs[row].seed("batches"))
+                for order in islice(each, epochs):
+                    torch.randperm(n, generator=generator, out=order)
+        orders += torch.tensor([self.starts[row] for row in rows]).view(-1, 1, 1)
+        return self.indices.index_select(0, orders.flatten()).view(orders.shape)
+
+    def read(self, positions: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Normalized images float32 [k, C, H, W] and labels at these positions in `examples`, int64 [k]."""
+        images, labels = self.examples.batch(positions)
+        return normalize(images, self.mean, self.std), labels
 
 
 @dataclass(frozen=True)
@@ -242,6 +270,15 @@ class ClientDatasets(ClientDataSource):
         if client == "@test":
             return self._of(self.dataset.test, None, None, {})
         raise KeyError(client)
+
+    def group(self, clients: Sequence[ClientId], /) -> ClientGroup | None:
+        """The examples of these clients, to be read together; None where they are augmented or shifted."""
+        dataset, numbers = self.dataset, [client for client in clients if isinstance(client, int)]
+        if self.augment is not None or self.features or len(numbers) < len(clients):
+            return None
+        starts, ends = self.offsets[:-1][numbers], self.offsets[1:][numbers]
+        counts = (ends - starts).tolist()
+        return ClientGroup(dataset.train, self.indices, starts.tolist(), counts, dataset.mean, dataset.std)
 
     def _of(
         self,

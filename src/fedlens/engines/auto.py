@@ -1,4 +1,4 @@
-"""The engine that tries those of this machine on a few steps, and is the fastest of them from then on."""
+"""The engine that times the engines of this machine on a few steps, and uses the fastest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedlens.engines.memory import free_memory
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import vectorized
 
-_SHORT = 10.0  # seconds of training below which starting workers does not pay
+_SHORT = 10.0  # seconds of training; for less, workers are not worth their start
 _TRIAL = 0.5  # seconds that a trial of one engine may take, about
 _SLOW = 5.0  # seconds of one step from which nothing is tried
 _CLIENTS, _STEPS = 64, 8  # of a trial, at most
@@ -47,14 +47,14 @@ def auto(
 ) -> Auto:
     """Tries the engines on a few steps of plain training before the run, and takes the fastest.
 
-    Also how many workers, how many clients at once and which memory layout; device and precision are yours to say.
-    What it took stands in the run's config.toml, so a resumed run does not choose again.
+    It also chooses the number of workers, the clients computed at once and the memory layout, but never device and
+    precision. The choice is written to the run's config.toml, so a resumed run does not choose again.
     """
     return Auto(state_memory, Computing(device, precision))
 
 
 class Auto(EngineBase):
-    """See `auto`. Until it has chosen it is `inline`."""
+    """See `auto`. Before the choice it is `inline`."""
 
     def __init__(self, state_memory: int = STATE_MEMORY, computing: Computing = ON_CPU) -> None:
         self.common = {"device": computing.device, "precision": computing.precision}
@@ -73,7 +73,7 @@ class Auto(EngineBase):
         cohort: int | None,
         images: float,
     ) -> str:
-        """Tries the engines on these clients; one line on what it took, and why."""
+        """Times the engines on these clients; returns one line with the choice and the reason."""
         batched = [op for op in ops.values() if isinstance(op, BatchedOp)]
         op, one = next(((op, trial) for op in batched if (trial := op.trial(1))), (None, None))
         if op is None or one is None or cohort is None or not clients:
@@ -94,13 +94,13 @@ class Auto(EngineBase):
         tried: dict[str, tuple[float, str, dict[str, Any]]] = {}
 
         def attempt(label: str, name: str, table: dict[str, Any], many: int = count) -> None:
-            there = [clients[k * len(clients) // many] for k in range(many)]
+            some = [clients[k * len(clients) // many] for k in range(many)]
             try:
-                found = self._time(name, table, trial, data, there)
+                timed = self._time(name, table, trial, data, some)
             except ConfigError:
-                return  # one that there is not here
-            if found is not None and found[1]:
-                tried[label] = found[1] / found[0], name, table
+                return  # this machine cannot run it
+            if timed is not None and timed[1]:
+                tried[label] = timed[1] / timed[0], name, table
 
         attempt("inline", "inline", {})
         if cores > 1 and cohort == 1:
@@ -112,8 +112,8 @@ class Auto(EngineBase):
         if fastest and cohort > 1 and workers > 1 and images / fastest > _SHORT and _fits(op, workers):
             many = max(2 * workers, count)
             attempt(f"processes {workers} x 1", "processes", {"workers": workers}, many)
-            there = max((len(data.holder(client)) for client in clients[:_CLIENTS]), default=1)
-            each = max(1, op.footprint(torch.device("cpu"), there, data.holder(clients[0])))
+            largest = max((len(data.holder(client)) for client in clients[:_CLIENTS]), default=1)
+            each = max(1, op.footprint(torch.device("cpu"), largest, data.holder(clients[0])))
             group = min(_CLIENTS, cohort // workers, GROUP_MEMORY // each)
             if stacked and group > 1:
                 table = {"workers": workers, "group": group}
@@ -128,9 +128,9 @@ class Auto(EngineBase):
             layout = "contiguous" if usual else "channels last"
             attempt(f"{label}, {layout}", name, other, max(count, 2 * workers))
         by_speed = sorted(tried.items(), key=lambda item: -item[1][0])
-        told = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)
+        speeds = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)
         _, name, table = by_speed[0][1]
-        return self._take(name, table, f"images/s of {steps} steps at some clients: {told}")
+        return self._take(name, table, f"images/s of {steps} steps at some clients: {speeds}")
 
     def _take(self, name: str, table: Mapping[str, Any], why: str) -> str:
         given = {**self.common, **table, "state_memory": self.state_memory}
@@ -151,7 +151,7 @@ class Auto(EngineBase):
     ) -> tuple[float, float] | None:
         """Seconds and images of the better of two rounds, after one to warm up; None where a client failed."""
         ask = Ask("train", [Request(client) for client in clients], trial.shared)
-        found: list[tuple[float, float]] = []
+        times: list[tuple[float, float]] = []
         engine = _KNOWN[name](**{**self.common, **table})
         try:
             engine.open(Program({"train": trial.op}, data, 0), ClientStates())
@@ -164,16 +164,14 @@ class Auto(EngineBase):
                 images = sum(
                     answer.metrics["examples"] for answer in answers if not isinstance(answer, Failure)
                 )
-                found.append((seconds, images))
+                times.append((seconds, images))
                 if seconds > 4 * _TRIAL:
                     break
-        except (
-            Exception
-        ):  # an engine that cannot be tried is not taken; what is wrong shows in the run itself
+        except Exception:  # an engine that fails is not chosen; the run itself will report the error
             return None
         finally:
             engine.close()
-        return min(found[1:] or found)
+        return min(times[1:] or times)
 
     # ---- as an engine
 
@@ -187,15 +185,15 @@ class Auto(EngineBase):
         return self.chosen
 
     def open(self, program: Program, states: ClientStates) -> None:
-        """Opens what was chosen."""
+        """Opens the chosen engine."""
         self.chosen.open(program, states)
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers with what was chosen."""
+        """Answers with the chosen engine."""
         return self.chosen.answer(ask, round, exchange)
 
     def close(self) -> None:
-        """Closes what was chosen."""
+        """Closes the chosen engine."""
         self.chosen.close()
 
 
@@ -205,5 +203,5 @@ _KNOWN: dict[str, Callable[..., EngineBase]] = {
 
 
 def _fits(op: BatchedOp, workers: int) -> bool:
-    """Whether so many workers, and what is on its way between them, have room in the memory that is free."""
+    """Whether the free memory holds this many workers and the payloads between them."""
     return (workers + 3) * op.footprint(torch.device("cpu")) < free_memory()

@@ -1,9 +1,9 @@
-"""Several clients answered as one batched computation: how many at once, and what if that does not go."""
+"""Splits clients into groups for batched training, and retries with smaller groups when memory runs out."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import torch
@@ -11,15 +11,16 @@ from pydantic import Field
 
 from fedlens.core.arithmetic import Layout
 from fedlens.core.errors import ConfigError, out_of_memory, told
-from fedlens.core.protocol import Answer, BatchedOp, ClientId, Failure, Op, Payload, Program
+from fedlens.core.protocol import Answer, BatchedOp, ClientId, Failure, Op, Payload, Program, Reduce
 from fedlens.core.schema import Schema
 from fedlens.engines.devices import Computing
-from fedlens.engines.executor import Executor, Item
+from fedlens.engines.executor import Executor, Item, folded
 
-GROUP_MEMORY = 2**28  # bytes of a group, unless its size is set
-_SHARE = 8  # of a GPU's memory, one part in so many is a group's
-_LARGEST = 128  # more at once are no faster on a CPU
-_ODD = 3  # how often that may be a passing fault
+GROUP_MEMORY = 2**28  # bytes of a group on a CPU, unless its size is set
+_GPU_SHARE = 8  # a group takes one part in so many of a GPU's memory
+_LARGEST = 128  # clients; larger groups are no faster on a CPU
+_ODD = 3  # groups that may fail without a failing client, before the run ends
+AnswerItems = Callable[[Sequence[Item]], list[Answer]]
 Group = Annotated[
     int,
     Field(
@@ -33,17 +34,17 @@ Group = Annotated[
 def check_stackable(ops: Mapping[str, Op], engine: str) -> None:
     """Raises `ConfigError` where the training among these operations cannot be done for several clients at once."""
     for op in ops.values():
-        found = op.obstacle() if isinstance(op, BatchedOp) else None
-        if found is not None:
+        obstacle = op.obstacle() if isinstance(op, BatchedOp) else None
+        if obstacle is not None:
             raise ConfigError(
-                f"the engine {engine} cannot train several clients at once here: {found.what}",
-                where=found.where,
-                hint=found.hint,
+                f"the engine {engine} cannot train several clients at once here: {obstacle.what}",
+                where=obstacle.where,
+                hint=obstacle.hint,
             )
 
 
 def whole_blocks(group: int, block: int) -> int:
-    """As many clients as come nearest to a group in whole blocks of those that are folded; fewer than one stay so.
+    """The number of clients nearest to `group` in whole blocks of `block` clients; a smaller group stays as it is.
 
     >>> whole_blocks(50, 3), whole_blocks(2, 3)
     (51, 2)
@@ -69,21 +70,21 @@ def layout_of(channels_last: Layout, group: int) -> Layout:
 
 
 class Groups:
-    """How a site answers several clients at once.
+    """Answers requests in groups of clients.
 
     Args:
-        size: how many; None takes as many as fit into a stretch of memory.
+        size: clients of a group; None takes as many as fit into a group's memory.
     """
 
     def __init__(self, size: int | None = None) -> None:
         self._wanted = size
         self._sizes: dict[str, int] = {}
-        self._odd = 0  # groups that failed, and none of their clients did
-        self._told = False
-        self._singly: set[str] = set()  # operations for which memory runs out however few there are
+        self._odd = 0  # groups that failed without a failing client
+        self._reported = False
+        self._singly: set[str] = set()  # operations for which even a group of one has too little memory
 
     def size(self, program: Program, op: str, clients: Sequence[ClientId]) -> int:
-        """How many clients of these are computed at once."""
+        """How many of these clients are computed at once."""
         if op not in self._sizes:
             self._sizes[op] = self._wanted or self._fitting(program, op, clients)
         return self._sizes[op]
@@ -92,7 +93,7 @@ class Groups:
         batched = program.ops[op]
         assert isinstance(batched, BatchedOp)
         device = torch.device(program.device)
-        # Of what does not change from round to round, so that a resumed run has the same groups.
+        # From what is the same in all rounds, so that a resumed run has the same groups.
         largest = program.data.largest or max(
             (len(program.data.holder(client)) for client in clients), default=1
         )
@@ -100,39 +101,54 @@ class Groups:
         each = max(1, batched.footprint(device, largest, data))
         if device.type != "cuda":
             return min(max(1, GROUP_MEMORY // each), _LARGEST)
-        whole: int = torch.cuda.get_device_properties(device).total_memory
-        return max(1, whole // _SHARE // each)
+        memory: int = torch.cuda.get_device_properties(device).total_memory
+        return max(1, memory // _GPU_SHARE // each)
 
     def answers(
-        self, site: Executor, op: str, shared: Payload, items: Sequence[Item], expect: Schema, block: int = 1
+        self,
+        executor: Executor,
+        op: str,
+        shared: Payload,
+        items: Sequence[Item],
+        expect: Schema,
+        reduce: Reduce | None = None,
     ) -> list[Answer]:
-        """Answers these requests in groups; `block` of them are folded at a time."""
-        size = whole_blocks(self.size(site.program, op, [item.client for item in items]), block)
+        """Answers these requests in groups; with `reduce`, each group's folded payload stands in its last answer."""
+
+        def together(some: Sequence[Item]) -> list[Answer]:
+            return executor.together(op, shared, some, expect, reduce)
+
+        def one_by_one(some: Sequence[Item]) -> list[Answer]:
+            # Copied at once: the next client trains in the memory of this one's answer.
+            answers = [executor.alone(op, shared, item, expect) for item in some]
+            return answers if reduce is None else folded(answers, reduce)
+
         if op in self._singly:
-            return [site.alone(op, shared, item, expect) for item in items]
-        found: list[Answer] = []
+            return one_by_one(items)
+        size = self.size(executor.program, op, [item.client for item in items])
+        size = whole_blocks(size, reduce.block if reduce else 1)
+        answers: list[Answer] = []
         for start in range(0, len(items), size):
-            found += self._group(site, op, shared, items[start : start + size], expect)
-        return found
+            answers += self._group(op, items[start : start + size], together, one_by_one)
+        return answers
 
     def _group(
-        self, site: Executor, op: str, shared: Payload, items: Sequence[Item], expect: Schema
+        self, op: str, items: Sequence[Item], together: AnswerItems, one_by_one: AnswerItems
     ) -> list[Answer]:
         try:
-            return site.together(op, shared, items, expect)
+            return together(items)
         except Exception as error:
-            # Nothing is tried in here: the error's frames hold all the memory that the group had.
+            # The retry is outside of this block: the error's frames hold all the memory of the group.
             no_memory, reason = out_of_memory(error), told(error)
         if no_memory and len(items) > 1:
             half = (len(items) + 1) // 2
             self._halve(op, len(items), half)
             parts = items[:half], items[half:]
-            return [a for part in parts for a in self._group(site, op, shared, part, expect)]
-        # One client after the other tells whose fault it was, or that it is nobody's: each is copied at once, as the
-        # next one works on in the memory that it answered with.
-        answers = [site.alone(op, shared, item, expect) for item in items]
+            return [answer for part in parts for answer in self._group(op, part, together, one_by_one)]
+        # One client at a time shows whose failure it was, or that it was no client's.
+        answers = one_by_one(items)
         if no_memory:
-            self._singly.add(op)  # even one takes more together than alone
+            self._singly.add(op)  # even one client takes more memory in a group than by itself
             return answers
         self._odd += not any(isinstance(answer, Failure) for answer in answers)
         if self._odd == _ODD:
@@ -146,9 +162,9 @@ class Groups:
     def _halve(self, op: str, many: int, half: int) -> None:
         self._sizes[op] = half
         torch.cuda.empty_cache()  # does nothing where no GPU is in use
-        if not self._told:
-            print(  # noqa: T201  (a worker has nobody else to tell)
+        if not self._reported:
+            print(  # noqa: T201  (a worker has no other way to report)
                 f"memory ran out for {many} clients at once; {half} at once are tried, and fewer if need be",
                 file=sys.stderr,
             )
-            self._told = True
+            self._reported = True

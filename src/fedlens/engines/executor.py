@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from fedlens.core.calls import Calls
 from fedlens.core.errors import told
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.profiling import scope
 from fedlens.core.protocol import (
     Answer,
     BatchedOp,
-    Call,
-    Client,
     ClientId,
     Failure,
     Id,
@@ -27,10 +26,9 @@ from fedlens.core.protocol import (
     Reduce,
     Reply,
 )
-from fedlens.core.random import Rng, Secrets
-from fedlens.core.reduction import fold, fold_rows
+from fedlens.core.reduction import fold, fold_columns, fold_rows
 from fedlens.core.schema import Schema, finite_fault, nbytes
-from fedlens.core.stacked import Row
+from fedlens.core.stacked import Row, row_of
 
 _CPU = torch.device("cpu")
 _PLAIN = (torch.Tensor, float, int, str, bytes)
@@ -53,15 +51,15 @@ class GroupAnswers(Protocol):
 
     def answers(
         self,
-        site: Executor,
+        executor: Executor,
         op: str,
         shared: Payload,
         items: Sequence[Item],
         expect: Schema,
-        block: int = 1,
+        reduce: Reduce | None = None,
         /,
     ) -> list[Answer]:
-        """Answers these requests in groups; `block` of them are folded at a time."""
+        """Answers these requests in groups; with `reduce`, each group's folded payload stands in its last answer."""
         ...
 
 
@@ -88,7 +86,7 @@ class Executor:
         try:
             if op not in self.program.ops:
                 return Failure(item.id, item.client, f"the algorithm has no operation '{op}'")
-            call = self._call(shared, item)
+            (call,) = self._calls(shared, [item])
             torch.default_generator.manual_seed(call.rng.seed("torch"))
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(call.rng.seed("torch"))
@@ -102,48 +100,38 @@ class Executor:
         """The answer of one client, in memory of its own."""
         return own(self.answer(op, shared, item, expect))
 
-    def together(self, op: str, shared: Payload, items: Sequence[Item], expect: Schema) -> list[Answer]:
+    def together(
+        self, op: str, shared: Payload, items: Sequence[Item], expect: Schema, reduce: Reduce | None = None
+    ) -> list[Answer]:
         """Runs one operation for several clients as one computation: `together` of the operation.
 
-        Raises what that raises, where it is no client's own failure.
+        With `reduce`, the folded payload of all stands in the last answer. Raises what `together` of the operation
+        raises.
         """
-        calls: dict[int, Call] = {}
-        answers: dict[int, Answer] = {}
-        for at, item in enumerate(items):
-            try:
-                calls[at] = self._call(shared, item)
-            except (Exception, SystemExit) as error:
-                answers[at] = Failure(item.id, item.client, told(error))
-        joint = self.program.ops[op]
-        assert isinstance(joint, BatchedOp)
+        batched = self.program.ops[op]
+        assert isinstance(batched, BatchedOp)
         with scope("client"):
-            outcomes = joint.together(list(calls.values())) if calls else []
+            outcomes = batched.together(self._calls(shared, items))
         if isinstance(outcomes, StackedOutcomes):
-            answers |= zip(calls, _checked_stack([items[at] for at in calls], outcomes, expect), strict=True)
-            return [answers[at] for at in range(len(items))]
-        for at, outcome in zip(calls, outcomes, strict=True):
-            item = items[at]
-            if isinstance(outcome, Exception):
-                answers[at] = Failure(item.id, item.client, told(outcome))
-            else:
-                answers[at] = _checked(item, outcome, expect)
-        return [answers[at] for at in range(len(items))]
+            with scope("client.check"):
+                good = all(expect.passing(outcomes.payload, len(outcomes))) and outcomes.finite
+            if good:
+                return _replies(items, outcomes, reduce)
+        answers: list[Answer] = [
+            Failure(item.id, item.client, told(outcome))
+            if isinstance(outcome, Exception)
+            else _checked(item, outcome, expect)
+            for item, outcome in zip(items, outcomes, strict=True)
+        ]
+        return answers if reduce is None else folded(answers, reduce)
 
-    def _call(self, shared: Payload, item: Item) -> Call:
-        client = Client(
-            id=item.client,
-            data=self.program.data.holder(item.client),
-            state=self._there(item.state),
-            secrets=Secrets((self.program.seed, item.client)),
-            scratch=self.scratch,
-            device=self.device,
-            arithmetic=self.program.arithmetic,
+    def _calls(self, shared: Payload, items: Sequence[Item]) -> Calls:
+        ids, clients, payloads, states = zip(*items, strict=True)
+        if self.device.type != "cpu":
+            payloads, states = moved(payloads, self.device), moved(states, self.device)
+        return Calls(
+            self.program, self.device, self.scratch, self._brought(shared), ids, clients, payloads, states
         )
-        rng = Rng((self.program.seed, "op", *item.id, item.client))
-        return Call({**self._brought(shared), **self._there(item.payload)}, client, rng)
-
-    def _there(self, payload: Payload) -> Payload:
-        return payload if self.device.type == "cpu" else moved(payload, self.device)
 
     def _brought(self, shared: Payload) -> Payload:
         """What an ask shares, on the device; once an ask."""
@@ -166,24 +154,17 @@ class Executor:
 
         `alone` answers one after the other also where there are groups.
         """
-        joint = not alone and self.groups is not None and isinstance(self.program.ops.get(op), BatchedOp)
-        if joint:
-            assert self.groups is not None
-            block = reduce.block if reduce else 1
-            many = iter(self.groups.answers(self, op, shared, items, expect, block))
-        else:
-            # One after the other, each when it is called for: the next may work on in the memory of the last.
-            many = (self.answer(op, shared, item, expect) for item in items)
+        if not alone and self.groups is not None and isinstance(self.program.ops.get(op), BatchedOp):
+            # What is computed together is added up together: its last bits are its own anyway.
+            return [self._home(a) for a in self.groups.answers(self, op, shared, items, expect, reduce)]
+        # One after the other, each when it is called for: the next may work on in the memory of the last.
+        many = (self.answer(op, shared, item, expect) for item in items)
         if reduce is None:
-            return [self._home(answer if joint or len(items) == 1 else own(answer)) for answer in many]
+            return [self._home(answer if len(items) == 1 else own(answer)) for answer in many]
         answers: list[Answer] = []
-        # What is computed together is added up together: its last bits are its own anyway.
-        size = len(items) if joint else reduce.block
-        for start in range(0, len(items), size):
-            folding = Fold(reduce)
-            taken = [folding.take(answer) for answer in islice(many, len(items[start : start + size]))]
-            taken[-1].folded = folding.result()
-            answers += map(self._home, taken)
+        for start in range(0, len(items), reduce.block):
+            block = islice(many, len(items[start : start + reduce.block]))
+            answers += map(self._home, folded(block, reduce))
         return answers
 
     def _home(self, answer: Answer) -> Answer:
@@ -196,21 +177,28 @@ class Executor:
         return answer
 
 
-def _checked_stack(items: Sequence[Item], outcomes: StackedOutcomes, expect: Schema) -> list[Answer]:
-    """What `_checked` makes of each outcome; the columns of those that are good are looked at once."""
-    good = expect.passing(outcomes.payload, len(outcomes))
-    metrics = {name: [float(value) for value in values] for name, values in outcomes.metrics.items()}
-    finite = [all(math.isfinite(values[row]) for values in metrics.values()) for row in range(len(outcomes))]
-    size, answers = None, list[Answer]()
-    for at, (item, row) in enumerate(zip(items, outcomes.rows, strict=True)):
-        if not good[row] or not finite[row]:
-            answers.append(_checked(item, outcomes[at], expect))
-            continue
-        payload = outcomes.payload_of(row)
-        size = nbytes(payload) if size is None else size  # the same for all that are good
-        numbers = {name: values[row] for name, values in metrics.items()}
-        answers.append(Reply(item.id, item.client, payload, numbers, None, size))
-    return answers
+def _replies(items: Sequence[Item], outcomes: StackedOutcomes, reduce: Reduce | None) -> list[Answer]:
+    """The replies of outcomes that are all good; with `reduce` they are folded into the last."""
+    columns, rows = outcomes.payload, outcomes.rows
+    size = nbytes(row_of(columns, rows[0]))  # the same for all
+    kept = {name: column for name, column in columns.items() if not reduce or name not in reduce.fields}
+    replies: list[Answer] = [
+        Reply(
+            item.id,
+            item.client,
+            row_of(kept, row),
+            {name: float(values[row]) for name, values in outcomes.metrics.items()},
+            None,
+            size,
+        )
+        for item, row in zip(items, rows, strict=True)
+    ]
+    if reduce is not None:
+        total: dict[str, Any] = {}
+        replies[-1].folded = total
+        with scope("aggregate"):
+            fold_columns(total, reduce, columns, rows)
+    return replies
 
 
 def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
@@ -334,3 +322,11 @@ class Fold:
                 fold_rows(self.total, self.reduce, self.rows)
             self.rows = []
         return self.total or None
+
+
+def folded(answers: Iterable[Answer], reduce: Reduce) -> list[Answer]:
+    """The answers of a block without the fields that are folded; their total stands in the last answer."""
+    folding = Fold(reduce)
+    taken = [folding.take(answer) for answer in answers]
+    taken[-1].folded = folding.result()
+    return taken

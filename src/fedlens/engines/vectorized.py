@@ -34,13 +34,13 @@ def vectorized(
 ) -> Vectorized:
     """Several clients at once: their weights stacked, their batches padded and masked.
 
-    For small models, whose rounds are mostly overhead. Numbers agree with `inline` to rounding, and repeat to the bit.
+    For small models, whose rounds are mostly overhead. Results agree with `inline` to rounding, and repeat to the bit.
     """
     return Vectorized(threads, group, state_memory, Computing(device, precision))
 
 
 class Vectorized(Inline):
-    """See `vectorized`. Operations that cannot be done for several clients are done for one after the other."""
+    """See `vectorized`. Other operations run for one client after the other."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Vectorized(Inline):
 
     def _answers(self, ask: Ask, ids: Sequence[Id], due: float | None) -> Generator[Answer, None, None]:
         if not isinstance(self._site.program.ops.get(ask.op), BatchedOp) or ask.deadline is not None:
-            # With a deadline each client counts by itself, and so trains by itself.
+            # With a deadline each client is timed, and so trains, by itself.
             yield from super()._answers(ask, ids, due)
             return
         block = ask.reduce.block if ask.reduce else 1
@@ -81,5 +81,5 @@ class Vectorized(Inline):
                     answers = self._site.block(ask.op, ask.shared, items, ask.expect, ask.reduce)
                 finally:
                     self._site.groups = None
-                # Rows of the group's memory would keep all of it.
+                # A row is a view, and would keep the memory of its whole group.
                 yield from answers if ask.reduce else map(own, answers)

@@ -24,7 +24,7 @@ from fedlens.local.solvers import Subproblem, linearized, minimize
 
 
 @dataclass(frozen=True)
-class Variables:
+class DualVariables:
     """The variables of a client: their penalty, and which of them stay there.
 
     Attributes:
@@ -55,7 +55,7 @@ class Variables:
         return sigma if self.mean_size is None else sigma * self.mean_size / self.least_size
 
 
-def _start(context: LocalContext, variables: Variables) -> None:
+def _start(context: LocalContext, variables: DualVariables) -> None:
     before = context.state.get("dual")
     context.saved["dual"] = (
         context.listed(before) if before else [torch.zeros_like(w) for w in context.anchor]
@@ -63,7 +63,7 @@ def _start(context: LocalContext, variables: Variables) -> None:
     context.saved["rho"] = variables.rho(context)
 
 
-def _start_steps(context: LocalContext, variables: Variables) -> None:
+def _start_steps(context: LocalContext, variables: DualVariables) -> None:
     _start(context, variables)
     # u + rho (x - y) = (u - rho y) + rho x, and the first of these stays as it is over the steps.
     context.saved["pull"] = torch._foreach_sub(
@@ -80,9 +80,9 @@ def _grad(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Ten
 
 
 def _finish(
-    parameters: Tensors, context: LocalContext, variables: Variables
+    parameters: Tensors, context: LocalContext, variables: DualVariables
 ) -> tuple[Mapping[str, Any], Payload]:
-    """The last dual step of the visit, and what is sent: how z_i stands to y, or to what was sent last."""
+    """The last dual step of local training, and what is sent: how z_i stands to y, or to what was sent last."""
     rho, dual, y = context.saved["rho"], context.saved["dual"], context.anchor
     x = list(torch._foreach_sub(parameters, dual, alpha=1 / rho)) if variables.trained else parameters
     new = torch._foreach_add(dual, torch._foreach_sub(x, y), alpha=rho)  # Eq. 3.3, 4.6
@@ -101,7 +101,7 @@ def _finish(
     return {"update": context.tree(torch._foreach_sub(y, z)), **more}, state
 
 
-def _expect(spec: TreeSpec, variables: Variables) -> Mapping[str, SchemaField]:
+def _expect(spec: TreeSpec, variables: DualVariables) -> Mapping[str, SchemaField]:
     fields: dict[str, SchemaField] = {}
     if variables.last:
         fields["fresh"] = NumberField(above=-1, most=1)
@@ -143,19 +143,19 @@ def _solve_linearized(context: LocalContext, k_0: int, r: float, minibatches: bo
     return _solved(context, problem, at)
 
 
-def exact(variables: Variables, k_0: int, tolerance: float, max_iterations: int) -> ClientRule:
+def exact(variables: DualVariables, k_0: int, tolerance: float, max_iterations: int) -> ClientRule:
     """k_0 times: the subproblem to a tolerance (Eq. 3.2), then the dual step (Eq. 3.3)."""
     solve = partial(_solve_exactly, k_0=k_0, tolerance=tolerance, max_iterations=max_iterations)
     return _rule(variables, solve=solve, check=partial(_refuse_steps, uses_lr=False))
 
 
-def linear(variables: Variables, k_0: int, r: float, minibatches: bool) -> ClientRule:
+def linear(variables: DualVariables, k_0: int, r: float, minibatches: bool) -> ClientRule:
     """k_0 times: one gradient and a step in closed form, then the dual step."""
     solve = partial(_solve_linearized, k_0=k_0, r=r, minibatches=minibatches)
     return _rule(variables, solve=solve, check=partial(_refuse_steps, uses_lr=variables.sigma is None))
 
 
-def stepping(variables: Variables) -> ClientRule:
+def stepping(variables: DualVariables) -> ClientRule:
     """Local training on the subproblem, or in place of Eq. 4.5's gradient step; then the dual step."""
     if variables.trained:
         return _rule(variables)
@@ -166,7 +166,7 @@ def stepping(variables: Variables) -> ClientRule:
 
 
 def _rule(
-    variables: Variables,
+    variables: DualVariables,
     solve: Callable[[LocalContext], Solved] | None = None,
     check: Callable[[LocalSettings], None] | None = None,
 ) -> ClientRule:

@@ -44,10 +44,10 @@ def listening(module: nn.Module) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-class Looking:
+class ModelFeatures:
     """The features of the model that is trained at a client, and of the models that its rule `looks` at.
 
-    Those are in evaluation mode: they say what they would of the image, whatever else is in the batch.
+    The other models are in evaluation mode, so the features of an image do not depend on the rest of the batch.
     """
 
     def __init__(self, context: LocalContext, trees: Mapping[str, Tree]) -> None:
@@ -59,7 +59,7 @@ class Looking:
             self.others[name] = module, problem.closing.enter_context(listening(module))
 
     def take(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Features [n, features] by name, of the batch that the model which is trained has just seen."""
+        """Features [n, features] by name, of the batch that the trained model has just seen."""
         found = {OWN: self.own.pop().flatten(1)} if self.own else {}
         self.own.clear()
         for name, (module, heard) in self.others.items():

@@ -20,7 +20,7 @@ HEAVY = (
 )  # bytes of weights, from which on a copy of them costs more than a call of Python for every leaf
 
 
-class Tangled(Exception):
+class WeightReused(Exception):
     """A weight was needed for another gradient after it had taken its step."""
 
 
@@ -41,12 +41,12 @@ class Leafwise:
             closing.callback(hooked(self._step).remove)
 
     def __call__(self, loss: Tensor) -> None:
-        """Goes down the loss. Raises `Tangled` where the model does not allow it; the weights are spoilt then."""
+        """Descends the loss. Raises `WeightReused` where the model forbids it; the weights are then unusable."""
         try:
             torch.autograd.backward(loss, inputs=self.parameters)
         except RuntimeError as error:
             if "modified by an inplace operation" in str(error):
-                raise Tangled from error
+                raise WeightReused from error
             raise
 
     def _step(self, parameter: Tensor) -> None:

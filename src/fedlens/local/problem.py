@@ -41,9 +41,9 @@ class LocalProblem:
         task_loss: (outputs, targets) -> the task's mean loss, which is what is logged.
         task: the task, whose `losses` are those of each example.
         batch: examples to look at a time.
-        closing: what has to be undone when the visit ends, whichever way it does.
+        closing: what has to be undone when local training ends, also by an error.
         seen: batches that a gradient was taken of besides those of the steps; they are counted as the client's work.
-        rng: where the randomness of the visit comes from; hand-made benches of tests may have none.
+        rng: the randomness of local training; problems made by hand in tests may have none.
         shared: gives `gradient` where it has been computed for several clients together; None where it has not.
     """
 

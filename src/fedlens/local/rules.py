@@ -59,7 +59,7 @@ class LocalContext:
     lr: float
     steps: int
     settings: LocalSettings = field(default_factory=lambda: LocalSettings(lr=1.0))
-    problem: LocalProblem = None  # type: ignore[assignment]  # hand-made visits of tests have none
+    problem: LocalProblem = None  # type: ignore[assignment]  # contexts made by hand in tests have none
     batch: tuple[Tensor, Tensor] = None  # type: ignore[assignment]
     features: Mapping[str, Tensor] = field(default_factory=dict)
     at_anchor: Tensors = field(default_factory=list)

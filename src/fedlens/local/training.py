@@ -20,8 +20,8 @@ from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.tree import Tree, TreeSpec, part
 from fedlens.local.effective_steps import effective_steps
-from fedlens.local.features import Looking
-from fedlens.local.leafwise import Leafwise, Tangled, forgo, heavy, leafwise
+from fedlens.local.features import ModelFeatures
+from fedlens.local.leafwise import Leafwise, WeightReused, forgo, heavy, leafwise
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal_leaves import PERSONAL, own_leaves
 from fedlens.local.problem import LocalProblem
@@ -63,7 +63,7 @@ class Train:
         learner = loadable(self.model, client)
         plain = self.rule.grad is None and self.settings.plain_steps
         if plain and leafwise(learner, client.scratch):
-            with suppress(Tangled), random_state_kept(client.device):
+            with suppress(WeightReused), random_state_kept(client.device):
                 return self._train(payload, client, rng, leaf_by_leaf=True)
             forgo(learner, client.scratch)
         return self._train(payload, client, rng)
@@ -106,7 +106,7 @@ class Train:
 
         Args:
             client: the client.
-            visit: what the rule's hooks saw there.
+            context: what the rule's hooks saw there.
             parameters: the weights it came to; only a rule with `finish` looks at them.
             update: anchor - weights.
             solved: what its steps or its solver looked at.
@@ -179,7 +179,7 @@ class Train:
         counts: list[int] = []
         twin = problem.twin("anchor") if rule.traits.anchored else None
         trees = rule.looks(context) if rule.looks is not None else {}
-        looking = Looking(context, trees) if trees else None
+        looking = ModelFeatures(context, trees) if trees else None
         for inputs, targets in scoped("data", self._batches(context, rng)):
             context.batch = inputs, targets
             if twin is not None:

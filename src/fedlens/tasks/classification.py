@@ -40,3 +40,7 @@ class Classification:
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Mean loss and accuracy from the sums."""
         return {name: sums[name] / sums["examples"] for name in ("loss", "accuracy")}
+
+    def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Random targets for these outputs, int64 [n]; a trial of a model trains on them."""
+        return torch.randint(outputs.shape[1], (len(outputs),), generator=generator)

@@ -112,3 +112,17 @@ def test_a_turn_of_short_rounds_has_as_many_as_take_half_a_second() -> None:
     take_turns([quick, slow], 2)
     assert quick.seconds == pytest.approx([0.2, 0.2])
     assert (log.count("q"), log.count("s")) == (1 + 2 * 3, 1 + 2 * 1)
+
+
+def test_what_a_candidate_chooses_during_its_rounds_is_in_its_measurement() -> None:
+    one = Fake("a", itertools.count(1.0), [])
+    choices = iter([1, 1, 2, 2, 2])
+
+    def round() -> float:
+        one.about["processes"] = next(choices)
+        return 1.0
+
+    one.round = round  # type: ignore[method-assign]
+    measured = Measurement("a", "fedlens", lambda: one)
+    take_turns([measured], 3)
+    assert measured.about == {"name": "a", "processes": 2}

@@ -53,6 +53,21 @@ def test_the_batched_product_is_the_limit() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+def test_a_federation_tells_what_its_engine_chooses_during_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedlens.engines import default
+
+    monkeypatch.setattr(default, "_MEASURED", 0.0)
+    monkeypatch.setattr(default, "_free_memory", lambda: 2**40)
+    by_default = Federation(TINY, {})
+    by_default.built.engine._workers = 2
+    assert by_default.about["processes"] == 1
+    while by_default.about["processes"] == 1 and by_default.number < 50:
+        by_default.round()
+    assert by_default.about["processes"] == 2
+    assert by_default.about["chosen"] == {"name": "processes", "workers": 2}
+    by_default.close()
+
+
 def test_threads_stay_as_each_engine_wants_them() -> None:
     one, two = Federation(TINY, {"name": "inline"}), Federation(TINY, {"name": "inline", "threads": 2})
     seen = []

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedlens.core.protocol import Reduce
-from fedlens.core.reduction import fold, fold_rows
+from fedlens.core.reduction import fold, fold_columns, fold_rows
 from fedlens.core.schema import TreeField, nbytes
-from fedlens.core.stacked import Row, StackedTrees, stack_of
+from fedlens.core.stacked import Row, StackedTrees, row_of, stack_of
 
 FIELD = TreeField({"w": ((2, 2), torch.float32), "b": ((), torch.float32)})
 
@@ -89,3 +89,25 @@ def test_rows_of_several_stacks_are_no_stack() -> None:
     total: dict = {}
     fold_rows(total, reduce, [{"x": a[0], "weight": 1.0}, {"x": b[1], "weight": 2.0}])
     torch.testing.assert_close(total["x"]["w"], a[0]["w"] + 2 * b[1]["w"])
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [2], [3, 0]])
+def test_columns_are_added_up_as_their_payloads_to_the_bit(rows: list[int]) -> None:
+    trees, same = stacked(), {"m": torch.tensor([0.1, 0.7])}
+    columns = {
+        "update": trees,
+        "buffers": same,
+        "none": {},
+        "weight": [1.0, 3.0, 0.3, 7.0],
+        "n": [4.0, 5.0, 6.0, 7.0],
+    }
+    reduce = Reduce({"update": "sum", "buffers": "sum", "none": "max", "n": "plain"})
+    by_payload, by_column = {}, {}
+    for _ in range(2):
+        fold_rows(by_payload, reduce, [row_of(columns, row) for row in rows])
+        fold_columns(by_column, reduce, columns, rows)
+    assert by_payload.keys() == by_column.keys()
+    assert (by_payload["replies"], by_payload["weight"]) == (by_column["replies"], by_column["weight"])
+    assert (by_payload["n"], by_payload["none"]) == (by_column["n"], by_column["none"])
+    for name in ("update", "buffers"):
+        assert all(torch.equal(value, by_column[name][leaf]) for leaf, value in by_payload[name].items())

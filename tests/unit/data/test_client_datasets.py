@@ -29,30 +29,36 @@ def holders(augment=None) -> ClientDatasets:
 @pytest.mark.parametrize("size", [1, 7, 32, 10_000])
 @pytest.mark.parametrize("steps", [1, 3, 100])
 def test_orders_are_where_the_examples_of_the_batches_are(size: int, steps: int) -> None:
-    holding = holders().holder(2)
+    there = holders()
+    holding, other = there.holder(2), there.holder(1)
     size = min(size, len(holding))
-    other = holders().holder(1)
-    both = holding.orders([holding, other], [size, 1], [Rng((1, "a")), Rng((2,))], [steps, 1])
+    group = holding.group([other])
+    assert group is not None
+    both = group.batches([size, 1], [Rng((1, "a")), Rng((2,))], [steps, 1])
+    turned = group.reordered([1, 0]).batches([1, size], [Rng((2,)), Rng((1, "a"))], [1, steps])
+    assert torch.equal(turned, both.flip(1))
     assert both.shape == (steps, 2, size)
     assert (both[1:, 1] == -1).all()  # it has one step
     assert (both[0, 1, 1:] == -1).all()
     orders = both[:, 0]
-    images, labels = holding.stretch(0, len(holding))
     for row, (inputs, targets) in zip(
         orders, islice(holding.batches(size, Rng((1, "a"))), steps), strict=True
     ):
         at = row[row >= 0]
         assert torch.equal(row[: len(at)], at)  # what is missing is at the end
-        assert torch.equal(images[at], inputs)
-        assert torch.equal(labels[at], targets)
+        images, labels = group.read(at)
+        assert torch.equal(images, inputs)
+        assert torch.equal(labels, targets)
 
 
 def test_what_is_gathered_is_what_each_holder_sees() -> None:
     there = holders()
     three = [there.holder(k) for k in (3, 0, 3)]
-    assert three[0].beside(three[1:])
-    places = torch.cat([each.indices for each in three])
-    images, labels = three[0].gather(places)
+    group = three[0].group(three[1:])
+    assert group is not None
+    assert list(group.counts) == [len(each) for each in three]
+    assert there.group([3, 0, 3]) is not None
+    images, labels = group.read(torch.cat([each.indices for each in three]))
     alone = [each.stretch(0, len(each)) for each in three]
     assert torch.equal(images, torch.cat([inputs for inputs, _ in alone]))
     assert torch.equal(labels, torch.cat([targets for _, targets in alone]))
@@ -61,9 +67,23 @@ def test_what_is_gathered_is_what_each_holder_sees() -> None:
 def test_what_is_not_simply_read_is_not_gathered() -> None:
     there = holders()
     one = there.holder(1)
-    assert not one.beside([there.holder("@test")])  # of another set
+    assert one.group([there.holder("@test")]) is None  # of another set
     bent = holders(PadCropFlip()).holder(1)
-    assert not bent.beside([])
-    assert not one.beside([bent])
+    assert bent.group([]) is None
+    assert one.group([bent]) is None
     shaded = replace(one, features={"brightness": torch.ones(1)})
-    assert not one.beside([shaded])
+    assert one.group([shaded]) is None
+    assert there.group([1, "@train"]) is None
+    assert holders(PadCropFlip()).group([1]) is None
+    assert replace(there, features={"brightness": torch.ones(5)}).group([1]) is None
+
+
+def test_the_group_of_some_clients_is_that_of_their_holders() -> None:
+    there, clients = holders(), [4, 1, 2]
+    first, *others = [there.holder(k) for k in clients]
+    sizes, rngs, steps = [3, 3, 50], [Rng((k,)) for k in clients], [4, 9, 2]
+    by_client, by_holder = there.group(clients), first.group(others)
+    assert by_client is not None
+    assert by_holder is not None
+    assert list(by_client.counts) == list(by_holder.counts)
+    assert torch.equal(by_client.batches(sizes, rngs, steps), by_holder.batches(sizes, rngs, steps))

@@ -44,7 +44,9 @@ def test_batches_are_on_the_device_wherever_the_images_lie(
     for size in (4, 4, 2, 4):
         images, labels = next(batches)
         assert (images.device.type, labels.device.type, len(labels)) == ("cuda", "cuda", size)
-    for images, labels in (there.stretch(2, 5), there.gather(torch.arange(3))):
+    together = there.group([])
+    assert together is not None
+    for images, labels in (there.stretch(2, 5), together.read(torch.arange(3))):
         assert (images.device.type, labels.device.type, images.shape) == ("cuda", "cuda", (3, 1, 4, 4))
     everything = replace(there, indices=None)
     assert everything.stretch(0, 5)[0].device.type == "cuda"

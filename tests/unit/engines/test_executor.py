@@ -219,7 +219,7 @@ def test_an_ask_in_arrival_order_is_sent_although_nobody_looks_yet(engine: str) 
 
 
 def test_a_round_that_is_no_generator_is_said_so() -> None:
-    with pytest.raises(RunFailed, match="gave a NoneType where a generator of asks was wanted"):
+    with pytest.raises(RunFailed, match="returned a NoneType, not a generator of asks"):
         Driver(inline(), ClientStates()).drive(None, 1)  # type: ignore[arg-type]
 
 

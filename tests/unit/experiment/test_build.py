@@ -412,7 +412,7 @@ def test_more_clients_than_hold_something_out_are_not_measured() -> None:
         (
             ["algorithm.name=iceadmm", "local.batch_size=all"],
             "client",
-            "'dual' solves each client's problem in a way of its own",
+            "'dual' solves each client's problem by itself",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Local training that can also be done for several clients as one computation."""
+"""Local training of one client, or of several clients as one computation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BatchedTrain(Train):
         return train_together(self, calls)
 
     def obstacle(self) -> Obstacle | None:
-        """What keeps it from training several clients at once; None where nothing does."""
+        """The reason against training several clients at once; None where there is none."""
         return obstacle(self)
 
     def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
@@ -35,12 +35,12 @@ class BatchedTrain(Train):
         return footprint(self, device, largest, data)
 
     def trial(self, steps: int) -> Trial:
-        """Plain training of so many steps."""
+        """Plain training of this number of steps."""
         settings = self.settings.model_copy(update={"steps": steps, "epochs": None, "stragglers": 0.0})
         plain = replace(self, settings=settings, rule=ClientRule(), normalized=False, keep_optimizer=False)
         model = self.model.build()
         convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
-        # The rate is so small that no weights diverge, whatever they are.
+        # A rate so small that no weights diverge.
         return Trial(
             plain, {"model": tree_of(model), "lr": 1e-9}, convolutions, lays_out_channels_last(model)
         )

@@ -1,4 +1,4 @@
-"""One visit that stands for those of all stacked clients: what `start` left there, with an axis of clients in front."""
+"""One context for all stacked clients: what `start` saved, with an axis of clients in front."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fedlens.local.settings import LocalSettings
 
 
 class Unequal(Exception):
-    """Something that `start` left cannot stand for all clients at once."""
+    """A value that `start` saved cannot be stacked for all clients."""
 
 
 class StackedContext:
-    """What a rule's `grad` finds in the place of a `LocalContext` where it is called once for all clients.
+    """The context of a rule's `grad` that is called once for all clients, in place of a `LocalContext`.
 
-    What is not the same for all, and has no axis of clients, is not here: asking for it raises `RuntimeError`.
+    It has only what is the same for all clients or has an axis of clients; any other attribute raises `RuntimeError`.
 
     Attributes:
-        names, anchor, settings, lr: as of a `LocalContext`; they are the same for all.
-        payload: what the server sent to all; what it sent to each is not available either.
-        saved: what `start` left, with an axis of clients in front of every tensor. What cannot be stacked raises
-            `Unequal`: then `grad` is to be called client by client, which is always right.
-        at_anchor: as of a `LocalContext`, with an axis of clients.
+        names, anchor, settings, lr: as in a `LocalContext`; the same for all clients.
+        payload: what the server sent to all clients; what it sent to single clients is not available.
+        saved: what `start` saved, with an axis of clients in front of every tensor. A value that cannot be stacked
+            raises `Unequal`; then `grad` is called client by client, which is always right.
+        at_anchor: as in a `LocalContext`, with an axis of clients.
     """
 
     def __init__(self, one: LocalContext | StackedContext, payload: _Partial, saved: _Partial) -> None:
@@ -46,39 +46,39 @@ class StackedContext:
         raise _not_here(f"context.{name}")
 
     def first(self, active: int) -> StackedContext:
-        """That of the first so many clients."""
-        there = {name: cut(value, active) for name, value in self.saved.there.items()}
-        return StackedContext(self, self.payload, _Partial(there, self.saved.lost))
+        """The context of the first `active` clients."""
+        values = {name: cut(value, active) for name, value in self.saved.values_by_name.items()}
+        return StackedContext(self, self.payload, _Partial(values, self.saved.errors))
 
 
 class _Partial(Mapping[str, Any]):
-    """What is `there` by name; asking for what is `lost` raises the error that stands beside it."""
+    """Values by name; reading a name in `errors` raises its error."""
 
-    def __init__(self, there: Mapping[str, Any], lost: Mapping[str, Exception]) -> None:
-        self.there, self.lost = there, lost
+    def __init__(self, values_by_name: Mapping[str, Any], errors: Mapping[str, Exception]) -> None:
+        self.values_by_name, self.errors = values_by_name, errors
 
     def __getitem__(self, name: str) -> Any:
-        if name in self.lost:
-            raise self.lost[name]
-        return self.there[name]
+        if name in self.errors:
+            raise self.errors[name]
+        return self.values_by_name[name]
 
     def __iter__(self) -> Iterator[str]:
-        return chain(self.there, self.lost)
+        return chain(self.values_by_name, self.errors)
 
     def __len__(self) -> int:
-        return len(self.there) + len(self.lost)
+        return len(self.values_by_name) + len(self.errors)
 
 
 def _not_here(what: str) -> RuntimeError:
     return RuntimeError(
-        f"{what} is not available to `grad` where clients are stacked: leave what it needs in context.saved, in `start`"
+        f"{what} is not available to `grad` where clients are stacked: save what it needs in context.saved, in `start`"
     )
 
 
-def stacked_visit(contexts: Sequence[LocalContext]) -> StackedContext:
-    """One visit that stands for all of them, what `start` left there stacked.
+def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
+    """One context for all of them, with what `start` saved stacked.
 
-    The anchor and what the server sent are the same for all, and stand without an axis of clients.
+    The anchor and what the server sent are the same for all, and have no axis of clients.
     """
     one = contexts[0]
     sent = {name for context in contexts for name in context.payload}
@@ -89,15 +89,15 @@ def stacked_visit(contexts: Sequence[LocalContext]) -> StackedContext:
         common, {name: _not_here(f"context.payload[{name!r}]") for name in sent - common.keys()}
     )
     shapes = {name: value.shape for name, value in zip(one.names, one.anchor, strict=True)}
-    saved, lost = dict[str, Any](), dict[str, Exception]()
+    saved, errors = dict[str, Any](), dict[str, Exception]()
     for name in {name: None for context in contexts for name in context.saved}:
         try:
             saved[name] = _stack([context.saved[name] for context in contexts], shapes)
-        except Exception as error:  # of whatever kind
+        except Exception as error:  # values of a rule may raise anything
             if out_of_memory(error):
                 raise
-            lost[name] = Unequal(name)
-    return StackedContext(one, payload, _Partial(saved, lost))
+            errors[name] = Unequal(name)
+    return StackedContext(one, payload, _Partial(saved, errors))
 
 
 Shapes = Mapping[str, torch.Size]  # of the trainable leaves
@@ -110,7 +110,7 @@ def _stack(values: Sequence[Any], shapes: Shapes) -> Any:
     if any(type(value) is not type(one) for value in values):
         raise Unequal
     if isinstance(one, Tensor):
-        raise Unequal  # it belongs to no leaf, and with one more axis it would stand against the wrong ones
+        raise Unequal  # it belongs to no leaf, so one more axis would broadcast against the wrong axes
     if isinstance(one, Mapping):
         if any(value.keys() != one.keys() for value in values):
             raise Unequal
@@ -130,20 +130,20 @@ def _stack(values: Sequence[Any], shapes: Shapes) -> Any:
 
 
 def _leaf(values: Sequence[Any], shape: torch.Size | None, shapes: Shapes) -> Any:
-    """As `_stack`, in the place of a leaf of this shape: tensors of that shape have its axes."""
+    """As `_stack`, for values of one leaf of this shape: tensors of that shape have its axes."""
     if shape is not None and all(isinstance(value, Tensor) and value.shape == shape for value in values):
         return _Same(values[0]) if all(value is values[0] for value in values) else torch.stack(list(values))
     return _stack(values, shapes)
 
 
 class _Same(NamedTuple):
-    """What is one and the same object at all clients: it has no axis of clients to cut."""
+    """One object that all clients share: it has no axis of clients to cut."""
 
     value: Any
 
 
 def cut(value: Any, active: int) -> Any:
-    """What was stacked, of the first so many clients."""
+    """A stacked value for the first `active` clients."""
     if isinstance(value, _Same):
         return value.value
     if isinstance(value, Tensor):

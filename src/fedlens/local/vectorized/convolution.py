@@ -30,14 +30,14 @@ from torch.nn import functional
 
 from fedlens.local.vectorized.stack import Stack
 
-_CHANNELS = 8  # of a group, from which on grouped convolutions are no slower than those of each client
+_CHANNELS = 8  # of a group; from here on a grouped convolution is no slower than one for each client
 _LITTLE = (
     2_000_000  # multiplications of a client's batch, up to which a call for each costs more than it computes
 )
 
 
 def convolution(stack: Stack, layer: nn.Conv2d, input: Tensor) -> Tensor:
-    """What `layer` makes of images [A * B, C, H, W], with each client's own weight and bias."""
+    """The output of `layer` for images [A * B, C, H, W], with each client's own weight and bias."""
     weight, bias = layer.weight, layer.bias
     if weight.dim() == 4 and (bias is None or bias.dim() == 1):  # frozen: the same for all
         same: Tensor = layer._conv_forward(input, weight, bias)
@@ -56,7 +56,7 @@ def convolution(stack: Stack, layer: nn.Conv2d, input: Tensor) -> Tensor:
 def in_one_format(
     images: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What autocast makes of them, where it is on: it does not reach into derivatives that are written by hand."""
+    """The tensors in autocast's type, if it is on: it does not reach into derivatives written by hand."""
     device = images.device.type
     if not torch.is_autocast_enabled(device):
         return images, weight, bias
@@ -88,7 +88,7 @@ def chosen(layer: nn.Conv2d, images: Tensor, clients: int, padding: tuple[int, .
 
 
 def _padded(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """The images, and the zeros that are still to be put around them on both sides."""
+    """The padded images, and the padding with zeros that the convolution still has to add on both sides."""
     around = (
         layer._reversed_padding_repeated_twice
     )  # left, right, top, bottom; the same numbers in each padding mode
@@ -161,7 +161,7 @@ class _Unfolded(torch.autograd.Function):
         ctx.save_for_backward(rows, weight)
         ctx.how = images.shape, {"kernel_size": tuple(kernel), "stride": stride, "dilation": dilation}
         product = torch.bmm(weight.flatten(2), rows).view(clients, -1, batch, high, wide)
-        # Memory of its own, never a view: layers that work in place may come next, and autograd refuses them those.
+        # A tensor of its own, not a view: autograd refuses a following in-place layer on a view.
         out = product.new_empty(clients * batch, product.shape[1], high, wide)
         out.view(clients, batch, *out.shape[1:]).copy_(product.transpose(1, 2))
         return out

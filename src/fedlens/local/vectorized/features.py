@@ -1,4 +1,4 @@
-"""What the models that a rule `looks` at see in the batches of stacked clients; see `fedlens.local.features`."""
+"""The features of stacked clients' batches in the models that a rule `looks` at; see `fedlens.local.features`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedlens.local.vectorized.batches import Batch
 from fedlens.local.vectorized.model import StackedModel
 
 
-class StackedLooks:
-    """The models of all clients, stacked by name. Where a client has none of a name, the anchor stands in its place.
+class StackedFeatures:
+    """The models that the clients' rules look at, stacked by name; the anchor replaces a missing model.
 
-    Their buffers are those of the global model: a model that changes any while it trains is not stacked.
+    Their buffers are the global model's: a model that changes buffers while it trains is not stacked.
     """
 
     def __init__(self, rule: ClientRule, contexts: Sequence[LocalContext]) -> None:
@@ -28,7 +28,7 @@ class StackedLooks:
                 self._leaves(context, trees.get(name))
                 for context, trees in zip(contexts, self.trees, strict=True)
             ]
-            self.weights[name] = [_beside(leaf) for leaf in zip(*of_each, strict=True)]
+            self.weights[name] = [_stacked(leaf) for leaf in zip(*of_each, strict=True)]
 
     @staticmethod
     def _leaves(context: LocalContext, tree: Tree | None) -> Tensors:
@@ -37,27 +37,27 @@ class StackedLooks:
     def take(
         self, model: StackedModel, own: Tensor | None, batch: Batch, contexts: Sequence[LocalContext]
     ) -> list[Mapping[str, Tensor]]:
-        """Each client's features [n, features] by name, those of its own model given as [A, B, features]."""
-        found = {} if own is None else {OWN: own}
+        """Each client's features [n, features] by name; its own model's are given as [A, B, features]."""
+        features = {} if own is None else {OWN: own}
         module, active = model.learner.module.eval(), len(batch.counts)
         try:
             for name, leaves in self.weights.items():
                 with torch.no_grad():
                     _, seen = model.with_features([leaf[:active] for leaf in leaves], batch.inputs)
                 if seen is not None:
-                    found[name] = seen
+                    features[name] = seen
         finally:
             module.train()
         return [
-            {name: seen[k, :n] for name, seen in found.items() if name == OWN or name in self.trees[k]}
+            {name: seen[k, :n] for name, seen in features.items() if name == OWN or name in self.trees[k]}
             if self.trees[k]
             else {}
             for k, n in enumerate(batch.counts)
         ]
 
 
-def _beside(leaves: Sequence[Tensor]) -> Tensor:
-    """[A, ...]; one memory where all are one and the same."""
+def _stacked(leaves: Sequence[Tensor]) -> Tensor:
+    """The leaves as [A, ...]; a view where all clients share one tensor."""
     one = leaves[0]
     return (
         one.expand(len(leaves), *one.shape)

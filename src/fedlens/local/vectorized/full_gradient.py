@@ -1,4 +1,4 @@
-"""The gradients of stacked clients' objectives over all their examples; see `fedlens.local.problem.Bench.gradient`."""
+"""The gradients of stacked clients' objectives over all examples; see `fedlens.local.problem.LocalProblem.gradient`."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ def full_gradients(
     ]
     loss = torch.zeros(len(contexts), dtype=torch.float64)
     sizes = torch.tensor([len(context.problem.data) for context in contexts], dtype=torch.float64)
-    # As the client's own generator stands before anything is drawn.
+    # The client's generator before the first draw.
     masks = [torch.Generator().manual_seed(rng.seed("torch")) for rng in rngs] if model.random else []
     with model.ready(masks) as drawn:
         for batch in stretches(contexts, anchor[0]):
             drawn.begin(batch.counts, batch.inputs.shape[1])
             active = len(batch.counts)
             weights = [value.expand(active, *value.shape) for value in anchor]
-            losses, found = gradients(train, model, weights, batch, contexts[:active])
+            losses, slopes = gradients(train, model, weights, batch, contexts[:active])
             share = torch.tensor(batch.counts, dtype=torch.float64) / sizes[:active]
             loss[:active] += share * losses.cpu()
-            for own, gradient in zip(total, found, strict=True):
+            for own, gradient in zip(total, slopes, strict=True):
                 own[:active] += gradient * share.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
     rows = StackedTrees(dict(zip(contexts[0].names, total, strict=True))).rows()
     done = dict(zip(order, zip(rows, loss.tolist(), strict=True), strict=True))
     return [done[k] for k in range(len(order))]
 
 
-class Shared:
-    """The full gradients that rules ask for before the first step: computed for all at the first time that one asks."""
+class SharedGradients:
+    """The full gradients that rules ask for before the first step; the first request computes those of all clients."""
 
     def __init__(
         self, train: Train, model: StackedModel, contexts: Sequence[LocalContext], rngs: Sequence[Rng]
     ) -> None:
         self.train, self.model, self.contexts, self.rngs = train, model, contexts, rngs
-        self.found: dict[int, tuple[Row, float]] | None = None
+        self.gradients: dict[int, tuple[Row, float]] | None = None
 
     def of(self, at: int) -> tuple[Tensors, float] | None:
-        """The gradient and the loss of client `at`; None where they cannot be had together."""
-        if self.found is None:
+        """The gradient and the loss of client `at`; None where they cannot be computed together."""
+        if self.gradients is None:
             try:
                 every = full_gradients(self.train, self.model, self.contexts, self.rngs)
-            except Exception as error:  # of whatever kind: each by itself tells whose it is
+            except Exception as error:  # one client at a time will show whose error it is
                 if out_of_memory(error):
                     raise
                 every = []
-            self.found = dict(enumerate(every))
-        if at not in self.found:
+            self.gradients = dict(enumerate(every))
+        if at not in self.gradients:
             return None
-        row, loss = self.found[at]
+        row, loss = self.gradients[at]
         return list(row.values()), loss

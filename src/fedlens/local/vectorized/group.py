@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
+from fedlens.core.protocol import GroupExamples
 from fedlens.core.random import Rng
 from fedlens.local.rules import LocalContext, Tensors
 
@@ -18,20 +18,20 @@ class Group:
 
     Attributes:
         names: the trainable leaves.
-        anchor: the weights that they start from.
+        anchor: the weights that all clients start from.
         lr: the learning rate.
-        datas: the examples that each of them trains on.
-        sizes: their batch sizes.
-        steps: how many steps they take.
-        rngs: where their batch orders come from.
-        masks: the generators of their dropout masks; None for a model without dropout.
-        contexts: what the rule's hooks see of each client; empty for a rule without hooks.
+        examples: the clients' examples, where they are read together; else each context has its own.
+        sizes: the clients' batch sizes.
+        steps: the clients' numbers of steps.
+        rngs: the randomness of the clients' batch orders.
+        masks: the generators of the clients' dropout masks; None for a model without dropout.
+        contexts: what a rule's hooks see of each client; empty for a rule without hooks.
     """
 
     names: list[str]
     anchor: Tensors
     lr: float
-    datas: Sequence[Any]
+    examples: GroupExamples | None
     sizes: Sequence[int]
     steps: Sequence[int]
     rngs: Sequence[Rng]
@@ -39,7 +39,7 @@ class Group:
     contexts: list[LocalContext] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.datas)
+        return len(self.steps)
 
     @classmethod
     def of(
@@ -51,7 +51,7 @@ class Group:
             first.names,
             first.anchor,
             first.lr,
-            [problem.data for problem in problems],
+            first.problem.data.group([problem.data for problem in problems[1:]]),
             [problem.batch for problem in problems],
             [context.steps for context in contexts],
             rngs,

@@ -1,7 +1,7 @@
-"""Layers of stacked clients: their weights [A, ...] against the images of A clients, B each, in one batch [A * B, ...].
+"""Layers of stacked clients: weights [A, ...] applied to the images of A clients, B each, in one batch [A * B, ...].
 
-Everything between these layers sees one large batch, as it would of one client. That is right where it treats each
-example by itself; `fedlens.local.vectorized.model` tries whether it does.
+All other layers see one large batch. That is right where they treat each example by itself;
+`fedlens.local.vectorized.model` tests this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedlens.local.vectorized.stack import DROPOUTS, Stack
 
 
 def known(module: nn.Module) -> bool:
-    """Whether all parameters of this module belong to layers that are written here."""
+    """Whether all parameters of this module belong to layers that have a form here."""
     return all(
         (type(layer) in FORMS and "forward" not in layer.__dict__)
         or next(layer.parameters(recurse=False), None) is None
@@ -32,9 +32,9 @@ def known(module: nn.Module) -> bool:
 def reformed(
     module: nn.Module, form: Callable[[nn.Module], Callable[[Tensor], Tensor] | None]
 ) -> Iterator[None]:
-    """Gives each layer of the module the forward pass that `form` has for it, where it has one; and back at the end.
+    """Replaces the forward pass of each layer that `form` has one for; the end of the block restores it.
 
-    Layers whose forward pass somebody else has changed stay as they are.
+    A layer whose forward pass was already replaced stays as it is.
     """
     changed: list[nn.Module] = []
     try:
@@ -50,7 +50,7 @@ def reformed(
 
 
 def adapted(module: nn.Module, stack: Stack) -> AbstractContextManager[None]:
-    """Gives the layers of the module the form for stacked clients; and back."""
+    """Gives the layers of the module their form for stacked clients; the end of the block restores them."""
 
     def form(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
         own = _dropped if drops(layer) else FORMS.get(type(layer))
@@ -60,7 +60,7 @@ def adapted(module: nn.Module, stack: Stack) -> AbstractContextManager[None]:
 
 
 def drops(layer: nn.Module) -> bool:
-    """Whether it is a dropout layer that drops anything."""
+    """Whether the layer is a dropout layer with p > 0."""
     return isinstance(layer, DROPOUTS) and layer.p > 0
 
 
@@ -87,7 +87,7 @@ def _linear(stack: Stack, layer: nn.Linear, input: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """x W^T + b of each client. The gradient of W comes out in W's own layout, or not at all; see `Stack.products`."""
+    """x W^T + b of each client. The gradient of W has W's layout, or goes to `Stack.products`."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, products: Any) -> Tensor:
@@ -127,7 +127,7 @@ def _layer_norm(stack: Stack, layer: nn.LayerNorm, input: Tensor) -> Tensor:
 
 
 def _scaled(stack: Stack, values: Tensor, layer: nn.Module, middle: int, trailing: int) -> Tensor:
-    """values * weight + bias, of each client's own; `middle` and `trailing` axes lie before and after theirs."""
+    """values * weight + bias of each client; `middle` and `trailing` axes come before and after the weight's."""
     for name, act in (("weight", torch.mul), ("bias", torch.add)):
         own: Tensor | None = getattr(layer, name, None)
         if own is None:
@@ -135,12 +135,12 @@ def _scaled(stack: Stack, values: Tensor, layer: nn.Module, middle: int, trailin
         if own.dim() == values.dim() - middle - trailing:  # frozen: the same for all
             own = own.expand(stack.clients, *own.shape)
         shape = (stack.clients, *[1] * middle, *own.shape[1:], *[1] * trailing)
-        there = values.view(stack.clients, -1, *values.shape[1:])
-        values = act(there, own.reshape(shape)).flatten(0, 1)
+        by_client = values.view(stack.clients, -1, *values.shape[1:])
+        values = act(by_client, own.reshape(shape)).flatten(0, 1)
     return values
 
 
-# What is here, by the layer's exact type: a subclass may do something else.
+# By the layer's exact type: a subclass may compute something else.
 FORMS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Linear: _linear,
     nn.Conv2d: convolution,

@@ -1,8 +1,8 @@
-"""The model of stacked clients: what it says of their images, each client's by its own weights.
+"""The model of stacked clients: each client's images go through its own weights.
 
-In its fast form the images of all are one large batch, and only the layers that hold weights know of clients. Where a
-model does more than such layers can show, it runs under `torch.func.vmap`: one client's forward pass, made one of
-several by PyTorch. Which of the two a model takes is tried on a few random images, at its initial weights.
+In the fast form the images of all clients are one large batch, and only layers with weights know of clients. Any other
+model runs under `torch.func.vmap`, which turns one client's forward pass into one of several. A test on a few random
+images, at the initial weights, decides between the two forms.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class StackedModel:
     """A module for stacked clients.
 
     Args:
-        learner: the module; its own parameters are not looked at, but for frozen ones.
-        scratch: where a worker keeps which of the two forms the module takes.
+        learner: the module; of its own parameters only frozen ones are used.
+        scratch: the cache of the worker; it keeps which of the two forms the module takes.
     """
 
     def __init__(self, learner: Loadable, scratch: dict[Any, Any]) -> None:
@@ -51,7 +51,7 @@ class StackedModel:
 
     @contextmanager
     def ready(self, generators: Sequence[torch.Generator | None]) -> Iterator[Masks]:
-        """Gives the module's layers the form for stacked clients, and back at the end; dropout draws from these."""
+        """Gives the module's layers their form for stacked clients in a block; dropout draws from `generators`."""
         module = self.learner.module
         module.train()
         self.stack.masks = Masks(generators)
@@ -59,7 +59,7 @@ class StackedModel:
             yield self.stack.masks
 
     def __call__(self, weights: Tensors, images: Tensor) -> Tensor:
-        """The outputs [A, B, ...] for images [A, B, ...], at trainable weights that are [A, ...] each."""
+        """The outputs [A, B, ...] for images [A, B, ...], at trainable weights [A, ...]."""
         if not self.flat:
             return self._vmapped(weights, images)
         self.stack.clients = len(images)
@@ -67,7 +67,7 @@ class StackedModel:
         return out.view(*images.shape[:2], *out.shape[1:])
 
     def _forward(self, weights: Tensors, images: Tensor) -> Tensor:
-        """What `functional_call` does, without its search for the weights in every step."""
+        """`functional_call`, without its search for the weights in every step."""
         module = self.learner.module
         out: Tensor
         if self.tied:
@@ -84,14 +84,14 @@ class StackedModel:
         return out
 
     def _vmapped(self, weights: Tensors, images: Tensor) -> Tensor:
-        found: Tensor = vmap(self._alone)(weights, images)
-        return found
+        outputs: Tensor = vmap(self._alone)(weights, images)
+        return outputs
 
     def _alone(self, own: Tensors, images: Tensor) -> Tensor:
-        found: Tensor = functional_call(
+        outputs: Tensor = functional_call(
             self.learner.module, dict(zip(self.names, own, strict=True)), (images,)
         )
-        return found
+        return outputs
 
     def with_features(self, weights: Tensors, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """The outputs, and the features [A, B, features]: see `fedlens.local.features`."""
@@ -108,7 +108,7 @@ class StackedModel:
 
 
 def _slot(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """Where the module keeps the parameter of this name."""
+    """The dictionary and the key under which the module keeps the parameter of this name."""
     path, _, leaf = name.rpartition(".")
     return module.get_submodule(path)._parameters, leaf
 
@@ -118,17 +118,16 @@ def _key(learner: Loadable) -> tuple[str, int]:
 
 
 def alike(model: ModelSpec, device: torch.device) -> bool:
-    """Whether both forms say the same of two clients' images, each at weights of its own, dropout included.
+    """Whether both forms give the same outputs for two clients with different weights, dropout included.
 
-    That is a matter of the model, so it is tried at the weights that the model starts with, which depend on its seed
-    alone, and in float64: neither rounding nor the weights of the day decide. Only where a model does not run in
-    float64 it is tried as it is.
+    The test takes the initial weights, which depend on the model's seed alone, and float64, so that neither rounding
+    nor the current weights decide. A model that does not run in float64 is tested as it is.
     """
     for tried, close in ((in_float64(model), 1e-9), (model, 1e-4)):
         try:
             with random_state_kept(device):
-                one, other = (_said(tried, device, flat) for flat in (False, True))
-        except Exception as error:  # of whatever kind: what is wrong with the model shows in the run itself
+                one, other = (_outputs(tried, device, flat) for flat in (False, True))
+        except Exception as error:  # the run itself will report what is wrong with the model
             if out_of_memory(error):
                 raise
             continue
@@ -136,8 +135,8 @@ def alike(model: ModelSpec, device: torch.device) -> bool:
     return False
 
 
-def _said(model: ModelSpec, device: torch.device, flat: bool) -> Tensor:
-    """What a new module in this form says of three images of each of two clients, in training mode."""
+def _outputs(model: ModelSpec, device: torch.device, flat: bool) -> Tensor:
+    """The outputs of a new module in this form for three images of each of two clients, in training mode."""
     learner = module_in(model, {}, device)
     stacked = StackedModel(learner, {_key(learner): flat})
     g, own = torch.Generator().manual_seed(0), [value.detach() for value in learner.trainable.values()]
@@ -149,7 +148,7 @@ def _said(model: ModelSpec, device: torch.device, flat: bool) -> Tensor:
 
 
 def in_float64(model: ModelSpec) -> ModelSpec:
-    """The same model with the same initial weights, in float64: where a trial is not to be one of rounding."""
+    """The same model with the same initial weights in float64, for tests that rounding must not decide."""
     return replace(model, factory=partial(_doubled, model.factory))
 
 
@@ -161,11 +160,11 @@ def _doubled(factory: Callable[..., nn.Module], *given: Any, **settings: Any) ->
 
 
 class _Dropped(torch.autograd.Function):
-    """Times the mask; its place in a vmapped forward pass, where it sees the values of all clients."""
+    """Multiplies by the mask in a vmapped forward pass, where its `vmap` gets the values of all clients."""
 
     @staticmethod
     def forward(values: Tensor, masks: Masks, layer: nn.Module) -> Tensor:
-        raise RuntimeError("dropout of stacked clients was met outside of their common forward pass")
+        raise RuntimeError("dropout of stacked clients ran outside of their common forward pass")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -178,7 +177,7 @@ class _Dropped(torch.autograd.Function):
 
 
 def _under_vmap(module: nn.Module, masks: Masks) -> AbstractContextManager[None]:
-    """Gives layers the form that is right, or fast, under vmap; and back."""
+    """Gives layers the form that is right, or fast, under vmap; the end of the block restores them."""
 
     def form(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
         if drops(layer):
@@ -196,7 +195,7 @@ def _dropped(masks: Masks, layer: nn.Module, input: Tensor) -> Tensor:
 
 
 def _linear(layer: nn.Linear, input: Tensor) -> Tensor:
-    """x W^T + b, as (W x^T)^T: of stacked clients the gradient of W comes out in W's own layout, and not turned."""
+    """x W^T + b, as (W x^T)^T: the gradient of stacked W then has W's layout and is not transposed."""
     rows = input.reshape(-1, input.shape[-1])
     out = (layer.weight @ rows.t()).t().contiguous().view(*input.shape[:-1], -1)
     return out if layer.bias is None else out + layer.bias

@@ -1,4 +1,4 @@
-"""What the layers of stacked clients share in a forward pass: the number of clients, and their dropout masks."""
+"""The state that the layers of stacked clients share in a forward pass: the number of clients and dropout masks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class Masks:
-    """The dropout masks of a step, each client's from a generator of its own, drawn in the order of the layers."""
+    """The dropout masks of a step, drawn in the order of the layers; each client has its own generator."""
 
     def __init__(self, generators: Sequence[torch.Generator | None]) -> None:
         self.generators = generators
         self.begin([], 0)
 
     def begin(self, counts: Sequence[int], size: int) -> None:
-        """A new step, of clients with so many examples, in batches that are padded to `size`."""
+        """Begins a step of clients with these numbers of examples, in batches padded to `size`."""
         self.counts, self.drawn, self.next, self.size = counts, list[Tensor](), 0, size
 
     def again(self) -> None:
-        """The same masks once more."""
+        """Gives the same masks again."""
         self.next = 0
 
     def mask(self, like: Tensor, layer: nn.Module) -> Tensor:
@@ -37,29 +37,29 @@ class Masks:
         assert isinstance(layer, DROPOUTS)
         keep = 1 - layer.p
         if not keep:
-            return torch.zeros((), dtype=like.dtype, device=like.device)  # nothing is drawn for it either
+            return torch.zeros((), dtype=like.dtype, device=like.device)  # nothing is drawn for p = 1
         if like.shape[1] != self.size:
-            raise RuntimeError("dropout of values whose first axis is not that of the batch")
+            raise RuntimeError("dropout of values whose first axis is not the batch")
         shape = like.shape[2:] if isinstance(layer, nn.Dropout) else (like.shape[2], *[1] * (like.dim() - 3))
         mask = torch.zeros(*like.shape[:2], *shape, dtype=like.dtype)
         for k, count in enumerate(self.counts):
             mask[k, :count].copy_(
                 torch.empty(count, *shape, dtype=like.dtype).bernoulli_(keep, generator=self.generators[k])
             )
-            # What fills a batch up is its first example, and is to remain that: where it is dropped the model may have
-            # no slope, and NaN times a weight of 0 is NaN.
+            # Padding repeats the first example, with its mask: under another mask the gradient may be NaN, and NaN
+            # times a weight of 0 is NaN.
             mask[k, count:] = mask[k, 0]
         return (mask / keep).to(like.device)
 
 
 @dataclass
 class Stack:
-    """What the layers of a forward pass have to know: how many clients there are, and their masks.
+    """What the layers of a forward pass share: the number of clients, and their masks.
 
     Attributes:
-        products: where it is a list, a linear layer leaves there (weight [A, O, I], left [A, O, N], right [A, N, I]) in
-            place of the gradient of its weight, which is left @ right: whoever only wants to take a step along it adds
-            the product to the weight, and the gradient is never written.
+        products: if a list, a linear layer appends (weight [A, O, I], left [A, O, N], right [A, N, I]) instead of
+            computing the gradient of its weight, which is left @ right. A plain step adds the product to the weight, so
+            the gradient is never stored.
     """
 
     masks: Masks

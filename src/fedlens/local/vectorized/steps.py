@@ -1,7 +1,7 @@
-"""The steps of stacked clients: each takes exactly its own, over its own batches, under its own dropout masks.
+"""The steps of stacked clients: each client takes its own steps, with its own batches and dropout masks.
 
-Batches are padded to one length with a weight of 0, and clients stand in the order of their steps, the most first, so
-that those who still have some are always the first ones.
+Batches are padded to one length, and the padding has weight 0. Clients are in the order of their steps, the most first,
+so the clients that still have steps always come first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fedlens.local.optimizers import OptimizerState, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import Batch, batches
-from fedlens.local.vectorized.context import StackedContext, Unequal, stacked_visit
-from fedlens.local.vectorized.features import StackedLooks
+from fedlens.local.vectorized.context import StackedContext, Unequal, stacked_context
+from fedlens.local.vectorized.features import StackedFeatures
 from fedlens.local.vectorized.group import Group
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.stack import Masks
@@ -39,17 +39,17 @@ class Steps:
         self.weights = [value.expand(len(group), *value.shape).clone() for value in group.anchor]
         self.kept: OptimizerState = {}
         rule, settings = train.rule, train.settings
-        self.stacked = stacked_visit(group.contexts) if rule.grad and rule.traits.stackable else None
-        self.looks = StackedLooks(rule, group.contexts) if rule.loss is not None else None
+        self.stacked = stacked_context(group.contexts) if rule.grad and rule.traits.stackable else None
+        self.looks = StackedFeatures(rule, group.contexts) if rule.loss is not None else None
         self.first: tuple[int, StackedContext] | None = (
-            None  # the stacked visit of the clients that still have steps
+            None  # the context of the clients that still have steps
         )
         # A plain step needs no gradient in memory of its own: see `Stack.products`.
         scaled = model.learner.half is torch.float16
         self.direct = settings.plain_steps and rule.grad is None and not scaled
 
     def run(self) -> tuple[Tensors, list[tuple[float, int]]]:
-        """The trained weights [A, ...], and each client's mean loss and number of examples looked at."""
+        """The trained weights [A, ...], and each client's mean loss and number of examples seen."""
         losses: list[Tensor] = []
         counts: list[list[int]] = []
         n = len(self.group)
@@ -60,8 +60,8 @@ class Steps:
                 counts.append(batch.counts)
         seen = torch.tensor([row + [0] * (n - len(row)) for row in counts], dtype=torch.float64)
         lost = torch.zeros(seen.shape, dtype=torch.float64)
-        for row, found in zip(lost, losses, strict=True):
-            row[: len(found)] = found
+        for row, values in zip(lost, losses, strict=True):
+            row[: len(values)] = values
         total, examples = (lost * seen).sum(0), seen.sum(0)
         means = (total / examples).tolist()
         return self.weights, [(mean, int(n)) for mean, n in zip(means, examples.tolist(), strict=True)]
@@ -80,38 +80,38 @@ class Steps:
                 context.problem.seen += 1
         if self.direct:
             return self._straight(batch, weights, contexts)
-        losses, found = gradients(self.train, self.model, weights, batch, contexts, self.looks)
+        losses, slopes = gradients(self.train, self.model, weights, batch, contexts, self.looks)
         if rule.grad is not None:
             with scope("rule"):
-                found = self._bent(found, weights, at_anchor, batch)
+                slopes = self._bent(slopes, weights, at_anchor, batch)
         if self.train.settings.clip_norm is not None:
-            found = _clipped(found, self.train.settings.clip_norm)
+            slopes = _clipped(slopes, self.train.settings.clip_norm)
         kept = {name: [v[:active] if v.dim() else v for v in values] for name, values in self.kept.items()}
         with scope("optimizer"):
-            optimizer(self.train.settings, self.group.lr, kept)(weights, found)
-        self.kept = kept  # whoever has no steps left has no use for it any more
+            optimizer(self.train.settings, self.group.lr, kept)(weights, slopes)
+        self.kept = kept  # clients without further steps need it no more
         return losses
 
     def _straight(self, batch: Batch, weights: Tensors, contexts: Sequence[LocalContext]) -> Tensor:
-        """A step of plain SGD: w <- w - lr g, where g may be a product that is never written."""
+        """A step of plain SGD: w <- w - lr g, where g may be a product that is never stored."""
         lr, stack = self.group.lr, self.model.stack
         stack.products = []
         try:
             with scope("forward"):
-                (losses, root), leaves = descended(
+                (losses, root), leaves = objective(
                     self.train, self.model, weights, batch, contexts, self.looks
                 )
             with scope("backward"):
-                slopes = batch.weights.to(root.dtype) if root.dim() else None
-                found = differentiated(root, leaves, slopes)
+                example_weights = batch.weights.to(root.dtype) if root.dim() else None
+                slopes = differentiated(root, leaves, example_weights)
             with scope("optimizer"):
-                descend(weights, found, stack.products, lr)
+                descend(weights, slopes, stack.products, lr)
         finally:
             stack.products = None
         return losses
 
-    def _bent(self, found: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch) -> Tensors:
-        """What the rule makes of the gradients: at once where it may, else client by client."""
+    def _bent(self, slopes: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch) -> Tensors:
+        """The gradients after the rule's `grad`: called once where the rule allows it, else client by client."""
         grad, contexts = self.train.rule.grad, self.contexts[: len(batch.counts)]
         assert grad is not None
         if self.stacked is not None:
@@ -119,19 +119,19 @@ class Steps:
                 self.first = len(contexts), self.stacked.first(len(contexts))
             self.first[1].at_anchor = at_anchor
             try:
-                return grad(found, weights, cast("LocalContext", self.first[1]))
+                return grad(slopes, weights, cast("LocalContext", self.first[1]))
             except Unequal:
                 self.stacked = None
-        return self._bent_each(grad, found, weights, at_anchor, batch)
+        return self._bent_each(grad, slopes, weights, at_anchor, batch)
 
     def _bent_each(
-        self, grad: GradHook, found: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch
+        self, grad: GradHook, slopes: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch
     ) -> Tensors:
         contexts, rows = self.contexts[: len(batch.counts)], []
         for k, context in enumerate(contexts):
             context.batch = batch.inputs[k, : batch.counts[k]], batch.targets[k, : batch.counts[k]]
             context.at_anchor = [value[k] for value in at_anchor]
-            rows.append(grad([g[k] for g in found], [w[k] for w in weights], context))
+            rows.append(grad([g[k] for g in slopes], [w[k] for w in weights], context))
         return [torch.stack(leaf) for leaf in zip(*rows, strict=True)]
 
 
@@ -141,7 +141,7 @@ def descend(
     products: Sequence[tuple[Tensor, Tensor, Tensor]],
     lr: float,
 ) -> None:
-    """w <- w - lr g in place, for gradients that are there and for those that are products; see `Stack.products`."""
+    """w <- w - lr g in place, for stored gradients and for products; see `Stack.products`."""
     for weight, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:
             weight.add_(gradient, alpha=-lr)
@@ -150,26 +150,26 @@ def descend(
 
 
 def differentiated(loss: Tensor, leaves: Tensors, slopes: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    """The gradient of each leaf; None where there is none to write, as `Stack.products` has it, or none at all.
+    """The gradient of each leaf; None where it is in `Stack.products`, or where the loss does not depend on the leaf.
 
-    Of a loss that is no scalar, `slopes` says how much each of its numbers counts.
+    `slopes` are the weights of the elements of a loss that is no scalar.
     """
     return torch.autograd.grad(loss, leaves, slopes, allow_unused=True)
 
 
-def descended(
+def objective(
     train: Train,
     model: StackedModel,
     weights: Tensors,
     batch: Batch,
     contexts: Sequence[LocalContext],
-    looks: StackedLooks | None = None,
+    looks: StackedFeatures | None = None,
 ) -> tuple[tuple[Tensor, Tensor], Tensors]:
-    """The mean of the task's loss at each client, [A], and what they descend; and what it depends on.
+    """The mean of the task's loss at each client, [A], and the objective of the clients; and the weights it depends on.
 
-    What they descend is one sum, or where no rule bends it the loss of each example, [A, B], which counts as
-    `batch.weights` say: a step along it needs no sum. The rule's `loss` counts where its `looks` are given, which full
-    gradients and those at the anchor are without.
+    The objective is one sum. Without a rule that changes the loss it is the loss of each example, [A, B], which
+    `batch.weights` weight: a step needs no sum. The rule's `loss` counts only with `looks`; full gradients and
+    gradients at the anchor have none.
     """
     rule, leaves = train.rule, [value.detach().requires_grad_() for value in weights]
     if looks is not None and looks.weights:
@@ -181,14 +181,15 @@ def descended(
         return ((each.detach() * batch.weights).sum(1), each), leaves
     losses = (each * batch.weights).sum(1)
     features = looks.take(model, own, batch, contexts) if looks is not None and looks.weights else None
-    found = []
+    objectives = []
     for k, (context, n) in enumerate(zip(contexts, batch.counts, strict=True)):
         context.batch = batch.inputs[k, :n], batch.targets[k, :n]
         context.features = features[k] if features is not None else {}
-        said, right = outputs[k, :n], batch.targets[k, :n]
-        loss = losses[k] if rule.risk is None else rule.risk(said, right, context)
-        found.append(loss if rule.loss is None or looks is None else rule.loss(loss, said, right, context))
-    return (losses.detach(), torch.stack(found).sum()), leaves
+        own_outputs, targets = outputs[k, :n], batch.targets[k, :n]
+        loss = losses[k] if rule.risk is None else rule.risk(own_outputs, targets, context)
+        bent = loss if rule.loss is None or looks is None else rule.loss(loss, own_outputs, targets, context)
+        objectives.append(bent)
+    return (losses.detach(), torch.stack(objectives).sum()), leaves
 
 
 def gradients(
@@ -197,18 +198,18 @@ def gradients(
     weights: Tensors,
     batch: Batch,
     contexts: Sequence[LocalContext],
-    looks: StackedLooks | None = None,
+    looks: StackedFeatures | None = None,
 ) -> tuple[Tensor, Tensors]:
-    """The mean of the task's loss at each client, [A], and the gradients of what it descends, each [A, ...]."""
+    """The mean of the task's loss at each client, [A], and the gradients of its objective, each [A, ...]."""
     with scope("forward"):
-        (losses, root), leaves = descended(train, model, weights, batch, contexts, looks)
+        (losses, root), leaves = objective(train, model, weights, batch, contexts, looks)
         total = (root * batch.weights).sum() if root.dim() else root
     with scope("backward"):
         return losses, gradients_of(total, leaves, model.learner.half, stacked=True)
 
 
 def _clipped(gradients: Tensors, largest: float) -> Tensors:
-    """Each client's gradients, scaled down to this norm where theirs is above it."""
+    """Each client's gradients, scaled down to this norm where their norm is larger."""
     norms = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients]
     factor = (largest / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1.0)
     return [g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients]

@@ -1,4 +1,4 @@
-"""Whether clients can train together, and how much memory each of them takes."""
+"""Whether clients can train together, and how much memory each client takes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import Tensor, nn
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import Obstacle
 from fedlens.local.training import Train
-from fedlens.local.vectorized.batches import held
+from fedlens.local.vectorized.batches import held_bytes
 from fedlens.local.vectorized.trial import OTHER, of_model, of_rule
 
-_UNKNOWN = 32  # examples in a batch that is all that a client has, where nobody knows how many that is
+_UNKNOWN = 32  # examples of a client, assumed where batches hold all of them and the number is unknown
 
 
 def obstacle(train: Train) -> Obstacle | None:
     """What keeps this training from being done for several clients at once; None where nothing does."""
     rule = train.rule
     if rule.solve is not None:
-        return Obstacle(f"'{rule.name}' solves each client's problem in a way of its own", "client", OTHER)
+        return Obstacle(f"'{rule.name}' solves each client's problem by itself", "client", OTHER)
     if train.personal:
         return Obstacle("parts of the model are the clients' own", "algorithm.name", OTHER)
     if train.keep_optimizer:
         return Obstacle(
-            "the optimizer's state is kept, so there is one client after the other", "algorithm.name", OTHER
+            "the optimizer's state is kept, so clients train one after the other", "algorithm.name", OTHER
         )
     if not rule.plain and not rule.traits.stackable:
         who = f"the client rule '{rule.name}'" if rule.name else "a client rule without a name"
         return Obstacle(
-            f"{who} does not say that its clients may be stacked",
+            f"{who} does not declare that its clients may be stacked",
             "client",
-            f"give it traits=Traits(stackable=True) where that is so, or {OTHER}",
+            f"give it traits=Traits(stackable=True) if they may be, or {OTHER}",
         )
     for name, module in train.model.build().named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -51,19 +51,20 @@ def footprint(train: Train, device: torch.device, largest: int | None = None, da
     Args:
         train: the training.
         device: where it is.
-        largest: the examples of the largest client, where that is known: no batch is larger.
-        data: some client's, where those of all are of its kind: they may hold images while they train.
+        largest: the examples of the largest client, if known: no batch is larger.
+        data: one client's data, if all are of its kind: data may hold images during training.
     """
     learner = module_in(train.model, {}, device)
     weights = sum(value.nbytes for value in learner.trainable.values())
     settings = train.settings
     n = settings.examples or largest or (_UNKNOWN if settings.batch_size == "all" else settings.batch_size)
     size = settings.batch(n)
-    seen = [0]
+    activations = 0
 
     def count(module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal activations
         if isinstance(output, Tensor) and not any(module.children()):
-            seen[0] += output.nbytes
+            activations += output.nbytes
 
     handles = [module.register_forward_hook(count) for module in learner.module.modules()]
     dtype = next(iter(learner.trainable.values())).dtype
@@ -73,5 +74,5 @@ def footprint(train: Train, device: torch.device, largest: int | None = None, da
     for handle in handles:
         handle.remove()
     copies = 6 if train.rule.looks is None else 9  # two models to look at, and the features
-    own = 0 if data is None else held(data, n)
-    return copies * weights + size * (images.nbytes + 3 * seen[0]) + own
+    own = 0 if data is None else held_bytes(data, n)
+    return copies * weights + size * (images.nbytes + 3 * activations) + own

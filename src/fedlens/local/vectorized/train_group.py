@@ -1,6 +1,6 @@
 """Several clients' local training as one computation: their weights stacked along an axis of clients.
 
-What comes out agrees with one client after the other to rounding.
+The results agree with training one client after the other, to rounding.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from typing import Any
 
 import torch
 
+from fedlens.core.calls import Calls
 from fedlens.core.errors import ConfigError, out_of_memory, told
 from fedlens.core.modules import loadable
 from fedlens.core.outcomes import StackedOutcomes
-from fedlens.core.protocol import Call, Outcome
+from fedlens.core.protocol import Call, GroupExamples, Outcome
+from fedlens.core.random import Rng
 from fedlens.core.stacked import Column, StackedTrees
 from fedlens.core.tree import Tree
 from fedlens.local.rules import LocalContext, Solved, Tensors
 from fedlens.local.training import Train, virtual
-from fedlens.local.vectorized.full_gradient import Shared, full_gradients
+from fedlens.local.vectorized.full_gradient import SharedGradients, full_gradients
 from fedlens.local.vectorized.group import Group
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.steps import Steps
@@ -29,7 +31,7 @@ from fedlens.local.vectorized.steps import Steps
 
 @dataclass
 class _Member:
-    """A client of the group: where it stands in the calls, and what the rule's hooks see there."""
+    """One client of a group: its index in the calls, and the context that the rule's hooks see."""
 
     at: int
     call: Call
@@ -43,7 +45,7 @@ Results = dict[int, Outcome | Exception]
 def train_together(train: Train, calls: Sequence[Call]) -> Sequence[Outcome | Exception]:
     """Local training of several clients, as `Train` does it for one.
 
-    Where a client fails by itself its place holds the exception. Raises whatever the common computation raises.
+    A client that fails by itself has its exception in its place. Raises what the common computation raises.
     """
     return _in_columns(train, calls) or _by_kind(train, calls, partial(_trained, train))
 
@@ -51,27 +53,36 @@ def train_together(train: Train, calls: Sequence[Call]) -> Sequence[Outcome | Ex
 def gradients_together(
     train: Train, calls: Sequence[Call], reply: Callable[[LocalContext, Tree], Outcome]
 ) -> list[Outcome | Exception]:
-    """The gradient of each client's objective over all its examples, made a reply of; as `train_together` otherwise."""
-    return _by_kind(train, calls, partial(_told, train, reply))
+    """A reply with the gradient of each client's objective over all its examples; else as `train_together`."""
+    return _by_kind(train, calls, partial(_gradient_replies, train, reply))
 
 
 def _by_kind(
     train: Train, calls: Sequence[Call], work: Callable[[StackedModel, list[_Member]], Results]
 ) -> list[Outcome | Exception]:
-    """Does the work for the clients that got the same model and rate, which may be all, and then for the others."""
-    kinds: dict[Any, list[int]] = {}
-    for at, call in enumerate(calls):
-        kinds.setdefault((id(call.payload.get("model")), call.payload.get("lr")), []).append(at)
+    """Does the work for the clients with the same model and rate, which may be all, and then for the others."""
     results: Results = {}
+    made: dict[int, Call] = {}
+    kinds: dict[Any, list[int]] = {}
+    for at in range(len(calls)):
+        try:
+            made[at] = calls[at]
+        except (Exception, SystemExit) as error:
+            results[at] = _failure(error)
+        else:
+            payload = made[at].payload
+            kinds.setdefault((id(payload.get("model")), payload.get("lr")), []).append(at)
     for kind in kinds.values():
-        client, payload = calls[kind[0]].client, calls[kind[0]].payload
+        payload, client, _ = made[kind[0]]
         learner = loadable(train.model, client)
         learner.load(payload["model"])
         with ExitStack() as closing:
             members = []
             for at in kind:
                 try:
-                    members.append(_Member(at, calls[at], _visit(train, calls[at], closing)))
+                    call = made[at]
+                    context = train.context(call.payload, call.client, call.rng, closing, load=False)
+                    members.append(_Member(at, call, context))
                 except (Exception, SystemExit) as error:
                     results[at] = _failure(error)
             if members:
@@ -80,43 +91,39 @@ def _by_kind(
 
 
 def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
-    """Training without hooks of clients that got the same model and rate: nothing is made for each of them.
+    """Training without hooks, of clients with the same model and rate: no object is made for each client.
 
-    None where it is another training, or a client fails by itself: then `_by_kind` says which.
+    None for any other training, and where a client fails by itself: `_by_kind` reports which.
     """
-    special = train.normalized or train.personal or train.keep_optimizer
-    if special or not calls or not train.rule.plain:
+    special = train.normalized or train.personal or train.keep_optimizer or not train.rule.plain
+    if (
+        special
+        or not isinstance(calls, Calls)
+        or any("model" in own or "lr" in own for own in calls.payloads)
+    ):
         return None
-    first, settings = calls[0], train.settings
-    tree, lr = first.payload["model"], first.payload["lr"]
-    if any(call.payload["model"] is not tree or call.payload["lr"] != lr for call in calls):
+    examples = _examples(train, calls)
+    if examples is None or not all(examples.counts):
         return None
-    try:
-        datas = [virtual(call.client.data, settings.examples, call.rng) for call in calls]
-        counts = [len(data) for data in datas]
-    except Exception:
-        return None
-    if not all(counts):
-        return None
-    kinds = [(n, call.payload.get("work")) for n, call in zip(counts, calls, strict=True)]
+    settings, counts = train.settings, examples.counts
+    kinds = [(n, own.get("work")) for n, own in zip(counts, calls.payloads, strict=True)]
     steps_of = {kind: settings.steps_at(*kind) for kind in set(kinds)}
     size_of = {n: settings.batch(n) for n in set(counts)}
     order = sorted(range(len(calls)), key=lambda k: -steps_of[kinds[k]])
-    learner = loadable(train.model, first.client)
+    tree = calls.shared["model"]
+    learner = loadable(train.model, calls[0].client)
     learner.load(tree)
-    model = StackedModel(learner, first.client.scratch)
-    rngs = [calls[k].rng for k in order]
+    model = StackedModel(learner, calls.scratch)
+    rngs = [calls.rng(k) for k in order]
     group = Group(
         list(learner.trainable),
         [tree[name] for name in learner.trainable],
-        lr,
-        [datas[k] for k in order],
+        calls.shared["lr"],
+        examples.reordered(order),
         [size_of[counts[k]] for k in order],
         [steps_of[kinds[k]] for k in order],
         rngs,
-        [torch.Generator().manual_seed(rng.seed("torch")) for rng in rngs]
-        if model.random
-        else [None] * len(calls),
+        [_masks(rng) for rng in rngs] if model.random else [None] * len(rngs),
     )
     updates, losses, _ = _moved(train, model, group)
     by_examples = train.weighting == "examples"
@@ -137,12 +144,29 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
     return StackedOutcomes(payload, metrics, rows)
 
 
+def _examples(train: Train, calls: Calls) -> GroupExamples | None:
+    """The examples of all clients, to be read together; None where they cannot be, or a client's cannot be read."""
+    try:
+        if train.settings.examples is None:
+            return calls.program.data.group(calls.clients)
+        first, *others = [virtual(call.client.data, train.settings.examples, call.rng) for call in calls]
+        together: GroupExamples | None = first.group(others)
+        return together
+    except Exception:
+        return None
+
+
+def _masks(rng: Rng) -> torch.Generator:
+    """The generator of a client's dropout masks."""
+    return torch.Generator().manual_seed(rng.seed("torch"))
+
+
 def _moved(
     train: Train, model: StackedModel, group: Group
 ) -> tuple[StackedTrees, list[tuple[float, int]], Tensors]:
     """Runs the steps: how far each client moved, its mean loss and the examples it saw, and its weights."""
     trained, losses = Steps(train, model, group).run()
-    # Weights that no hook looks at any more make room for what they moved by.
+    # The update takes the memory of weights that no hook reads any more.
     moved = [
         torch.sub(anchor, now, out=now) if train.rule.plain else anchor - now
         for anchor, now in zip(group.anchor, trained, strict=True)
@@ -150,18 +174,14 @@ def _moved(
     return StackedTrees(dict(zip(group.names, moved, strict=True))), losses, trained
 
 
-def _visit(train: Train, call: Call, closing: ExitStack) -> LocalContext:
-    return train.context(call.payload, call.client, call.rng, closing, load=False)
-
-
-def _told(
+def _gradient_replies(
     train: Train, reply: Callable[[LocalContext, Tree], Outcome], model: StackedModel, members: list[_Member]
 ) -> Results:
     contexts = [member.context for member in members]
-    found = full_gradients(train, model, contexts, [member.call.rng for member in members])
+    gradients = full_gradients(train, model, contexts, [member.call.rng for member in members])
     for context in contexts:
         context.problem.seen += context.problem.passes()
-    return {m.at: reply(m.context, gradient) for m, (gradient, _) in zip(members, found, strict=True)}
+    return {m.at: reply(m.context, gradient) for m, (gradient, _) in zip(members, gradients, strict=True)}
 
 
 def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Results:
@@ -178,10 +198,10 @@ def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Resul
 
 
 def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> Results:
-    """Calls the rule's `start` at each client, and leaves its generator as it would stand then; gives who failed."""
+    """Calls the rule's `start` at each client and keeps the state of its random generator; returns the failures."""
     failed: Results = {}
     changed = False
-    shared = Shared(train, model, [m.context for m in members], [m.call.rng for m in members])
+    shared = SharedGradients(train, model, [m.context for m in members], [m.call.rng for m in members])
     for k, member in enumerate(members):
         torch.default_generator.manual_seed(member.call.rng.seed("torch"))
         try:
@@ -198,9 +218,9 @@ def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> R
             member.masks.set_state(torch.get_rng_state())
     if changed:
         raise ConfigError(
-            "`start` sets context.anchor, which clients that are stacked have in common",
+            "`start` sets context.anchor, which stacked clients share",
             where="client",
-            hint="leave what the rule needs in context.saved",
+            hint="save what the rule needs in context.saved",
         )
     return failed
 
@@ -210,7 +230,7 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
     contexts = [member.context for member in members]
     rngs, masks = [member.call.rng for member in members], [member.masks for member in members]
     updates, losses, trained = _moved(train, model, Group.of(contexts, rngs, masks))
-    # Cut for those alone who look at them.
+    # Cut into clients only for a rule that reads them.
     ends = list(zip(*trained, strict=True)) if train.rule.finish is not None else [()] * len(members)
     for member, loss, end, update in zip(members, losses, ends, updates.rows(), strict=True):
         solved = Solved([], loss[0], loss[1], member.context.steps)
@@ -222,7 +242,7 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
 
 
 def _failure(error: BaseException) -> Exception:
-    """What stands in a client's place; memory that runs out is no client's, but the group's."""
+    """A client's failure; raises the error if memory ran out, since that is the group's failure."""
     if out_of_memory(error):
         raise error
     return error if isinstance(error, Exception) else RuntimeError(told(error))

@@ -1,12 +1,12 @@
-"""Two small clients trained stacked and one after the other: what a model or a rule cannot have stacked shows here.
+"""Trains two small clients stacked and one after the other, and reports where a model or a rule makes a difference.
 
-In float64, so that what is left are the last bits: an image that a rounding brings to the other side of a ReLU moves
-weights in float32 further than some mistakes do.
+In float64, so that only the last bits may differ: in float32, an image that rounding moves to the other side of a ReLU
+changes weights more than some mistakes do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.errors import out_of_memory, told
-from fedlens.core.protocol import Call, Client, ClientExamples, Obstacle, Outcome, Payload
+from fedlens.core.protocol import Call, Client, ClientExamples, Obstacle, Outcome
 from fedlens.core.random import Rng, Secrets, random_state_kept
 from fedlens.core.tree import Tree, tree_of
 from fedlens.local.features import OWN
@@ -24,21 +24,22 @@ from fedlens.local.vectorized.model import in_float64
 from fedlens.local.vectorized.train_group import train_together
 
 OTHER = "take engine.name = 'inline' or 'processes'"
-THERE = "there"
+START = "start"  # the name of the features at the weights that training starts from
+SIZES = 7, 3  # examples of the two clients: one takes more steps
+# Adam would make large steps of gradients that are 0 but for rounding.
+SETTINGS = {
+    "optimizer": "sgd", "lr": 0.1, "epochs": 2, "steps": None, "examples": None, "batch_size": 4, "stragglers": 0.0,
+}  # fmt: skip
 
 
 def of_model(train: Train) -> Obstacle | None:
-    """What the trial finds in the way with the model, the local settings, and features where the rule looks at any."""
-    rule = (
-        ClientRule()
-        if train.rule.looks is None
-        else ClientRule(looks=_looks, loss=_loss, traits=Traits(stackable=True))
-    )
-    found = _tried(replace(train, rule=rule))
-    if found is None:
+    """Tries the model with the local settings, and its features where the rule looks at any."""
+    looking = ClientRule(looks=_looks, loss=_loss, traits=Traits(stackable=True))
+    fault = _fault(replace(train, rule=ClientRule() if train.rule.looks is None else looking))
+    if fault is None:
         return None
-    if found:
-        return Obstacle(f"the model cannot be stacked ({found})", "model", OTHER)
+    if fault:
+        return Obstacle(f"the model cannot be stacked ({fault})", "model", OTHER)
     return Obstacle(
         "the model does to stacked clients something else than to each by itself: it may mix the examples of a "
         "batch, or count them, or drop out values that are not laid out as the batch is",
@@ -48,143 +49,121 @@ def of_model(train: Train) -> Obstacle | None:
 
 
 def of_rule(train: Train) -> Obstacle | None:
-    """What it finds in the way with the rule; nothing is tried of one that needs something of the server."""
+    """Tries the rule; a rule that needs something from the server is not tried."""
     rule = train.rule
-    found = None if rule.plain or rule.servers else _tried(train)
-    if found is None:
+    fault = None if rule.plain or rule.servers else _fault(train)
+    if fault is None:
         return None
     who = f"the client rule '{rule.name}'"
     return Obstacle(
-        f"{who} cannot be stacked ({found})"
-        if found
+        f"{who} cannot be stacked ({fault})"
+        if fault
         else f"{who} does to stacked clients something else than to each by itself",
         "client",
         f"see what `stackable` asks of its hooks, or take stackable=True out, or {OTHER}",
     )
 
 
-def _tried(train: Train) -> str | None:
-    """None where both come to the same, or where it does not run alone either, which shows in the run itself.
+def _fault(train: Train) -> str | None:
+    """The error of stacked training; empty where it gives other results than training one after the other.
 
-    Otherwise what is raised of stacked clients; nothing where they come to something else.
+    None where both give the same, and where training one after the other fails too: the run itself will report that.
     """
-    # Adam would make large steps of gradients that are 0 but for rounding.
-    update = {
-        "optimizer": "sgd", "lr": 0.1, "epochs": 2, "steps": None, "examples": None, "batch_size": 4, "stragglers": 0.0,
-    }  # fmt: skip
-    settings = train.settings.model_copy(update=update)
-    plain = replace(train, settings=settings, normalized=False)
-    failed: Exception | None = None
+    plain = replace(train, settings=train.settings.model_copy(update=SETTINGS), normalized=False)
+    fault: str | None = None
     for model, close in ((in_float64(train.model), 1e-6), (train.model, 1e-2)):
-        trial = _Trial(replace(plain, model=model))
+        tried = replace(plain, model=model)
         with random_state_kept():
             try:
-                alone = trial.alone()
+                generator, tree = torch.Generator().manual_seed(0), tree_of(model.build())
+                examples = [_examples(tried, n, generator) for n in SIZES]
+                expected = _updates(_one_by_one, tried, examples, tree)
             except Exception:
                 continue
             try:
-                apart = _apart(alone, trial.together())
+                distance = _distance(expected, _updates(train_together, tried, examples, tree))
             except Exception as error:
                 if out_of_memory(error):
                     raise
-                failed = failed or error
+                fault = fault or told(error)
                 continue
-            # No further than rounding takes it: a rule may step along the sign of what is 0 but for that.
-            return None if apart <= close or apart <= 10 * _apart(alone, trial.alone(nudged=True)) else ""
-    return None if failed is None else told(failed)
+            if distance <= close:
+                return None
+            # No further than rounding takes it: a rule may step along the sign of what is 0 but for rounding.
+            nudged = _updates(_one_by_one, tried, examples, _nudged(tree, generator))
+            return None if distance <= 10 * _distance(expected, nudged) else ""
+    return fault
 
 
-class _Trial:
-    """Two clients, one with more steps."""
-
-    def __init__(self, train: Train) -> None:
-        self.train, self.tree, model = train, tree_of(train.model.build()), train.model
-        self.dtype = next((v.dtype for v in self.tree.values() if v.is_floating_point()), torch.float32)
-        self.generator = torch.Generator().manual_seed(0)
-        self.datas = [
-            _Rows(
-                torch.randn(n, *model.input_shape, generator=self.generator).to(self.dtype),
-                torch.randint(model.classes, (n,), generator=self.generator),
-            )
-            for n in (7, 3)
-        ]
-
-    def alone(self, nudged: bool = False) -> list[dict[str, Tensor]]:
-        """What each sends; from weights that are other ones in their last bits, if `nudged`."""
-        found = []
-        for call in self._calls(self._nudged() if nudged else self.tree):
-            torch.default_generator.manual_seed(call.rng.seed("torch"))
-            found.append({name: value.clone() for name, value in _sent(self.train(*call)).items()})
-        return found
-
-    def together(self) -> list[dict[str, Tensor]]:
-        """What each sends when they are stacked."""
-        found = []
-        for outcome in train_together(self.train, self._calls(self.tree)):
-            if isinstance(outcome, Exception):
-                raise outcome
-            found.append(_sent(outcome))
-        return found
-
-    def _calls(self, tree: Tree) -> list[Call]:
-        scratch: dict[Any, Any] = {}
-        there = [
-            Client(k, data, {}, Secrets((k,)), scratch, torch.device("cpu"))
-            for k, data in enumerate(self.datas)
-        ]
-        return [Call({"model": tree, "lr": 0.1}, client, Rng((client.id, "trial"))) for client in there]
-
-    def _nudged(self) -> dict[str, Tensor]:
-        by = 4 * torch.finfo(self.dtype).eps
-        return {
-            name: v * (1 + by * torch.randn(v.shape, generator=self.generator).to(v))
-            if v.is_floating_point()
-            else v
-            for name, v in self.tree.items()
-        }
+def _examples(train: Train, n: int, generator: torch.Generator) -> _Examples:
+    module = train.model.build().eval()
+    inputs = torch.randn(n, *train.model.input_shape, generator=generator)
+    inputs = inputs.to(
+        next((v.dtype for v in module.state_dict().values() if v.is_floating_point()), inputs.dtype)
+    )
+    with torch.no_grad():
+        return _Examples(inputs, train.task.random_targets(module(inputs), generator))
 
 
-def _sent(outcome: Outcome) -> dict[str, Tensor]:
-    payload: Payload = outcome.payload
-    return {
-        f"{part}.{name}": value
-        for part in ("update", "buffers", "counters")
-        for name, value in payload[part].items()
-    }
+def _one_by_one(train: Train, calls: Sequence[Call]) -> Iterator[Outcome]:
+    for call in calls:
+        torch.default_generator.manual_seed(call.rng.seed("torch"))
+        yield train(*call)
 
 
-def _apart(expected: list[dict[str, Tensor]], found: list[dict[str, Tensor]]) -> float:
-    """The largest distance of a leaf, as a share of it and of a thousandth of all that its client sends."""
-    return max(_distance(one, other) for one, other in zip(expected, found, strict=True))
+def _updates(
+    run: Callable[[Train, Sequence[Call]], Any], train: Train, examples: Sequence[_Examples], tree: Tree
+) -> list[dict[str, Tensor]]:
+    """What each client sends, trained from the weights in `tree`. Raises what training raises."""
+    scratch: dict[Any, Any] = {}
+    clients = [
+        Client(k, data, {}, Secrets((k,)), scratch, torch.device("cpu")) for k, data in enumerate(examples)
+    ]
+    updates = []
+    for outcome in run(train, [Call({"model": tree, "lr": 0.1}, c, Rng((c.id, "trial"))) for c in clients]):
+        if isinstance(outcome, Exception):
+            raise outcome
+        sent = {part: outcome.payload[part] for part in ("update", "buffers", "counters")}
+        updates.append({f"{part}.{n}": value.clone() for part in sent for n, value in sent[part].items()})
+    return updates
 
 
-def _distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> float:
-    whole = torch.stack(
-        [value.double().norm() for name, value in expected.items() if name.startswith("update.")]
-    ).norm()
+def _nudged(tree: Tree, generator: torch.Generator) -> Tree:
+    """The weights with other last bits."""
+
+    def nudge(v: Tensor) -> Tensor:
+        return v * (1 + 4 * torch.finfo(v.dtype).eps * torch.randn(v.shape, generator=generator).to(v))
+
+    return {name: nudge(v) if v.is_floating_point() else v for name, v in tree.items()}
+
+
+def _distance(expected: Sequence[Mapping[str, Tensor]], actual: Sequence[Mapping[str, Tensor]]) -> float:
+    """The largest distance of a leaf, relative to its norm plus a thousandth of the norm of its client's update."""
     worst = 0.0
-    for name, value in expected.items():
-        other = found[name]
-        differs = (value != other) & ~(value.isnan() & other.isnan())
-        if bool(differs.any()):
-            share = (value.double() - other.double())[differs].norm() / (value.double().norm() + 1e-3 * whole)
-            worst = max(worst, float(share.nan_to_num(torch.inf)))
+    for one, other in zip(expected, actual, strict=True):
+        norms = [value.double().norm() for name, value in one.items() if name.startswith("update.")]
+        for name, value in one.items():
+            differs = (value != other[name]) & ~(value.isnan() & other[name].isnan())
+            if bool(differs.any()):
+                gap = (value.double() - other[name].double())[differs].norm()
+                share = gap / (value.double().norm() + 1e-3 * torch.stack(norms).norm())
+                worst = max(worst, float(share.nan_to_num(torch.inf)))
     return worst
 
 
 def _looks(context: LocalContext) -> Mapping[str, Tree]:
-    return {THERE: context.problem.tree}
+    return {START: context.problem.tree}
 
 
 def _loss(loss: Tensor, outputs: Tensor, targets: Tensor, context: LocalContext) -> Tensor:
-    """Something of the features of both models, row by row; nothing where the model has none."""
+    """Adds a function of the features of both models, row by row; nothing where the model has none."""
     seen = context.features
-    return loss + (seen[OWN] * seen[THERE]).mean(1).tanh().mean() if OWN in seen else loss
+    return loss + (seen[OWN] * seen[START]).mean(1).tanh().mean() if OWN in seen else loss
 
 
 @dataclass(frozen=True)
-class _Rows(ClientExamples):
-    """A small client's data, in the given order again and again."""
+class _Examples(ClientExamples):
+    """A small client's examples, in the given order again and again."""
 
     inputs: Tensor
     targets: Tensor
@@ -195,14 +174,10 @@ class _Rows(ClientExamples):
     def labels(self) -> Tensor:
         return self.targets
 
-    def take(self, at: Tensor) -> _Rows:
-        return _Rows(self.inputs[at], self.targets[at])
-
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.inputs[start:stop], self.targets[start:stop]
 
     def batches(self, size: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches without end."""
         while True:
-            for start in range(0, len(self), size):
-                yield self.inputs[start : start + size], self.targets[start : start + size]
+            yield from (self.stretch(start, start + size) for start in range(0, len(self), size))

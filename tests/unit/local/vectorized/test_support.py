@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from fedlens.local.vectorized import steps as stacked_steps
 from fedlens.local.vectorized import trial as stackable_trial
 from fedlens.local.vectorized.support import obstacle
 from fedlens.local.vectorized.trial import Obstacle
+from fedlens.tasks.classification import Classification
 from tests.identity.identity_kit import model, parts, world
 from tests.unit.local.models_kit import BUILT_IN, built_in
 
@@ -172,3 +173,24 @@ def test_images_that_each_client_holds_while_it_trains_are_counted() -> None:
     assert train.footprint(CPU, 5, replace(own, augment=lambda images, g: images)) == none
     assert train.footprint(CPU, 2**23, own) == none  # batch by batch
     assert train.footprint(CPU, 5, world().clients[0]) == none
+
+
+class Squares(Classification):
+    """A regression: each example has as many targets as outputs."""
+
+    drawn: ClassVar[list[Tensor]] = []
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return ((outputs - targets) ** 2).mean(1)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.losses(outputs, targets).mean()
+
+    def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        self.drawn.append(torch.randn(outputs.shape, generator=generator).to(outputs))
+        return self.drawn[-1]
+
+
+def test_the_targets_of_the_trial_are_the_tasks() -> None:
+    assert obstacle(replace(trained(model()), task=Squares())) is None
+    assert Squares.drawn

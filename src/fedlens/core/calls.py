@@ -1,0 +1,76 @@
+"""The calls of several clients to one operation, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+
+from fedlens.core.protocol import Call, Client, Id, Payload, Program
+from fedlens.core.random import Rng, Secrets
+from fedlens.core.types import ClientId
+
+
+@dataclass(frozen=True)
+class Calls(Sequence[Call]):
+    """The calls of A clients to one operation. Each `Call` is made when it is read.
+
+    An operation that needs no objects of single clients reads the columns.
+
+    Args:
+        program: gives the data, the seed and the arithmetic.
+        device: where the operation runs; `shared`, `payloads` and `states` are there.
+        scratch: the cache of the worker.
+        shared: the part of the payload that is the same in all calls.
+        ids: the requests, A of them.
+        clients: the clients' ids.
+        payloads: the part of the payload that is each client's own.
+        states: the clients' states.
+
+    >>> from fedlens.core.protocol import ClientDataSource
+    >>> class Numbers(ClientDataSource):
+    ...     def holder(self, client): return [client]
+    >>> calls = Calls(
+    ...     Program({}, Numbers(), seed=0), torch.device("cpu"), {}, {"lr": 0.1},
+    ...     ids=[Id(1, 0, 0), Id(1, 0, 1)], clients=[7, 3], payloads=[{}, {"work": 2}], states=[{}, {}],
+    ... )
+    >>> calls[1].payload, calls[1].client.data
+    ({'lr': 0.1, 'work': 2}, [3])
+    """
+
+    program: Program
+    device: torch.device
+    scratch: dict[Any, Any]
+    shared: Payload
+    ids: Sequence[Id]
+    clients: Sequence[ClientId]
+    payloads: Sequence[Payload]
+    states: Sequence[Payload]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, at: int) -> Call: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Call]: ...
+    def __getitem__(self, at: int | slice) -> Call | list[Call]:
+        """One call, or a list of them. Raises what reading the client's data raises."""
+        if isinstance(at, slice):
+            return [self[k] for k in range(len(self))[at]]
+        client = Client(
+            id=self.clients[at],
+            data=self.program.data.holder(self.clients[at]),
+            state=self.states[at],
+            secrets=Secrets((self.program.seed, self.clients[at])),
+            scratch=self.scratch,
+            device=self.device,
+            arithmetic=self.program.arithmetic,
+        )
+        return Call({**self.shared, **self.payloads[at]}, client, self.rng(at))
+
+    def rng(self, at: int) -> Rng:
+        """The randomness of one call."""
+        return Rng((self.program.seed, "op", *self.ids[at], self.clients[at]))
