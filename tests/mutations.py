@@ -48,8 +48,8 @@ MUTATIONS = [
     ),
     Mutation(
         "local/rules.py",
-        "torch._foreach_sub(parameters, context.anchor), alpha=mu",
-        "torch._foreach_sub(parameters, context.anchor), alpha=mu / 2",
+        "torch._foreach_add(gradients, away, alpha=traits.proximal)",
+        "torch._foreach_add(gradients, away, alpha=traits.proximal / 2)",
         "identity/test_fedprox.py",
     ),
     Mutation(
