@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,7 @@ class Loadable:
     trainable: dict[str, Tensor]
     rest: dict[str, Tensor]  # buffers, counters, frozen weights
     half: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
+    given: dict[str, tuple[int, ...]] = field(default_factory=dict)  # strides of the weights given away
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -42,11 +43,27 @@ class Loadable:
 
     def load(self, tree: Tree) -> None:
         """Copies a tree in. Leaves that the tree lacks stay as they are."""
+        self._take_back()
         with torch.no_grad():
-            for own in (self.trainable, self.rest):
-                for name, value in own.items():
+            for leaves in (self.trainable, self.rest):
+                for name, value in leaves.items():
                     if name in tree:
                         value.copy_(tree[name])
+
+    def give(self) -> list[Tensor]:
+        """The trainable weights, given away with their memory (`fedlens.core.tree`); `load` brings new memory."""
+        given = []
+        for name, weight in self.trainable.items():
+            given.append(weight.detach())
+            self.given[name] = weight.stride()
+            weight.data = weight.new_empty(()).expand(weight.shape)  # the shape, and no memory
+        return given
+
+    def _take_back(self) -> None:
+        while self.given:
+            name, strides = self.given.popitem()
+            weight = self.trainable[name]
+            weight.data = torch.empty_strided(weight.shape, strides, dtype=weight.dtype, device=weight.device)
 
 
 def loadable(model: ModelSpec, client: Client, which: str = "") -> Loadable:

@@ -14,7 +14,7 @@ from fedlens.core.protocol import Answer, Ask, ClientStates, EngineBase, Failure
 from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
-from fedlens.engines.executor import Executor, Item, own
+from fedlens.engines.executor import Executor, Item, taken
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.schedule import LATE
 
@@ -113,7 +113,7 @@ class Inline(EngineBase):
         for answer in answers:
             # As if it had been sent: the operation may work on in the memory that it answered with.
             if ask.reduce is None:
-                own(answer)
+                taken(answer)
         return late if due is not None and time.monotonic() > due else answers
 
     def close(self) -> None:

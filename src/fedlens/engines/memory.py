@@ -1,4 +1,4 @@
-"""The C library's habit of giving memory back, and how to change it."""
+"""When the C library returns freed memory to the system."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import ctypes
 
 
 def keep_freed_memory() -> None:
-    """Asks glibc to keep what is freed: otherwise every batch of a large model pays for its pages again.
+    """Asks glibc to keep freed memory: otherwise every batch of a large model pays for its pages again.
 
-    Concerns the whole process and cannot be taken back. Does nothing where the C library is another one.
+    Affects the whole process and cannot be undone. Does nothing with another C library.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
             mallopt(parameter, 1 << 30)
+
+
+def release_freed_memory() -> None:
+    """Asks glibc to return all freed memory to the system now. Does nothing with another C library."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

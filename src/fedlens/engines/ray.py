@@ -15,10 +15,10 @@ from pydantic import AfterValidator, Field
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, EngineBase, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
+from fedlens.core.tree import copied
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import ChannelsLast, Computing, PrecisionSetting, usable_cores
-from fedlens.engines.executor import copied
 from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.processes import Timeout, Window

@@ -98,7 +98,7 @@ class _Worker:
         self.site = Executor(replace(program, device=self.device), groups=groups)
 
     def ask(self, number: int, op: str, envelope: bytes, region: int | None) -> None:
-        shared, expect, reduce = unpack(envelope, self.look(region))
+        shared, expect, reduce = unpack(envelope, self.look(region), self.look)
         self.asks[number] = (op, shared, expect, reduce)
 
     def task(
@@ -135,6 +135,7 @@ class _Worker:
             packer.envelope,
             region.number if region else None,
             region.size if new and region else 0,
+            packer.size,
         )
         self.driver.send_bytes(pickle.dumps(("done", *head)))
         if new and region is not None:
