@@ -15,7 +15,7 @@ from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
 from fedlens.engines.executor import Executor, Item, taken
-from fedlens.engines.memory import keep_freed_memory
+from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import LATE
 
 Threads = Annotated[
@@ -117,13 +117,15 @@ class Inline(EngineBase):
         return late if due is not None and time.monotonic() > due else answers
 
     def close(self) -> None:
-        """Gives back the number of threads that it found."""
+        """Restores the number of threads, and returns the memory of the models to the system."""
         while self._queue:
             self._states.release(self._queue.popleft()[2])
         if self._before is not None:
             torch.set_num_threads(self._before)
             self._before = None
             self._undo()
+            self._site.scratch.clear()
+            release_freed_memory()
 
 
 def item_of(ask: Ask, id: Id, state: Payload) -> Item:
