@@ -78,19 +78,29 @@ def in_the_middle_of_the_step(monkeypatch: pytest.MonkeyPatch, error: BaseExcept
     monkeypatch.setattr(Plain, "step_given", broken)
 
 
-@pytest.mark.parametrize("where", [between_replies, in_the_middle_of_the_step])
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The bits of a run that was not interrupted, with a model that is not heavy."""
+    return bits(experiment("inline").run(tmp_path_factory.mktemp("whole") / "run", report=False).directory)
+
+
 @pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), RuntimeError("the step failed")], ids=["interrupt", "error"]
+    ("engine", "where", "error"),
+    [
+        ("inline", between_replies, KeyboardInterrupt()),
+        ("inline", in_the_middle_of_the_step, RuntimeError("the step failed")),
+        ("processes", between_replies, RuntimeError("the step failed")),
+        ("processes", in_the_middle_of_the_step, KeyboardInterrupt()),
+    ],
 )
-@pytest.mark.parametrize("engine", ENGINES)
 def test_an_interrupted_run_is_resumed_to_the_same_bits(
     engine: str,
-    error: BaseException,
     where: Callable[[pytest.MonkeyPatch, BaseException], None],
+    error: BaseException,
+    whole: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    whole = bits(experiment(engine).run(tmp_path / "whole", report=False).directory)
     with monkeypatch.context() as broken:
         where(broken, error)
         with pytest.raises(type(error)):
@@ -120,7 +130,7 @@ def test_no_state_changes_after_its_round(
         assert all(torch.equal(value, then["model"][name]) for name, value in state["model"].items())
 
 
-def spoil(payload: Payload, client: Client, rng: Rng) -> Outcome:
+def echo(payload: Payload, client: Client, rng: Rng) -> Outcome:
     """Returns what it was sent, and nothing of its own."""
     return Outcome({"model": payload["model"], "pid": os.getpid()})
 
@@ -136,7 +146,7 @@ def test_an_ask_sends_a_placed_tree_without_a_copy(monkeypatch: pytest.MonkeyPat
         return packer
 
     monkeypatch.setattr(processes, "_packed", packed)
-    with fresh(ops={"work": spoil}) as gate:
+    with fresh(ops={"work": echo}) as gate:
         engine = gate.engine
         assert isinstance(engine, processes.Processes)
         tree = {"w": torch.randn(1000), "n": torch.tensor(3)}
@@ -165,7 +175,7 @@ def returned(gate: Driver, sent: Payload) -> list[Payload]:
 
 
 def test_tensors_of_a_closed_engine_stay_as_they_are() -> None:
-    with fresh(ops={"work": spoil}) as gate:
+    with fresh(ops={"work": echo}) as gate:
         engine = gate.engine
         assert isinstance(engine, processes.Processes)
         placed = engine.place({"w": torch.arange(1000.0)})

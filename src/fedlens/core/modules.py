@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from fedlens.core.arithmetic import PLAIN, Arithmetic
 from fedlens.core.protocol import Client, ModelSpec
 from fedlens.core.tree import Leaf, Tree, part, spec_of
+
+_ALIGN = 64  # bytes, as torch aligns its own memory
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,19 @@ class Loadable:
         return given
 
     def _take_back(self) -> None:
-        while self.given:
-            name, strides = self.given.popitem()
-            weight = self.trainable[name]
-            weight.data = torch.empty_strided(weight.shape, strides, dtype=weight.dtype, device=weight.device)
+        if not self.given:
+            return
+        weights = [self.trainable[name] for name in self.given]
+        offsets = [0, *accumulate(-(-weight.nbytes // _ALIGN) * _ALIGN for weight in weights)]
+        if weights[0].device.type == "cpu":
+            # Pages of their own, that the system has back at once: on the heap, gaps grow from client to client.
+            block = torch.frombuffer(mmap.mmap(-1, max(offsets[-1], 1)), dtype=torch.uint8)
+        else:
+            block = torch.empty(offsets[-1], dtype=torch.uint8, device=weights[0].device)
+        for weight, offset, strides in zip(weights, offsets, list(self.given.values()), strict=False):
+            memory = block[offset : offset + weight.nbytes].view(weight.dtype)
+            weight.data = memory.as_strided(weight.shape, strides, memory.storage_offset())
+        self.given.clear()
 
 
 def loadable(model: ModelSpec, client: Client, which: str = "") -> Loadable:
