@@ -12,7 +12,9 @@ from pydantic import Field
 
 from fedlens.core.protocol import Answer, Ask, ClientStates, EngineBase, Failure, Id, Op, Payload, Program
 from fedlens.core.random import random_state_kept
+from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY, Version
+from fedlens.core.tree import HEAVY
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
 from fedlens.engines.executor import Executor, Item, taken
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
@@ -96,6 +98,9 @@ class Inline(EngineBase):
                     for id in ids[first : first + size]
                 ]
                 yield from self._work(ask, items, due)
+                if first == 0 and nbytes(ask.shared) >= HEAVY:
+                    # Such as what a heavy model was built in: its weights have been given away.
+                    release_freed_memory()
 
     def _as_asked(self) -> Generator[Answer, None, None]:
         with random_state_kept(self._site.device):
