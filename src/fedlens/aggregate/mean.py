@@ -70,11 +70,12 @@ def totals(answers: Iterable[Answer], fields: Mapping[str, How]) -> dict[str, An
     total: dict[str, Any] = {}
     how = folding(fields)
     for answer in answers:
+        allocate = answer.allocate if isinstance(answer, Reply) else None
         if answer.folded is not None:
-            fold(total, how, answer.folded, folded=True)
+            fold(total, how, answer.folded, folded=True, allocate=allocate)
         elif isinstance(answer, Reply) and "update" in answer.payload:
-            fold(total, how, answer.payload)
-        del answer  # or its tree would lie there until the next has come
+            fold(total, how, answer.payload, allocate=allocate)
+        del answer  # otherwise its tree would stay in memory until the next reply arrives
     return total
 
 
@@ -92,7 +93,13 @@ def averaged(total: Mapping[str, Any], fields: Mapping[str, How]) -> Update | No
 
     more = {name: mean(total[name]) if how == "mean" else total[name] for name, how in fields.items()}
     return Update(
-        mean(total["update"]), mean(total["buffers"]), total["counters"], more, total[REPLIES], weight
+        mean(total["update"]),
+        mean(total["buffers"]),
+        total["counters"],
+        more,
+        total[REPLIES],
+        weight,
+        given=True,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, runtime_checkable
 
 from pydantic import Field
 from torch import Tensor
@@ -33,6 +33,15 @@ class ServerStep(Protocol):
         ...
 
 
+@runtime_checkable
+class StepInPlace(ServerStep, Protocol):
+    """A server step that can also write the new weights into the update's memory, and so needs no more memory."""
+
+    def step_given(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
+        """As `step`, for an update that is given (`fedlens.core.tree`); the weights stay as they are."""
+        ...
+
+
 @dataclass(frozen=True)
 class ServerSGD:
     """w <- w - gamma Delta.
@@ -51,6 +60,10 @@ class ServerSGD:
     def step(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
         """One step."""
         return add(weights, update, scale=-self.lr), state
+
+    def step_given(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
+        """One step, in the update's memory."""
+        return add(weights, update, scale=-self.lr, given=True), state
 
 
 @dataclass(frozen=True)

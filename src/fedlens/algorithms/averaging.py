@@ -11,14 +11,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
-from fedlens.aggregate.server import ServerSGD, ServerStep
+from fedlens.aggregate.server import ServerSGD, ServerStep, StepInPlace
 from fedlens.algorithms.client_evaluation import (
     MEASURED,
     EvaluateOwn,
@@ -165,7 +165,9 @@ class Averaging(AlgorithmBase):
         if update is not None:
             for name, half in self.rule.servers.items():
                 if half.after is not None:
-                    rules[name], update = half.after(rules[name], update, ctx)
+                    # The rule may keep the update, so the server step may not write into it.
+                    rules[name], update = half.after(rules[name], replace(update, given=False), ctx)
+                    update = replace(update, given=False)
         new = state if update is None else self._step(state, update)
         return {**new, "rules": rules} if rules else new
 
@@ -174,9 +176,11 @@ class Averaging(AlgorithmBase):
         return {**self.rule.fields, **({"tau": "mean"} if self.aggregate.normalized else {})}
 
     def _step(self, state: State, update: Update) -> State:
-        weights, server = self.server.step(self._weights(state["model"]), update.update, state["server"])
+        server = self.server
+        step = server.step_given if update.given and isinstance(server, StepInPlace) else server.step
+        weights, kept = step(self._weights(state["model"]), update.update, state["server"])
         # Only trainable weights go through the server step; statistics and counters are replaced.
-        return {"model": {**state["model"], **weights, **update.buffers, **update.counters}, "server": server}
+        return {"model": {**state["model"], **weights, **update.buffers, **update.counters}, "server": kept}
 
     def _weights(self, tree: Tree) -> dict[str, Tensor]:
         """The weights that the server step moves: trainable and not personal."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import mmap
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from fedlens.core.arithmetic import PLAIN, Arithmetic
 from fedlens.core.protocol import Client, ModelSpec
 from fedlens.core.tree import Leaf, Tree, part, spec_of
+
+_ALIGN = 64  # bytes, as torch aligns its own memory
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Loadable:
     trainable: dict[str, Tensor]
     rest: dict[str, Tensor]  # buffers, counters, frozen weights
     half: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
+    given: dict[str, tuple[int, ...]] = field(default_factory=dict)  # strides of the weights given away
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -42,11 +47,36 @@ class Loadable:
 
     def load(self, tree: Tree) -> None:
         """Copies a tree in. Leaves that the tree lacks stay as they are."""
+        self._take_back()
         with torch.no_grad():
-            for own in (self.trainable, self.rest):
-                for name, value in own.items():
+            for leaves in (self.trainable, self.rest):
+                for name, value in leaves.items():
                     if name in tree:
                         value.copy_(tree[name])
+
+    def give(self) -> list[Tensor]:
+        """The trainable weights, given away with their memory (`fedlens.core.tree`); `load` brings new memory."""
+        given = []
+        for name, weight in self.trainable.items():
+            given.append(weight.detach())
+            self.given[name] = weight.stride()
+            weight.data = weight.new_empty(()).expand(weight.shape)  # the shape, and no memory
+        return given
+
+    def _take_back(self) -> None:
+        if not self.given:
+            return
+        weights = [self.trainable[name] for name in self.given]
+        offsets = [0, *accumulate(-(-weight.nbytes // _ALIGN) * _ALIGN for weight in weights)]
+        if weights[0].device.type == "cpu":
+            # Pages of their own, that the system has back at once: on the heap, gaps grow from client to client.
+            block = torch.frombuffer(mmap.mmap(-1, max(offsets[-1], 1)), dtype=torch.uint8)
+        else:
+            block = torch.empty(offsets[-1], dtype=torch.uint8, device=weights[0].device)
+        for weight, offset, strides in zip(weights, offsets, list(self.given.values()), strict=False):
+            memory = block[offset : offset + weight.nbytes].view(weight.dtype)
+            weight.data = memory.as_strided(weight.shape, strides, memory.storage_offset())
+        self.given.clear()
 
 
 def loadable(model: ModelSpec, client: Client, which: str = "") -> Loadable:

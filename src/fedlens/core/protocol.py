@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedlens.core.arithmetic import PLAIN, Arithmetic
 from fedlens.core.interfaces import refuse_undeclared
@@ -88,7 +89,11 @@ class Ask:
 
 @dataclass
 class Reply:
-    """A client's answer. Its proposed state is committed when the algorithm has taken it, unless it was refused."""
+    """A client's answer. Its proposed state is committed when the algorithm has taken it, unless it was refused.
+
+    `allocate` is set by an engine that has memory from which it sends without a copy: it returns an uninitialized tree
+    like its argument, in that memory. A sum that becomes the next model is best computed there.
+    """
 
     id: Id
     client: ClientId
@@ -98,7 +103,8 @@ class Reply:
     nbytes: int = 0
     folded: Payload | None = None
     refused: str | None = None
-    fresh: frozenset[str] = frozenset()  # see `Outcome`
+    given: frozenset[str] = frozenset()  # see `Outcome`
+    allocate: Callable[[Tree], dict[str, Tensor]] | None = field(default=None, compare=False, repr=False)
 
     def refuse(self, reason: str) -> None:
         """Turns the reply down after a look at it: the client's state stays as it was, and the run counts it.
@@ -123,16 +129,17 @@ Answers = Iterator[Answer]
 
 
 class Outcome(NamedTuple):
-    """What an operation gives back: what is sent, the client's new state (None: unchanged), and numbers to log.
+    """What an operation returns: what is sent, the client's new state (None: unchanged), and numbers to log.
 
-    Metrics are sums over the client's work, so that they add up: `loss` summed over `examples`, and `batches`. `fresh`
-    names what in the payload was made for this reply and is nobody else's, so that it need not be copied.
+    Metrics are sums over the client's work, so that they add up: `loss` summed over `examples`, and `batches`. `given`
+    names the fields of the payload whose tensors the operation gives away, so that they need not be copied; see
+    "Ownership" in `fedlens.core.tree`.
     """
 
     payload: Payload
     state: Payload | None = None
     metrics: Mapping[str, float] = {}
-    fresh: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -450,6 +457,10 @@ class EngineBase(Engine):
 
         It gets one line for the user, or None, and the choice as environment.json keeps it.
         """
+
+    def place(self, tree: Tree) -> Tree:
+        """The same tree in memory from which this engine sends it without a copy (`processes`), or the tree itself."""
+        return tree
 
     def applied(self, program: Program) -> Program:
         """The program with the device and the arithmetic that this engine computes with; used by the profiler."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlens.core.protocol import Payload, Reduce
 from fedlens.core.stacked import Column, StackedTrees, row_of, stack_of
+from fedlens.core.tree import Tree
 
 REPLIES = "replies"  # how many replies a total is made of
 
@@ -29,6 +30,7 @@ class Update:
         more: what became of further fields, trees or numbers, by name.
         replies: how many replies there were.
         weight: the sum of their weights.
+        given: whether the trees in `update` belong to the receiver alone; see "Ownership" in `fedlens.core.tree`.
     """
 
     update: Mapping[str, Tensor]
@@ -37,6 +39,7 @@ class Update:
     more: Mapping[str, Any] = field(default_factory=dict)
     replies: int = 0
     weight: float = 0.0
+    given: bool = False
 
 
 def fold(
@@ -44,13 +47,21 @@ def fold(
     reduce: Reduce,
     payload: Payload,
     folded: bool = False,
-    fresh: AbstractSet[str] = frozenset(),
+    given: AbstractSet[str] = frozenset(),
+    allocate: Callable[[Tree], dict[str, Tensor]] | None = None,
 ) -> None:
-    """Adds a reply to `total`, in place, which is empty before the first.
+    """Adds a reply to `total`, in place, which is empty before the first reply.
 
-    A tree or a number under `"sum"` is added times the reply's weight, one under `"plain"` as it is, a tree under
-    `"max"` leaf by leaf. The weights add up, and `replies` counts. What is `folded` already, a sum over several
-    replies, is added as it is. Of what is `fresh`, as `Outcome` has it, the first reply's memory becomes the total's.
+    Under `"sum"`, a tree or a number is multiplied by the reply's weight and added; under `"plain"` it is added as it
+    is; under `"max"` a tree contributes its largest values, leaf by leaf. The weights are summed, and `replies` counts.
+
+    Args:
+        total: changed in place.
+        reduce: how each field is aggregated.
+        payload: the reply's; it is not changed, except for its `given` fields.
+        folded: the payload is a sum over several replies already, and is added as it is.
+        given: fields that the caller gives away (`fedlens.core.tree`): the first reply's memory becomes the total's.
+        allocate: returns memory for the total of a tree; see `Reply.allocate`.
 
     >>> total = {}
     >>> for weight, value in ((1.0, 4.0), (3.0, 8.0)):
@@ -66,18 +77,26 @@ def fold(
         factor = weight if how == "sum" and not folded else 1.0
         if not isinstance(value, Mapping):
             total[name] = value * factor if first else total[name] + value * factor
-        elif first and value and name in fresh and all(t.is_floating_point() for t in value.values()):
+        elif not first:
+            _add(total, name, how, value, factor)
+        elif how == "max":
+            total[name] = {leaf: t.clone() for leaf, t in value.items()}
+        elif not all(t.is_floating_point() for t in value.values()):
+            total[name] = {leaf: t * factor for leaf, t in value.items()}  # integers become floats
+        elif value and name in given:
             torch._foreach_mul_(list(value.values()), factor)
             total[name] = dict(value)
-        elif first:
-            # Never the reply's own tensors: they may lie in a worker's memory, which is wanted back.
-            total[name] = {leaf: t.clone() if how == "max" else t * factor for leaf, t in value.items()}
-        elif how == "max":
-            total[name] = {leaf: torch.maximum(t, value[leaf]) for leaf, t in total[name].items()}
-        elif value:
-            torch._foreach_add_(
-                list(total[name].values()), [value[leaf] for leaf in total[name]], alpha=factor
-            )
+        else:
+            # Never the reply's own tensors: they may lie in a worker's memory, which the worker reuses.
+            new = dict.fromkeys(value) if allocate is None else allocate(value)
+            total[name] = {leaf: torch.mul(t, factor, out=new[leaf]) for leaf, t in value.items()}
+
+
+def _add(total: dict[str, Any], name: str, how: str, value: Tree, factor: float) -> None:
+    if how == "max":
+        total[name] = {leaf: torch.maximum(t, value[leaf]) for leaf, t in total[name].items()}
+    elif value:
+        torch._foreach_add_(list(total[name].values()), [value[leaf] for leaf in total[name]], alpha=factor)
 
 
 def fold_rows(total: dict[str, Any], reduce: Reduce, payloads: Sequence[Payload]) -> None:

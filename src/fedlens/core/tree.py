@@ -3,6 +3,17 @@
 A tree is named like a `state_dict`. Its spec says of every leaf which *role* it plays, because each role is
 aggregated differently and on purpose: weights are averaged and moved by server optimizers, running statistics
 (`buffer`) are averaged and never touched by a server optimizer, integer `counter`s take the largest value.
+
+**Ownership.** The tensors of a payload are read-only for both sides: neither the sender nor the receiver writes into
+them. One exception is stated where it holds, by the word *given*: a tensor that is given belongs to the receiver alone.
+The receiver may write into it, and the giver never looks at it again. An operation lists the fields it gives in
+`Outcome.given`. Its other fields are valid only until its next call, as it may reuse their memory, so the engine copies
+them (`copied`) before that call. Every reply that reaches an algorithm is read-only, and never changes. A state is
+replaced, never changed: a server step may write into a `given` update, but not into the weights. So a run that is
+interrupted at any moment still has its last state.
+
+**Representation.** During training, weights, gradients and updates are lists, in the order of `Loadable.trainable`.
+Payloads and states hold trees. `LocalContext.tree` turns one into the other, once, where a client's payload is made.
 """
 
 from __future__ import annotations
@@ -11,7 +22,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +30,7 @@ from torch import Tensor, nn
 from fedlens.core.errors import FedlensError
 
 Tree = Mapping[str, Tensor]
+HEAVY = 2**26  # bytes of a tree from which a copy of it costs more than the work of avoiding the copy
 Role = Literal["weight", "buffer", "counter", "head", "arch"]
 
 
@@ -77,9 +89,25 @@ def tree_of(module: nn.Module) -> dict[str, Tensor]:
 def load_into(module: nn.Module, tree: Tree) -> None:
     """Copies a tree into a module of the same names."""
     with torch.no_grad():
-        own = module.state_dict()
+        state = module.state_dict()
         for name, value in tree.items():
-            own[name].copy_(value)
+            state[name].copy_(value)
+
+
+def copied(value: Any) -> Any:
+    """The same payload with every tensor copied, without history.
+
+    >>> copied({"steps": (1, torch.ones(1, requires_grad=True))})
+    {'steps': (1, tensor([1.]))}
+    """
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {name: copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [copied(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
 
 
 def select(tree: Tree, names: Sequence[str]) -> dict[str, Tensor]:
@@ -97,13 +125,19 @@ def zeros_like(tree: Tree) -> dict[str, Tensor]:
     return map_tree(torch.zeros_like, tree)
 
 
-def add(a: Tree, b: Tree, scale: float = 1.0) -> dict[str, Tensor]:
-    """a + scale b, as a new tree.
+def add(a: Tree, b: Tree, scale: float = 1.0, given: bool = False) -> dict[str, Tensor]:
+    """a + scale b, as a new tree. With `given`, b is used up: the result lies in its memory where the layout fits.
 
     >>> add({"w": torch.ones(2)}, {"w": torch.ones(2)}, scale=-0.5)["w"]
     tensor([0.5000, 0.5000])
     """
-    return map_tree(lambda x, y: torch.add(x, y, alpha=scale), a, b)
+
+    def added(x: Tensor, y: Tensor) -> Tensor:
+        # In another layout the elements would be visited in another order, which may round differently.
+        fits = given and (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
+        return torch.add(x, y, alpha=scale, out=y if fits else None)
+
+    return map_tree(added, a, b)
 
 
 def subtract(a: Tree, b: Tree) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ from fedlens.core.protocol import (
     Trial,
 )
 from fedlens.core.states import STATE_MEMORY
+from fedlens.core.tree import Tree
 from fedlens.engines.client_groups import GROUP_MEMORY
 from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting, default_workers, usable_cores
 from fedlens.engines.inline import StateMemory, inline
@@ -178,6 +179,10 @@ class Auto(EngineBase):
     def applied(self, program: Program) -> Program:
         """The program as the chosen engine computes it."""
         return self.chosen.applied(program)
+
+    def place(self, tree: Tree) -> Tree:
+        """The tree in the memory of the engine that was chosen."""
+        return self.running.place(tree)
 
     @property
     def running(self) -> EngineBase:

@@ -21,6 +21,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY
+from fedlens.core.tree import Tree
 from fedlens.engines.devices import ChannelsLast, Computing, Device, PrecisionSetting, default_workers
 from fedlens.engines.inline import Inline, StateMemory, Threads
 from fedlens.engines.memory import free_memory
@@ -109,6 +110,10 @@ class Default(EngineBase):
     def running(self) -> EngineBase:
         """The engine that answers at the moment."""
         return self._processes or self._inline
+
+    def place(self, tree: Tree) -> Tree:
+        """The tree in memory that the workers read, once there are any."""
+        return self.running.place(tree)
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Takes the program. Raises `ConfigError` as `check` does."""

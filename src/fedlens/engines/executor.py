@@ -29,6 +29,7 @@ from fedlens.core.protocol import (
 from fedlens.core.reduction import fold, fold_columns, fold_rows
 from fedlens.core.schema import Schema, finite_fault, nbytes
 from fedlens.core.stacked import Row, row_of
+from fedlens.core.tree import copied
 
 _CPU = torch.device("cpu")
 _PLAIN = (torch.Tensor, float, int, str, bytes)
@@ -98,7 +99,7 @@ class Executor:
 
     def alone(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
         """The answer of one client, in memory of its own."""
-        return own(self.answer(op, shared, item, expect))
+        return taken(self.answer(op, shared, item, expect))
 
     def together(
         self, op: str, shared: Payload, items: Sequence[Item], expect: Schema, reduce: Reduce | None = None
@@ -160,7 +161,7 @@ class Executor:
         # One after the other, each when it is called for: the next may work on in the memory of the last.
         many = (self.answer(op, shared, item, expect) for item in items)
         if reduce is None:
-            return [self._home(answer if len(items) == 1 else own(answer)) for answer in many]
+            return [self._home(answer if len(items) == 1 else taken(answer)) for answer in many]
         answers: list[Answer] = []
         for start in range(0, len(items), reduce.block):
             block = islice(many, len(items[start : start + reduce.block]))
@@ -212,7 +213,7 @@ def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
     if fault is not None:
         return Failure(item.id, item.client, fault)
     size = nbytes(outcome.payload)
-    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size, fresh=outcome.fresh)
+    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size, given=outcome.given)
 
 
 def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:
@@ -250,22 +251,6 @@ def foreign(value: Any, name: str = "the payload") -> str | None:
     return f"{name} holds {kind}, which cannot be sent"
 
 
-def copied(value: Any) -> Any:
-    """The same payload in memory of its own.
-
-    >>> copied({"steps": (1, torch.ones(1, requires_grad=True))})
-    {'steps': (1, tensor([1.]))}
-    """
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {name: copied(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [copied(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
-
-
 def moved(value: Any, device: torch.device) -> Any:
     """The same payload with its tensors on this device."""
     if isinstance(value, torch.Tensor):
@@ -278,11 +263,11 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-def own(answer: Answer) -> Answer:
-    """The answer with its payload and state in memory of their own."""
+def taken(answer: Answer) -> Answer:
+    """The answer with copies of all tensors that the operation has not given (`fedlens.core.tree`)."""
     if not isinstance(answer, Failure):
         answer.payload = {
-            name: value if name in answer.fresh else copied(value) for name, value in answer.payload.items()
+            name: value if name in answer.given else copied(value) for name, value in answer.payload.items()
         }
         answer.state = copied(answer.state)
     return answer
@@ -310,9 +295,9 @@ class Fold:
         if any(type(answer.payload.get(name)) is Row for name in self.reduce.fields):
             self.rows.append(answer.payload)  # nobody works on in the memory of a group's rows
         else:
-            # After the copies: what is fresh is changed in place.
+            # After the copies: given trees are changed in place.
             with scope("aggregate"):
-                fold(self.total, self.reduce, answer.payload, fresh=answer.fresh)
+                fold(self.total, self.reduce, answer.payload, given=answer.given)
         return left
 
     def result(self) -> Payload | None:
@@ -327,6 +312,6 @@ class Fold:
 def folded(answers: Iterable[Answer], reduce: Reduce) -> list[Answer]:
     """The answers of a block without the fields that are folded; their total stands in the last answer."""
     folding = Fold(reduce)
-    taken = [folding.take(answer) for answer in answers]
-    taken[-1].folded = folding.result()
-    return taken
+    kept = [folding.take(answer) for answer in answers]
+    kept[-1].folded = folding.result()
+    return kept

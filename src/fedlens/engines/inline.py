@@ -12,10 +12,12 @@ from pydantic import Field
 
 from fedlens.core.protocol import Answer, Ask, ClientStates, EngineBase, Failure, Id, Op, Payload, Program
 from fedlens.core.random import random_state_kept
+from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY, Version
+from fedlens.core.tree import HEAVY
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
-from fedlens.engines.executor import Executor, Item, own
-from fedlens.engines.memory import keep_freed_memory
+from fedlens.engines.executor import Executor, Item, taken
+from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import LATE
 
 Threads = Annotated[
@@ -96,6 +98,9 @@ class Inline(EngineBase):
                     for id in ids[first : first + size]
                 ]
                 yield from self._work(ask, items, due)
+                if first == 0 and nbytes(ask.shared) >= HEAVY:
+                    # Such as what a heavy model was built in: its weights have been given away.
+                    release_freed_memory()
 
     def _as_asked(self) -> Generator[Answer, None, None]:
         with random_state_kept(self._site.device):
@@ -113,17 +118,19 @@ class Inline(EngineBase):
         for answer in answers:
             # As if it had been sent: the operation may work on in the memory that it answered with.
             if ask.reduce is None:
-                own(answer)
+                taken(answer)
         return late if due is not None and time.monotonic() > due else answers
 
     def close(self) -> None:
-        """Gives back the number of threads that it found."""
+        """Restores the number of threads, and returns the memory of the models to the system."""
         while self._queue:
             self._states.release(self._queue.popleft()[2])
         if self._before is not None:
             torch.set_num_threads(self._before)
             self._before = None
             self._undo()
+            self._site.scratch.clear()
+            release_freed_memory()
 
 
 def item_of(ask: Ask, id: Id, state: Payload) -> Item:

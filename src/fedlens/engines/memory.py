@@ -53,11 +53,17 @@ def _free(group: Path, limit: str, used: str, reclaimable: str) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Asks glibc to keep what is freed: otherwise every batch of a large model pays for its pages again.
+    """Asks glibc to keep freed memory: otherwise every batch of a large model pays for its pages again.
 
-    Concerns the whole process and cannot be taken back. Does nothing if the C library is another one.
+    Affects the whole process and cannot be undone. Does nothing with another C library.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
             mallopt(parameter, 1 << 30)
+
+
+def release_freed_memory() -> None:
+    """Asks glibc to return all freed memory to the system now. Does nothing with another C library."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

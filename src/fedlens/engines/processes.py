@@ -9,17 +9,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, EngineBase, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
+from fedlens.core.tree import HEAVY, Tree, copied
 from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import (
     ON_CPU,
@@ -30,9 +32,8 @@ from fedlens.engines.devices import (
     default_workers,
     devices_of,
 )
-from fedlens.engines.executor import copied
 from fedlens.engines.inline import StateMemory, Threads
-from fedlens.engines.memory import keep_freed_memory
+from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import DEATHS, Job, Schedule, block_size
 from fedlens.engines.shared_memory import Packer, Pool, Region
 from fedlens.engines.worker_pool import Worker, WorkerPool
@@ -84,6 +85,7 @@ class _Shared:
 
     envelope: bytes
     region: Region | None
+    homes: Mapping[int, Region]  # of tensors that were in shared memory already; see `Pool.empty_like`
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Processes(EngineBase):
         self._tasks: dict[int, _Task] = {}
         self._numbers = itertools.count(1)
         self._pool = Pool()
+        self._placed = False  # since the last ask
         self._program: Region | None = None
         self._threads_before: int | None = None
         self._seconds = 1.0  # a task's time, smoothed: tasks are taken for long until shown otherwise
@@ -155,7 +158,7 @@ class Processes(EngineBase):
         }
         packer = _packed(program, "the algorithm's operations or its data", code=True)
         self._program = Region(max(packer.size, 4096))
-        packer.write(self._program.view(), fresh=True)
+        packer.write(self._program.view(), new=True)
         self._envelope = packer.envelope
         # What the server computes has the threads that the engine says, as with `inline`, so that it gets the same
         # bits; and with the usual one thread it does not spin where the workers compute.
@@ -172,10 +175,26 @@ class Processes(EngineBase):
     def answer(self, ask: Ask, round: int, exchange: int, first: int = 0) -> Generator[Answer, None, None]:
         """Answers an ask by the workers, from its `first` slot on."""
         assert self._schedule is not None
-        packer = _packed((ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
-        shared = _Shared(packer.envelope, self._lay(packer))
+        if self._placed:
+            self._placed = False
+            release_freed_memory()  # the tree that was placed is not needed any more where it was
+        what = f"what the ask '{ask.op}' shares"
+        packer = _packed((ask.shared, ask.expect, ask.reduce), what, home=self._pool.home)
+        shared = _Shared(packer.envelope, self._lay(packer), packer.homes)
         size = block_size(ask, self.group if ask.op in self._joint else 1)
         return self._schedule.answers(self._schedule.publish(ask, round, exchange, shared, size, first))
+
+    def place(self, tree: Tree) -> Tree:
+        """The same tree in memory that workers read, where it is heavy enough to be worth it.
+
+        An ask that shares it then needs no copy. The memory is reused when the last of its tensors is gone.
+        """
+        moving = {name: value for name, value in tree.items() if self._pool.home(value) is None}
+        if self._schedule is None or sum(value.nbytes for value in moving.values()) < HEAVY:
+            return tree
+        self._placed = True
+        placed = self._pool.empty_like(moving)
+        return {**tree, **{name: value.copy_(moving[name]) for name, value in placed.items()}}
 
     def close(self) -> None:
         """Ends the workers and gives back the memory."""
@@ -239,6 +258,8 @@ class Processes(EngineBase):
         try:
             if job.number not in worker.knows_asks:
                 shared: _Shared = job.shared
+                for home in shared.homes.values():
+                    worker.show(home)
                 worker.send("ask", job.number, job.ask.op, shared.envelope, worker.show(shared.region))
                 worker.knows_asks.add(job.number)
             # The last time they are computed one by one, in case that it was memory.
@@ -286,8 +307,10 @@ class Processes(EngineBase):
         self._seconds += 0.2 * (time.monotonic() - task.sent - self._seconds)
         for answer in answers:
             if isinstance(answer, Reply) and answer.state is not None:
-                # A state outlives the round: a copy of its own lets the worker have its memory back.
+                # A state outlives the round: with a copy of it, the worker can reuse its memory.
                 answer.state = copied(answer.state)
+            if isinstance(answer, Reply) and answer.nbytes >= HEAVY:
+                answer.allocate = self._pool.empty_like
         self._schedule.finished(task.job, task.block, answers)
 
     def _end(self, number: int) -> _Task:
@@ -326,9 +349,14 @@ class Processes(EngineBase):
         )
 
 
-def _packed(payload: Any, what: str, code: bool = False) -> Packer:
+def _packed(
+    payload: Any,
+    what: str,
+    code: bool = False,
+    home: Callable[[Tensor], tuple[Region, int] | None] | None = None,
+) -> Packer:
     try:
-        return Packer(payload, code)
+        return Packer(payload, code, home=home)
     except Exception as error:
         raise RunFailed(
             f"{what} cannot be sent to local workers: {type(error).__name__}: {error}",

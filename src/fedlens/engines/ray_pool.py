@@ -11,7 +11,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, FedlensError, RunFailed, told
 from fedlens.core.protocol import ClientStates, Reply
-from fedlens.engines.executor import copied
+from fedlens.core.tree import copied
 from fedlens.engines.ray_cluster import Cluster, import_ray, one_line
 from fedlens.engines.ray_worker import Report, actor_class, pack, unpacked, user_sources
 from fedlens.engines.schedule import DEATHS, Job, Schedule

@@ -133,7 +133,8 @@ class Schedule:
 
     def next(self, current: Job | None, workers: int) -> Job | None:
         """The job whose next block is to be worked on: the current one's first, then what arrives when it does."""
-        room = max(workers + 1, self._window // max(self._block_bytes, 1))
+        # Where hardly a reply fits into the window, none is computed to wait: a worker waits for its turn instead.
+        room = max(workers, self._window // max(self._block_bytes, 1))
         if current is not None and current.waiting:
             held = current.running + len(current.done)
             # With nothing on its way the window would stay full: the slot that all wait for was lost with its worker.

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.core.tree import HEAVY, Tree
+
 _ALIGN = 64
 _LONG = 16384  # an envelope from this size on travels in the region too
 _LARGE = 4096  # bytes objects from this size on travel in the region, not in the envelope
@@ -79,10 +81,17 @@ class Pool:
 
     def __init__(self) -> None:
         self._free: list[Region] = []
+        self._resident: dict[
+            int, Region
+        ] = {}  # by the address of their first byte, while a tensor is in them
+        self._closed = False
 
     def take(self, size: int) -> Region:
-        """A free region of at least this size: the smallest that fits, or a new one."""
-        fits = [region for region in self._free if region.size >= size]
+        """A free region of at least this size: the smallest that fits, or a new one.
+
+        A heavy region is not used for something small, because the next heavy payload would need another.
+        """
+        fits = [r for r in self._free if r.size >= size and (r.size < HEAVY or r.size <= 4 * roomy(size))]
         if fits:
             region = min(fits, key=lambda r: r.size)
             self._free.remove(region)
@@ -91,23 +100,81 @@ class Pool:
 
     def give(self, region: Region) -> None:
         """Takes a region back."""
-        self._free.append(region)
+        if self._closed:
+            region.close()
+        else:
+            self._free.append(region)
+
+    def empty_like(self, tree: Tree) -> dict[str, Tensor]:
+        """An uninitialized tree like this one, in one region. The pool takes it back when the last tensor is gone.
+
+        >>> pool = Pool()
+        >>> tree = pool.empty_like({"w": torch.ones(2, 3)})
+        >>> tree["w"].shape, pool.home(tree["w"])[1], pool.home(torch.ones(1))
+        (torch.Size([2, 3]), 0, None)
+        """
+        offsets = list(itertools.accumulate((_aligned(t.nbytes) for t in tree.values()), initial=0))
+        region = self.take(offsets[-1])
+        address = 0
+
+        def freed() -> None:
+            self._resident.pop(address, None)
+            self.give(region)
+
+        view = region.view(freed)
+        address = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
+        self._resident[address] = region
+        new: dict[str, Tensor] = {}
+        for (name, like), offset in zip(tree.items(), offsets, strict=False):
+            strides = torch.empty_like(like, device="meta").stride()
+            flat = _tensor(view, offset, (like.numel(),), like.dtype)
+            new[name] = flat.as_strided(like.shape, strides)
+        return new
+
+    def home(self, tensor: Tensor) -> tuple[Region, int] | None:
+        """The region that `empty_like` placed this tensor in, and the offset; None for all others.
+
+        Only of tensors in row-major order, as a worker reads them.
+        """
+        if self._resident and tensor.is_contiguous() and tensor.numel():
+            at = tensor.data_ptr()
+            for address, region in list(self._resident.items()):
+                if address <= at < address + region.size:
+                    return region, at - address
+        return None
 
     def close(self) -> None:
-        """Gives back every free region."""
+        """Gives back every free region, and the others once their tensors are gone."""
+        self._closed = True
         for region in self._free:
             region.close()
         self._free.clear()
 
 
 class Packer:
-    """A payload, ready to be laid into a region: `envelope` is what is sent, `size` what the region must hold.
+    """A payload, ready to be written into a region.
 
-    `instead` gives what is sent in the place of a value, and None where that is the value itself.
+    Args:
+        payload: what is sent.
+        code: whether it may hold functions and classes of a script.
+        instead: returns what is sent in place of a value; None sends the value itself.
+        home: returns the region that a tensor is in already, and its offset there; None copies the tensor.
+
+    Attributes:
+        envelope: the bytes that are sent.
+        size: the bytes that the region must hold.
+        homes: the other regions that the envelope refers to.
     """
 
-    def __init__(self, payload: Any, code: bool = False, instead: Callable[[Any], Any] | None = None) -> None:
-        self._instead = instead
+    def __init__(
+        self,
+        payload: Any,
+        code: bool = False,
+        instead: Callable[[Any], Any] | None = None,
+        home: Callable[[Tensor], tuple[Region, int] | None] | None = None,
+    ) -> None:
+        self._instead, self._home = instead, home
+        self.homes: dict[int, Region] = {}
         self._parts: list[tuple[int, Tensor | np.ndarray | bytes]] = []
         self._seen: dict[int, tuple[Any, ...]] = {}
         self.size = 0
@@ -133,6 +200,10 @@ class Packer:
             return self._seen.setdefault(id(value), ("v", 0, 0, found))
         about: tuple[Any, ...]
         if type(value) is Tensor:  # a Parameter pickles itself, around a tensor that comes here
+            if self._home is not None and (place := self._home(value)) is not None:
+                region, offset = place
+                self.homes[region.number] = region
+                return ("r", offset, value.nbytes, region.number, tuple(value.shape), value.dtype)
             kind, size, about = "t", value.numel() * value.element_size(), (tuple(value.shape), value.dtype)
         elif isinstance(value, np.ndarray) and value.dtype.kind in "iufb" and value.nbytes >= _LARGE:
             kind, size, about = "a", value.nbytes, (value.shape, value.dtype.str)
@@ -149,14 +220,14 @@ class Packer:
     ) -> tuple[Any, ...]:
         place = (kind, self.size, size, *about)
         self._parts.append((self.size, value))  # keeps it alive, so that its id stays its own
-        self.size += -(-size // _ALIGN) * _ALIGN
+        self.size += _aligned(size)
         return place
 
-    def write(self, view: memoryview, fresh: bool = False) -> None:
-        """Copies the tensors in.
+    def write(self, view: memoryview, new: bool = False) -> None:
+        """Copies the tensors into a region.
 
-        A `fresh` region is all zero: there, stretches of zeros in arrays are not written, so that memory which
-        is to be filled later (`fedlens.data.images.Store`) costs nothing until it is.
+        A `new` region is all zero: there, stretches of zeros in arrays are not written, so that memory to be filled
+        later (`fedlens.data.images.Store`) costs nothing until then.
         """
         for offset, value in self._parts:
             if isinstance(value, bytes):
@@ -164,10 +235,14 @@ class Packer:
             elif isinstance(value, Tensor):
                 if value.numel():
                     _tensor(view, offset, value.shape, value.dtype).copy_(value.detach())
-            elif fresh:
+            elif new:
                 _copy_nonzero(np.frombuffer(view, np.uint8, value.nbytes, offset), value)
             else:
                 np.frombuffer(view, value.dtype, value.size, offset).reshape(value.shape)[...] = value
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
 
 
 def _copy_nonzero(target: np.ndarray, value: np.ndarray) -> None:
@@ -178,9 +253,12 @@ def _copy_nonzero(target: np.ndarray, value: np.ndarray) -> None:
             target[start : start + len(part)] = part
 
 
-def unpack(envelope: bytes, view: memoryview) -> Any:
-    """The payload behind an envelope; its tensors look at the region, nothing is copied."""
-    return _Unpickler(io.BytesIO(envelope), view).load()
+def unpack(envelope: bytes, view: memoryview, look: Callable[[int], memoryview] | None = None) -> Any:
+    """The payload of an envelope. Its tensors are views of the region; nothing is copied.
+
+    `look` returns the view of another region by its number, for an envelope that refers to such (`Packer.homes`).
+    """
+    return _Unpickler(io.BytesIO(envelope), view, look).load()
 
 
 def _tensor(view: memoryview, offset: int, shape: Any, dtype: torch.dtype) -> Tensor:
@@ -213,9 +291,9 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, view: memoryview) -> None:
+    def __init__(self, file: io.BytesIO, view: memoryview, look: Callable[[int], memoryview] | None) -> None:
         super().__init__(file)
-        self._view = view
+        self._view, self._look = view, look
 
     def persistent_load(self, place: Any) -> Any:
         kind, offset, size, *about = place
@@ -225,8 +303,12 @@ class _Unpickler(pickle.Unpickler):
             shape, dtype = about
             # By way of a tensor: numpy keeps the memory alive, but not the view that tells when it is free.
             return _tensor(self._view, offset, (size,), torch.uint8).numpy().view(dtype).reshape(shape)
+        if kind == "r":
+            assert self._look is not None
+            number, *about = about
+            return _tensor(self._look(number), offset, *about)
         if kind == "v":
             return about[0]
         if kind == "e":
-            return unpack(bytes(self._view[offset : offset + size]), self._view)
+            return unpack(bytes(self._view[offset : offset + size]), self._view, self._look)
         return bytes(self._view[offset : offset + size])

@@ -12,7 +12,7 @@ from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.client_groups import Groups, check_stackable, whole_blocks
 from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting
-from fedlens.engines.executor import own
+from fedlens.engines.executor import taken
 from fedlens.engines.inline import Inline, StateMemory, Threads, item_of
 
 Group = Annotated[
@@ -82,4 +82,4 @@ class Vectorized(Inline):
                 finally:
                     self._site.groups = None
                 # A row is a view, and would keep the memory of its whole group.
-                yield from answers if ask.reduce else map(own, answers)
+                yield from answers if ask.reduce else map(taken, answers)

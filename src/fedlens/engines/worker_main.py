@@ -20,10 +20,11 @@ import torch
 from fedlens.core.errors import FedlensError
 from fedlens.core.protocol import Program
 from fedlens.core.registry import load_file
+from fedlens.core.tree import HEAVY
 from fedlens.engines.client_groups import Groups
 from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor
-from fedlens.engines.memory import keep_freed_memory
+from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.shared_memory import LARGE, Packer, Region, roomy, unpack
 
 
@@ -58,6 +59,7 @@ class _Worker:
         self.regions: dict[int, Region] = {}  # the driver's, by its number
         self.own: dict[int, Region] = {}  # for replies, by ours
         self.free: list[Region] = []
+        self.released = False  # the memory that a heavy model was built in
         self.asks: dict[int, tuple[Any, ...]] = {}
         self.inbox: deque[Any] = deque()  # what has come and is not done yet
         for file in settings["files"]:
@@ -98,7 +100,7 @@ class _Worker:
         self.site = Executor(replace(program, device=self.device), groups=groups)
 
     def ask(self, number: int, op: str, envelope: bytes, region: int | None) -> None:
-        shared, expect, reduce = unpack(envelope, self.look(region))
+        shared, expect, reduce = unpack(envelope, self.look(region), self.look)
         self.asks[number] = (op, shared, expect, reduce)
 
     def task(
@@ -117,12 +119,18 @@ class _Worker:
         op, shared, expect, reduce = self.asks[ask]
         items = unpack(envelope, self.look(region))
         answers = self.site.block(op, shared, items, expect, reduce, alone)
-        self.send(number, answers)
+        heavy = self.send(number, answers) >= HEAVY
+        del answers
+        if heavy and not self.released:
+            # Once: what the model was built in is not used again, see `Loadable.give`.
+            self.released = True
+            release_freed_memory()
 
     def look(self, region: int | None) -> memoryview:
         return memoryview(b"") if region is None else self.regions[region].view()
 
-    def send(self, number: int, answers: Any) -> None:
+    def send(self, number: int, answers: Any) -> int:
+        """Sends the answers; returns how many bytes of tensors they have."""
         packer = Packer(answers)
         if packer.size >= LARGE:  # the region of the last reply may be free again
             while self.driver.poll():
@@ -135,11 +143,13 @@ class _Worker:
             packer.envelope,
             region.number if region else None,
             region.size if new and region else 0,
+            packer.size,
         )
         self.driver.send_bytes(pickle.dumps(("done", *head)))
         if new and region is not None:
             send_handle(self.driver, region.fd, os.getpid())
             region.close()
+        return packer.size
 
     def reply_region(self, size: int) -> tuple[Region | None, bool]:
         """A free region of ours that is large enough, or a new one, or none where there is nothing to lay in."""

@@ -10,15 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from fedlens.core.errors import RunFailed
-from fedlens.core.protocol import Answer, Failure
 from fedlens.core.registry import user_files
-from fedlens.engines.executor import copied
 from fedlens.engines.shared_memory import LARGE, Region, unpack
 
 _REGIONS = 64  # of one worker's replies, alive at once
@@ -156,7 +153,7 @@ class Worker:
         if kind == "broken":
             what, where, hint = rest
             raise RunFailed(what, where=where, hint=hint)
-        number, envelope, region, size = rest
+        number, envelope, region, size, used = rest
         if size:
             fd = recv_handle(self.connection)
             self._replies[region] = Region(size, fd, region)
@@ -166,25 +163,14 @@ class Worker:
         if region is None:
             return number, unpack(envelope, memoryview(b""))
         view = self._replies[region].view(freed=lambda: self._freed.append(region))
-        answers = unpack(envelope, view)
-        # Each region costs a file descriptor. Where very many replies are kept at once, they become ordinary memory.
-        return number, [_own(answer) for answer in answers] if len(self._replies) > _REGIONS else answers
+        if len(self._replies) > _REGIONS:
+            # Each region costs a file descriptor. Where very many replies are kept, they move to ordinary memory.
+            view = memoryview(bytearray(view[:used]))
+        return number, unpack(envelope, view)
 
     def close(self) -> None:
         """Closes the connection, at which the worker ends itself."""
         self.connection.close()
-
-
-def _own(answer: Answer) -> Answer:
-    """The answer with memory of its own."""
-    if isinstance(answer, Failure):
-        return replace(answer, folded=copied(answer.folded))
-    return replace(
-        answer,
-        payload=copied(answer.payload),
-        state=copied(answer.state),
-        folded=copied(answer.folded),
-    )
 
 
 def _has_fileno(stream: Any) -> bool:

@@ -10,12 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from fedlens.core.driver import Driven, Driver, Tally
 from fedlens.core.errors import FedlensError, RunFailed
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
 from fedlens.core.states import ClientStates, Mark, Saved
+from fedlens.core.tree import HEAVY
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.progress import Progress
@@ -73,6 +76,16 @@ class _Trained:
     evaluation: Driven | None = None
 
 
+def _replaced(value: Any, tensors: Mapping[int, Tensor]) -> Any:
+    """The same payload with other tensors, by the id of those that they replace."""
+    if isinstance(value, Mapping):
+        return {name: _replaced(item, tensors) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_replaced(item, tensors) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return tensors.get(id(value), value)
+
+
 def _by_client(by_name: Mapping[str, Any]) -> dict[ClientId, Any]:
     return {name if name.startswith("@") else int(name): value for name, value in by_name.items()}
 
@@ -108,15 +121,13 @@ class Runner:
             self._sweep()
             if self.run_state is None:
                 # Not in a variable of this function, which would keep the first state in memory for the whole run.
+                init = self.built.algorithm.init
                 self._measured(
-                    0,
-                    self.built.algorithm.init(self.built.model, self.built.federation),
-                    driver,
-                    Tally(),
-                    0.0,
+                    0, self._placed(init(self.built.model, self.built.federation)), driver, Tally(), 0.0
                 )
             else:
                 states.restore(self.run_state.clients.saved())
+                self.run_state.state = self._placed(self.run_state.state)
             for round in range(self._reached.round + 1, config.rounds + 1):
                 self._round(round, driver)
         finally:
@@ -134,6 +145,15 @@ class Runner:
         if line is not None:
             self.progress.note(line)
 
+    def _placed(self, state: State) -> State:
+        """The state with its model where the engine sends it from, so that the model is not in memory twice."""
+        if nbytes(state) < HEAVY:
+            return state
+        _, model = self.built.algorithm.model(state)
+        placed = self.built.engine.place(model)
+        moved = {id(model[name]): placed[name] for name in model if placed[name] is not model[name]}
+        return _replaced(state, moved) if moved else state
+
     @property
     def _reached(self) -> RunState:
         assert self.run_state is not None
@@ -148,7 +168,9 @@ class Runner:
         driver.tally = tally = Tally()
         began = time.perf_counter()
         try:
-            state = driver.drive(self.built.algorithm.round(self._state, self._context(round)), round)
+            state = self._placed(
+                driver.drive(self.built.algorithm.round(self._state, self._context(round)), round)
+            )
         except RunFailed:
             with suppress(FedlensError):  # report the error that ended the round
                 self._record(driver)

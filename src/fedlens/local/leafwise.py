@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.modules import Loadable
-
-HEAVY = (
-    2**26
-)  # bytes of weights, from which on a copy of them costs more than a call of Python for every leaf
+from fedlens.core.tree import HEAVY
 
 
 class WeightReused(Exception):

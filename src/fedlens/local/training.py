@@ -81,17 +81,17 @@ class Train:
             else:
                 solved = self._steps(parameters, context, rng, kept, leaf_by_leaf)
             trained = [p.detach() for p in parameters]
-            made = set[int]()
             if self.rule.finish is None and not self.personal and heavy(problem.learner):
-                # Nobody looks at the weights any more: what they moved by may lie in their memory.
+                # Nothing reads the weights any more, so the update is computed in their memory.
+                trained = problem.learner.give()
                 update = [torch.sub(w, p, out=p) for w, p in zip(context.anchor, trained, strict=True)]
             else:
                 update = list(torch._foreach_sub(context.anchor, trained))
-                made = {id(tensor) for tensor in update}
-            found = self.outcome(client, context, trained, context.tree(update), solved, kept)
-            # What a rule sends in its place may be memory that the rule works on in.
-            fresh = all(id(tensor) in made for tensor in found.payload["update"].values())
-            return found._replace(fresh=frozenset({"update"} if fresh else ()))
+            outcome = self.outcome(client, context, trained, context.tree(update), solved, kept)
+            # A rule that sends another update in its place may reuse its memory.
+            own = {id(tensor) for tensor in update}
+            given = self.normalized or all(id(t) in own for t in outcome.payload["update"].values())
+            return outcome._replace(given=frozenset({"update"} if given else ()))
 
     def outcome(
         self,

@@ -60,21 +60,21 @@ def test_folding_changes_no_reply() -> None:
     assert (first["n"]["c"].item(), second["n"]["c"].item()) == (2, 7)
 
 
-def test_the_first_reply_that_is_fresh_becomes_the_total_in_its_own_memory() -> None:
+def test_the_first_reply_that_is_given_becomes_the_total_in_its_own_memory() -> None:
     how = Reduce({"x": "sum", "y": "sum"})
     first = {"x": {"w": torch.tensor([4.0])}, "y": {"w": torch.tensor([4.0])}, "weight": 3.0}
     total: dict = {}
-    fold(total, how, first, fresh={"x"})
+    fold(total, how, first, given={"x"})
     assert total["x"]["w"].data_ptr() == first["x"]["w"].data_ptr()
     assert float(first["y"]["w"]) == 4.0
     assert float(total["x"]["w"]) == float(total["y"]["w"]) == 12.0
-    fold(total, how, {"x": {"w": torch.ones(1)}, "y": {"w": torch.ones(1)}, "weight": 2.0}, fresh={"x"})
+    fold(total, how, {"x": {"w": torch.ones(1)}, "y": {"w": torch.ones(1)}, "weight": 2.0}, given={"x"})
     assert float(total["x"]["w"]) == float(total["y"]["w"]) == 14.0
 
 
-def test_a_fresh_tree_may_have_no_leaf() -> None:
+def test_a_given_tree_may_have_no_leaf() -> None:
     """Where all of a model is the clients' own nothing of it is sent."""
     total: dict = {}
     for _ in range(2):
-        fold(total, Reduce({"x": "sum"}), {"x": {}, "weight": 1.0}, fresh={"x"})
+        fold(total, Reduce({"x": "sum"}), {"x": {}, "weight": 1.0}, given={"x"})
     assert total["x"] == {}

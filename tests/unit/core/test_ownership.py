@@ -1,0 +1,123 @@
+"""The rule of ownership in `fedlens.core.tree`: what is given may be written into, and nothing else ever changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedlens.aggregate.mean import Mean
+from fedlens.aggregate.server import Plain
+from fedlens.algorithms.averaging import averaging
+from fedlens.algorithms.client_sampling import Uniform
+from fedlens.core.modules import module_in
+from fedlens.core.protocol import Id, Reply
+from fedlens.core.reduction import Update
+from fedlens.core.tree import add, copied
+from fedlens.local import leafwise
+from fedlens.local.rules import ClientRule, ServerRule
+from tests.identity.identity_kit import course, model, parts, same, world
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (33, 5), (2, 3, 4, 5)])
+@pytest.mark.parametrize("lr", [1.0, 0.3, 1 / 3])
+def test_a_step_into_a_given_update_has_the_same_bits(shape: tuple[int, ...], lr: float) -> None:
+    weights, update = {"w": torch.randn(shape)}, {"w": torch.randn(shape)}
+    before = copied(weights)
+    expected, _ = Plain(lr).step(weights, update, {})
+    found, _ = Plain(lr).step_given(weights, update, {})
+    assert torch.equal(found["w"], expected["w"])
+    assert found["w"].data_ptr() == update["w"].data_ptr()
+    assert torch.equal(weights["w"], before["w"])
+
+
+def test_a_step_leaves_an_update_alone_that_is_not_given() -> None:
+    update = {"w": torch.ones(3)}
+    Plain(0.5).step({"w": torch.ones(3)}, update, {})
+    assert update["w"].tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    "given", [torch.randn(5, 3).T, torch.randn(3, 5, dtype=torch.float64), torch.randn(3, 1)]
+)
+def test_a_given_tree_in_another_layout_is_not_written_into(given: Tensor) -> None:
+    weights, before = torch.randn(3, 5), given.clone()
+    found = add({"w": weights}, {"w": given}, scale=-0.3, given=True)["w"]
+    assert torch.equal(found, torch.add(weights, before, alpha=-0.3))
+    assert torch.equal(given, before)
+
+
+def test_replies_that_an_algorithm_keeps_never_change() -> None:
+    def reply(slot: int, value: float) -> Reply:
+        trees = {"update": {"w": torch.full((3,), value)}, "buffers": {}, "counters": {}}
+        given = frozenset({"update"})
+        return Reply(Id(1, 0, slot), slot, {**trees, "weight": 2.0}, given=given, allocate=allocated)
+
+    def allocated(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: torch.full_like(value, torch.nan) for name, value in tree.items()}
+
+    kept = [reply(0, 4.0), reply(1, 8.0)]
+    update = Mean().fold(kept)
+    assert update is not None
+    assert update.given
+    Plain().step_given({"w": torch.ones(3)}, update.update, {})
+    assert [r.payload["update"]["w"].tolist() for r in kept] == [[4.0] * 3, [8.0] * 3]
+
+
+def test_an_update_that_a_rule_keeps_never_changes() -> None:
+    """The rule's state has the update itself, so the server step may not use its memory."""
+
+    def after(state: Any, update: Update, ctx: Any) -> tuple[Any, Update]:
+        return {"last": update.update}, update
+
+    half = ServerRule(init=lambda weights, federation: {"last": {}}, after=after)
+    made = averaging(
+        parts(world(), {"lr": 0.1}, select=Uniform(3)), client=ClientRule("keeps", servers={"keeps": half})
+    )
+    steps = course(made, world(), 3).steps
+    for step in steps:
+        before, new = step.before["model"], step.after["model"]
+        moved = {name: before[name] - new[name] for name in new}
+        for name, value in step.after["rules"]["keeps"]["last"].items():
+            torch.testing.assert_close(value, moved[name])
+
+
+def test_no_state_of_a_run_changes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leafwise, "HEAVY", 0)
+    from fedlens.algorithms.fedavg import fedavg
+
+    seen: list[tuple[Any, Any]] = []
+    real = Plain.step_given
+
+    def watched(self: Plain, weights: Any, update: Any, state: Any) -> Any:
+        found = real(self, weights, update, state)
+        seen.extend(((weights, copied(weights)), (found[0], copied(found[0]))))
+        return found
+
+    monkeypatch.setattr(Plain, "step_given", watched)
+    course(fedavg(parts(world(), {"lr": 0.2}, select=Uniform(3))), world(), 3)
+    assert len(seen) == 6
+    assert all(same(now, then) for now, then in seen)
+
+
+def test_a_module_gives_its_weights_away_and_has_new_memory_when_it_is_loaded() -> None:
+    spec = model(factory=_convolution)
+    learner = module_in(spec, {}, torch.device("cpu"))
+    learner.module.to(memory_format=torch.channels_last)
+    tree = {name: torch.randn(value.shape) for name, value in learner.module.state_dict().items()}
+    learner.load(tree)
+    strides = [w.stride() for w in learner.trainable.values()]
+    given = learner.give()
+    assert all(torch.equal(g, tree[name]) for g, name in zip(given, learner.trainable, strict=True))
+    assert [w.shape for w in learner.trainable.values()] == [g.shape for g in given]
+    learner.load({name: value + 1 for name, value in tree.items()})
+    assert all(torch.equal(g, tree[name]) for g, name in zip(given, learner.trainable, strict=True))
+    assert [w.stride() for w in learner.trainable.values()] == strides
+    assert all(torch.equal(w, tree[name] + 1) for name, w in learner.trainable.items())
+
+
+def _convolution(input_shape: Any, classes: int) -> nn.Module:
+    return nn.Conv2d(3, 4, 3)
