@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Plain
+from fedlens.aggregate.server import ServerSGD
 from fedlens.algorithms.averaging import averaging
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.core.modules import module_in
@@ -27,8 +27,8 @@ from tests.identity.identity_kit import course, model, parts, same, world
 def test_a_step_into_a_given_update_has_the_same_bits(shape: tuple[int, ...], lr: float) -> None:
     weights, update = {"w": torch.randn(shape)}, {"w": torch.randn(shape)}
     before = copied(weights)
-    expected, _ = Plain(lr).step(weights, update, {})
-    found, _ = Plain(lr).step_given(weights, update, {})
+    expected, _ = ServerSGD(lr).step(weights, update, {})
+    found, _ = ServerSGD(lr).step_given(weights, update, {})
     assert torch.equal(found["w"], expected["w"])
     assert found["w"].data_ptr() == update["w"].data_ptr()
     assert torch.equal(weights["w"], before["w"])
@@ -36,7 +36,7 @@ def test_a_step_into_a_given_update_has_the_same_bits(shape: tuple[int, ...], lr
 
 def test_a_step_leaves_an_update_alone_that_is_not_given() -> None:
     update = {"w": torch.ones(3)}
-    Plain(0.5).step({"w": torch.ones(3)}, update, {})
+    ServerSGD(0.5).step({"w": torch.ones(3)}, update, {})
     assert update["w"].tolist() == [1.0] * 3
 
 
@@ -63,7 +63,7 @@ def test_replies_that_an_algorithm_keeps_never_change() -> None:
     update = Mean().fold(kept)
     assert update is not None
     assert update.given
-    Plain().step_given({"w": torch.ones(3)}, update.update, {})
+    ServerSGD().step_given({"w": torch.ones(3)}, update.update, {})
     assert [r.payload["update"]["w"].tolist() for r in kept] == [[4.0] * 3, [8.0] * 3]
 
 
@@ -90,14 +90,14 @@ def test_no_state_of_a_run_changes_later(monkeypatch: pytest.MonkeyPatch) -> Non
     from fedlens.algorithms.fedavg import fedavg
 
     seen: list[tuple[Any, Any]] = []
-    real = Plain.step_given
+    real = ServerSGD.step_given
 
-    def watched(self: Plain, weights: Any, update: Any, state: Any) -> Any:
+    def watched(self: ServerSGD, weights: Any, update: Any, state: Any) -> Any:
         found = real(self, weights, update, state)
         seen.extend(((weights, copied(weights)), (found[0], copied(found[0]))))
         return found
 
-    monkeypatch.setattr(Plain, "step_given", watched)
+    monkeypatch.setattr(ServerSGD, "step_given", watched)
     course(fedavg(parts(world(), {"lr": 0.2}, select=Uniform(3))), world(), 3)
     assert len(seen) == 6
     assert all(same(now, then) for now, then in seen)
