@@ -12,7 +12,7 @@ import torch
 
 from fedlens import Experiment, resume
 from fedlens.aggregate import mean
-from fedlens.aggregate.server import Plain
+from fedlens.aggregate.server import ServerSGD
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.random import Rng
@@ -64,9 +64,9 @@ def between_replies(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> No
 
 
 def in_the_middle_of_the_step(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    real, count = Plain.step_given, 0
+    real, count = ServerSGD.step_given, 0
 
-    def broken(self: Plain, weights: Any, update: Any, state: Any) -> Any:
+    def broken(self: ServerSGD, weights: Any, update: Any, state: Any) -> Any:
         nonlocal count
         count += 1
         if count == 2:
@@ -75,7 +75,7 @@ def in_the_middle_of_the_step(monkeypatch: pytest.MonkeyPatch, error: BaseExcept
             raise error
         return real(self, weights, update, state)
 
-    monkeypatch.setattr(Plain, "step_given", broken)
+    monkeypatch.setattr(ServerSGD, "step_given", broken)
 
 
 @pytest.fixture(scope="module")
