@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.limit import WORKLOADS, Workload
 from fedlens.benchmark.pairs import interval

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 
 from fedlens.benchmark.limit import cifar_cnn
-from fedlens.data.augment import AUGMENTS, Chain
-from fedlens.data.transforms import Augment, normalize
+from fedlens.data.augment import AUGMENTS, Augment, Chain
+from fedlens.data.normalize import normalize
 
 SHAPE = (3, 32, 32)
 TURNS = 40

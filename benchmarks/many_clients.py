@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlens.data.partition import PARTITIONS
+from fedlens.data.partition.registry import PARTITIONS
 from fedlens.data.table import Table
 
 FEDLENS = [

@@ -35,13 +35,13 @@ MUTATIONS = [
     # -- identities: the equations of the algorithms --
     Mutation("aggregate/mean.py", "v.div_(weight)", "v.div_(weight + 1)", "identity/test_fedavg.py"),
     Mutation(
-        "aggregate/server.py",
+        "aggregate/server_steps.py",
         "self.momentum * old + delta",
         "self.momentum * (old + delta)",
         "identity/test_fedavgm.py",
     ),
     Mutation(
-        "aggregate/server.py",
+        "aggregate/server_steps.py",
         "add(update, v, scale=self.momentum)",
         "add(update, v, scale=1.0)",
         "identity/test_fedavgm.py",
@@ -253,7 +253,7 @@ MUTATIONS = [
         "unit/tasks identity/test_fedavg.py",
     ),
     Mutation(
-        "tasks/evaluation.py",
+        "tasks/central_evaluation.py",
         'stop = min(start + self.batch_size, payload["stop"])',
         'stop = min(start + self.batch_size, payload["stop"] - 1)',
         "unit/tasks identity/test_fedavg.py",

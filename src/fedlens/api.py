@@ -244,7 +244,7 @@ def _carry_out(
 
 def _report(directory: Path, progress: Progress) -> None:
     """Writes the result page; a page that cannot be written is no reason to lose a result."""
-    from fedlens.report.page import write_report
+    from fedlens.report.run_page import write_report
 
     try:
         write_report(directory)

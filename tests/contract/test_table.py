@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedlens.algorithms import ALGORITHMS as REGISTERED
+from fedlens.algorithms.registry import ALGORITHMS as REGISTERED
 from fedlens.api import Experiment, resume
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import ClientStates, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.core.schema import tensors_in
 from fedlens.core.tree import digest
-from fedlens.data.partition import PARTITIONS as REGISTERED_PARTITIONS
 from fedlens.data.partition.iid import iid
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.registry import PARTITIONS as REGISTERED_PARTITIONS
 from fedlens.experiment.build import build, plan
 from tests.contract.contract_kit import (
     ALGORITHMS,

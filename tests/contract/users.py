@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.core.schema import tensors_in

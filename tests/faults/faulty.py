@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedlens.aggregate.server import ServerSGD, momentum
+from fedlens.aggregate.server_steps import ServerSGD, momentum
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import Client, Op, Outcome, Payload
 from fedlens.core.random import Rng

@@ -26,13 +26,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fedlens.report.page
+import fedlens.report.run_page
 from fedlens import api
 from fedlens.cli.main import app
 from fedlens.experiment import atomic_files as files
 from fedlens.experiment import build, checkpoint, environment, results, runner, tensorfile
 
-PRELOADED = (api, build, checkpoint, environment, files, results, runner, fedlens.report.page)
+PRELOADED = (api, build, checkpoint, environment, files, results, runner, fedlens.report.run_page)
 
 
 def arguments(life: dict[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ OWN = '''
 
 import torch
 
-from fedlens.aggregate.server import momentum
+from fedlens.aggregate.server_steps import momentum
 from fedlens.algorithms.averaging import Parts, averaging
 from fedlens.local.rules import ClientRule
 

@@ -12,7 +12,7 @@ import torch
 
 from fedlens import Experiment, resume
 from fedlens.aggregate import mean
-from fedlens.aggregate.server import ServerSGD
+from fedlens.aggregate.server_steps import ServerSGD
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.random import Rng

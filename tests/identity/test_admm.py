@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import ServerSGD
+from fedlens.aggregate.server_steps import ServerSGD
 from fedlens.algorithms.admm import admm, ceadmm, dual, iceadmm, liadmm
 from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg

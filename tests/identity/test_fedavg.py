@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import ServerSGD
+from fedlens.aggregate.server_steps import ServerSGD
 from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from tests.identity.identity_kit import (

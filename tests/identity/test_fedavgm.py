@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from fedlens.aggregate.server import Momentum
+from fedlens.aggregate.server_steps import Momentum
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum, ServerSGD
+from fedlens.aggregate.server_steps import Momentum, ServerSGD
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedir import COUNT, fedir, importance, reweighted
 from fedlens.algorithms.fedprox import fedprox
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule, LocalContext, proximal
 from tests.identity.identity_kit import (

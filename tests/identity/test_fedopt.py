@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedlens.aggregate.adaptive import Adaptive, adagrad, adam, yogi
-from fedlens.aggregate.server import SERVERS, momentum
+from fedlens.aggregate.server_steps import SERVERS, momentum
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedopt import fedadagrad, fedadam, fedyogi

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
-from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.client_sampling import BySize, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedvc import fedvc
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.protocol import FederationInfo, RoundContext
 from fedlens.core.random import Rng
 from fedlens.local.rules import proximal

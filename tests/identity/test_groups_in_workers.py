@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.client_sampling import Everyone, Uniform
 from fedlens.algorithms.fedavg import fedavg
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.errors import ConfigError
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import Vectorized

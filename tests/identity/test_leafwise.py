@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.client_sampling import Everyone, Uniform
 from fedlens.algorithms.fedavg import fedavg
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.engines.processes import processes
 from fedlens.local import leafwise, training
 from tests.identity.identity_kit import CLASSES, FEATURES, course, model, parts, same, world

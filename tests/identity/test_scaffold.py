@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum
+from fedlens.aggregate.server_steps import Momentum
 from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.scaffold import control_variate, scaffold, travel

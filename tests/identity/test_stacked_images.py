@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.client_sampling import Everyone, Uniform
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.protocol import ModelSpec
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import Examples

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.fedavg import fedavg
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Call, Client
 from fedlens.core.random import Rng, Secrets

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import contrastive
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.errors import ConfigError
 from fedlens.core.modules import module_in

@@ -10,7 +10,7 @@ import pytest
 
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, channel_moments
-from fedlens.data.datasets import DATASETS
+from fedlens.data.datasets.registry import DATASETS
 
 pytestmark = pytest.mark.real
 

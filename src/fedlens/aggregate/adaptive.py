@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.aggregate.server import Rate
+from fedlens.aggregate.server_steps import Rate
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Payload
 from fedlens.core.registry import Feeds

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import ServerSGD
+from fedlens.aggregate.server_steps import ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
-from fedlens.aggregate.server import ServerSGD, ServerStep, StepInPlace
+from fedlens.aggregate.server_steps import ServerSGD, ServerStep, StepInPlace
 from fedlens.algorithms.client_evaluation import (
     MEASURED,
     EvaluateOwn,
@@ -49,7 +49,8 @@ from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batched_train import BatchedTrain
-from fedlens.tasks.evaluation import Evaluate, Task, central
+from fedlens.tasks.central_evaluation import Evaluate, central
+from fedlens.tasks.task import Task
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fedlens.core.protocol import (
 from fedlens.core.tree import Tree, add, tree_of
 from fedlens.local.rules import ClientRule
 from fedlens.local.vectorized.batched_train import BatchedTrain
-from fedlens.tasks.evaluation import Evaluate, central
+from fedlens.tasks.central_evaluation import Evaluate, central
 
 
 @dataclass(frozen=True)

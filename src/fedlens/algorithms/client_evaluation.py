@@ -31,7 +31,7 @@ from fedlens.core.schema import finite_fault
 from fedlens.local.personal_leaves import own_leaves
 from fedlens.local.rules import ClientRule
 from fedlens.local.training import Train
-from fedlens.tasks.evaluation import Task
+from fedlens.tasks.task import Task
 
 OP = "evaluate-own"
 Who = int | Literal["all", "none"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.aggregate.server import Rate, ServerSGD
+from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 
 
@@ -47,7 +47,7 @@ def fedavg(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
 
     Example:
         >>> import torch
-        >>> from fedlens.aggregate.server import ServerSGD
+        >>> from fedlens.aggregate.server_steps import ServerSGD
         >>> delta = 0.25 * torch.tensor([4.0]) + 0.75 * torch.tensor([8.0])  # of clients with 1 and 3 examples
         >>> ServerSGD(lr=0.5).step({"w": torch.tensor([1.0])}, {"w": delta}, {})[0]
         {'w': tensor([-2.5000])}

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedlens.aggregate.server import Rate
-from fedlens.aggregate.server import momentum as server_momentum
+from fedlens.aggregate.server_steps import Rate
+from fedlens.aggregate.server_steps import momentum as server_momentum
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.registry import Feeds
 
@@ -65,7 +65,7 @@ def fedavgm(
 
     Example:
         >>> import torch
-        >>> from fedlens.aggregate.server import momentum
+        >>> from fedlens.aggregate.server_steps import momentum
         >>> step, w, delta = momentum(momentum=0.5), {"w": torch.tensor([0.0])}, {"w": torch.tensor([1.0])}
         >>> w, state = step.step(w, delta, step.init(w))  # v = 1, w = -1
         >>> w, state = step.step(w, delta, state)  # v = 0.5 + 1, w = -1 - 1.5

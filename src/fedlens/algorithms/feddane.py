@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Rate, ServerSGD
+from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_sampling import Select, Uniform
 from fedlens.algorithms.full_gradients import (

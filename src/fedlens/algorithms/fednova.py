@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.aggregate.normalized import Normalized, TauEff
-from fedlens.aggregate.server import Rate, ServerSGD
+from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.aggregate.adaptive import V0, Beta1, Beta2, BiasCorrection, Tau, adagrad, adam, yogi
-from fedlens.aggregate.server import Rate
+from fedlens.aggregate.server_steps import Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 
 

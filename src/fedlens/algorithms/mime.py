@@ -12,7 +12,7 @@ from pydantic import Field as SettingField
 from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Rate, ServerSGD
+from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.full_gradients import (
     FULL_GRADIENT,

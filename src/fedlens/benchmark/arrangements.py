@@ -11,7 +11,7 @@ from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.interleave import fastest
 from fedlens.benchmark.limit import BareLimit, BatchedLinear, Workload
 from fedlens.core.registry import read_settings, settings_model
-from fedlens.engines import ENGINES
+from fedlens.engines.registry import ENGINES
 from fedlens.experiment.config_source import Source, override
 
 _TRIAL_IMAGES = 2_000  # of a trial round, about

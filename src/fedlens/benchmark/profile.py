@@ -23,7 +23,7 @@ from fedlens.experiment.config_source import Source, override, read_source
 from fedlens.experiment.environment import describe_environment
 from fedlens.experiment.resolve import resolve
 from fedlens.experiment.results import subject
-from fedlens.models import MODELS
+from fedlens.models.registry import MODELS
 
 
 def profile(

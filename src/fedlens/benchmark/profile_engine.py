@@ -11,21 +11,10 @@ import torch
 
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.benchmark.profile_clock import Clock
+from fedlens.core.engine_base import BareEngine
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.profiling import recording
-from fedlens.core.protocol import (
-    Answer,
-    Ask,
-    BareEngine,
-    BatchedOp,
-    Call,
-    Client,
-    Failure,
-    Op,
-    Outcome,
-    Payload,
-    Program,
-)
+from fedlens.core.protocol import Answer, Ask, BatchedOp, Call, Client, Failure, Op, Outcome, Payload, Program
 from fedlens.core.random import Rng
 
 TIMED = "timed "  # prefix of the name of an operation that reports its time

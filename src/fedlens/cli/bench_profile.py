@@ -11,7 +11,7 @@ import typer
 
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName
 from fedlens.cli.output import print_json, reported, stdout_kept_clean
-from fedlens.cli.training import terminated_like_interrupted
+from fedlens.cli.run_with_progress import terminated_like_interrupted
 
 _STANDARD_OUTPUT = Path("-")
 _OF_MODEL = ("shape", "classes")

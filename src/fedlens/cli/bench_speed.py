@@ -11,7 +11,7 @@ import typer
 
 from fedlens.cli.options import Debug
 from fedlens.cli.output import print_columns, reported
-from fedlens.cli.training import terminated_like_interrupted
+from fedlens.cli.run_with_progress import terminated_like_interrupted
 
 if TYPE_CHECKING:
     from fedlens.benchmark.comparison import ComparisonRow

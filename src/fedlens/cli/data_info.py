@@ -41,7 +41,7 @@ def info(
     with reported(debug):
         from fedlens.core.registry import settings_model
         from fedlens.data.catalogue import presence
-        from fedlens.data.datasets import DATASETS
+        from fedlens.data.datasets.registry import DATASETS
         from fedlens.experiment.datadir import data_directory
 
         record = _record(name)
@@ -70,7 +70,7 @@ def _record(name: str) -> DatasetFacts:
     """The facts of a dataset; those of a plug-in or a reader of your own come from its registry row."""
     from fedlens.core.errors import ConfigError, nearest
     from fedlens.data.catalogue import CATALOGUE, DatasetFacts
-    from fedlens.data.datasets import DATASETS
+    from fedlens.data.datasets.registry import DATASETS
 
     rows = dict(DATASETS.rows())
     if name in CATALOGUE:

@@ -28,11 +28,11 @@ class Kind(StrEnum):
 
 
 REGISTRIES = {
-    Kind.ALGORITHMS: ("fedlens.algorithms", "ALGORITHMS"),
-    Kind.DATASETS: ("fedlens.data.datasets", "DATASETS"),
-    Kind.MODELS: ("fedlens.models", "MODELS"),
-    Kind.PARTITIONS: ("fedlens.data.partition", "PARTITIONS"),
-    Kind.ENGINES: ("fedlens.engines", "ENGINES"),
+    Kind.ALGORITHMS: ("fedlens.algorithms.registry", "ALGORITHMS"),
+    Kind.DATASETS: ("fedlens.data.datasets.registry", "DATASETS"),
+    Kind.MODELS: ("fedlens.models.registry", "MODELS"),
+    Kind.PARTITIONS: ("fedlens.data.partition.registry", "PARTITIONS"),
+    Kind.ENGINES: ("fedlens.engines.registry", "ENGINES"),
 }
 
 

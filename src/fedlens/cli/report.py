@@ -17,7 +17,7 @@ def report(
 ) -> None:
     """Write the result page of a run again, and print its path; this works during a run too."""
     with reported(debug):
-        from fedlens.report.page import write_report
+        from fedlens.report.run_page import write_report
 
         page = write_report(directory)
         typer.echo(page)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedlens.cli.options import DataDir, Debug, Json, Quiet, Report, RunDirectory
 from fedlens.cli.output import reported
-from fedlens.cli.training import train
+from fedlens.cli.run_with_progress import train
 
 if TYPE_CHECKING:
     from fedlens.api import Result

@@ -10,7 +10,7 @@ import typer
 
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
 from fedlens.cli.output import reported
-from fedlens.cli.training import train
+from fedlens.cli.run_with_progress import train
 
 if TYPE_CHECKING:
     from fedlens.api import Result

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlens.core.errors import ConfigError
-from fedlens.core.interfaces import offered, refuse_undeclared
 from fedlens.core.protocol import (
     Algorithm,
     BatchedOp,
@@ -19,6 +18,7 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.tree import Tree
+from fedlens.core.user_objects import offered, refuse_undeclared
 
 
 class AlgorithmBase(Algorithm):

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from fedlens.core.arithmetic import PLAIN, Arithmetic
-from fedlens.core.interfaces import refuse_undeclared
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
-from fedlens.core.states import STATE_MEMORY, ClientStates
+from fedlens.core.states import ClientStates
 from fedlens.core.tree import Tree, TreeSpec
 from fedlens.core.types import ClientId, Metrics, Payload
 
@@ -385,7 +384,7 @@ class Algorithm(Protocol):
 
     @abstractmethod
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
-        """The metrics of the state, by asking holders of data; `fedlens.tasks.evaluation` has the central default."""
+        """The metrics of the state, by asking holders of data; see `fedlens.tasks.central_evaluation`."""
 
     @abstractmethod
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
@@ -408,104 +407,10 @@ class Engine(Protocol):
         """Ends all work and releases every process and all memory. May be called twice."""
 
 
-class EngineBase(Engine):
-    """An engine and what else it may offer, each with a default: the base class of the engines of fedlens.
-
-    An engine of your own may inherit from it too. One that has only the three methods of `Engine` is wrapped in
-    `BareEngine` where it is made, so that all users of an engine may call everything below.
-
-    Attributes:
-        ahead: whether asks may be sent before their answers are read (`processes`, `ray`). The runner then evaluates
-            beside the next round, if the settings ask for it.
-        state_memory: MiB of client states that the runner keeps in memory, at most.
-        table: the settings that replace the request in the run's config.toml, once `choose` has returned (`auto`);
-            None keeps the request.
-    """
-
-    ahead: bool = False
-    state_memory: int = STATE_MEMORY
-    table: Mapping[str, Any] | None = None
-
-    def warm(self) -> None:
-        """Begins to start up in the background, before the data is read (`processes`, `ray`)."""
-
-    def check(self, ops: Mapping[str, Op]) -> None:
-        """Raises `ConfigError` if this machine, or these operations, do not allow what the settings ask for."""
-
-    def choose(
-        self,
-        ops: Mapping[str, Op],
-        data: ClientDataSource,
-        clients: Sequence[ClientId],
-        cohort: int | None,
-        images: float,
-    ) -> str | None:
-        """Chooses what the settings leave open, before the run; one line on it for the user (`auto`), or None.
-
-        Args:
-            clients: those that hold data.
-            cohort: how many train in a round; None if there is no cohort, so one after the other.
-            images: about how many images the whole run trains on, counting each use of an image.
-        """
-        return None
-
-    def resume(self, done: int, rounds: int) -> None:
-        """Takes, before `open`, how many of the run's rounds an earlier process has finished (`default`)."""
-
-    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
-        """Takes, before `open`, a function that reports a choice made during the run (`default`).
-
-        It gets one line for the user, or None, and the choice as environment.json keeps it.
-        """
-
-    def place(self, tree: Tree) -> Tree:
-        """The same tree in memory from which this engine sends it without a copy (`processes`), or the tree itself."""
-        return tree
-
-    def applied(self, program: Program) -> Program:
-        """The program with the device and the arithmetic that this engine computes with; used by the profiler."""
-        return program
-
-    @property
-    def running(self) -> EngineBase:
-        """The engine that answers: this one, or the one that it has chosen (`auto`); used by the profiler."""
-        return self
-
-
-@dataclass
-class BareEngine(EngineBase):
-    """An engine with only the three methods of `Engine`; everything else is at its default."""
-
-    engine: Engine
-
-    @classmethod
-    def wrap(cls, engine: Engine) -> EngineBase:
-        """The engine itself if it inherits from `EngineBase`, else wrapped.
-
-        Raises `ConfigError` if it defines a member of `EngineBase` without inheriting from it.
-        """
-        if isinstance(engine, EngineBase):
-            return engine
-        refuse_undeclared(engine, "engine", EngineBase, Engine)
-        return cls(engine)
-
-    def open(self, program: Program, states: ClientStates) -> None:
-        """Opens the engine."""
-        self.engine.open(program, states)
-
-    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers an ask."""
-        return self.engine.answer(ask, round, exchange)
-
-    def close(self) -> None:
-        """Closes the engine."""
-        self.engine.close()
-
-
 __all__ = [
-    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask", "BareEngine",
+    "Algorithm", "Answer", "Answers", "Arithmetic", "Ask",
     "BatchedOp", "Call", "Client",
-    "ClientDataSource", "ClientId", "ClientStates", "Engine", "EngineBase", "Evaluation", "Failure", "FederationInfo",
+    "ClientDataSource", "ClientId", "ClientStates", "Engine", "Evaluation", "Failure", "FederationInfo",
     "GroupExamples", "Id", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply",
     "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ images, and other random numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import Entry, Registry
-from fedlens.data.transforms import Augment
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]  # uint8 [n, C, H, W] to the same
 
 _HERE = "fedlens.data.augment"
 

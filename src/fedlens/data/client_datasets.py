@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedlens.core.protocol import ClientDataSource, ClientExamples, ClientId
 from fedlens.core.random import Rng
+from fedlens.data.augment import Augment
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.normalize import normalize
 from fedlens.data.shifts import shifted
-from fedlens.data.transforms import Augment, normalize
 
 _WHOLE = 2**26  # bytes of floats up to which a client's images are normalized at once, not per batch
 

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.data.augment import Augment
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, refuse_features
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
-from fedlens.data.transforms import Augment
 
 Partitioner = Callable[[Table], Partition]
 Scope = Literal["global", "client"]

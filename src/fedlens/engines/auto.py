@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedlens.core.arithmetic import channels_last_pays
+from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
     Answer,
@@ -18,7 +19,6 @@ from fedlens.core.protocol import (
     ClientDataSource,
     ClientId,
     ClientStates,
-    EngineBase,
     Failure,
     Op,
     Program,

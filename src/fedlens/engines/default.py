@@ -7,18 +7,9 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import RunFailed
-from fedlens.core.protocol import (
-    Answer,
-    Ask,
-    ClientDataSource,
-    ClientId,
-    ClientStates,
-    EngineBase,
-    Op,
-    Program,
-    Reply,
-)
+from fedlens.core.protocol import Answer, Ask, ClientDataSource, ClientId, ClientStates, Op, Program, Reply
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY
 from fedlens.core.tree import Tree

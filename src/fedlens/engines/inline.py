@@ -10,7 +10,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.core.protocol import Answer, Ask, ClientStates, EngineBase, Failure, Id, Op, Payload, Program
+from fedlens.core.engine_base import EngineBase
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program
 from fedlens.core.random import random_state_kept
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY, Version

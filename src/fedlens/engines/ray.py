@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import torch
 from pydantic import AfterValidator, Field
 
+from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import ConfigError
-from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, EngineBase, Op, Program
+from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Op, Program
 from fedlens.core.states import STATE_MEMORY
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Group, check_groups, layout_of

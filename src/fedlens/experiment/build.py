@@ -11,31 +11,32 @@ from typing import Any
 import torch
 
 from fedlens.aggregate.mean import AGGREGATES
-from fedlens.aggregate.server import SERVERS
-from fedlens.algorithms import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
+from fedlens.aggregate.server_steps import SERVERS
 from fedlens.algorithms.averaging import Averaging, Parts
 from fedlens.algorithms.client_sampling import SELECTS
+from fedlens.algorithms.registry import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
+from fedlens.core.engine_base import BareEngine, EngineBase
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.protocol import Algorithm, BareEngine, EngineBase, FederationInfo, ModelSpec, Program
+from fedlens.core.protocol import Algorithm, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import Registry, feeding, settings_model
 from fedlens.core.tree import count
 from fedlens.data.augment import AUGMENTS, Chain
 from fedlens.data.client_datasets import ClientDatasets
-from fedlens.data.datasets import DATASETS
+from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.federated import federate
 from fedlens.data.loading import loaded
-from fedlens.data.partition import PARTITIONS
 from fedlens.data.partition.partition import Partition
-from fedlens.engines import ENGINES
+from fedlens.data.partition.registry import PARTITIONS
+from fedlens.engines.registry import ENGINES
 from fedlens.experiment.config import SLOTS, Config
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.resolve import Resolved, located, resolve
 from fedlens.local.chain import chain
-from fedlens.models import MODELS
-from fedlens.tasks import TASKS
-from fedlens.tasks.evaluation import Task
+from fedlens.models.registry import MODELS
+from fedlens.tasks.registry import TASKS
+from fedlens.tasks.task import Task
 
 _SLOT_REGISTRIES = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVERS}
 

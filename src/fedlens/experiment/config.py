@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fedlens.algorithms import usual
+from fedlens.algorithms.registry import usual
 from fedlens.core.random import derive
 from fedlens.experiment.config_errors import explained, refuse_loose
 from fedlens.local.settings import LocalSettings

@@ -13,14 +13,14 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.random import derive
 from fedlens.core.registry import Registry, settings_model
 from fedlens.data.dataset import Dataset, Kind, refuse_features
-from fedlens.data.datasets import DATASETS
+from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.loading import loaded
-from fedlens.data.partition import PARTITIONS
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.registry import PARTITIONS
 from fedlens.experiment.config import DataSettings
 from fedlens.experiment.config_source import Source, override
 from fedlens.experiment.resolve import Resolved, resolve
-from fedlens.tasks import TASKS
+from fedlens.tasks.registry import TASKS
 
 _ARGUMENTS = {"name": "PARTITION", "dataset.name": "DATASET"}
 

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedlens.core.errors import ConfigError, FedlensError, told
-from fedlens.core.interfaces import offered
 from fedlens.core.registry import Factory, Registry, settings_model
+from fedlens.core.user_objects import offered
 from fedlens.experiment.config import Config
 from fedlens.experiment.config_errors import Locate, explained, no_such_setting, refuse_loose
 from fedlens.experiment.config_source import Source

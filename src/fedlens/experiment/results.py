@@ -15,7 +15,7 @@ from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.runner import Runner, RunState
-from fedlens.models import MODELS
+from fedlens.models.registry import MODELS
 
 
 def subject(built: Built) -> dict[str, Any]:

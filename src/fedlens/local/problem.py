@@ -15,7 +15,7 @@ from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, ModelSpec
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.tree import Tree
-from fedlens.tasks.evaluation import Task
+from fedlens.tasks.task import Task
 
 Risk = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]

@@ -27,7 +27,7 @@ from fedlens.local.personal_leaves import PERSONAL, own_leaves
 from fedlens.local.problem import LocalProblem
 from fedlens.local.rules import ClientRule, LocalContext, Solved, Tensors
 from fedlens.local.settings import LocalSettings
-from fedlens.tasks.evaluation import Task
+from fedlens.tasks.task import Task
 
 Weighting = Literal["examples", "uniform"]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import Factory, read_settings
-from fedlens.models import MODELS
+from fedlens.models.registry import MODELS
 from fedlens.models.simple import Width
 
 

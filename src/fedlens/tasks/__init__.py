@@ -1,10 +1,1 @@
 """Tasks: the loss, the metrics, and the metric a best model is chosen by. A dataset's kind names its task."""
-
-from __future__ import annotations
-
-from fedlens.core.registry import Entry, Registry
-
-TASKS = Registry(
-    "task",
-    {"classification": Entry("fedlens.tasks.classification:Classification", "one class an image")},
-)

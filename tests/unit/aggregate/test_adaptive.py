@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlens.aggregate.adaptive import Adaptive, adagrad, adam, yogi
-from fedlens.aggregate.server import SERVERS
+from fedlens.aggregate.server_steps import SERVERS
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 

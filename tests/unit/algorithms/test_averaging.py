@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum, ServerSGD
-from fedlens.algorithms import ALGORITHMS
+from fedlens.aggregate.server_steps import Momentum, ServerSGD
 from fedlens.algorithms.averaging import averaging
 from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
@@ -14,6 +13,7 @@ from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.algorithms.feddane import feddane
 from fedlens.algorithms.feddyn import dynamic, feddyn
 from fedlens.algorithms.fedprox import fedprox
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings

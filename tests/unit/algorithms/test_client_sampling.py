@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from fedlens.algorithms import usual
 from fedlens.algorithms.averaging import refuse_twice
 from fedlens.algorithms.client_sampling import (
     SELECTS,
@@ -16,6 +15,7 @@ from fedlens.algorithms.client_sampling import (
     repeats,
     uniform,
 )
+from fedlens.algorithms.registry import usual
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, RoundContext
 from fedlens.core.random import Rng

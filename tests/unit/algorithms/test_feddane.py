@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fedlens.aggregate.mean import Mean
-from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.client_sampling import Everyone, Uniform
 from fedlens.algorithms.feddane import NAME, feddane, tilted
 from fedlens.algorithms.feddyn import dynamic
 from fedlens.algorithms.full_gradients import OP, expected, mean_gradient
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.algorithms.scaffold import control_variate
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings

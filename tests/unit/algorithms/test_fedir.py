@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedlens import Experiment
-from fedlens.algorithms import ALGORITHMS, RULES
 from fedlens.algorithms.fedir import DISCLOSURE, fedir, reweighted
+from fedlens.algorithms.registry import ALGORITHMS, RULES
 from fedlens.cli.progress_display import opening_lines
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings

@@ -4,7 +4,7 @@ import pytest
 
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.normalized import Normalized
-from fedlens.aggregate.server import Momentum, ServerSGD
+from fedlens.aggregate.server_steps import Momentum, ServerSGD
 from fedlens.algorithms.fednova import fednova
 from fedlens.core.errors import ConfigError
 from fedlens.local.rules import ClientRule, Solved, proximal

@@ -3,7 +3,7 @@
 import pytest
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum, ServerSGD
+from fedlens.aggregate.server_steps import Momentum, ServerSGD
 from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedvc import fedvc
 from fedlens.core.errors import ConfigError

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fedlens.aggregate.mean import Mean
-from fedlens.algorithms import ALGORITHMS
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.feddyn import dynamic
 from fedlens.algorithms.mime import (
@@ -18,6 +17,7 @@ from fedlens.algorithms.mime import (
     mimelite,
     tracked,
 )
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.algorithms.scaffold import control_variate
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings

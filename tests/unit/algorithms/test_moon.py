@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.algorithms import RULES
 from fedlens.algorithms.client_sampling import Fixed
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import PREVIOUS, THERE, contrastive, moon
+from fedlens.algorithms.registry import RULES
 from fedlens.core.errors import ConfigError
 from fedlens.core.random import Rng
 from fedlens.core.registry import read_settings

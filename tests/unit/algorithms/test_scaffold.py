@@ -3,10 +3,10 @@
 import pytest
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import Momentum, ServerSGD
-from fedlens.algorithms import ALGORITHMS, RULES
+from fedlens.aggregate.server_steps import Momentum, ServerSGD
 from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
+from fedlens.algorithms.registry import ALGORITHMS, RULES
 from fedlens.algorithms.scaffold import control_variate, scaffold
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings

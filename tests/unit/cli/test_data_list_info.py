@@ -142,7 +142,7 @@ def test_info_shows_the_settings_of_the_reader(folder: Path) -> None:
 
 
 def settings_model_of(name: str):
-    from fedlens.data.datasets import DATASETS
+    from fedlens.data.datasets.registry import DATASETS
 
     return settings_model(DATASETS.find(name))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server import ServerSGD
+from fedlens.aggregate.server_steps import ServerSGD
 from fedlens.algorithms.averaging import averaging
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.core.modules import module_in

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlens.core.errors import ConfigError
 from fedlens.data import augment
-from fedlens.data.transforms import Augment
+from fedlens.data.augment import Augment
 
 COLOUR = (3, 32, 24)
 GREY = (1, 28, 28)

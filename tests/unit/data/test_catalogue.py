@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.data.catalogue import CATALOGUE, DatasetFacts, presence
-from fedlens.data.datasets import DATASETS
+from fedlens.data.datasets.registry import DATASETS
 from tests.unit.data.datasets import test_inaturalist, test_landmarks
 
 # The datasets of the issue, and those that stood before.

@@ -15,7 +15,7 @@ import pytest
 from fedlens.core.errors import DataError
 from fedlens.data import download
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.data.datasets import cifar, idx
+from fedlens.data.datasets import cifar, mnist
 from fedlens.data.download import Resource, extract, fetch, to_stderr
 from tests.unit.data.layouts import IDX_FILES, with_facts, write_cifar_python, write_mnist
 
@@ -305,12 +305,12 @@ def test_fashion_mnist_is_fetched_when_asked_and_only_what_is_missing(
     ]
     with_facts(monkeypatch, "fashion-mnist", archives=tuple(archives))
     with pytest.raises(DataError, match="--download"):
-        idx.fashion_mnist(tmp_path / "to", False, 0)
+        mnist.fashion_mnist(tmp_path / "to", False, 0)
     assert site.asked == []
-    assert len(idx.fashion_mnist(tmp_path / "to", True, 0).train) == 30
+    assert len(mnist.fashion_mnist(tmp_path / "to", True, 0).train) == 30
     before = len(site.asked)
     (tmp_path / "to" / "FashionMNIST" / "raw" / f"{IDX_FILES[1]}.gz").unlink()
-    assert len(idx.fashion_mnist(tmp_path / "to", True, 0).test) == 20
+    assert len(mnist.fashion_mnist(tmp_path / "to", True, 0).test) == 20
     assert [path for path, _ in site.asked[before:]] == [f"/gone/{IDX_FILES[1]}.gz", f"/{IDX_FILES[1]}.gz"]
 
 

@@ -9,10 +9,10 @@ from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.synthetic import synthetic
 from fedlens.data.federated import federate, hold_out, hold_out_each
+from fedlens.data.normalize import normalize
 from fedlens.data.partition.iid import iid
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.shards import shards
-from fedlens.data.transforms import normalize
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from fedlens.core.random import Rng
 from fedlens.data import shifts
 from fedlens.data.datasets.digits import digits
 from fedlens.data.federated import federate
+from fedlens.data.normalize import normalize
 from fedlens.data.partition.feature import NEUTRAL, feature
 from fedlens.data.shifts import _normal, shifted
-from fedlens.data.transforms import normalize
 
 RANDOM = torch.Generator().manual_seed(0)
 IMAGES = torch.randint(0, 256, (41, 3, 13, 9), dtype=torch.uint8, generator=RANDOM)

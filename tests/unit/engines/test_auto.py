@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError
-from fedlens.engines import ENGINES as REGISTRY
 from fedlens.engines import auto as module
 from fedlens.engines import devices as placing
 from fedlens.engines.auto import Auto, auto
 from fedlens.engines.inline import Inline
+from fedlens.engines.registry import ENGINES as REGISTRY
 from fedlens.engines.vectorized import Vectorized
 from fedlens.experiment.build import images_of_the_run
 from fedlens.experiment.config import read_config

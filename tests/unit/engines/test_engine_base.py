@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fedlens.core.driver import Driver
-from fedlens.core.protocol import BareEngine, EngineBase, Program
+from fedlens.core.engine_base import BareEngine, EngineBase
+from fedlens.core.protocol import Program
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.auto import auto
 from fedlens.engines.inline import inline

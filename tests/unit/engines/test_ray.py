@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.api import Experiment, resume
 from fedlens.core.driver import Driver
 from fedlens.core.errors import ConfigError

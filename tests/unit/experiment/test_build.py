@@ -211,7 +211,7 @@ def half_batched(parts: Parts) -> Any:
         (
             {"engine": SilentEngine},
             "the engine SilentEngine has 'check', which is only used if its class inherits from EngineBase "
-            "(engine.name); inherit from fedlens.core.protocol.EngineBase, or rename 'check'.",
+            "(engine.name); inherit from fedlens.core.engine_base.EngineBase, or rename 'check'.",
         ),
         (
             {"algorithm": half_batched},

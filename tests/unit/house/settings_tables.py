@@ -14,16 +14,16 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from fedlens.aggregate.mean import AGGREGATES
-from fedlens.aggregate.server import SERVERS
-from fedlens.algorithms import ALGORITHMS, RULES
+from fedlens.aggregate.server_steps import SERVERS
 from fedlens.algorithms.client_sampling import SELECTS
+from fedlens.algorithms.registry import ALGORITHMS, RULES
 from fedlens.core.registry import Registry, settings_model
 from fedlens.data.augment import AUGMENTS
-from fedlens.data.datasets import DATASETS
-from fedlens.data.partition import PARTITIONS
-from fedlens.engines import ENGINES
+from fedlens.data.datasets.registry import DATASETS
+from fedlens.data.partition.registry import PARTITIONS
+from fedlens.engines.registry import ENGINES
 from fedlens.experiment.config import Config, Seeds
-from fedlens.models import MODELS
+from fedlens.models.registry import MODELS
 
 REGISTRIES: dict[str, Registry] = {
     "data.augment": AUGMENTS,

@@ -12,7 +12,7 @@ import pytest
 from pydantic import Field
 
 from fedlens import Experiment
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.registry import Entry, settings_model
 from fedlens.experiment.build import build, plan
 from fedlens.experiment.config_source import read_source

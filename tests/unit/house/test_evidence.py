@@ -25,7 +25,7 @@ from benchmarks.evidence.studies import (
     points,
     tuning_cells,
 )
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.experiment.build import build, plan
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source

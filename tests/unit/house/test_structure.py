@@ -23,7 +23,7 @@ FOREIGN = {
     "cli/data_info.py: getattr(part, key)",
     "cli/data_info.py: hasattr(part, key)",
     "cli/list.py: getattr(import_module(module), name)",
-    "core/interfaces.py: hasattr(thing, name)",  # what a user's own file has made, and nothing else
+    "core/user_objects.py: hasattr(thing, name)",  # what a user's own file has made, and nothing else
     "core/registry.py: getattr(checked, name)",
     "core/registry.py: getattr(factory, '__name__', type(factory).__name__)",
     "core/registry.py: getattr(importlib.import_module(module), attribute)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedlens.core.protocol import ModelSpec
-from fedlens.models import MODELS
+from fedlens.models.registry import MODELS
 
 BUILT_IN: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "linear": ("linear", {}, (1, 28, 28)), "mlp": ("mlp", {}, (1, 28, 28)),

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.protocol import Arithmetic, Call, Client, ModelSpec, RoundContext
 from fedlens.core.random import Rng, Secrets
 from fedlens.data.client_datasets import ClientDataset

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.algorithms import RULES
+from fedlens.algorithms.registry import RULES
 from fedlens.core.protocol import Client
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import spec_of, tree_of

@@ -5,7 +5,7 @@ import torch
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
-from fedlens.models import MODELS
+from fedlens.models.registry import MODELS
 
 
 def parameters(name: str, shape, classes: int = 10, **settings) -> int:

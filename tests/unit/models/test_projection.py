@@ -10,8 +10,8 @@ from fedlens.api import Experiment
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.registry import read_settings
-from fedlens.models import MODELS
 from fedlens.models.projection import last_linear, projection
+from fedlens.models.registry import MODELS
 from tests.unit.experiment.test_build import made, planned
 
 HERE = str(Path(__file__))

@@ -16,8 +16,8 @@ import pytest
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.report.compare import write_comparison
-from fedlens.report.page import write_report
 from fedlens.report.partition_page import write_page
+from fedlens.report.run_page import write_report
 from tests.unit.report.fake_run import class_counts, line, make_partition, make_run
 from tests.unit.report.reading import Page, assert_self_contained, read_page
 
@@ -272,7 +272,7 @@ def test_the_licence_of_plotly_is_beside_it() -> None:
 def test_a_page_is_written_without_the_plotly_package(tmp_path: Path) -> None:
     run = make_run(tmp_path, counts=class_counts())
     code = (
-        "import sys; from pathlib import Path; from fedlens.report.page import write_report; "
+        "import sys; from pathlib import Path; from fedlens.report.run_page import write_report; "
         "write_report(Path(sys.argv[1])); print([m for m in ('plotly', 'pandas', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)

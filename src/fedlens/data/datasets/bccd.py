@@ -9,8 +9,8 @@ from pydantic import Field
 
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset
+from fedlens.data.datasets.dataset_files import locate, published
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
-from fedlens.data.datasets.published import locate, published
 from fedlens.data.datasets.voc_files import VocFolder, detection_splits
 
 

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.dataset_files import locate, published
 from fedlens.data.datasets.masks import Pairs, class_ids, masked, missing_images, paired
 from fedlens.data.datasets.picture_size import HowToFit, SizeOrOwn, own_size, size_of
-from fedlens.data.datasets.published import locate, published
 from fedlens.data.diagnostics import Findings
 from fedlens.data.images import Fit
 

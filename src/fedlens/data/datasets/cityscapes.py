@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.dataset_files import locate, published, split_counts
 from fedlens.data.datasets.masks import Pairs, class_ids, masked, missing_images, paired
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
-from fedlens.data.datasets.published import locate, published, split_counts
 from fedlens.data.images import Fit
 
 # The published ids of the classes in the order of their training ids.

@@ -14,9 +14,9 @@ from pydantic import Field
 from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.dataset_files import damaged, locate, published, read_json
 from fedlens.data.datasets.folders import check_present
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
-from fedlens.data.datasets.published import damaged, locate, published, read_json
 from fedlens.data.images import Fit, ImageFiles, Paths
 
 # All that is used. The rest, polygons above all, is thrown away while the file is read.

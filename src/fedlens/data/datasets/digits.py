@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.published import damaged, published, reading
+from fedlens.data.datasets.dataset_files import damaged, published, reading
 
 COUNT, SIDE, INK = 1797, 8, 16
 _REINSTALL = "install scikit-learn again"

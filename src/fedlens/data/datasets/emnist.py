@@ -13,8 +13,8 @@ from pydantic import Field
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples, check_labels
-from fedlens.data.datasets.idx import IMAGES_MAGIC, LABELS_MAGIC, SIDE, read_idx
-from fedlens.data.datasets.published import locate, published
+from fedlens.data.datasets.dataset_files import locate, published
+from fedlens.data.datasets.mnist import IMAGES_MAGIC, LABELS_MAGIC, SIDE, read_idx
 
 SplitName = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 

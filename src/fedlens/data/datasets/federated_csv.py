@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from fedlens.core.errors import DataError, nearest
-from fedlens.data.datasets.published import DAMAGED, damaged, reading
+from fedlens.data.datasets.dataset_files import DAMAGED, damaged, reading
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.settings import WholePath
 from fedlens.data.table import Table

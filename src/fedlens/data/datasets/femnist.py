@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedlens.data.dataset import Dataset
+from fedlens.data.datasets.dataset_files import published
 from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders, whole_numbers
-from fedlens.data.datasets.published import published
 
 SIDE = 28
 PIXELS = SIDE * SIDE

@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.dataset_files import damaged, locate, published, read_lines
 from fedlens.data.datasets.folders import folders_in, images_in
-from fedlens.data.datasets.published import damaged, locate, published, read_lines
 from fedlens.data.images import ImageFiles, Paths
 
 DEVKIT = "ILSVRC2012_devkit_t12"

@@ -13,10 +13,10 @@ from pydantic import Field
 from fedlens.core.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.dataset_files import DAMAGED, locate, published
 from fedlens.data.datasets.inaturalist_lists import GEO, USER_120K, Population, find_lists, read_lists
 from fedlens.data.datasets.inaturalist_metadata import FILES, FOLDER, Metadata, balanced, read_metadata
 from fedlens.data.datasets.picture_size import Size, size_of
-from fedlens.data.datasets.published import DAMAGED, locate, published
 from fedlens.data.images import ImageFiles, Paths
 
 PER_CLASS = 100

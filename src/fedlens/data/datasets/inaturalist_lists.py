@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.data.catalogue import CATALOGUE, DatasetFacts, search
+from fedlens.data.datasets.dataset_files import damaged, locate
 from fedlens.data.datasets.federated_csv import Listing, check_apart, read_header, read_list
 from fedlens.data.datasets.inaturalist_metadata import (
     FOLDER,
@@ -18,7 +19,6 @@ from fedlens.data.datasets.inaturalist_metadata import (
     read_metadata,
     stems,
 )
-from fedlens.data.datasets.published import damaged, locate
 
 
 @dataclass(frozen=True)

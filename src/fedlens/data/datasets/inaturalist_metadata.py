@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedlens.core.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE, search
-from fedlens.data.datasets.published import damaged, read_json
+from fedlens.data.datasets.dataset_files import damaged, read_json
 from fedlens.data.partition.drawing import streams
 from fedlens.data.table import Table
 

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from fedlens.data.catalogue import CATALOGUE, search
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.dataset_files import damaged, locate, published, reading
 from fedlens.data.datasets.federated_csv import Listing, check_apart, read_list, read_rows
 from fedlens.data.datasets.landmark_rules import Rules, kept_images, leftover_images
 from fedlens.data.datasets.picture_size import Size, size_of
-from fedlens.data.datasets.published import damaged, locate, published, reading
 from fedlens.data.images import ImageFiles, Paths
 
 FOLDER = "google-landmarks-v2"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Examples
-from fedlens.data.datasets.published import damaged, locate, read_json
+from fedlens.data.datasets.dataset_files import damaged, locate, read_json
 
 _AGAIN = "the file is not as LEAF writes it: create it again with LEAF's preprocess.sh"
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.data.dataset import VOID, Examples
-from fedlens.data.datasets.published import damaged
+from fedlens.data.datasets.dataset_files import damaged
 from fedlens.data.diagnostics import Findings
 from fedlens.data.images import Fit, ImageFiles, Paths
 

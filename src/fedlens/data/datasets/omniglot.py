@@ -16,8 +16,8 @@ from PIL import Image
 from pydantic import Field
 
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.dataset_files import damaged, locate, published
 from fedlens.data.datasets.folders import folders_in, images_in
-from fedlens.data.datasets.published import damaged, locate, published
 from fedlens.data.decoding import fitted
 
 WHOLE = 105  # pixels a side, as published

@@ -12,10 +12,10 @@ from fedlens.core.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets import sbd
+from fedlens.data.datasets.dataset_files import locate, published
 from fedlens.data.datasets.folders import check_present
 from fedlens.data.datasets.masks import masked
 from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
-from fedlens.data.datasets.published import locate, published
 from fedlens.data.datasets.voc_files import VocFolder, detection_splits, no_leak
 from fedlens.data.images import Fit
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.published import damaged, locate, published, read_lines
+from fedlens.data.datasets.dataset_files import damaged, locate, published, read_lines
 from fedlens.data.datasets.text import LETTER_NAMES, letter_ids
 
 # The text writes <unk> for a rare word, and the vocabulary has no "<".

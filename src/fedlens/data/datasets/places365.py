@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.dataset_files import damaged, locate, published, read_lines
 from fedlens.data.datasets.folders import check_present
 from fedlens.data.datasets.imagenet import photographs
-from fedlens.data.datasets.published import damaged, locate, published, read_lines
 
 FOLDERS = ("places365", "places365_standard", ".")
 CATEGORIES = "categories_places365.txt"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedlens.data.datasets.published import damaged
+from fedlens.data.datasets.dataset_files import damaged
 from fedlens.data.datasets.voc_files import read_ids
 
 INNER = "benchmark_RELEASE/dataset"

@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import Field
 
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.dataset_files import published
 from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders
-from fedlens.data.datasets.published import published
 from fedlens.data.datasets.text import words
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # the ids that are no word, and that of the most frequent word

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedlens.data.dataset import Dataset
+from fedlens.data.datasets.dataset_files import published
 from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders
-from fedlens.data.datasets.published import published
 from fedlens.data.datasets.text import LETTER_NAMES, letter_ids
 
 LENGTH = 80

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedlens.core.errors import ConfigError
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.published import published
+from fedlens.data.datasets.dataset_files import published
 
 _GRID = 4  # the patterns are drawn on a grid this coarse, so that a convolution has something to find
 _BLOCK = 1 << 22  # pixels a pass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.dataset_files import damaged, locate, published, read_lines
 from fedlens.data.datasets.folders import check_present
 from fedlens.data.datasets.imagenet import class_names, in_class_folders, photographs, read_words
-from fedlens.data.datasets.published import damaged, locate, published, read_lines
 
 SIDE = 64
 

@@ -15,10 +15,10 @@ from pydantic import AfterValidator, Field
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.random import derive
 from fedlens.core.registry import Factory, read_settings, settings_model
-from fedlens.data.partition import PARTITIONS
 from fedlens.data.partition.feature import NEUTRAL
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.partitioner import partitioner
+from fedlens.data.partition.registry import PARTITIONS
 from fedlens.data.table import Table
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from fedlens.core.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.data.datasets import DATASETS, cifar
+from fedlens.data.datasets import cifar
+from fedlens.data.datasets.registry import DATASETS
 from tests.unit.data.layouts import (
     array_opcodes,
     cifar_batches,

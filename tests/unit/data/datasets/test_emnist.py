@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
+from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets import emnist as module
-from fedlens.data.datasets import published
 from fedlens.data.datasets.emnist import SPLITS, emnist
 from tests.unit.data.datasets.small_files import zipped
 from tests.unit.data.layouts import idx_bytes
@@ -118,7 +118,7 @@ def test_a_download_is_unpacked_and_used_and_the_archive_removed(
     written = write(tmp_path / "there", "mnist", 10, inner="gzip", suffix=".gz")
     source = tmp_path / "there" / "EMNIST" / "raw"
     (source / "gzip" / "emnist-mnist-mapping.txt").write_text("0 48\n")
-    monkeypatch.setattr(published, "fetch", zipped(source))
+    monkeypatch.setattr(dataset_files, "fetch", zipped(source))
     root = tmp_path / "here"
     data = emnist(root, True, 0, split="mnist")
     np.testing.assert_array_equal(data.test.inputs[:, 0], written["test"][0])

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from fedlens.core.errors import DataError
+from fedlens.data.datasets.dataset_files import read_lines
 from fedlens.data.datasets.folders import absent, check_present, folders_in, images_in
-from fedlens.data.datasets.published import read_lines
 
 
 def test_images_and_folders_are_listed_without_what_is_hidden(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import settings_model
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.data.datasets import inaturalist, inaturalist_lists, published
+from fedlens.data.datasets import dataset_files, inaturalist, inaturalist_lists
 from fedlens.data.datasets.inaturalist import (
     inaturalist_2017,
     inaturalist_geo_1k,
@@ -487,7 +487,7 @@ def test_download_fetches_the_lists_of_tensorflow_federated(
         write_tff(root)
         return folder / resource.name
 
-    monkeypatch.setattr(published, "fetch", fetch)
+    monkeypatch.setattr(dataset_files, "fetch", fetch)
     assert len(inaturalist_user_120k(root, True, 0, source="csv").train) == 4
     base = "https://storage.googleapis.com/tff-datasets-public"
     assert asked == [

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.data.datasets import landmarks, published
+from fedlens.data.datasets import dataset_files, landmarks
 from fedlens.data.datasets.landmark_rules import Rules, kept_images, leftover_images
 from fedlens.data.datasets.landmarks import (
     gld23k,
@@ -167,7 +167,7 @@ def test_download_fetches_the_lists_and_takes_them_out_of_their_archive(
             packed.writestr("landmarks-user-160k/README", "not wanted")
         return path
 
-    monkeypatch.setattr(published, "fetch", fetch)
+    monkeypatch.setattr(dataset_files, "fetch", fetch)
     write_images(tmp_path, "images/{id}.jpg", IDS)
     assert len(landmarks_user_160k(tmp_path, True, 0, size=8).train) == 5
     assert asked == [

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets import published
+from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets.omniglot import omniglot
 from tests.unit.data.datasets.small_files import zipped
 
@@ -160,7 +160,7 @@ def test_a_download_is_unpacked_and_the_archive_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "there").parent
-    monkeypatch.setattr(published, "fetch", zipped(source))
+    monkeypatch.setattr(dataset_files, "fetch", zipped(source))
     data = omniglot(tmp_path, True, 0)
     assert len(data.train) == 80
     assert [path.name for path in (tmp_path / "omniglot-py").iterdir()] == ["images_background"]

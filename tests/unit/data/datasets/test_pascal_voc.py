@@ -8,8 +8,8 @@ from scipy.io import savemat
 
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE
+from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets import pascal_voc as module
-from fedlens.data.datasets import published
 from fedlens.data.datasets.pascal_voc import pascal_voc
 from fedlens.data.download import Resource
 from tests.unit.data.datasets.voc_layout import Box, write_annotated, write_image, write_list
@@ -215,7 +215,7 @@ def test_what_is_missing_is_fetched_and_unpacked(root: Path, tmp_path: Path, mon
         fetched.append(resource.name)
         return folder / resource.name
 
-    monkeypatch.setattr(published, "fetch", fetch)
+    monkeypatch.setattr(dataset_files, "fetch", fetch)
     data = pascal_voc(elsewhere, True, 0, augmented=True, size=SIZE)
     assert (len(data.train), len(data.test)) == (4, 2)
     assert fetched == ["VOCtrainval_11-May-2012.tar", "benchmark.tgz"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets import published
+from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets.penn_treebank import penn_treebank, windows
 from fedlens.data.datasets.shakespeare import shakespeare
 from fedlens.data.datasets.text import LETTERS
@@ -95,6 +95,6 @@ def test_a_download_puts_both_files_in_place(tmp_path: Path, monkeypatch: pytest
         path.write_text(TRAIN if "train" in resource.name else TEST)
         return path
 
-    monkeypatch.setattr(published, "fetch", fetch)
+    monkeypatch.setattr(dataset_files, "fetch", fetch)
     assert len(penn_treebank(tmp_path, True, 0, length=20, stride=100).train) == 1
     assert (tmp_path / "PennTreebank" / "ptb.train.txt").is_file()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets import published
+from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets.places365 import places365
 from fedlens.data.download import Resource
 from tests.unit.data.datasets.small_files import shown, write_photo
@@ -105,7 +105,7 @@ def test_a_download_fetches_what_is_missing_and_removes_the_archives(
                 tar.add(path, path.relative_to(there).as_posix())
         return folder / resource.name
 
-    monkeypatch.setattr(published, "fetch", fetch)
+    monkeypatch.setattr(dataset_files, "fetch", fetch)
     data = places365(tmp_path / "here", True, 0)
     assert (len(data.train), len(data.test)) == (6, 4)
     assert fetched == ["filelist_places365-standard.tar", "train_256_places365standard.tar", "val_256.tar"]

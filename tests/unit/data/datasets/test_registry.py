@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from fedlens.core.errors import ConfigError
-from fedlens.data.datasets import DATASETS
-from fedlens.data.partition import PARTITIONS
+from fedlens.data.datasets.registry import DATASETS
+from fedlens.data.partition.registry import PARTITIONS
 
 
 @pytest.mark.parametrize("registry", [DATASETS, PARTITIONS])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets import published
+from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets.tiny_imagenet import tiny_imagenet
 from fedlens.data.images import ImageFiles
 from tests.unit.data.datasets.small_files import shown, write_photo, zipped
@@ -81,7 +81,7 @@ def test_a_download_is_unpacked_without_the_test_images(
 ) -> None:
     folder = write(tmp_path / "there")
     write_photo(folder / "test" / "images" / "test_0.JPEG", (0, 0, 0))
-    monkeypatch.setattr(published, "fetch", zipped(tmp_path / "there"))
+    monkeypatch.setattr(dataset_files, "fetch", zipped(tmp_path / "there"))
     assert len(tiny_imagenet(tmp_path, True, 0).train) == 9
     assert not (tmp_path / "tiny-imagenet-200" / "test").exists()
     assert not (tmp_path / "tiny-imagenet-200.zip").exists()

@@ -11,8 +11,8 @@ import pytest
 from fedlens.core.errors import DataError
 from fedlens.data.catalogue import CATALOGUE, Archive, DatasetFacts
 from fedlens.data.dataset import Examples
-from fedlens.data.datasets import published as module
-from fedlens.data.datasets.published import locate, published, read_json, reading
+from fedlens.data.datasets import dataset_files as module
+from fedlens.data.datasets.dataset_files import locate, published, read_json, reading
 from fedlens.data.download import Resource
 
 FILES = (("a/1.txt", "a/2.txt|a/2.gz"), ("b/1.bin", "b/2.bin"))

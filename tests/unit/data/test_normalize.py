@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from fedlens.data.augment import PadCropFlip
-from fedlens.data.transforms import normalize
+from fedlens.data.normalize import normalize
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 

@@ -6,10 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from fedlens.core.errors import RunFailed
 from fedlens.core.modules import loadable
@@ -26,18 +24,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.random import Rng
 from fedlens.core.tree import Tree
-
-
-class Task(Protocol):
-    """What a task has to say; see `Classification`."""
-
-    @property
-    def score(self) -> str: ...
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
-    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]: ...
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]: ...
-    def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor: ...
+from fedlens.tasks.task import Task
 
 
 @dataclass(frozen=True)

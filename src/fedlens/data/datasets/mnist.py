@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples, check_labels
-from fedlens.data.datasets.published import damaged, locate, published, reading, split_counts
+from fedlens.data.datasets.dataset_files import damaged, locate, published, reading, split_counts
 
 IMAGES_MAGIC, LABELS_MAGIC = 2051, 2049
 SIDE = 28

@@ -11,8 +11,8 @@ from fedlens.core.protocol import Client, ClientDataSource, ClientStates, Progra
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import tree_of
 from fedlens.engines.inline import inline
+from fedlens.tasks.central_evaluation import Evaluate, central
 from fedlens.tasks.classification import Classification
-from fedlens.tasks.evaluation import Evaluate, central
 from tests.identity.identity_kit import Points, model, world
 
 TASK, SPEC = Classification(), model(norm=True, dropout=0.5)

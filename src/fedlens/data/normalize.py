@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
-
-Augment = Callable[[Tensor, torch.Generator], Tensor]  # uint8 [n, C, H, W] to the same
 
 _NEAR = 2**17  # numbers that fit in the inner caches of a processor; more are normalized in pieces
 

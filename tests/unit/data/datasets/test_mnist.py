@@ -8,7 +8,8 @@ import pytest
 
 from fedlens.core.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.data.datasets import DATASETS, idx
+from fedlens.data.datasets import mnist
+from fedlens.data.datasets.registry import DATASETS
 from tests.unit.data.layouts import idx_bytes, write_mnist
 
 SMALL = {name: replace(CATALOGUE[name], train=30, test=20) for name in ("mnist", "fashion-mnist")}
@@ -37,7 +38,7 @@ def test_plain_and_gzipped_files_may_be_mixed(tmp_path: Path) -> None:
     path = tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
     path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
-    assert len(idx.mnist(tmp_path, False, 0).test) == 20
+    assert len(mnist.mnist(tmp_path, False, 0).test) == 20
 
 
 def test_missing_files_are_named_with_the_two_ways_to_get_them(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ def test_missing_files_are_named_with_the_two_ways_to_get_them(tmp_path: Path) -
     folder = tmp_path / "FashionMNIST" / "raw"
     (folder / "train-labels-idx1-ubyte").unlink()
     with pytest.raises(DataError) as caught:
-        idx.fashion_mnist(tmp_path, False, 0)
+        mnist.fashion_mnist(tmp_path, False, 0)
     text = str(caught.value)
     assert "train-labels-idx1-ubyte" in text
     assert "train-images" not in text
@@ -101,7 +102,7 @@ def test_a_damaged_file_is_named_with_what_was_expected_and_found(
     content = path.read_bytes()
     path.write_bytes(gzip.compress(change(gzip.decompress(content))) if suffix else change(content))
     with pytest.raises(DataError) as caught:
-        idx.mnist(tmp_path, False, 0)
+        mnist.mnist(tmp_path, False, 0)
     assert what in str(caught.value)
     assert caught.value.where == str(path)
 
@@ -115,7 +116,7 @@ def test_a_damaged_gzip_file_is_refused(tmp_path: Path, change: Callable[[bytes]
     path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DataError) as caught:
-        idx.mnist(tmp_path, False, 0)
+        mnist.mnist(tmp_path, False, 0)
     assert caught.value.where == str(path)
 
 
@@ -123,12 +124,12 @@ def test_a_damaged_gzip_stream_is_refused_wherever_the_damage_is(tmp_path: Path)
     write_mnist(tmp_path, SMALL["mnist"], ".gz")
     path = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
     content = path.read_bytes()
-    expected = idx.mnist(tmp_path, False, 0).train.targets
+    expected = mnist.mnist(tmp_path, False, 0).train.targets
     refused: list[str | None] = []
     for at in range(len(content)):
         path.write_bytes(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :])
         try:
-            np.testing.assert_array_equal(idx.mnist(tmp_path, False, 0).train.targets, expected)
+            np.testing.assert_array_equal(mnist.mnist(tmp_path, False, 0).train.targets, expected)
         except DataError as error:
             refused.append(error.where)
     assert len(refused) > len(content) // 2
