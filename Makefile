@@ -48,8 +48,8 @@ bench: install-dev  ## measure fedlens against the bare-PyTorch limit of this ma
 	@$(BIN)/fedlens bench $(ARGS)
 
 nightly: install-dev  ## run the nightly tier: up to an hour, needs FEDLENS_DATA
-	@$(BIN)/python -m tests.mutations
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m nightly --timeout=0 $(ARGS)
+	@$(BIN)/python -m tests.mutations
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev

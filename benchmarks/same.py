@@ -1,16 +1,9 @@
 """Checks that the peers do the limit's work: after each round, their weights have the norm of the limit's weights.
 
-<<<<<<< HEAD
-Every client takes part, and holds one image many times over, so that neither the cohort nor the order of images is left
-to chance; its steps count: two epochs of two whole batches and a short one. A peer that lets its user choose the memory
-layout is checked in both. FedML's clients train one upon the other in its first round, which the benchmark does not
-count: there the limit's do so too. Ends with 1 where a norm is off.
-=======
 Every client takes part and holds many copies of one image, so neither the cohort nor the order of images is random.
-The number of steps matters: two epochs of two full batches and a short one. In FedML's first round, which the benchmark
-does not count, each client continues from the weights of the last; there the limit does the same. Exits with code 1
-where a norm differs.
->>>>>>> w-bench
+The number of steps matters: two epochs of two full batches and a short one. A peer that lets its user choose the memory
+layout is checked in both. In FedML's first round, which the benchmark does not count, each client continues from the
+weights of the last; there the limit does the same. Exits with code 1 where a norm differs.
 
     python -m benchmarks.same                     # creates missing environments
     python -m benchmarks.same pfl --peers-dir DIR

@@ -265,34 +265,49 @@ MUTATIONS = [
 
 
 def main(names: list[str]) -> int:
-    """Runs the tests of each place against a broken copy of the source, two at a time; 1 where some place got by."""
+    """Runs the tests of each place against a broken copy of the source, two at a time; 1 where some place got by.
+
+    Raises `RuntimeError` where tests fail on the source as it is, or cannot be run at all.
+    """
     chosen = [m for m in MUTATIONS if not names or any(name in m.file for name in names)]
     with ThreadPoolExecutor(max_workers=2) as pool:
+        suites = sorted({m.tests for m in chosen})
+        for tests, failed in zip(suites, pool.map(failing, suites), strict=True):
+            if failed:
+                raise RuntimeError(f"{tests} fails although nothing is broken: {failed}")
         missed = [m for m, caught in zip(chosen, pool.map(is_caught, chosen), strict=True) if not caught]
     print(f"{len(chosen) - len(missed)} of {len(chosen)} broken places were caught")
     return int(bool(missed))
 
 
 def is_caught(mutation: Mutation) -> bool:
-    """Whether a test fails with the source so broken. Raises `RuntimeError` where the tests cannot be run at all."""
+    """Whether a test fails with the source so broken."""
+    failed = failing(mutation.tests, mutation)
+    print(f"{mutation.file}: {mutation.text!r}: {failed or 'no test failed'}", flush=True)
+    return failed is not None
+
+
+def failing(tests: str, mutation: Mutation | None = None) -> str | None:
+    """The line of the first test that fails on a copy of the source, broken by `mutation`; None where all pass.
+
+    Raises `RuntimeError` where they cannot be run.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        broken = source / "fedlens" / mutation.file
-        broken.write_text(broken.read_text("utf-8").replace(mutation.text, mutation.broken), "utf-8")
-        tests = [str(Path("tests") / path) for path in mutation.tests.split()]
+        if mutation is not None:
+            broken = source / "fedlens" / mutation.file
+            broken.write_text(broken.read_text("utf-8").replace(mutation.text, mutation.broken), "utf-8")
         run = subprocess.run(
-            [*PYTEST, "-o", f"pythonpath={source} .", *tests],
+            [*PYTEST, "-o", f"pythonpath={source} .", *(str(Path("tests") / path) for path in tests.split())],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(source)},
             capture_output=True,
             text=True,
         )
     if run.returncode not in (0, 1):
-        raise RuntimeError(f"the tests of {mutation.file} could not be run:\n{run.stdout}{run.stderr}")
-    failed = next((line for line in run.stdout.splitlines() if line.startswith("FAILED")), "no test failed")
-    print(f"{mutation.file}: {mutation.text!r}: {failed}", flush=True)
-    return run.returncode == 1
+        raise RuntimeError(f"{tests} could not be run:\n{run.stdout}{run.stderr}")
+    return next((line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), None)
 
 
 if __name__ == "__main__":

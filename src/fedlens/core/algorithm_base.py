@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
@@ -18,7 +19,7 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.tree import Tree
-from fedlens.core.user_objects import offered, refuse_undeclared
+from fedlens.core.user_objects import offered, offers_all
 
 
 class AlgorithmBase(Algorithm):
@@ -51,15 +52,14 @@ class BareAlgorithm(AlgorithmBase):
 
     @classmethod
     def wrap(cls, algorithm: Algorithm) -> AlgorithmBase:
-        """The algorithm itself if it inherits from `AlgorithmBase`, else wrapped.
+        """The algorithm itself if it inherits from `AlgorithmBase` or forwards to one that does, else wrapped.
 
-        Raises `ConfigError` if it defines a member of `AlgorithmBase` without inheriting from it, or if one of its
-        operations has only some members of `BatchedOp`.
+        Raises `ConfigError` if it has only some members of `AlgorithmBase`, or if one of its operations has only some
+        members of `BatchedOp`.
         """
         refuse_partly_batched(algorithm.ops)
-        if isinstance(algorithm, AlgorithmBase):
-            return algorithm
-        refuse_undeclared(algorithm, "algorithm", AlgorithmBase, Algorithm)
+        if offers_all(algorithm, "algorithm", AlgorithmBase, Algorithm):
+            return cast("AlgorithmBase", algorithm)
         return cls(algorithm)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from fedlens.core.protocol import (
     Answer,
@@ -18,7 +18,7 @@ from fedlens.core.protocol import (
     Tree,
 )
 from fedlens.core.states import STATE_MEMORY
-from fedlens.core.user_objects import refuse_undeclared
+from fedlens.core.user_objects import offers_all
 
 
 class EngineBase(Engine):
@@ -93,13 +93,12 @@ class BareEngine(EngineBase):
 
     @classmethod
     def wrap(cls, engine: Engine) -> EngineBase:
-        """The engine itself if it inherits from `EngineBase`, else wrapped.
+        """The engine itself if it inherits from `EngineBase` or forwards to one that does, else wrapped.
 
-        Raises `ConfigError` if it defines a member of `EngineBase` without inheriting from it.
+        Raises `ConfigError` if it has only some members of `EngineBase`.
         """
-        if isinstance(engine, EngineBase):
-            return engine
-        refuse_undeclared(engine, "engine", EngineBase, Engine)
+        if offers_all(engine, "engine", EngineBase, Engine):
+            return cast("EngineBase", engine)
         return cls(engine)
 
     def open(self, program: Program, states: ClientStates) -> None:

@@ -18,12 +18,17 @@ def offered(thing: object, names: Iterable[str]) -> list[str]:
     return [name for name in names if hasattr(thing, name)]
 
 
-def refuse_undeclared(thing: object, kind: str, base: type, least: type) -> None:
-    """Raises `ConfigError` if `thing` has a member that `base` adds to `least`, and does not inherit from `base`.
+def offers_all(thing: object, kind: str, base: type, least: type) -> bool:
+    """Whether `thing` has what `base` adds to `least`: it inherits from `base`, or forwards to an object that does.
 
-    Such a member would never be called: only subclasses of `base` are asked for more than `least` has.
+    Raises `ConfigError` if it has some of these members and not all, since they would never be called.
     """
-    undeclared = offered(thing, [name for name in vars(base) if name[0] != "_" and name not in vars(least)])
+    if isinstance(thing, base):
+        return True
+    names = [name for name in vars(base) if name[0] != "_" and name not in vars(least)]
+    undeclared = offered(thing, names)
+    if len(undeclared) == len(names):
+        return True
     if undeclared:
         raise ConfigError(
             f"the {kind} {type(thing).__name__} has '{undeclared[0]}', which is only used if its class inherits from "
@@ -31,3 +36,4 @@ def refuse_undeclared(thing: object, kind: str, base: type, least: type) -> None
             where=f"{kind}.name",
             hint=f"inherit from {base.__module__}.{base.__name__}, or rename '{undeclared[0]}'",
         )
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -59,6 +59,7 @@ class Inline(EngineBase):
         self.threads, self.state_memory, self.computing = threads, state_memory, computing
         self._before: int | None = None
         self._undo: Callable[[], None] = lambda: None
+        self._scratch: dict[Any, Any] = {}
         self._queue: deque[tuple[Ask, Id, Version, float | None]] = deque()
 
     def check(self, ops: Mapping[str, Op]) -> None:
@@ -74,7 +75,7 @@ class Inline(EngineBase):
         self.check(program.ops)
         self._before = torch.get_num_threads()  # from here on there is something to give back
         self._undo = self.computing.begin()
-        self._site, self._states = Executor(self.applied(program)), states
+        self._executor, self._states = Executor(self.applied(program), self._scratch), states
         keep_freed_memory()
         torch.set_num_threads(self.threads)
 
@@ -91,7 +92,7 @@ class Inline(EngineBase):
 
     def _answers(self, ask: Ask, ids: Sequence[Id], due: float | None) -> Generator[Answer, None, None]:
         size = ask.reduce.block if ask.reduce else 1
-        with random_state_kept(self._site.device):
+        with random_state_kept(self._executor.device):
             for first in range(0, len(ids), size):
                 # Nothing is committed before the ask is answered, so a state may be read when its turn comes.
                 items = [
@@ -104,7 +105,7 @@ class Inline(EngineBase):
                     release_freed_memory()
 
     def _as_asked(self) -> Generator[Answer, None, None]:
-        with random_state_kept(self._site.device):
+        with random_state_kept(self._executor.device):
             while self._queue:
                 ask, id, version, due = self._queue.popleft()
                 item = item_of(ask, id, self._states.read(version))
@@ -115,7 +116,7 @@ class Inline(EngineBase):
         late: list[Answer] = [Failure(item.id, item.client, LATE) for item in items]
         if due is not None and time.monotonic() > due:
             return late
-        answers = self._site.block(ask.op, ask.shared, items, ask.expect, ask.reduce)
+        answers = self._executor.block(ask.op, ask.shared, items, ask.expect, ask.reduce)
         for answer in answers:
             # As if it had been sent: the operation may work on in the memory that it answered with.
             if ask.reduce is None:
@@ -130,7 +131,7 @@ class Inline(EngineBase):
             torch.set_num_threads(self._before)
             self._before = None
             self._undo()
-            self._site.scratch.clear()
+            self._scratch.clear()
             release_freed_memory()
 
 

@@ -179,7 +179,20 @@ def connect(address: str | None, cpus: int, memory: int | None, threads: int, ti
             if address is not None:
                 _join(address, timeout)
             folder = _start(cpus, memory, threads) if address is None else None
-            _shared = Cluster(address, memory, folder)
+            try:
+                _shared = Cluster(address, memory, folder)
+            except (
+                OSError,
+                StopIteration,
+            ) as error:  # the node of this process is not listed, or does not answer
+                ray.shutdown()
+                if folder is not None:
+                    _remove(folder[0])
+                    os.close(folder[1])
+                raise RunFailed(
+                    f"Ray runs, but its node on this machine does not answer: {one_line(error) or 'it is not listed'}",
+                    hint="try again, or run without Ray: engine.name=inline",
+                ) from error
         elif ray.util.client.ray.is_connected():
             raise ConfigError("this process is connected through Ray Client", hint=NO_RAY_CLIENT)
         else:

@@ -153,7 +153,6 @@ class RayPool:
         """Takes in one answer; returns without any after a second, or when `due` (monotonic seconds) has passed."""
         self._cluster.check_node()
         now = time.monotonic()
-        self.watch(now)
         owners = {sent.promise: (worker, sent) for worker in self.workers for sent in worker.blocks}
         # A worker answers `hello` after its blocks, and is not given up before they are known to be lost.
         hellos = {w.hello: w for w in self.workers if w.hello is not None and not w.blocks}
@@ -163,6 +162,8 @@ class RayPool:
         elif done is not None:
             self._answered(*owners[done])
         now = time.monotonic()
+        # After what was answered, which may have been waiting while the driver did other work.
+        self.watch(now)
         for worker in self.workers:
             late = worker.blocks and now - worker.since > self.timeout
             if late and self._first([worker.blocks[0].promise], 0.0) is None:

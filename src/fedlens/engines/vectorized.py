@@ -63,23 +63,25 @@ class Vectorized(Inline):
         self._groups = Groups(self.group)
 
     def _answers(self, ask: Ask, ids: Sequence[Id], due: float | None) -> Generator[Answer, None, None]:
-        if not isinstance(self._site.program.ops.get(ask.op), BatchedOp) or ask.deadline is not None:
+        if not isinstance(self._executor.program.ops.get(ask.op), BatchedOp) or ask.deadline is not None:
             # With a deadline each client is timed, and so trains, by itself.
             yield from super()._answers(ask, ids, due)
             return
         block = ask.reduce.block if ask.reduce else 1
-        group = self._groups.size(self._site.program, ask.op, [request.client for request in ask.requests])
+        group = self._groups.size(
+            self._executor.program, ask.op, [request.client for request in ask.requests]
+        )
         size = max(block, whole_blocks(group, block))
-        with random_state_kept(self._site.device):
+        with random_state_kept(self._executor.device):
             for first in range(0, len(ids), size):
                 items = [
                     item_of(ask, id, self._states.get(ask.requests[id.slot].client))
                     for id in ids[first : first + size]
                 ]
-                self._site.groups = self._groups
+                self._executor.groups = self._groups
                 try:
-                    answers = self._site.block(ask.op, ask.shared, items, ask.expect, ask.reduce)
+                    answers = self._executor.block(ask.op, ask.shared, items, ask.expect, ask.reduce)
                 finally:
-                    self._site.groups = None
+                    self._executor.groups = None
                 # A row is a view, and would keep the memory of its whole group.
                 yield from answers if ask.reduce else map(taken, answers)

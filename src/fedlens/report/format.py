@@ -127,21 +127,21 @@ def label(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def setting(value: Any) -> str:
-    """The value of a setting, as a person writes it.
+def setting(value: Any, most: int | None = None) -> str:
+    """The value of a setting, as a person writes it; of a list no more than `most` items.
 
     >>> setting({"name": "iid", "clients": 3}), setting(None), setting([1, 2.5]), setting(False)
     ('(name iid, clients 3)', 'not set', '1, 2.5', 'no')
+    >>> setting([3, 4, 5], most=2), setting(0.12345678)
+    ('3, 4, ... (3 in all)', '0.12345678')
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}" if value != round(value, 6) or abs(value) >= 1e6 else repr(value)
     if isinstance(value, Mapping):
-        return "(" + ", ".join(f"{key} {setting(item)}" for key, item in value.items()) + ")"
+        return "(" + ", ".join(f"{key} {setting(item, most)}" for key, item in value.items()) + ")"
     if isinstance(value, list | tuple):
-        shown = ", ".join(map(setting, value[:20])) or "none"
-        return f"{shown}, ... ({len(value)} in all)" if len(value) > 20 else shown
+        shown = ", ".join(setting(item, most) for item in value[:most]) or "none"
+        return shown if most is None or len(value) <= most else f"{shown}, ... ({len(value)} in all)"
     return "not set" if value is None else str(value)
 
 

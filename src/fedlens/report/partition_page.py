@@ -17,6 +17,7 @@ from fedlens.report.partition_statistics import numbers, recipe_name
 from fedlens.report.render import Plot, View
 
 _LEGEND_AT_MOST = 24
+_MOST = 20  # items of a setting that is a list
 
 
 def write_page(partition: Partition, path: Path) -> Path:
@@ -30,7 +31,7 @@ def write_page(partition: Partition, path: Path) -> Path:
         "recipe": recipe,
         "partition": partition_section(partition),
         "numbers": numbers(partition),
-        "settings": [(key, setting(value)) for key, value in partition.spec.items()],
+        "settings": [(key, setting(value, _MOST)) for key, value in partition.spec.items()],
         "digest": partition.digest,
     }
     return render.write_page(path, "partition.html.j2", context)
@@ -39,7 +40,9 @@ def write_page(partition: Partition, path: Path) -> Path:
 def write_captions(partition: Partition, path: Path) -> Path:
     """Writes a caption for each picture of `fedlens.report.pictures.draw` as a text file, and returns its path."""
     census, spec = partition.census, partition.spec.items()
-    settings = [f"{key} {setting(v)}" for key, v in spec if key not in ("name", "clients") and v is not None]
+    settings = [
+        f"{key} {setting(v, _MOST)}" for key, v in spec if key not in ("name", "clients") and v is not None
+    ]
     context = {
         "bars": census and data.class_bars(partition, census),
         "matrix": census and data.class_matrix(partition, census),

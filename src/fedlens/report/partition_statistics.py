@@ -126,7 +126,7 @@ def _spread(levels: Mapping[str, float]) -> str:
 
 def readable(partition: Partition) -> list[tuple[str, str]]:
     """The output of `fedlens partition show`, name by name."""
-    settings = [f"{key} {setting(value)}" for key, value in partition.spec.items() if key != "name"]
+    settings = [f"{key} {setting(value, 20)}" for key, value in partition.spec.items() if key != "name"]
     return [
         ("Dataset", partition.dataset or MISSING),
         ("Recipe", recipe_name(partition)),

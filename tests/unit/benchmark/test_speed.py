@@ -57,7 +57,7 @@ def test_a_federation_tells_what_its_engine_chooses_during_the_run(monkeypatch: 
     from fedlens.engines import default
 
     monkeypatch.setattr(default, "_MEASURED", 0.0)
-    monkeypatch.setattr(default, "_free_memory", lambda: 2**40)
+    monkeypatch.setattr(default, "free_memory", lambda: 2**40)
     by_default = Federation(TINY, {})
     by_default.built.engine._workers = 2
     assert by_default.about["processes"] == 1

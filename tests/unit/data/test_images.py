@@ -120,7 +120,7 @@ def test_an_empty_store_costs_no_memory_in_a_region_and_is_shared_by_all_that_ma
     payload = {"images": large, "weights": torch.arange(2000.0)}
     packer = Packer(payload)
     region = Region(packer.size)
-    packer.write(region.view(), fresh=True)
+    packer.write(region.view(), new=True)
     assert resident(region) < 2**20
     one, two = (unpack(packer.envelope, region.view())["images"] for _ in range(2))
     one.store.image(7, (192,))[...] = 5
@@ -143,7 +143,7 @@ def test_a_region_holds_all_of_what_is_not_zero() -> None:
     }
     packer = Packer(arrays)
     region = Region(packer.size)
-    packer.write(region.view(), fresh=True)
+    packer.write(region.view(), new=True)
     found = unpack(packer.envelope, region.view())
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
@@ -162,7 +162,7 @@ def test_a_small_store_is_shared_whole_too(ten: ImageFiles) -> None:
     """Flags that are shared, and images that are not, would show black pictures."""
     packer = Packer(ten.kept(193))
     region = Region(packer.size)
-    packer.write(region.view(), fresh=True)
+    packer.write(region.view(), new=True)
     one, two = (unpack(packer.envelope, region.view()) for _ in range(2))
     one.take(np.array([9]))
     assert two.store.filled.tolist() == [1]

@@ -16,6 +16,14 @@ import fedlens
 ROOT = Path(__file__).parents[3]
 
 
+def test_no_file_has_the_marks_of_a_merge() -> None:
+    folders = [ROOT / name for name in ("src", "tests", "docs", "benchmarks")]
+    files = [*ROOT.glob("*.*"), *(file for folder in folders for file in folder.rglob("*"))]
+    marks = ("<" * 7 + " ", ">" * 7 + " ")
+    texts = {file: file.read_text("utf-8") for file in files if file.suffix in {".py", ".md", ".toml", ".j2"}}
+    assert [file for file, text in texts.items() if any(f"\n{mark}" in text for mark in marks)] == []
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     out = tmp_path_factory.mktemp("wheel")
