@@ -338,7 +338,7 @@ BOXES = [
         "own/labels/test/d.txt, line 4: its class 2 is unknown; known: 0, 1.",
     ]),
     Case("ids that stand there twice", "coco-json", duplicate_ids, [
-        "own/train.json, annotation 100: number 1 and number 2 both have this id; give each annotation its own id.",
+        "own/train.json, annotation 100: annotations number 1 and 2 both have this id; give each annotation its own id.",
         "own/train.json, image 10: a.png and e.png both have this id; give each image its own id.",
     ]),
     Case("classes with one id", "coco-json", lambda: write_coco(OWN, renumber_duplicates),

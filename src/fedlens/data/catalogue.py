@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -122,10 +123,19 @@ def search(files: Sequence[Patterns], root: Path) -> Presence:
 
 def _first(root: Path, pattern: str) -> Path | None:
     """The first path that matches one of the patterns, which "|" separates. An empty folder does not count."""
-    for path in itertools.chain.from_iterable(root.glob(one) for one in pattern.split("|")):
+    for path in itertools.chain.from_iterable(_matches(root, one) for one in pattern.split("|")):
         if path.is_file() or _holds_something(path):
             return path
     return None
+
+
+def _matches(root: Path, pattern: str) -> Iterable[Path]:
+    """The paths that match: lists in sorted order, those in CSV in any letter case; all others lazily, in no order."""
+    if pattern.endswith(".csv"):
+        folder, _, name = pattern.rpartition("/")
+        files = root.glob(f"{folder}/*") if folder else root.iterdir()
+        return sorted(path for path in files if fnmatchcase(path.name.lower(), name.lower()))
+    return sorted(root.glob(pattern)) if pattern.endswith(".json") else root.glob(pattern)
 
 
 def _holds_something(folder: Path) -> bool:

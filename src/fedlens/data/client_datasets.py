@@ -251,7 +251,7 @@ class ClientDatasets(ClientDataSource):
         """The same for training on `device`; the images are kept there if they fit in half of its free memory."""
         room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**62
         train = self.dataset.train.on(device, room)
-        # `beside` compares examples by identity, so the two splits must stay one object.
+        # `group` compares examples by identity, so the two splits must stay one object.
         same = self.dataset.test is self.dataset.train
         test = train if same else self.dataset.test.on(device, room // 4)
         return replace(self, dataset=replace(self.dataset, train=train, test=test))

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,7 @@ from fedlens.data.datasets.zips import unzip
 from fedlens.data.download import Resource, extract, fetch
 from fedlens.data.images import ImageFiles
 
-DAMAGED = (
-    "the file is damaged or not the published one: remove it and get it again, for example with --download"
-)
+DAMAGED = "the file is damaged or not the published one: remove it and get it again"
 # Of ImageNet's training images, as is usual for photographs.
 PHOTO_MEAN, PHOTO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -60,11 +59,12 @@ def locate(
         what = f"{facts.title} is incomplete in {root}: missing {_listed(result.lacking)}"
     else:
         what = f"{facts.title} not found in {root}: looked for {', or '.join(map(_listed, files))}"
-    how = (
-        "run again with --download to fetch them, or put the files there"
-        if archives
-        else f"--download does not fetch it: {facts.how}"
-    )
+    if not archives:
+        how = f"--download does not fetch it: {facts.how}"
+    elif download:
+        how = "the downloaded archives do not have them: put the files there"
+    else:
+        how = "run again with --download to fetch them, or put the files there"
     hint = f"{how}; --data-dir or the environment variable FEDLENS_DATA names another folder to look in"
     raise DataError(what, hint=hint)
 
@@ -98,10 +98,11 @@ def published(
     notes: Sequence[str] = (),
     coarse: NDArray[np.int64] | None = None,
     seeded: bool = False,
+    source: str | None = None,
 ) -> Dataset:
     """A dataset of the catalogue from its training and test `splits`, with the facts of the catalogue.
 
-    These are licence and source, and the class names unless they are given.
+    These are the licence, and the source and the class names unless they are given.
     Mean and standard deviation are those of the catalogue if it states them. Otherwise they are ImageNet's usual
     ones for images in files, those of the training images for images in memory, and empty for text.
     """
@@ -122,32 +123,49 @@ def published(
         mean,
         std,
         licence=facts.licence or "not stated",
-        source=facts.source or "not stated",
+        source=source or facts.source or "not stated",
         coarse=coarse,
         notes=tuple(notes),
         seeded=seeded,
     )
 
 
-def damaged(what: str, path: Path, line: int | None = None, hint: str = DAMAGED) -> DataError:
-    """The error for a file that is not as published.
+def damaged(what: str, path: Path, line: int | None = None, hint: str | None = None) -> DataError:
+    """The error for a file or folder that is not as published. By default the hint says how to get it again.
 
     >>> print(damaged("the list is empty", Path("a.txt"), 3, hint="get it again"))
     the list is empty (a.txt, line 3); get it again.
     """
-    return DataError(what, where=str(path) if line is None else f"{path}, line {line}", hint=hint)
+    where = str(path) if line is None else f"{path}, line {line}"
+    return DataError(what, where=where, hint=hint or get_again(path))
+
+
+def get_again(path: Path) -> str:
+    """The hint for a file or folder that is not the published one; names --download if that fetches it.
+
+    >>> get_again(Path("data/MNIST/raw/train-images-idx3-ubyte"))
+    'the file is damaged or not the published one: remove it and get it again, for example with --download'
+    """
+    fetched = {
+        pattern.partition("/")[0]
+        for facts in CATALOGUE.values()
+        for archive in facts.archives
+        for pattern in (*chain.from_iterable(facts.files), archive.gives)
+        if fnmatchcase(pattern, archive.gives)
+    }
+    hint = DAMAGED.replace("file is damaged or", "folder is") if path.is_dir() else DAMAGED
+    return hint if fetched.isdisjoint(path.parts) else f"{hint}, for example with --download"
 
 
 @contextmanager
-def reading(path: Path, hint: str = DAMAGED) -> Iterator[None]:
+def reading(path: Path, hint: str | None = None) -> Iterator[None]:
     """Turns errors while the file `path` is read and parsed into a `DataError` that names it."""
     try:
         yield
     except json.JSONDecodeError as error:
         what = f"the file cannot be read: it is not valid JSON: {error.msg}"
-        raise DataError(
-            what, where=f"{path}, line {error.lineno}, column {error.colno}", hint=hint
-        ) from error
+        where = f"{path}, line {error.lineno}, column {error.colno}"
+        raise DataError(what, where=where, hint=hint or get_again(path)) from error
     except (OSError, EOFError, zlib.error, RecursionError, ValueError) as error:
         reason: object = error
         if isinstance(error, UnicodeDecodeError):
@@ -167,7 +185,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_json(
-    path: Path, hook: Callable[[list[tuple[str, Any]]], Any] | None = None, hint: str = DAMAGED
+    path: Path, hook: Callable[[list[tuple[str, Any]]], Any] | None = None, hint: str | None = None
 ) -> Any:
     """The content of a JSON file; `hook` builds each object from its pairs. Raises `DataError`."""
     with reading(path, hint):

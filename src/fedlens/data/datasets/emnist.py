@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.core.errors import DataError
+from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples, check_labels
 from fedlens.data.datasets.dataset_files import locate, published
 from fedlens.data.datasets.mnist import IMAGES_MAGIC, LABELS_MAGIC, SIDE, read_idx
@@ -89,7 +90,9 @@ def emnist(
     wanted = [f"EMNIST/raw/{name}|EMNIST/raw/{name}.gz|EMNIST/raw/gzip/{name}.gz" for name in names]
     paths = locate("emnist", root, download, [tuple(wanted)])
     train = _read_split(SPLITS[split], paths[0], paths[1], counts[0])
-    return published("emnist", (train, _read_split(SPLITS[split], paths[2], paths[3], counts[1])), classes)
+    test = _read_split(SPLITS[split], paths[2], paths[3], counts[1])
+    source = f"{CATALOGUE['emnist'].source}, split {split}"
+    return published("emnist", (train, test), classes, source=source)
 
 
 def _read_split(split: Split, images: Path, labels: Path, count: int) -> Examples:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from fedlens.core.errors import DataError, nearest
-from fedlens.data.datasets.dataset_files import DAMAGED, damaged, reading
+from fedlens.data.datasets.dataset_files import damaged, get_again, reading
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.settings import WholePath
 from fedlens.data.table import Table
@@ -155,7 +155,7 @@ def check_apart(train: Listing, test: Listing) -> None:
         raise DataError(
             f"{len(shared)} images are in both lists, '{shared[0]}' is the first",
             where=f"{train.path}, {test.path}",
-            hint=DAMAGED,
+            hint=get_again(test.path),
         )
 
 

@@ -140,7 +140,11 @@ def _flat(folder: Path, wnids: Sequence[str], size: int) -> Examples:
         wnid = synsets.get(int(number), ("", ""))[0] if number.strip().isdecimal() else ""
         if wnid not in places:
             name = f"'{number}' ({wnid})" if wnid else f"'{number}'"
-            raise damaged(f"the class {name} has no training folder", truth, line)
+            hint = (
+                f"add the folder of this class to {folder / 'train'}, or remove its images from "
+                f"{folder / 'val'} and their lines from the list"
+            )
+            raise damaged(f"the class {name} has no training folder", truth, line, hint)
         labels.append(places[wnid])
     return photographs(folder, [f"val/{name}" for name in names], labels, size)
 

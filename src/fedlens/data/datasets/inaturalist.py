@@ -13,9 +13,16 @@ from pydantic import Field
 from fedlens.core.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.dataset_files import DAMAGED, locate, published
+from fedlens.data.datasets.dataset_files import damaged, get_again, locate, published
 from fedlens.data.datasets.inaturalist_lists import GEO, USER_120K, Population, find_lists, read_lists
-from fedlens.data.datasets.inaturalist_metadata import FILES, FOLDER, Metadata, balanced, read_metadata
+from fedlens.data.datasets.inaturalist_metadata import (
+    FILES,
+    FOLDER,
+    Metadata,
+    balanced,
+    find_metadata,
+    read_metadata,
+)
 from fedlens.data.datasets.picture_size import Size, size_of
 from fedlens.data.images import ImageFiles, Paths
 
@@ -117,11 +124,11 @@ def _population(
 ) -> Dataset:
     name, height_width = population.name, size_of(size)
     lists = None if source == "metadata" else find_lists(population, root, download)
-    if source == "csv" and lists is None:
-        locate(name, root, files=[patterns[:2] for patterns in CATALOGUE[name].files[:2]])
+    if lists is None and (source == "csv" or (source == "auto" and find_metadata(root) is None)):
+        paper, shared = (patterns[:2] for patterns in CATALOGUE[name].files[:2])
+        locate(name, root, files=[paper, shared] if source == "csv" else [paper, shared, FILES])
         # All files are there, but TensorFlow Federated's list lacks the column of this population.
-        what = f"the list has no column '{population.column}'"
-        raise DataError(what, where=str(root / CATALOGUE[name].files[1][0]), hint=DAMAGED)
+        raise damaged(f"the list has no column '{population.column}'", root / shared[0])
     more: dict[str, NDArray[Any]] = {}
     if lists is not None:
         listed = read_lists(population, lists, root)
@@ -160,7 +167,7 @@ def _metadata(root: Path, name: str) -> tuple[Metadata, Metadata, tuple[str, ...
     test, test_notes = read_metadata(*paths[2:])
     if train.classes != test.classes:
         what = "the two files do not have the same categories"
-        raise DataError(what, where=f"{paths[0]}, {paths[2]}", hint=DAMAGED)
+        raise DataError(what, where=f"{paths[0]}, {paths[2]}", hint=get_again(paths[2]))
     return train, test, (*train_notes, *test_notes)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.data.catalogue import CATALOGUE, DatasetFacts, search
-from fedlens.data.datasets.dataset_files import damaged, locate
+from fedlens.data.datasets.dataset_files import damaged, locate, provide
 from fedlens.data.datasets.federated_csv import Listing, check_apart, read_header, read_list
 from fedlens.data.datasets.inaturalist_metadata import (
     FOLDER,
@@ -55,7 +55,7 @@ def find_lists(population: Population, root: Path, download: bool) -> tuple[Path
     """(training list, its column of users, test list) below `root`, or None if they are missing.
 
     The archive of the paper comes first. The lists of TensorFlow Federated, with one column for each population,
-    come second; `download` fetches them.
+    come second; `download` fetches them if they are missing or lack the column.
     """
     paper, shared = (patterns[:2] for patterns in population.facts.files[:2])
     if not (result := search([paper], root)).lacking:
@@ -65,6 +65,9 @@ def find_lists(population: Population, root: Path, download: bool) -> tuple[Path
         return result.found[0], population.column, result.found[1]
     if not download:
         return None
+    if not result.lacking:  # the list has no such column
+        for archive in population.facts.archives:
+            provide(archive, root / archive.folder)
     train, test = locate(population.name, root, download, [shared])
     return train, population.column, test
 

@@ -54,15 +54,12 @@ def read_split(folder: Path, convert: Callable[[User], Converted]) -> tuple[Any,
     `convert` makes the arrays of one user. Files are read one by one, in the order of the numbers in their
     names. A user without examples (LEAF leaves such entries behind) is left out.
 
-    Raises `DataError` if there is no file, a file is not what LEAF writes (see `read_users`), or a user is in
-    two files.
+    Raises `DataError` if no file has examples, a file is not what LEAF writes (see `read_users`), or a user is
+    in two files.
     """
-    paths = sorted(folder.glob("*.json"), key=_natural)
-    if not paths:
-        raise damaged("there is no JSON file in the folder", folder, hint="see LEAF's data folder")
     arrays: dict[str, Converted] = {}
     file_of: dict[str, Path] = {}
-    for path in paths:
+    for path in sorted(folder.glob("*.json"), key=_natural):
         for name, converted in read_users(path, convert).items():
             if name in file_of:
                 hint = "keep the files of one run of LEAF's preprocess.sh only"

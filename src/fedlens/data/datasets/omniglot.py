@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field
 
+from fedlens.core.threads import map_threads
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import damaged, locate, published
 from fedlens.data.datasets.folders import folders_in, images_in
@@ -123,7 +122,8 @@ def _list(folders: Sequence[Path]) -> tuple[list[Drawing], tuple[str, ...], NDAr
                 drawers.add(drawer)
                 drawings.append(Drawing(place / name, alphabet, position, len(classes), drawer))
             if not drawers:
-                raise damaged("the folder of a character has no images", place)
+                hint = f"remove {folder} and get it again, for example with --download"
+                raise damaged("the folder of a character has no images", place, hint=hint)
             classes.append(f"{alphabet}/{character}")
             coarse.append(group)
     if not drawings:
@@ -147,6 +147,5 @@ def _decode(drawings: list[Drawing], size: int) -> NDArray[np.uint8]:
             raise damaged(f"the image is {found}, and {WHOLE} x {WHOLE} is expected", path)
         out[at, 0] = 255 - np.asarray(fitted(grey, size, size, "stretch"))
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, range(len(drawings))))
+    map_threads(one, range(len(drawings)))
     return out

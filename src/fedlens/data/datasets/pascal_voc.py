@@ -92,7 +92,10 @@ def pascal_voc(
         train, evaluation, notes = detection_splits(folder, ["train"], ["val"], to, fit)
     else:
         train, evaluation, notes = _segmentation(root, to, fit, augmented, test)
-    return published("pascal-voc", (train, evaluation), classes, notes=notes)
+    source = CATALOGUE["pascal-voc"].source or ""
+    if not augmented:
+        source = source.partition(";")[0]  # without SBD
+    return published("pascal-voc", (train, evaluation), classes, notes=notes, source=source)
 
 
 def _segmentation(

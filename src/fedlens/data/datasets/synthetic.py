@@ -54,7 +54,8 @@ def synthetic(
     splits = [
         _draw(stream, patterns, shape, n, noise) for stream, n in zip(streams[1:], (train, test), strict=True)
     ]
-    return published("synthetic", splits, tuple(f"class {c}" for c in range(classes)), seeded=True)
+    names = tuple(f"class {c}" for c in range(classes))
+    return published("synthetic", splits, names, seeded=True, source=f"fedlens, synthetic, seed {seed}")
 
 
 def _patterns(stream: np.random.PCG64, classes: int, shape: tuple[int, int, int]) -> NDArray[np.int16]:

@@ -83,9 +83,11 @@ def read_instances(path: Path, findings: Findings) -> CocoInstances | None:
     categories = _categories(lists["categories"], path, findings)
     images = _images(lists["images"], path, findings)
     annotations: dict[int | str, list[Entry]] = {image.key: [] for image in images}
-    crowds = 0
-    for where, _, entry in _identified(lists["annotations"], "annotation", "", path, findings.add, _key):
-        image = entry.get("image_id")
+    crowds, numbers = 0, dict[int | str, str]()
+    for where, key, number, entry in _identified(
+        lists["annotations"], "annotation", "", path, findings.add, _key, numbers
+    ):
+        numbers[key], image = number, entry.get("image_id")
         if not _key(image) or image not in annotations:
             what = f"its image {_shown(image)} is not in the file"
             findings.add(where, what, "list the image, or remove the annotation")
@@ -137,32 +139,34 @@ def _identified(
     path: Path,
     add: Callable[..., None],
     valid: Callable[[object], bool],
-) -> Iterator[tuple[str, Any, Entry]]:
-    """(place in the file, id, entry) of the entries with a valid id of their own; the others are problems.
+    taken: Mapping[Any, str],
+) -> Iterator[tuple[str, Any, str, Entry]]:
+    """(place in the file, id, name, entry) of the entries with a valid id of their own; the others are problems.
 
     Args:
-        naming: the field with the name of an entry, for messages.
+        naming: the field with the name of an entry, for messages; if empty, its name is its number.
         add: adds a problem to the findings.
         valid: whether a value is a valid id.
+        taken: the names of the entries that the caller has accepted so far, by id.
     """
-    first_names: dict[Any, str] = {}
     for number, entry in enumerate(entries, 1):
-        key, name = entry.get("id"), str(entry.get(naming, f"number {number}"))
+        key, name = entry.get("id"), str(entry.get(naming, f"number {number}") if naming else number)
         where = f"{path}, {kind} {key if valid(key) else f'number {number}'}"
         if not valid(key):
             add(where, f"its id is {_shown(key)}", f"give each {kind} a number as its id")
-        elif key in first_names:
-            add(where, f"{first_names[key]} and {name} both have this id", f"give each {kind} its own id")
+        elif key in taken:
+            both = f"{taken[key]} and {name}" if naming else f"{kind}s number {taken[key]} and {name}"
+            add(where, f"{both} both have this id", f"give each {kind} its own id")
         else:
-            first_names[key] = name
-            yield where, key, entry
+            yield where, key, name, entry
 
 
 def _categories(entries: list[Entry], path: Path, findings: Findings) -> dict[int, str]:
     names: dict[int, str] = {}
-    for where, key, entry in _identified(entries, "category", "name", path, findings.add_whole, _whole):
-        name = entry.get("name")
-        if not isinstance(name, str) or not name.strip():
+    for where, key, name, entry in _identified(
+        entries, "category", "name", path, findings.add_whole, _whole, names
+    ):
+        if not isinstance(entry.get("name"), str) or not name.strip():
             findings.add_whole(where, "it has no name", "name it")
         elif name in names.values():
             findings.add_whole(where, f"another category is named '{name}' too", "give each its own name")
@@ -175,9 +179,11 @@ def _categories(entries: list[Entry], path: Path, findings: Findings) -> dict[in
 
 def _images(entries: list[Entry], path: Path, findings: Findings) -> list[CocoImage]:
     images: dict[str, CocoImage] = {}
-    for where, key, entry in _identified(entries, "image", "file_name", path, findings.add, _key):
-        file = entry.get("file_name")
-        if not isinstance(file, str) or not file:
+    files: dict[int | str, str] = {}
+    for where, key, file, entry in _identified(
+        entries, "image", "file_name", path, findings.add, _key, files
+    ):
+        if not isinstance(entry.get("file_name"), str) or not file:
             findings.add(where, "it has no 'file_name'", "name its file, or remove it")
         elif "\0" in file or (inner := inner_path(file)) is None:
             what = f"its file '{file}' is not below the folder of images"
@@ -191,7 +197,7 @@ def _images(entries: list[Entry], path: Path, findings: Findings) -> list[CocoIm
             if stated is None and (width, height) != (None, None):
                 what = f"its size is {_shown(width)} x {_shown(height)}"
                 findings.add(where, what, "write width and height in pixels")
-            images[inner] = CocoImage(key, inner, stated, entry)
+            files[key], images[inner] = file, CocoImage(key, inner, stated, entry)
     return list(images.values())
 
 

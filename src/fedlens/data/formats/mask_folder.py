@@ -40,7 +40,9 @@ def fill(scan: Scan) -> None:
     images = _match(scan, folder_of["images"], folder_of["masks"], str(scan.settings.get("suffix", "")))
     first_folders = folders(scan.folder / folder_of["images"])
     in_splits = bool(first_folders) and all(map(split_named, first_folders))
+    without_mask, scan.bad = scan.bad, set()  # so that `describe` lists the problems of these images too
     describe(scan, inner=[name.partition("/")[2] for name in images] if in_splits else images)
+    scan.bad |= without_mask
     if in_splits and scan.splits is None:
         scan.splits = splits_of_folders(images)
     scan.ids = np.full(256, VOID, np.uint8)

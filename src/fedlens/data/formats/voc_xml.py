@@ -123,8 +123,9 @@ def _layout(scan: Scan) -> _Layout | None:
     paths = {key: scan.folder / scan.settings[key] for key in ("images", "annotations")}
     missing = [key for key, path in paths.items() if not path.is_dir()]
     for key in missing:
+        inner = ", ".join(folders(scan.folder))
         hint = (
-            f"name it with the setting {key}; the folder has {', '.join(folders(scan.folder)) or 'no folder'}"
+            f"name it with the setting {key}; {f'its folders are: {inner}' if inner else 'it has no folders'}"
         )
         scan.findings.add_whole(scan.folder, f"there is no folder '{scan.settings[key]}' for the {key}", hint)
     if missing:

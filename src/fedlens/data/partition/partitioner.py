@@ -1,19 +1,19 @@
-"""What all partitioners share: their settings are checked by their annotations, and recorded in the partition."""
+"""A decorator for partitioners: checks the settings by their annotations, and records them in the partition."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, TypeVar, cast
 
 from fedlens.core.registry import read_settings
 from fedlens.data.partition.partition import Partition
 
-Settings = ParamSpec("Settings")
+Make = TypeVar("Make", bound=Callable[..., Partition])
 
 
-def partitioner(make: Callable[Settings, Partition]) -> Callable[Settings, Partition]:
+def partitioner(make: Make) -> Make:
     """Checks the settings of a partitioner `make(labels, seed, *, <settings>)`, and records them with the seed.
 
     The `spec` of the partition is the name of the function, its settings and the seed, in this order. A `spec` that
@@ -36,14 +36,13 @@ def partitioner(make: Callable[Settings, Partition]) -> Callable[Settings, Parti
     """
 
     @wraps(make)
-    def checked(*args: Settings.args, **settings: Settings.kwargs) -> Partition:
+    def checked(labels: Any, seed: int, **settings: Any) -> Partition:
         values: dict[str, Any] = read_settings(make, settings, "")
-        _, seed = args
-        partition = make(*args, **values)
+        partition = make(labels, seed, **values)
         if "name" in partition.spec:
             return partition
         lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         spec = {"name": make.__name__.replace("_", "-"), **lists, "seed": seed, **partition.spec}
         return replace(partition, spec=spec)
 
-    return checked
+    return cast(Make, checked)

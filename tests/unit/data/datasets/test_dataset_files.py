@@ -12,7 +12,7 @@ from fedlens.core.errors import DataError
 from fedlens.data.catalogue import CATALOGUE, Archive, DatasetFacts
 from fedlens.data.dataset import Examples
 from fedlens.data.datasets import dataset_files as module
-from fedlens.data.datasets.dataset_files import locate, published, read_json, reading
+from fedlens.data.datasets.dataset_files import damaged, locate, published, read_json, reading
 from fedlens.data.download import Resource
 
 FILES = (("a/1.txt", "a/2.txt|a/2.gz"), ("b/1.bin", "b/2.bin"))
@@ -148,3 +148,39 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes, what: str,
 def test_other_errors_are_not_hidden(tmp_path: Path) -> None:
     with pytest.raises(KeyError), reading(tmp_path):
         raise KeyError("a fault of the program")
+
+
+@pytest.mark.parametrize(
+    ("file", "fetched"),
+    [
+        ("FashionMNIST/raw/train-images-idx3-ubyte", True),
+        ("cifar-10-batches-bin/test_batch.bin", True),
+        ("places365/categories_places365.txt", True),
+        ("benchmark_RELEASE/dataset/train.txt", True),
+        ("federated_vision_datasets/gld23k/mini_gld_test.csv", True),
+        ("coco/annotations/instances_train2017.json", False),
+        ("BCCD/Annotations/a.xml", False),
+        ("imagenet/words.txt", False),
+        ("inaturalist-2017/train2017.json", False),
+        ("google-landmarks-v2/train_clean.csv", False),
+    ],
+)
+def test_only_what_download_fetches_is_to_be_downloaded_again(file: str, fetched: bool) -> None:
+    more = ", for example with --download" if fetched else ""
+    assert damaged("x", Path("data", file)).hint == module.DAMAGED + more
+
+
+def test_a_folder_is_not_called_a_damaged_file(tmp_path: Path) -> None:
+    hint = "the folder is not the published one: remove it and get it again"
+    assert damaged("x", tmp_path).hint == hint
+    assert damaged("x", tmp_path, hint="unpack it").hint == "unpack it"
+
+
+@pytest.mark.usefixtures("facts")
+def test_a_download_that_lacks_a_file_does_not_ask_for_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "provide", lambda archive, folder: None)
+    with pytest.raises(DataError, match="the downloaded archives do not have them: put the files") as caught:
+        locate("x", tmp_path, True)
+    assert "--download" not in str(caught.value)

@@ -50,6 +50,7 @@ def test_images_are_turned_upright_and_labels_count_from_0(
     data = emnist(tmp_path, False, 0, split=split)
     assert (data.name, data.input_shape, data.kind) == ("emnist", (1, 28, 28), "classification")
     assert len(set(data.classes)) == classes
+    assert data.source.endswith(f", split {split}")
     for part, name in ((data.train, "train"), (data.test, "test")):
         np.testing.assert_array_equal(part.inputs[:, 0], written[name][0])
         np.testing.assert_array_equal(part.targets, written[name][1])

@@ -94,6 +94,8 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=what) as caught:
             imagenet(tmp_path, False, 0)
         assert str(caught.value.where).endswith(place)
+    assert "add the folder of this class to" in str(caught.value.hint)
+    assert "remove the file" not in str(caught.value.hint)
     (data / "meta.mat").write_bytes(b"damaged")
     with pytest.raises(DataError, match="the file cannot be read"):
         imagenet(tmp_path, False, 0)

@@ -498,6 +498,45 @@ def test_download_fetches_the_lists_of_tensorflow_federated(
     assert len(asked) == 2
 
 
+def test_without_lists_and_metadata_both_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"iNaturalist_train\.csv.*train2017\.json.*run again") as caught:
+        inaturalist_user_120k(tmp_path, False, 0)
+    assert "does not fetch" not in str(caught.value)
+    with pytest.raises(DataError, match="--download does not fetch it"):
+        inaturalist_user_120k(tmp_path, False, 0, source="metadata")
+    write_tff(tmp_path)
+    with pytest.raises(DataError, match="the list has no column 'geo_1k'"):
+        inaturalist_geo_1k(tmp_path, False, 0)
+
+
+@pytest.mark.usefixtures("tiny_user")
+def test_a_list_without_its_column_is_fetched_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tff(root)
+    path = root / CATALOGUE["inaturalist-user-120k"].files[1][0]
+    path.write_text(path.read_text().replace("user_120k", "other"))
+
+    def fetch(resource, folder: Path) -> Path:
+        write_tff(root)
+        return folder / resource.name
+
+    monkeypatch.setattr(dataset_files, "fetch", fetch)
+    assert len(inaturalist_user_120k(root, True, 0, source="csv").train) == 4
+
+
+def test_the_first_list_by_name_is_taken_in_any_case(tmp_path: Path) -> None:
+    names = [
+        "a_USER_120k.csv",
+        "b-user-120k.csv",
+        "c_user_120K.csv",
+        "0_superuser120k.csv",
+        "0_user_x_120k.csv",
+    ]
+    for name in reversed(names):
+        place = write_lists(tmp_path, "inaturalist-user-120k", f"federated_train_{name}")
+    lists = find_lists(USER_120K, tmp_path, False)
+    assert lists == (place / f"federated_train_{names[0]}", "user_id", place / "test.csv")
+
+
 def test_the_factories_have_names_of_their_own() -> None:
     assert pickle.loads(pickle.dumps(inaturalist_geo_30k)) is inaturalist_geo_30k
     assert "30,000" in (inaturalist_geo_30k.__doc__ or "")

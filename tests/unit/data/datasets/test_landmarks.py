@@ -145,6 +145,8 @@ def test_nothing_there_says_what_was_looked_for(tmp_path: Path) -> None:
         landmarks_user_160k(tmp_path, False, 0, source="csv")
     with pytest.raises(DataError, match="train_clean"):
         landmarks_user_160k(tmp_path, False, 0)
+    with pytest.raises(DataError, match=r"--download does not fetch it: .*google-landmark/metadata/ into"):
+        landmarks_user_160k(tmp_path, True, 0, source="metadata")
     write_lists(tmp_path, "gld23k")
     with pytest.raises(ConfigError, match="size"):
         gld23k(tmp_path, False, 0, size=0)

@@ -179,5 +179,5 @@ def test_missing_folders_and_files_are_an_error_that_says_how_to_make_them(tmp_p
         split_folders(tmp_path, "femnist")
     assert "./preprocess.sh" in str(caught.value.hint)
     assert "FEDLENS_DATA" in str(caught.value.hint)
-    with pytest.raises(DataError, match="there is no JSON file"):
+    with pytest.raises(DataError, match="the files have no examples"):
         read_split(tmp_path / "femnist" / "train", convert)

@@ -148,8 +148,10 @@ def test_damaged_images_are_named(tmp_path: Path) -> None:
 
 def test_empty_folders_are_refused(tmp_path: Path) -> None:
     (write(tmp_path) / "Greek" / "character09").mkdir()
-    with pytest.raises(DataError, match="the folder of a character has no images"):
+    with pytest.raises(DataError, match="the folder of a character has no images") as caught:
         omniglot(tmp_path, False, 0)
+    whole = tmp_path / "omniglot-py" / "images_background"
+    assert caught.value.hint == f"remove {whole} and get it again, for example with --download"
     (tmp_path / "empty" / "omniglot-py" / "images_background").mkdir(parents=True)
     (tmp_path / "empty" / "omniglot-py" / "images_background" / "readme.txt").touch()
     with pytest.raises(DataError, match="there are no alphabets"):

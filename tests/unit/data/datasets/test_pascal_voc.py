@@ -88,12 +88,15 @@ def test_masks_are_the_positions_in_the_palette(root: Path) -> None:
             with Image.open(root / VOC / "JPEGImages" / f"{name}.jpg") as image:
                 np.testing.assert_array_equal(pixels, np.asarray(image).transpose(2, 0, 1))
     assert data.notes == ()
+    assert "Everingham" in data.source
+    assert "SBD" not in data.source
     table = data.table()
     assert (table.marks.tolist(), table.offsets.tolist()) == ([0, 13, 0, 20], [0, 2, 4])
 
 
 def test_augmented_adds_what_is_in_neither_split_of_voc(root: Path) -> None:
     data = pascal_voc(root, False, 0, augmented=True, size=SIZE)
+    assert "SBD" in data.source
     assert data.train.columns["image"].tolist() == [*LISTS["train"], "2008_000001", "2008_000002"]
     masks = masks_of(data.train)
     # Where both have drawn a mask, VOC's counts: it alone has void.

@@ -24,6 +24,10 @@ def test_the_same_seed_gives_the_same_images_everywhere() -> None:
     assert found[:16] == "9c78fa17a7e2507c"
 
 
+def test_the_source_states_the_seed() -> None:
+    assert synthetic(Path(), False, 5, train=20, test=10).source == "fedlens, synthetic, seed 5"
+
+
 def test_another_seed_gives_other_images() -> None:
     one, other = (synthetic(Path(), False, seed, train=50, test=50) for seed in (0, 1))
     assert (one.train.inputs != other.train.inputs).mean() > 0.5

@@ -50,6 +50,18 @@ def parsed(tmp_path: Path, content: Any) -> tuple[Any, list[str]]:
     return found, told(findings, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "problem"),
+    [("images", "file_name", "it has no 'file_name'"), ("categories", "name", "it has no name")],
+)
+def test_an_invalid_entry_does_not_reserve_its_id(tmp_path: Path, kind: str, name: str, problem: str) -> None:
+    content = instances("ab")
+    content[kind].insert(0, {**content[kind][0], name: ""})
+    _, sentences = parsed(tmp_path, content)
+    assert len(sentences) == 1
+    assert problem in sentences[0]
+
+
 def test_a_file_for_each_split_is_found_by_its_name(tmp_path: Path) -> None:
     write_coco(tmp_path)
     check_same(coco_json(tmp_path, False, 0, path=str(tmp_path), size=(HEIGHT, WIDTH)))
@@ -263,7 +275,7 @@ def test_a_file_that_is_no_file_of_instances_is_named(tmp_path: Path, content: A
          "of images; name the file as seen from that folder"),
         (put("images", 1, "width", value="16"), 'image 11: its size is "16" x 12; write width and height in pixels'),
         (put("images", 1, value=3), "images, entry 2: it is a number, not an object; export the file again"),
-        (put("annotations", 1, "id", value=100), "annotation 100: number 1 and number 2 both have this id; "
+        (put("annotations", 1, "id", value=100), "annotation 100: annotations number 1 and 2 both have this id; "
          "give each annotation its own id"),
         (put("annotations", 1, "id", value=...), "annotation number 2: its id is missing; "
          "give each annotation a number as its id"),

@@ -225,3 +225,17 @@ def test_folders_and_settings_that_are_wrong(tmp_path: Path) -> None:
         dataset(tmp_path, void=1)
     with pytest.raises(ConfigError, match="classes"):
         dataset(tmp_path, classes=["one"])
+
+
+def test_every_problem_of_an_image_is_listed(tmp_path: Path) -> None:
+    pairs(tmp_path, *"abcd")
+    (tmp_path / "masks/a.png").unlink()
+    clients = {"a": "", "b": "1", "c": "1", "d": "2"}
+    lines = [f"images/{name}.jpg,{client}" for name, client in clients.items()]
+    (tmp_path / "t.csv").write_text("\n".join(["path,client", *lines]))
+    found, told = check(tmp_path, table="t.csv")
+    assert told == [
+        "images/a.jpg: the image has no mask 'masks/a.png'",
+        "t.csv, line 2: the cell 'client' is empty",
+    ]
+    assert found.bad == {0}

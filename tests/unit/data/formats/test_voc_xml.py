@@ -315,10 +315,12 @@ def test_folders_that_are_not_there_are_named_with_those_that_are(tmp_path: Path
     _, said = looked(tmp_path)
     assert said == [
         "DATA: there is no folder 'JPEGImages' for the images; "
-        "name it with the setting images; the folder has pictures.",
+        "name it with the setting images; its folders are: pictures.",
         "DATA: there is no folder 'Annotations' for the annotations; "
-        "name it with the setting annotations; the folder has pictures.",
+        "name it with the setting annotations; its folders are: pictures.",
     ]
+    (tmp_path / "pictures").rmdir()
+    assert all(sentence.endswith("; it has no folders.") for sentence in looked(tmp_path)[1])
 
 
 def test_what_is_skipped_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:

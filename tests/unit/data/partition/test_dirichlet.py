@@ -217,3 +217,11 @@ def test_settings_are_checked_by_name_and_inf_may_be_a_word() -> None:
     assert read_settings(dirichlet, {"clients": 4, "alpha": 1, "prior": [1, 2]}, "p")["prior"] == [1.0, 2.0]
     with pytest.raises(ConfigError, match=r"data.partition.prior"):
         read_settings(dirichlet, {"clients": 4, "alpha": 1, "prior": "even"}, "data.partition")
+
+
+def test_labels_and_seed_may_be_given_by_keyword() -> None:
+    labels = np.repeat([0, 1], 20)
+    partition = dirichlet(labels, seed=3, clients=4, alpha=1.0)
+    assert partition.digest == dirichlet(labels=labels, seed=3, clients=4, alpha=1.0).digest
+    assert partition.digest == dirichlet(labels, 3, clients=4, alpha=1.0).digest
+    assert partition.spec["seed"] == 3
