@@ -165,6 +165,18 @@ def test_an_ask_sends_a_placed_tree_without_a_copy(monkeypatch: pytest.MonkeyPat
         assert engine.place({"w": torch.zeros(1000)})["w"].data_ptr() == address
 
 
+def test_a_tree_that_workers_read_keeps_its_memory_whatever_becomes_of_the_mapping() -> None:
+    with fresh(ops={"work": echo}) as gate:
+        engine = gate.engine
+        assert isinstance(engine, processes.Processes)
+        shared = {"model": engine.place({"w": torch.ones(1000)})}
+        address = shared["model"]["w"].data_ptr()
+        answers = engine.answer(Ask("work", [Request(0)], shared, order="arrival"), 1, 0)
+        shared.clear()
+        assert engine.place({"w": torch.zeros(1000)})["w"].data_ptr() != address
+        assert [copied(answer.payload["model"]["w"]).tolist() for answer in answers] == [[1.0] * 1000]
+
+
 def returned(gate: Driver, sent: Payload) -> list[Payload]:
     def steps() -> Any:
         ask = Ask("work", [Request(k) for k in range(4)], {"model": sent})

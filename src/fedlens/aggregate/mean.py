@@ -92,14 +92,15 @@ def averaged(total: Mapping[str, Any], fields: Mapping[str, How]) -> Update | No
         return {n: v.div_(weight) if v.is_floating_point() else v / weight for n, v in value.items()}
 
     more = {name: mean(total[name]) if how == "mean" else total[name] for name, how in fields.items()}
+    update = mean(total["update"])
     return Update(
-        mean(total["update"]),
+        update,
         mean(total["buffers"]),
         total["counters"],
         more,
         total[REPLIES],
         weight,
-        given=True,
+        given=update,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated, Protocol, TypeGuard
 
 from pydantic import Field
 from torch import Tensor
@@ -33,13 +33,22 @@ class ServerStep(Protocol):
         ...
 
 
-@runtime_checkable
 class StepInPlace(ServerStep, Protocol):
     """A server step that can also write the new weights into the update's memory, and so needs no more memory."""
 
     def step_given(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
         """As `step`, for an update that is given (`fedlens.core.tree`); the weights stay as they are."""
         ...
+
+
+def steps_in_place(server: ServerStep) -> TypeGuard[StepInPlace]:
+    """Whether `step_given` does what `step` does: a class that overrides `step` alone inherits another's."""
+    for kind in type(server).__mro__:
+        if "step_given" in vars(kind):
+            return True
+        if "step" in vars(kind):
+            return False
+    return False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
-from fedlens.aggregate.server_steps import ServerSGD, ServerStep, StepInPlace
+from fedlens.aggregate.server_steps import ServerSGD, ServerStep, steps_in_place
 from fedlens.algorithms.client_evaluation import (
     MEASURED,
     EvaluateOwn,
@@ -167,8 +167,8 @@ class Averaging(AlgorithmBase):
             for name, half in self.rule.servers.items():
                 if half.after is not None:
                     # The rule may keep the update, so the server step may not write into it.
-                    rules[name], update = half.after(rules[name], replace(update, given=False), ctx)
-                    update = replace(update, given=False)
+                    rules[name], update = half.after(rules[name], replace(update, given=None), ctx)
+                    update = replace(update, given=None)
         new = state if update is None else self._step(state, update)
         return {**new, "rules": rules} if rules else new
 
@@ -178,7 +178,8 @@ class Averaging(AlgorithmBase):
 
     def _step(self, state: State, update: Update) -> State:
         server = self.server
-        step = server.step_given if update.given and isinstance(server, StepInPlace) else server.step
+        given = update.given is update.update  # and not what an aggregate or a rule has put in its place
+        step = server.step_given if given and steps_in_place(server) else server.step
         weights, kept = step(self._weights(state["model"]), update.update, state["server"])
         # Only trainable weights go through the server step; statistics and counters are replaced.
         return {"model": {**state["model"], **weights, **update.buffers, **update.counters}, "server": kept}

@@ -28,7 +28,9 @@ class Loadable:
     trainable: dict[str, Tensor]
     rest: dict[str, Tensor]  # buffers, counters, frozen weights
     half: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
-    given: dict[str, tuple[int, ...]] = field(default_factory=dict)  # strides of the weights given away
+    given: dict[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # strides of the memory that `load` brings
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -59,7 +61,7 @@ class Loadable:
         given = []
         for name, weight in self.trainable.items():
             given.append(weight.detach())
-            self.given[name] = weight.stride()
+            self.given[name] = torch.empty_like(weight, device="meta").stride()  # without gaps
             weight.data = weight.new_empty(()).expand(weight.shape)  # the shape, and no memory
         return given
 

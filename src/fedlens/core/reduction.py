@@ -30,7 +30,8 @@ class Update:
         more: what became of further fields, trees or numbers, by name.
         replies: how many replies there were.
         weight: the sum of their weights.
-        given: whether the trees in `update` belong to the receiver alone; see "Ownership" in `fedlens.core.tree`.
+        given: `update` itself if its tensors belong to the receiver alone; see "Ownership" in `fedlens.core.tree`. An
+            update that another is put in place of, by `dataclasses.replace`, is not given.
     """
 
     update: Mapping[str, Tensor]
@@ -39,7 +40,7 @@ class Update:
     more: Mapping[str, Any] = field(default_factory=dict)
     replies: int = 0
     weight: float = 0.0
-    given: bool = False
+    given: Mapping[str, Tensor] | None = None
 
 
 def fold(

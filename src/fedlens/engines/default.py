@@ -61,13 +61,14 @@ class Default(EngineBase):
         self._starting: Processes | None = None  # started, and not open yet
         self._processes: Processes | None = None
         self._unused: Processes | None = None  # gets no more asks, and has one to answer
-        self._latest = 0  # the number of the last ask that the workers got
+        self._latest = 0  # the number of the last ask
         self._unanswered: set[int] = set()  # numbers of the asks that they are at
         self._shared_bytes: int | None = None  # of the program and its data, once they are counted
         self._images = 0.0  # that are left of the run
         self._seconds = self._timed = 0.0  # of training in this process, and the images in it
         self._first = True
         self._widest = 0  # the most clients that an ask has trained
+        self._cramped: int | None = None  # the number of the last ask that found no memory for workers
         self._tell: Callable[[str | None, Mapping[str, Any]], None] = lambda line, facts: None
 
     def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
@@ -114,6 +115,7 @@ class Default(EngineBase):
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
         """Answers an ask, in this process or by workers."""
+        self._latest += 1
         if ask.order == "arrival":
             return self._inline.answer(ask, round, exchange)
         if self._processes is not None:
@@ -159,7 +161,7 @@ class Default(EngineBase):
         except RunFailed as failure:
             self._stay(processes, failure)
             return self._inline.answer(ask, round, exchange, first)
-        number = self._latest = self._latest + 1
+        number = self._latest
         self._unanswered.add(number)
 
         def passed_on() -> Generator[Any, None, None]:
@@ -231,11 +233,18 @@ class Default(EngineBase):
         seconds = self._seconds * self._images / self._timed
         if seconds < _PAYS:
             return
+        if self._widest < 2 or self._cramped == self._latest:
+            return
         trees = _TREES * nbytes(ask.shared)
         # This process's own trees, and the copy of the program and its data that all workers read.
         left = free_memory() - trees - self._program_bytes()
         count = min(self._workers, self._widest, left // (_WORKER_MEMORY + trees))
         if count < 2:
+            if self._cramped is None:
+                line = f"workers would pay, but memory has no room for two: each needs {_mib(_WORKER_MEMORY + trees)}, "
+                line += f"and {_mib(max(left, 0))} are free. The run stays in one process while that is so"
+                self._tell(line, {"name": "inline"})
+            self._cramped = self._latest
             return
         starting = self._make(count)
         try:
@@ -248,3 +257,7 @@ class Default(EngineBase):
             f"about {seconds:,.0f} s of training are left for one process: {count} workers take over",
             {"name": "processes", "workers": count},
         )
+
+
+def _mib(size: int) -> str:
+    return f"{size // 2**20:,} MiB"

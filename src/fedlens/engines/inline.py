@@ -11,9 +11,8 @@ import torch
 from pydantic import Field
 
 from fedlens.core.engine_base import EngineBase
-from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program
+from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program, Reply
 from fedlens.core.random import random_state_kept
-from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.core.tree import HEAVY
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
@@ -58,6 +57,7 @@ class Inline(EngineBase):
     ) -> None:
         self.threads, self.state_memory, self.computing = threads, state_memory, computing
         self._before: int | None = None
+        self._released = False  # the memory that a heavy model was built in
         self._undo: Callable[[], None] = lambda: None
         self._scratch: dict[Any, Any] = {}
         self._queue: deque[tuple[Ask, Id, Version, float | None]] = deque()
@@ -99,9 +99,13 @@ class Inline(EngineBase):
                     item_of(ask, id, self._states.get(ask.requests[id.slot].client))
                     for id in ids[first : first + size]
                 ]
-                yield from self._work(ask, items, due)
-                if first == 0 and nbytes(ask.shared) >= HEAVY:
-                    # Such as what a heavy model was built in: its weights have been given away.
+                answers = self._work(ask, items, due)
+                heavy = any(isinstance(answer, Reply) and answer.nbytes >= HEAVY for answer in answers)
+                yield from answers
+                del answers  # otherwise they would stay in memory while the next ones are made
+                if heavy and not self._released:
+                    # Once: what the model was built in is not used again, see `Loadable.give`.
+                    self._released = True
                     release_freed_memory()
 
     def _as_asked(self) -> Generator[Answer, None, None]:

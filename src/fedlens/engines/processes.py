@@ -86,7 +86,7 @@ class _Shared:
 
     envelope: bytes
     region: Region | None
-    homes: Mapping[int, Region]  # of tensors that were in shared memory already; see `Pool.empty_like`
+    homes: Sequence[tuple[Region, Tensor]]  # that were in shared memory already; see `Packer.homes`
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Processes(EngineBase):
         try:
             if job.number not in worker.knows_asks:
                 shared: _Shared = job.shared
-                for home in shared.homes.values():
+                for home, _ in shared.homes:
                     worker.show(home)
                 worker.send("ask", job.number, job.ask.op, shared.envelope, worker.show(shared.region))
                 worker.knows_asks.add(job.number)

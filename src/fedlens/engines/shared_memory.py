@@ -163,7 +163,8 @@ class Packer:
     Attributes:
         envelope: the bytes that are sent.
         size: the bytes that the region must hold.
-        homes: the other regions that the envelope refers to.
+        homes: the tensors in other regions that the envelope refers to, each with its region. While one of them is
+            kept, its region is not used for anything else.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Packer:
         home: Callable[[Tensor], tuple[Region, int] | None] | None = None,
     ) -> None:
         self._instead, self._home = instead, home
-        self.homes: dict[int, Region] = {}
+        self.homes: list[tuple[Region, Tensor]] = []
         self._parts: list[tuple[int, Tensor | np.ndarray | bytes]] = []
         self._seen: dict[int, tuple[Any, ...]] = {}
         self.size = 0
@@ -202,7 +203,7 @@ class Packer:
         if type(value) is Tensor:  # a Parameter pickles itself, around a tensor that comes here
             if self._home is not None and (place := self._home(value)) is not None:
                 region, offset = place
-                self.homes[region.number] = region
+                self.homes.append((region, value.detach()))
                 return ("r", offset, value.nbytes, region.number, tuple(value.shape), value.dtype)
             kind, size, about = "t", value.numel() * value.element_size(), (tuple(value.shape), value.dtype)
         elif isinstance(value, np.ndarray) and value.dtype.kind in "iufb" and value.nbytes >= _LARGE:

@@ -14,6 +14,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
+import torch
+
 from fedlens.core.errors import RunFailed
 from fedlens.core.registry import user_files
 from fedlens.engines.shared_memory import LARGE, Region, unpack
@@ -164,8 +166,10 @@ class Worker:
             return number, unpack(envelope, memoryview(b""))
         view = self._replies[region].view(freed=lambda: self._freed.append(region))
         if len(self._replies) > _REGIONS:
-            # Each region costs a file descriptor. Where very many replies are kept, they move to ordinary memory.
-            view = memoryview(bytearray(view[:used]))
+            # Each region costs a file descriptor. Where very many replies are kept, they move to ordinary memory,
+            # which torch aligns as its own tensors: the last bit of some sums depends on it.
+            aligned: Any = torch.frombuffer(view, dtype=torch.uint8, count=used).clone().numpy()
+            view = memoryview(aligned)
         return number, unpack(envelope, view)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ _MEMBERS = {
     "model": ("state_dict", "named_parameters"),
     "selection": ("cohort", "size"),
     "client rule": ("loss", "grad", "finish"),
-    "aggregate": ("weighting", "exchange"),
+    "aggregate": ("weighting", "exchange", "normalized", "ops"),
     "server step": ("init", "step"),
 }
 

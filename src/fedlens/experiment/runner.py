@@ -19,6 +19,7 @@ from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
 from fedlens.core.states import ClientStates, Mark, Saved
 from fedlens.core.tree import HEAVY
+from fedlens.core.user_objects import offered
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.progress import Progress
@@ -77,12 +78,22 @@ class _Trained:
 
 
 def _replaced(value: Any, tensors: Mapping[int, Tensor]) -> Any:
-    """The same payload with other tensors, by the id of those that they replace."""
+    """The same payload with other tensors, by the id of those that they replace.
+
+    A mapping, list or tuple in which nothing is replaced stays the object that it is.
+    """
     if isinstance(value, Mapping):
-        return {name: _replaced(item, tensors) for name, item in value.items()}
+        before = dict(value)
+        after = {name: _replaced(item, tensors) for name, item in before.items()}
+        return after if any(after[name] is not item for name, item in before.items()) else value
     if isinstance(value, list | tuple):
         items = [_replaced(item, tensors) for item in value]
-        return items if isinstance(value, list) else tuple(items)
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        if isinstance(value, list):
+            return items
+        kind: Any = type(value)
+        return kind._make(items) if offered(value, ["_make"]) else tuple(items)
     return tensors.get(id(value), value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.aggregate.mean import Mean
-from fedlens.aggregate.server_steps import ServerSGD
+from fedlens.aggregate.server_steps import Momentum, ServerSGD, steps_in_place
 from fedlens.algorithms.averaging import averaging
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.core.modules import module_in
@@ -62,7 +63,7 @@ def test_replies_that_an_algorithm_keeps_never_change() -> None:
     kept = [reply(0, 4.0), reply(1, 8.0)]
     update = Mean().fold(kept)
     assert update is not None
-    assert update.given
+    assert update.given is update.update
     ServerSGD().step_given({"w": torch.ones(3)}, update.update, {})
     assert [r.payload["update"]["w"].tolist() for r in kept] == [[4.0] * 3, [8.0] * 3]
 
@@ -83,6 +84,57 @@ def test_an_update_that_a_rule_keeps_never_changes() -> None:
         moved = {name: before[name] - new[name] for name in new}
         for name, value in step.after["rules"]["keeps"]["last"].items():
             torch.testing.assert_close(value, moved[name])
+
+
+def test_replies_that_an_aggregate_puts_in_place_of_the_mean_never_change() -> None:
+    kept: list[Any] = []
+
+    @dataclass(frozen=True)
+    class First(Mean):
+        """The first reply, chosen as a robust aggregate does."""
+
+        def fold(self, answers: Any, fields: Any = None) -> Update | None:
+            replies = list(answers)
+            update = super().fold(replies, fields)
+            assert update is not None
+            first = replies[0].payload["update"]
+            kept.append((first, copied(first)))
+            return replace(update, update=first)
+
+    course(averaging(parts(world(), {"lr": 0.1}, select=Uniform(3)), aggregate=First()), world(), 2)
+    assert len(kept) == 2
+    assert all(same(now, then) for now, then in kept)
+
+
+@dataclass(frozen=True)
+class Still(ServerSGD):
+    """Overrides `step` alone."""
+
+    def step(self, weights: Any, update: Any, state: Any) -> Any:
+        return dict(weights), state
+
+
+@dataclass(frozen=True)
+class Doubled(Still):
+    """Overrides both again."""
+
+    def step(self, weights: Any, update: Any, state: Any) -> Any:
+        return add(weights, update, scale=-2.0), state
+
+    def step_given(self, weights: Any, update: Any, state: Any) -> Any:
+        return self.step(weights, update, state)
+
+
+def test_a_server_step_that_overrides_step_alone_is_taken() -> None:
+    made = averaging(parts(world(), {"lr": 0.1}, select=Uniform(3)), server=Still())
+    for step in course(made, world(), 2).steps:
+        assert same(step.before["model"], step.after["model"])
+
+
+def test_which_server_steps_are_taken_in_place() -> None:
+    assert [steps_in_place(step) for step in (ServerSGD(), Momentum(), Still(), Doubled())] == [
+        True, False, False, True
+    ]  # fmt: skip
 
 
 def test_no_state_of_a_run_changes_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +169,22 @@ def test_a_module_gives_its_weights_away_and_has_new_memory_when_it_is_loaded() 
     assert all(torch.equal(g, tree[name]) for g, name in zip(given, learner.trainable, strict=True))
     assert [w.stride() for w in learner.trainable.values()] == strides
     assert all(torch.equal(w, tree[name] + 1) for name, w in learner.trainable.items())
+
+
+def test_a_weight_with_gaps_between_its_rows_has_memory_of_its_own_when_it_is_loaded() -> None:
+    learner = module_in(model(factory=_with_gaps), {}, torch.device("cpu"))
+    assert not learner.trainable["weight"].is_contiguous()
+    tree = {name: torch.randn(value.shape) for name, value in learner.module.state_dict().items()}
+    for _ in range(2):
+        learner.load(tree)
+        assert all(torch.equal(w, tree[name]) for name, w in learner.trainable.items())
+        learner.give()
+
+
+def _with_gaps(input_shape: Any, classes: int) -> nn.Module:
+    layer = nn.Linear(3, 4)
+    layer.weight.data = torch.zeros(4, 30)[:, ::10]
+    return layer
 
 
 def _convolution(input_shape: Any, classes: int) -> nn.Module:

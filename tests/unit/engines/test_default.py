@@ -175,6 +175,33 @@ def test_workers_that_an_earlier_ask_needs_answer_it_first() -> None:
 
 
 @pytest.mark.usefixtures("eager")
+def test_an_ask_that_fails_after_a_later_one_was_answered_in_this_process_ends_the_run() -> None:
+    """Answered again in this process, it would see what the later ask has made of the clients' states."""
+    engine = default(workers=2)
+    engine._images = 1e9
+    wanted, lock = ask([{}] * 6), threading.Lock()  # which cannot be pickled
+    bad_request = ask([{"odd": lock} if slot == 5 else {} for slot in range(6)])
+    try:
+        driver = Driver(*opened(engine, {"work": trains}))
+
+        def steps(one: Any) -> Any:
+            answers = []
+            for answer in (yield one):
+                answers.append(answer)
+                waiting(engine)
+            return answers
+
+        driver.drive(steps(wanted), 1)
+        beside = driver.begin(steps(bad_request), 2, ahead=True)
+        later = ask([{}] * 6, shared={"odd": lock})
+        assert same(vectors(driver.drive(steps(later), 3)), expected(wanted, 3))
+        with pytest.raises(RunFailed, match="cannot be sent to local workers"):
+            beside.finish()
+    finally:
+        engine.close()
+
+
+@pytest.mark.usefixtures("eager")
 def test_the_program_and_this_process_count_in_the_memory_that_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,6 +217,29 @@ def test_the_program_and_this_process_count_in_the_memory_that_is_left(
         engine._start(ask([{}] * 2))
         assert (engine._starting is not None) == starts, size
         engine.close()
+
+
+@pytest.mark.usefixtures("eager")
+def test_memory_is_asked_for_once_an_ask_and_too_little_of_it_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks, told = [], []
+    monkeypatch.setattr(module, "free_memory", lambda: looks.append(1) or 2**28)
+    engine = default(workers=2)
+    engine.listen(lambda line, facts: told.append(line))
+    engine._images = 1e9
+    try:
+        driver, wanted = Driver(*opened(engine, {"work": trains})), ask([{}] * 6)
+        for round in (1, 2, 3):
+            assert same(vectors(answers_to(driver, wanted, round)), expected(wanted, round))
+    finally:
+        engine.close()
+    assert len(looks) == 3
+    assert told == [
+        None,
+        "workers would pay, but memory has no room for two: each needs 256 MiB, and 256 MiB are free. "
+        "The run stays in one process while that is so",
+    ]
 
 
 @dataclass(frozen=True)

@@ -271,3 +271,15 @@ def test_a_deadline_inline() -> None:
         found = answers_to(gate, ask([{}, {"seconds": 0.3}, {}], deadline=0.2))
         assert [type(answer) for answer in found] == [Reply, Failure, Failure]
         assert gate.states.snapshot() == {0: {"visits": 1}}
+
+
+def test_freed_memory_goes_back_once_after_the_first_heavy_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[int] = []
+    monkeypatch.setattr("fedlens.engines.inline.HEAVY", 1000)
+    monkeypatch.setattr("fedlens.engines.inline.release_freed_memory", lambda: released.append(1))
+    with fresh("inline") as gate:
+        counts = []
+        for size in (16, 1000, 1000):  # an evaluation comes before the first training, and gives nothing away
+            answers_to(gate, ask([{"size": size}] * 3))
+            counts.append(len(released))
+    assert counts == [0, 1, 1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.engines import memory
-from fedlens.engines.memory import free_in_groups, free_memory
+from fedlens.engines.memory import free_in_groups, free_in_machine, free_memory
 
 
 def group(folder: Path, **files: object) -> None:
@@ -43,3 +43,11 @@ def test_without_groups_the_machine_says(tmp_path: Path, monkeypatch: pytest.Mon
     assert machine > 0
     monkeypatch.setattr(memory, "free_in_groups", lambda: iter([1024, 4096]))
     assert free_memory() == min(machine, 1024)
+
+
+def test_the_page_cache_counts_as_free(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(
+        "MemTotal:  8000 kB\nMemFree:  1000 kB\nMemAvailable:  5000 kB\nCached:  4000 kB\n"
+    )
+    assert free_in_machine(tmp_path / "meminfo") == 5000 * 1024
+    assert free_in_machine(tmp_path / "none") > 0

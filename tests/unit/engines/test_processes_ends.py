@@ -17,11 +17,13 @@ import pytest
 from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Ask, Client, ClientStates, Outcome, Payload, Program, Request
 from fedlens.core.random import Rng
+from fedlens.engines import worker_pool
 from fedlens.engines.processes import processes
 from tests.unit.engines.engine_kit import (
     NoData,
     answers_to,
     ask,
+    expected,
     fresh,
     gone_within,
     opened,
@@ -189,3 +191,13 @@ def test_an_operation_of_a_notebook_runs_in_workers() -> None:
     with fresh("inline", ops={"work": own}) as here, fresh(ops={"work": own}) as there:
         wanted = ask([{}] * 3)
         assert same(vectors(answers_to(here, wanted)), vectors(answers_to(there, wanted)))
+
+
+def test_replies_that_move_to_ordinary_memory_stay_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last bit of some sums depends on it."""
+    monkeypatch.setattr(worker_pool, "_REGIONS", 0)
+    wanted = ask([{"size": size} for size in (1, 16, 1000, 10**6)])
+    with fresh() as gate:
+        found = vectors(answers_to(gate, wanted))
+    assert same(found, expected(wanted))
+    assert [vector.data_ptr() % 64 for vector in found] == [0] * 4

@@ -223,8 +223,16 @@ def half_batched(parts: Parts) -> Any:
             {"aggregate": lambda: SimpleNamespace(weighting="examples", reduce=None, fold=None)},
             "has no 'exchange' (aggregate.name); inherit from fedlens.aggregate.mean.Aggregate.",
         ),
+        (
+            {"aggregate": lambda: SimpleNamespace(weighting="examples", exchange=None)},
+            "has no 'normalized' (aggregate.name); inherit from fedlens.aggregate.mean.Aggregate.",
+        ),
+        (
+            {"aggregate": lambda: SimpleNamespace(weighting="examples", exchange=None, normalized=False)},
+            "has no 'ops' (aggregate.name); inherit from fedlens.aggregate.mean.Aggregate.",
+        ),
     ],
-    ids=["algorithm", "engine", "operation", "aggregate"],
+    ids=["algorithm", "engine", "operation", "aggregate", "normalized", "ops"],
 )
 def test_what_would_silently_not_be_used_is_refused(more: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -303,3 +303,19 @@ def test_a_run_resumed_without_a_report_keeps_no_old_one(tmp_path: Path) -> None
     assert page.exists()
     assert resume(tmp_path / "run", report=False).summary["status"] == "finished"
     assert not page.exists()
+
+
+class Pair(NamedTuple):
+    one: Any
+    other: Any
+
+
+def test_where_tensors_of_a_state_are_replaced_only_what_holds_them_is_rebuilt() -> None:
+    old, new, kept = torch.zeros(2), torch.ones(2), torch.zeros(3)
+    state = {"model": {"w": old}, "pair": Pair([old], 1), "rest": Counter(a=2), "plain": Pair(kept, (kept,))}
+    found = runner._replaced(state, {id(old): new})
+    assert found["model"]["w"] is new
+    assert isinstance(found["pair"], Pair)
+    assert found["pair"].one[0] is new
+    assert all(found[name] is state[name] for name in ("rest", "plain"))
+    assert state["model"]["w"] is old
