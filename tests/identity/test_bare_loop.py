@@ -91,13 +91,13 @@ class Case:
     clients: int
 
 
-CASES = [
-    pytest.param(Case("digits", "small-cnn", digits, small, 20), id="digits"),
-    pytest.param(
-        Case("fashion-mnist", "mcmahan-cnn", published, mcmahan, 100),
-        marks=pytest.mark.real,
-        id="fashion-mnist",
-    ),
+DIGITS = Case("digits", "small-cnn", digits, small, 20)
+FASHION = Case("fashion-mnist", "mcmahan-cnn", published, mcmahan, 100)
+RUNS = [  # the case, and channels last or not
+    pytest.param(DIGITS, True, id="digits, channels last"),
+    pytest.param(DIGITS, False, id="digits"),
+    pytest.param(FASHION, True, id="fashion-mnist, channels last", marks=pytest.mark.real),
+    pytest.param(FASHION, False, id="fashion-mnist", marks=[pytest.mark.real, pytest.mark.nightly]),
 ]
 
 
@@ -130,8 +130,7 @@ def bare_round(
     return {name: start[name] - total[name] / seen for name in start}, seen
 
 
-@pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "channels_last"), RUNS)
 def test_a_round_of_fedavg_is_bit_equal_to_a_bare_loop(
     case: Case, channels_last: bool, real_folder: Path | None, tmp_path: Path
 ) -> None:

@@ -13,8 +13,8 @@ from fedlens.data.catalogue import CATALOGUE, presence
 pytestmark = pytest.mark.real
 
 READERS = {
-    "mnist": "idx:mnist",
-    "fashion-mnist": "idx:fashion_mnist",
+    "mnist": "mnist:mnist",
+    "fashion-mnist": "mnist:fashion_mnist",
     "cifar10": "cifar:cifar10",
     "cifar100": "cifar:cifar100",
     "digits": "digits:digits",
