@@ -10,12 +10,23 @@ from torch import Tensor
 
 
 class Task(Protocol):
-    """What a task has to say; see `Classification`."""
+    """A task; `fedlens.tasks.classification` is one. A dataset's kind (`fedlens.data.dataset.Kind`) names it."""
 
     @property
-    def score(self) -> str: ...
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
-    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]: ...
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]: ...
-    def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor: ...
+    def score(self) -> str:
+        """The metric that a best model is chosen by; larger is better."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of a batch, a 0-dim tensor."""
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each example, [n]; `loss` is their mean."""
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """What adds up over batches, `examples` among it."""
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The metrics, by name, from the sums over all batches; a run records and prints them as `test_<name>`."""
+
+    def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Targets that fit these outputs, for trials of models."""

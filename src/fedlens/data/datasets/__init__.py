@@ -1,1 +1,1 @@
-"""Datasets by name. A factory is called as `factory(root, download, seed, *, <settings>)`."""
+"""Published datasets by name: the table is in `registry.py`, the facts about each in `data/catalogue.toml`."""

@@ -1,4 +1,4 @@
-"""Datasets by name. A factory is called as `factory(root, download, seed, *, <settings>)`."""
+"""Datasets by name: `factory(root, download, seed, *, <settings>)`. The facts are in `data/catalogue.toml`."""
 
 from __future__ import annotations
 
