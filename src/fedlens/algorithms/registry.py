@@ -1,4 +1,4 @@
-"""Algorithms: one paper, one file, the client half and the server half together."""
+"""Algorithms by name, and the aggregate and server step that each brings itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines: anything that answers asks. They are siblings and know no algorithm."""
+"""Engines by name."""
 
 from fedlens.core.registry import Entry, Registry
 

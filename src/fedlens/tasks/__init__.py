@@ -1,1 +1,1 @@
-"""Tasks: the loss, the metrics, and the metric a best model is chosen by. A dataset's kind names its task."""
+"""Tasks: the loss, the metrics, and the metric a best model is chosen by."""

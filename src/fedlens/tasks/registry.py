@@ -1,4 +1,4 @@
-"""Tasks: the loss, the metrics, and the metric a best model is chosen by. A dataset's kind names its task."""
+"""Tasks by name; a dataset's kind names its task."""
 
 from __future__ import annotations
 

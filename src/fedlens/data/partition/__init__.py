@@ -1,1 +1,1 @@
-"""Partitions by name. A factory is called as `factory(table, seed, *, <settings>)`; see `fedlens.data.table`."""
+"""Partitions: which example belongs to which client."""
