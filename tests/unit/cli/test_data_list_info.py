@@ -83,7 +83,8 @@ def test_list_says_how_to_get_what_is_not_here(folder: Path) -> None:
     assert fetched.startswith("- mnist, fashion-mnist, cifar100, emnist, ")
     assert "cifar10," not in how
     assert "- imagenet: register at image-net.org" in how
-    assert "- landmarks-user-160k, gld23k: fetch images_000.tar" in how
+    assert "- landmarks-user-160k: fetch images_000.tar" in how
+    assert "- gld23k: fetch images_000.tar" in how
     assert "digits" not in how
     assert "image-folder" not in how
 
