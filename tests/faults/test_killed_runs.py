@@ -59,7 +59,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref") == outcome(tmp_path / "again")
 
 
-@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.nightly)])
 def test_interrupted_at_random_moments_it_says_how_to_go_on(tmp_path: Path, number: str) -> None:
     experiment(tmp_path, rounds=10, epochs=3)
     with lives(tmp_path) as play:

@@ -148,7 +148,7 @@ def check_files(path: Path) -> None:
     assert not last.states
 
 
-@pytest.mark.parametrize("engine", ["inline", "processes"])
+@pytest.mark.parametrize("engine", ["inline", pytest.param("processes", marks=pytest.mark.nightly)])
 def test_killed_at_any_step_it_ends_as_if_all_had_stayed_in_memory(tmp_path: Path, engine: str) -> None:
     """A round has some forty steps: eight states put away, synced and named, and the checkpoint itself."""
     draw = random.Random(engine)
