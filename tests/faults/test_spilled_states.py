@@ -182,7 +182,7 @@ def test_a_disk_that_has_no_room_for_a_state(tmp_path: Path) -> None:
     assert [life["code"] for life in (full, again, resumed, whole)] == [1, 1, 0, 0], (full, again, resumed)
     for life in (full, again):
         assert (
-            "error: the state of a client could not be written: it is larger than a file may be"
+            "error: the state of a client could not be written: it is larger than the largest allowed file"
             in life["err"]
         )
         assert "fedlens resume broken" in life["err"]

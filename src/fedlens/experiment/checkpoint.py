@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -26,13 +27,21 @@ from torch import Tensor
 from fedlens import __version__
 from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
 from fedlens.experiment import state_files, tensorfile
-from fedlens.experiment.atomic_files import fsync_directory, refused, replacing, write_durably
+from fedlens.experiment.atomic_files import (
+    fsync_directory,
+    not_regular,
+    read_regular,
+    refused,
+    replacing,
+    sweep,
+    write_durably,
+)
 from fedlens.experiment.payload import Payload, decode, encode
 
 FORMAT = 1
 
 _TENSORS, _MANIFEST = "tensors.safetensors", "manifest.json"
-_NAME = re.compile(r"round-(\d{6,})(\.saving|\.replaced|\.removing)?")
+_NAME = re.compile(r"round-(\d{6,18})((?:\.[0-9a-f]{16})?\.saving|\.replaced|\.removing)?")
 _ENVELOPE = re.compile(rb'\{"sha256": "([0-9a-f]{64})", "content": (.*)\}\n', re.DOTALL)
 _DIGEST = "fedlens.digest"
 
@@ -71,10 +80,9 @@ def save(directory: Path, round: int, payload: Payload, states: Iterable[str] = 
     """
     structure, tensors = encode(payload)
     final = path_of(directory, round)
-    temporary = final.with_name(final.name + ".saving")
+    temporary = final.with_name(f"{final.name}.{secrets.token_hex(8)}.saving")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         written = tensorfile.write(temporary / _TENSORS, tensors)
         write_durably(temporary / _MANIFEST, _manifest(round, structure, written, sorted(set(states))))
@@ -107,7 +115,7 @@ def load_latest(directory: Path) -> Loaded | None:
     skipped: list[str] = []
     damaged = False
     for number, suffix, path in sorted(_entries(directory), key=lambda entry: (-entry[0], entry[1])):
-        if suffix == ".saving":
+        if suffix.endswith(".saving"):
             skipped.append(f"the checkpoint of round {number} was not finished: its save was cut off")
         elif suffix != ".removing":
             try:
@@ -197,7 +205,7 @@ def prune(directory: Path, keep: int = 2, best: int | None = None) -> None:
     usable = sorted(whole | {number for number, suffix, _ in entries if suffix == ".replaced"})
     kept = {*usable[-keep:], best}
     for number, suffix, path in entries:
-        leftover = suffix in (".saving", ".removing") or (suffix == ".replaced" and number in whole)
+        leftover = suffix.endswith((".saving", ".removing")) or (suffix == ".replaced" and number in whole)
         if leftover or number not in kept:
             _remove(path)
 
@@ -236,10 +244,7 @@ def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, s
     ({'w': tensor([1., 1.])}, {'classes': '["cat", "dog"]'})
     """
     try:
-        for leftover in path.parent.glob(".tmp*"):
-            if tensorfile.LEFTOVER.fullmatch(leftover.name) and leftover.is_file():
-                with suppress(OSError):  # a file that cannot be removed is no reason to lose the model
-                    leftover.unlink()
+        sweep(path.parent)
         with replacing(path) as temporary:
             tensorfile.write(temporary, tree, {**metadata, _DIGEST: _model_digest(tree, metadata)})
     except OSError as error:
@@ -279,6 +284,8 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
     """Each checkpoint, or what is left of one, as (round, suffix, path)."""
     if not directory.is_dir():
         return []
+    if directory.is_symlink():
+        raise not_regular(directory)  # checkpoints are removed here, and would be removed elsewhere
     matches = [(_NAME.fullmatch(path.name), path) for path in directory.iterdir()]
     return [(int(match[1]), match[2] or "", path) for match, path in matches if match]
 
@@ -298,8 +305,11 @@ def _remove(path: Path) -> None:
 
     What the disk does not let go of stays: a run does not end for that.
     """
-    doomed = path.with_suffix(".removing")
+    doomed = path.with_name(path.name.partition(".")[0] + ".removing")
     with suppress(OSError):
+        if path.is_symlink():  # the target is not ours
+            path.unlink()
+            return
         if path != doomed:
             shutil.rmtree(doomed, ignore_errors=True)
             os.rename(path, doomed)
@@ -321,7 +331,9 @@ def _manifest(round: int, structure: Any, written: tensorfile.Written, states: l
 
 def _content(path: Path) -> dict[str, Any]:
     """What a manifest says, after its checksum."""
-    match = _ENVELOPE.fullmatch((path / _MANIFEST).read_bytes())
+    if path.is_symlink():
+        raise _Damaged("it is a symbolic link")
+    match = _ENVELOPE.fullmatch(read_regular(path / _MANIFEST))
     if match is None or hashlib.sha256(match[2]).hexdigest().encode() != match[1]:
         raise _Damaged(f"{_MANIFEST} does not have the checksum it should")
     content: dict[str, Any] = json.loads(match[2])
