@@ -103,14 +103,19 @@ def resume(
     data_dir: Path | str | None = None,
     progress: Progress | None = None,
     report: bool = True,
+    accept_changes: bool = False,
 ) -> Result:
-    """Goes on with a run that was interrupted or killed, to the same numbers as if it had not been.
+    """Resumes a run that was interrupted or killed, with the same numbers as if it had not been.
 
-    A run that is finished is given back as it is. `report=False` skips report.html. Raises `RunDirectoryError` where
-    `directory` is no run, is from another version, or has no whole checkpoint left; `DataError` where the data are
-    not what they were.
+    A finished run is returned as it is. Settings in config.toml that were edited since, and lines missing from
+    metrics.jsonl or clients.jsonl, are an error. With `accept_changes` the run continues with them, and summary.json
+    and the report list them. To train a run for longer, raise `rounds` in its config.toml and accept the change.
+    `report=False` skips report.html.
+
+    Raises `RunDirectoryError` if `directory` is not a run, is of another version, was edited, or has no intact
+    checkpoint left; `DataError` if the data differ from those at the start.
     """
-    from fedlens.experiment import checkpoint
+    from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory, plan
     from fedlens.experiment.rundir import RunDir
     from fedlens.experiment.runner import RunState
@@ -122,7 +127,10 @@ def resume(
     config = read_config(source.values, source.locate)
     with run.lock():
         summary = run.read_summary()
-        if summary is not None and summary["status"] == "finished":
+        round, about = checkpoint.peek(run.checkpoint_path) or (0, {})
+        edited = changes.check_settings(run, round, about, config, source, accept_changes)
+        done = summary is not None and summary.get("status") == "finished"
+        if done and not (edited and config.rounds > round):
             listener.note(f"the run {run.path} is finished: nothing is left to do")
             return Result(run.path)
         environment = run.read_environment() or {}
@@ -138,7 +146,18 @@ def resume(
             loaded = checkpoint.load_latest(run.checkpoint_path)
             for sentence in loaded.skipped if loaded else []:
                 listener.note(sentence)
-            run_state = RunState.of(loaded.payload) if loaded else None
+            run_state, edited = None, []
+            if loaded is not None:
+                run_state = RunState.of(loaded.payload)
+                edited = changes.check(run, run_state.round, loaded.about, config, source, accept_changes)
+                _check_fits(run, built, run_state, bool(edited))
+                for change in edited:
+                    listener.note(f"accepted: {changes.sentence(change)}")
+                if "settings" not in loaded.about:
+                    listener.note(
+                        "an older version of fedlens saved no settings: edits of config.toml are not noticed"
+                    )
+                edited = [*loaded.about.get("changes", ()), *edited]
             del loaded  # the states of clients are in it too, and would be there twice
             run.truncate_metrics(run_state.round - 1 if run_state else -1)
             run.truncate_clients(run_state.round - 1 if run_state else -1)
@@ -146,11 +165,30 @@ def resume(
                 run.append_metrics(run_state.line)
                 if run_state.rows:
                     run.append_clients(run_state.rows)
-                listener.note(f"going on after round {run_state.round} of {config.rounds}")
+                listener.note(f"resuming after round {run_state.round} of {config.rounds}")
             run.summary_path.unlink(missing_ok=True)  # it tells of an end that is none any more
-            return _carry_out(built, run, listener, run_state, None if described else root, report)
+            return _carry_out(built, run, listener, run_state, None if described else root, report, edited)
         finally:
             engine.close()
+
+
+def _check_fits(run: RunDir, built: Built, run_state: RunState, edited: bool) -> None:
+    from fedlens.core.schema import nbytes
+    from fedlens.core.tree import HEAVY
+    from fedlens.experiment import changes
+
+    if edited:
+        changes.check_fits(run, built.algorithm.init(built.model, built.federation), run_state.state)
+    elif nbytes(run_state.state) < HEAVY:
+        try:
+            model, tree = built.algorithm.model(run_state.state)
+            fits = {name: value.shape for name, value in model.build().state_dict().items()}
+            right = fits == {name: value.shape for name, value in tree.items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            right = False
+        if not right:
+            what = "the checkpoint does not hold a model of this run"
+            raise RunDirectoryError(what, where=str(run.checkpoint_path), hint="start a new run")
 
 
 _NOTES = 5  # sentences on the data that are said aloud
@@ -191,6 +229,7 @@ def _carry_out(
     run_state: RunState | None,
     root: Path | None,
     report: bool,
+    changes: Sequence[dict[str, Any]] = (),
 ) -> Result:
     """Runs, and writes the end down whatever it is: summary, model, report.
 
@@ -204,7 +243,7 @@ def _carry_out(
         progress.note(sentence)
     if len(built.notes) > _NOTES:
         progress.note(f"and {len(built.notes) - _NOTES} more such notes, in summary.json")
-    runner = Runner(built, directory, progress, run_state)
+    runner = Runner(built, directory, progress, run_state, changes)
     status, error = "failed", None
     try:
         if root is not None:

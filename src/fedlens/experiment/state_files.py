@@ -21,6 +21,7 @@ from fedlens.experiment import tensorfile
 from fedlens.experiment.atomic_files import fsync_directory, open_regular, refused, sweep, temporary_beside
 from fedlens.experiment.payload import Payload, decode, encode
 
+_KEY = re.compile(r"[0-9a-f]{1,64}")
 _NAME = re.compile(r"([0-9a-f]{64})\.safetensors")
 _WRITING = "state"
 _PIECE = 1 << 20
@@ -150,12 +151,23 @@ class StateFiles:
         return refused(error, "the state of a client", self.directory, hint)
 
 
+def is_key(key: object) -> bool:
+    """Whether this can be the hash of a state: nothing else may become part of a path.
+
+    >>> is_key("ab12"), is_key("../ab12"), is_key(7)
+    (True, False, False)
+    """
+    return isinstance(key, str) and _KEY.fullmatch(key) is not None
+
+
 def path_of(directory: Path, key: str) -> Path:
-    """Where the state of this hash is or would be.
+    """Where the state of this hash is or would be. Raises `ValueError` if `key` is not a hash.
 
     >>> path_of(Path("states"), "ab12").name
     'ab12.safetensors'
     """
+    if not is_key(key):
+        raise ValueError(f"{key!r} is not the hash of a state")
     return directory / f"{key}.safetensors"
 
 
