@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.core.errors import FedlensError, RunDirectoryError
+from fedlens.core.errors import FedlensError, RunDirectoryError, told
+from fedlens.core.interrupts import watched
 from fedlens.experiment.config import Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
 from fedlens.experiment.progress import Progress, Silent
@@ -248,7 +249,8 @@ def _carry_out(
     try:
         if root is not None:
             _describe(directory, built, root)
-        runner.run()
+        with watched():
+            runner.run()
         for sentence in write_final(built, directory, runner.run_state):
             progress.note(sentence)
         status = "finished"
@@ -258,8 +260,8 @@ def _carry_out(
     except FedlensError as failure:
         error = str(failure)
         raise
-    except Exception as failure:
-        error = f"{type(failure).__name__}: {failure}"
+    except BaseException as failure:
+        error = told(failure)
         raise
     finally:
         summary = summarize(built, directory, runner, status, error)
@@ -288,7 +290,7 @@ def _report(directory: Path, progress: Progress) -> None:
     try:
         write_report(directory)
     except Exception as error:
-        progress.note(f"the result page could not be written: {type(error).__name__}: {error}")
+        progress.note(f"the result page could not be written: {told(error)}")
 
 
 class Metrics(list[dict[str, Any]]):
