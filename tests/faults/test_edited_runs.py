@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -185,3 +188,61 @@ def test_a_page_without_changes_does_not_speak_of_any(here: Path) -> None:  # no
     page = write_report(here / "ref").read_text()
     assert "Changes</h2>" not in page
     assert json.loads(RunDir(here / "ref").summary_path.read_text())["changes"] == []
+
+
+def forged(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Writes a manifest anew, with a checksum that fits."""
+    content = json.loads(re.fullmatch(rb'.*?"content": (.*)\}\n', (path / "manifest.json").read_bytes())[1])  # type: ignore[index]
+    text = change(content)
+    text = (text if isinstance(text, str) else json.dumps(content)).encode()
+    digest = hashlib.sha256(text).hexdigest().encode()
+    (path / "manifest.json").write_bytes(b'{"sha256": "%s", "content": %s}\n' % (digest, text))
+
+
+def at(*keys: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(content: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        content[keys[-1]] = value
+
+    return change
+
+
+PAYLOAD = ("payload", "map")
+FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no object": lambda content: "[1]",
+    "deep": lambda content: "[" * 100_000,
+    "round": at("round", value="4"),
+    "tensors": at("tensors", value=[1]),
+    "states": at("states", value=["../../../mine"]),
+    "about": at("about", value=3),
+    "payload": at("payload", value={"tensor": "/nowhere"}),
+    "payload of numbers": at("payload", value=[1, 2]),
+    "dtype": at(*PAYLOAD, "state", value={"tensor": "/state/model/0.weight", "dtype": "load", "shape": [1]}),
+    "shape": at(
+        *PAYLOAD, "state", value={"tensor": "/state/model/0.weight", "dtype": "int8", "shape": [10**30]}
+    ),
+    "state": at(*PAYLOAD, "state", value={"map": {"model": {"map": {}}}}),
+    "state of a number": at(*PAYLOAD, "state", value=7),
+    "line": at(*PAYLOAD, "line", value={"map": {"round": 2}}),
+    "rows": at(*PAYLOAD, "rows", value=[1]),
+    "best": at(*PAYLOAD, "best", value={"map": {"round": "../.."}}),
+    "clients": at(*PAYLOAD, "clients", value={"map": {"x": {"map": {}}}}),
+    "a path": at(*PAYLOAD, "client_files", value={"map": {"3": "../../mine"}}),
+    "failures": at(*PAYLOAD, "failures", value=[3]),
+    "settings": at("about", "settings", value={"local.lr": {"deep": [1]}}),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_manifest_is_one_sentence_or_passed_over(here: Path, name: str) -> None:  # noqa: F811
+    mine = here / "mine.safetensors"
+    mine.write_bytes(b"mine")
+    for path in (here / "run/checkpoint").iterdir():
+        forged(path, FORGERIES[name])
+    answer = CliRunner().invoke(app, ["resume", "run", "--quiet"])
+    assert answer.exit_code == 2, answer.output
+    assert answer.stderr.startswith("error: ")
+    assert answer.stderr.count("\n") == 1
+    assert "unexpected" not in answer.stderr
+    assert mine.read_bytes() == b"mine"

@@ -9,6 +9,7 @@ from traceback import walk_tb
 
 from fedlens.core.interrupts import from_code
 
+_LISTED = 3_000  # characters of a list of names
 _READ, _SHOWN = 10_000, 200  # characters of a message of a user's exception
 _FEDLENS = str(Path(__file__).parent.parent)
 
@@ -77,7 +78,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'" if close else f"known: {', '.join(names)}"
+    if close:
+        return f"did you mean '{close[0]}'"
+    shown, length = 0, 0
+    while shown < len(names) and length < _LISTED:
+        length += len(names[shown]) + 2
+        shown += 1
+    more = f", and {len(names) - shown} more" if shown < len(names) else ""
+    return f"known: {', '.join(names[:shown])}{more}"
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ import codecs
 import csv
 import io
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fedlens.core.errors import DataError, nearest
 from fedlens.data.diagnostics import Findings
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_COLUMNS = 10_000
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:|~")
 
@@ -140,13 +142,25 @@ def _text(path: Path) -> str:
 def _delimiter(text: str) -> str:
     """The delimiter that splits the first line into the most cells; a comma if none does."""
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return max(_DELIMITERS, key=lambda delimiter: len(next(csv.reader([first], delimiter=delimiter), [])))
+
+    def cells(delimiter: str) -> int:
+        try:
+            return len(next(csv.reader([first], delimiter=delimiter), []))
+        except csv.Error:  # such as a cell of more than 131,072 characters
+            return 0
+
+    return max(_DELIMITERS, key=cells)
 
 
 def _columns_fit(path: Path, columns: tuple[str, ...], findings: Findings) -> bool:
     where, before = f"{path}, line 1", len(findings)
-    for name in sorted({name for name in columns if not name or columns.count(name) > 1}):
-        what = f"{columns.count(name)} columns are named '{name}'" if name else "a column has no name"
+    if len(columns) > _COLUMNS:
+        what = f"the first line has {len(columns):,} columns, and at most {_COLUMNS:,} are read"
+        findings.add_whole(where, what, "check the separators and the line breaks of the table")
+        return False
+    counts = Counter(columns)
+    for name in sorted(name for name, times in counts.items() if not name or times > 1):
+        what = f"{counts[name]} columns are named '{name}'" if name else "a column has no name"
         findings.add_whole(where, what, "give each column its own name")
     if columns and "path" not in columns:
         hint = f"name the columns in the first line; {nearest('path', columns)}"

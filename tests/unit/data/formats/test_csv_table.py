@@ -117,3 +117,12 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_paths_lead_below_the_folder_or_nowhere(cell: str, path: str | None) -> None:
     assert inner_path(cell) == path
+
+
+def test_a_first_line_of_very_many_columns_is_one_problem(tmp_path: Path) -> None:
+    for names in ((f"c{k}" for k in range(300_000)), ("path" for _ in range(300_000))):
+        found, findings = table(tmp_path, ",".join(names) + "\n")
+        assert found is None
+        (said,) = told(findings)
+        assert "the first line has 300,000 columns, and at most 10,000 are read" in said
+        assert len(said) < 400
