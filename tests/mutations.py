@@ -265,11 +265,15 @@ MUTATIONS = [
 
 
 def main(names: list[str]) -> int:
-    """Runs the tests of each place against a broken copy of the source, two at a time; 1 where some place got by.
+    """Runs the tests of each place against a broken copy of the source, two at a time; 1 where some place got by, 2 for an unknown name.
 
     Raises `RuntimeError` where tests fail on the source as it is, or cannot be run at all.
     """
     chosen = [m for m in MUTATIONS if not names or any(name in m.file for name in names)]
+    if unknown := [name for name in names if not any(name in m.file for m in MUTATIONS)]:
+        files = "\n  ".join(sorted({m.file for m in MUTATIONS}))
+        print(f"No place to break is in a file named '{unknown[0]}'. Files with such places:\n  {files}")
+        return 2
     with ThreadPoolExecutor(max_workers=2) as pool:
         suites = sorted({m.tests for m in chosen})
         for tests, failed in zip(suites, pool.map(failing, suites), strict=True):
