@@ -265,7 +265,8 @@ MUTATIONS = [
 
 
 def main(names: list[str]) -> int:
-    """Runs the tests of each place against a broken copy of the source, two at a time; 1 where some place got by, 2 for an unknown name.
+    """Runs the tests of each place against a broken copy of the source, two at a time; 1 where some place got by, 2 if a
+    name is unknown.
 
     Raises `RuntimeError` where tests fail on the source as it is, or cannot be run at all.
     """
