@@ -253,6 +253,12 @@ MUTATIONS = [
         "unit/tasks identity/test_fedavg.py",
     ),
     Mutation(
+        "local/settings.py",
+        "done = (at - warm) / (steps",
+        "done = (at - warm + 1) / (steps",
+        "identity/test_learning_rates.py",
+    ),
+    Mutation(
         "tasks/central_evaluation.py",
         'stop = min(start + self.batch_size, payload["stop"])',
         'stop = min(start + self.batch_size, payload["stop"] - 1)',
