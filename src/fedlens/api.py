@@ -12,8 +12,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.core.errors import FedlensError, RunDirectoryError, told
 from fedlens.core.interrupts import watched
-from fedlens.experiment.config import Config, plain, read_config
+from fedlens.core.summary_text import as_call, as_html, as_text
+from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
 from fedlens.experiment.progress import Progress, Silent
+from fedlens.report.format import split_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +61,29 @@ class Experiment:
         made = type(self).__new__(type(self))
         made._take(override(self._source, overrides))
         return made
+
+    def __repr__(self) -> str:
+        return as_text(*self._described())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._described())
+
+    def _described(self) -> tuple[str, list[tuple[str, str]]]:
+        """A title, and rows of a name and a value."""
+        config = plain(self.config)
+        changed = {key: config["local"][key] for key in self.config.local.model_fields_set}
+        tables = {
+            "dataset": config["data"]["dataset"],
+            "partition": config["data"]["partition"],
+            **{key: config[key] for key in ("model", "algorithm", *SLOTS, "engine") if key in config},
+            "local": changed,
+        }
+        rows = [(key, as_call(table)) for key, table in tables.items()]
+        return f"Experiment '{self.config.name}'", [
+            *rows,
+            ("rounds", f"{self.config.rounds:,}"),
+            ("seed", str(self.config.seed)),
+        ]
 
     def run(
         self,
@@ -129,14 +152,17 @@ def resume(
     with run.lock():
         summary = run.read_summary()
         round, about = checkpoint.peek(run.checkpoint_path) or (0, {})
-        edited = changes.check_settings(run, round, about, config, source, accept_changes)
         done = summary is not None and summary.get("status") == "finished"
+        # A finished run need not find a user's own file any more: its settings are compared as they are written.
+        planned = None if done else plan(config, source)
+        filled = config if planned is None else planned.config
+        edited = changes.check_settings(run, round, about, filled, source, accept_changes)
         if done and not (edited and config.rounds > round):
             listener.note(f"the run {run.path} is finished: nothing is left to do")
             return Result(run.path)
         environment = run.read_environment() or {}
         root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
-        planned = plan(config, source)
+        planned = planned or plan(config, source)
         engine = planned.engine()
         try:
             engine.warm()
@@ -150,7 +176,9 @@ def resume(
             run_state, edited = None, []
             if loaded is not None:
                 run_state = RunState.of(loaded.payload)
-                edited = changes.check(run, run_state.round, loaded.about, config, source, accept_changes)
+                edited = changes.check(
+                    run, run_state.round, loaded.about, planned.config, source, accept_changes
+                )
                 _check_fits(run, built, run_state, bool(edited))
                 for change in edited:
                     listener.note(f"accepted: {changes.sentence(change)}")
@@ -158,7 +186,8 @@ def resume(
                     listener.note(
                         "an older version of fedlens saved no settings: edits of config.toml are not noticed"
                     )
-                edited = [*loaded.about.get("changes", ()), *edited]
+                earlier = loaded.about.get("changes")
+                edited = [*(earlier if isinstance(earlier, list) else ()), *edited]
             del loaded  # the states of clients are in it too, and would be there twice
             run.truncate_metrics(run_state.round - 1 if run_state else -1)
             run.truncate_clients(run_state.round - 1 if run_state else -1)
@@ -348,8 +377,27 @@ class Result:
         return RunDir.open(self.directory)
 
     def __repr__(self) -> str:
-        final = self.summary.get("final") or {}
-        return f"Result({shlex.quote(str(self.directory))}, {json.dumps(final)})"
+        return as_text(*self._described())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._described())
+
+    def _described(self) -> tuple[str, list[tuple[str, str]]]:
+        """A title, and rows of a name and a value."""
+        summary = self.summary
+        final, best, totals = (summary.get(key) or {} for key in ("final", "best", "totals"))
+        done, rounds = summary.get("rounds_done"), summary.get("rounds")
+        rows = [
+            ("run", f"{summary.get('algorithm')} on {summary.get('dataset')}, seed {summary.get('seed')}"),
+            ("status", f"{summary['status']}, round {done} of {rounds}" if summary else "running"),
+        ]
+        metrics = {name: value for name, value in final.items() if split_of(name) and value is not None}
+        rows += [(name, f"{value:.4g} after round {final['round']}") for name, value in metrics.items()]
+        if best:
+            rows.append(("best", f"{best['value']:.4g} in round {best['round']} ({best['metric']})"))
+        if totals.get("failed"):
+            rows.append(("failed", f"{totals['failed']:,} client updates"))
+        return f"Result in {self.directory}", rows
 
 
 def load_result(directory: Path | str) -> Result:

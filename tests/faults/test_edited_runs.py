@@ -33,7 +33,11 @@ EDITS = {
     "what was not set": ("lr = 0.05", "lr = 0.05\nclip_norm = 1.0", "local.clip_norm is 1.0, was not set"),
     "the partition": ("alpha = 0.5", "alpha = 5.0", "data.partition.alpha is 5.0, was 0.5"),
     "threads": ("threads = 1", "threads = 2", "engine.threads is 2, was 1"),
-    "another engine": ('name = "inline"', 'name = "vectorized"', 'engine.name is "vectorized", was "inline"'),
+    "another engine": (
+        r'name = "inline"(?s:.*?)channels_last = "auto"\n',
+        'name = "vectorized"\n',
+        'engine.name is "vectorized", was "inline"',
+    ),
 }
 
 
@@ -230,6 +234,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "clients": at(*PAYLOAD, "clients", value={"map": {"x": {"map": {}}}}),
     "a path": at(*PAYLOAD, "client_files", value={"map": {"3": "../../mine"}}),
     "failures": at(*PAYLOAD, "failures", value=[3]),
+    "changes and settings": lambda content: content["about"].update(changes=3, settings={"local.lr": 9}),
     "settings": at("about", "settings", value={"local.lr": {"deep": [1]}}),
 }
 

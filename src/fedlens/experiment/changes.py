@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.config import Config, plain
 from fedlens.experiment.config_source import Source
@@ -229,7 +231,6 @@ def _misfit(place: str, initial: Any, saved: Any) -> str | None:
             if (misfit := _misfit(f"{place}{key}.", initial[key], saved[key])) is not None:
                 return misfit
         return None
-    ours, theirs = getattr(initial, "shape", None), getattr(saved, "shape", None)
-    if ours is not None and theirs is not None and tuple(ours) != tuple(theirs):
-        return f"{place.rstrip('.')} has shape {tuple(theirs)} in it, and {tuple(ours)} now"
+    if isinstance(initial, Tensor) and isinstance(saved, Tensor) and initial.shape != saved.shape:
+        return f"{place.rstrip('.')} has shape {tuple(saved.shape)} in it, and {tuple(initial.shape)} now"
     return None
