@@ -288,8 +288,14 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth_rounded_up() -> None:
         (lambda: fedbn(parts(world(), LOCAL, model(norm=True))), "no client holds out"),
         (lambda: finetune(parts(world(), LOCAL)), "no client holds out"),
         (lambda: fedavg(parts(world(), LOCAL, measure_clients="all")), "no client holds out"),
-        (lambda: fedbn(given(divided(HELD), measure=("@test", "@train"))), "measured on training data"),
-        (lambda: fedbn(given(divided(HELD), measure_clients="none")), "nothing is measured"),
+        (
+            lambda: fedbn(given(divided(HELD), measure=("@test", "@train"))),
+            "evaluation.train needs one global model",
+        ),
+        (
+            lambda: fedbn(given(divided(HELD), measure_clients="none")),
+            "only per-client evaluation can measure it",
+        ),
         (lambda: local_only(given(divided(HELD), server=object())), r"\[server\] would do nothing"),
         (
             lambda: fedbn(given(divided(HELD), client=ClientRule(name="all", fields={"x": "sum"}))),
@@ -297,7 +303,7 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth_rounded_up() -> None:
         ),
         (lambda: fedbn(given(divided(HELD), client=dual())), "'dual' takes all weights for common"),
         (lambda: local_only(given(divided(HELD), client=contrastive())), "'contrastive' compares"),
-        (lambda: finetune(given(divided(HELD), measure_clients="none")), "no client is to be measured"),
+        (lambda: finetune(given(divided(HELD), measure_clients="none")), "evaluation.clients is 'none'"),
         (
             lambda: centralized(given(divided(HELD), measure_clients="all")),
             "no clients that could be measured",

@@ -58,7 +58,7 @@ class EvaluateOwn:
         """Evaluates in evaluation mode, without gradients."""
         held = client.data.validation
         if held is None or len(held) == 0:
-            raise ValueError("the client holds out no example")
+            raise ValueError("the client has no held-out examples")
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         learner = loadable(self.model, client)
         learner.load(tree)
@@ -150,9 +150,9 @@ def refuse_unmeasured(federation: FederationInfo, why: str) -> None:
     """Raises `ConfigError` if clients are to be evaluated and none has held-out examples."""
     if len(federation.holding_out) == 0:
         raise ConfigError(
-            f"{why}, and no client holds out any of its examples",
+            f"{why}, but no client has held-out examples",
             where="data.validation_from",
-            hint="set data.validation, say to 0.2, and data.validation_from = 'client'",
+            hint="set data.validation = 0.2, for example, and data.validation_from = 'client'",
         )
 
 
@@ -161,7 +161,7 @@ def refuse_too_many(federation: FederationInfo, who: Who | None) -> None:
     holding_out = len(federation.holding_out)
     if isinstance(who, int) and who > holding_out:
         raise ConfigError(
-            f"{who} clients are to be measured, and {holding_out} hold out examples of their own",
+            f"evaluation.clients is {who}, but only {holding_out} clients have held-out examples",
             where="evaluation.clients",
             hint=f"take at most {holding_out}, or 'all'",
         )
