@@ -142,7 +142,10 @@ class ClientHistories:
         facts |= {client: (0, ()) for client in courses if client not in facts}
         rows = [self._result(client, metric, courses.get(client), *facts[client]) for client in facts]
         sign = -1 if metric == "loss" else 1
-        return sorted(rows, key=lambda row: math.inf if row.last is None else sign * row.last)
+        # Of equal values the one with the most held-out examples is the surest.
+        return sorted(
+            rows, key=lambda row: (math.inf if row.last is None else sign * row.last, -row.held_out)
+        )
 
     def _result(
         self, client: str, metric: str, course: _Course | None, examples: int, classes: tuple[str, ...]
@@ -159,10 +162,10 @@ class ClientHistories:
         """The worst client of the last evaluation, or the worst tenth of many; None if it is unknown."""
         metric = metric or self.run.metric()
         last = self.rounds[1] if self.rounds else None
-        measured = [(c.last, name) for name, c in self.courses.get(metric, {}).items() if c.round == last]
+        measured = [(name, c.last) for name, c in self.courses.get(metric, {}).items() if c.round == last]
         if 0 < len(measured) < FEW:
-            pick = max if metric == "loss" else min
-            value, client = pick(measured, key=lambda pair: pair[0])
+            sign = -1 if metric == "loss" else 1
+            client, value = min(measured, key=lambda pair: (sign * pair[1], -self.held_out[pair[0]]))
             return WorstClients(value, client)
         return _worst_tenth(self.run, metric)
 
