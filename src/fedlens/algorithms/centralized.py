@@ -120,7 +120,8 @@ def centralized(parts: Parts) -> Centralized:
 
     State: The optimizer's, from round to round, at the one holder of all the data.
 
-    Sent: The model down and one update up, a round; a run in one place would send nothing.
+    Sent: The model down and one update up, a round; a run in one place would send nothing. Clients that are measured
+        get the model and send a few numbers.
 
     Composes: With nothing: `[select]`, `[client]`, `[aggregate]` and `[server]` are refused, and so is
         `local.stragglers`. Where `--set` names it on top of a recipe, the recipe's tables of that kind are left out.
@@ -128,6 +129,8 @@ def centralized(parts: Parts) -> Centralized:
     Ranges:
         local.epochs: 1 a round, so that rounds are epochs.
         local.lr: tuned for itself, or what comes out is no bound.
+        evaluation.clients: "all" measures the model at each client, on the examples that the client holds out
+            (`data.validation_from` = "client"). A federated run with the same seeds holds out the same ones.
 
     Try: local.epochs=1
 

@@ -378,8 +378,8 @@ class Runner:
 def client_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
     """The mean of a metric over the clients of one evaluation, and the client with the lowest value.
 
-    None if `rows`, those of `clients.jsonl`, have no finite value of the metric. Of clients with the same value it names
-    one with the most held-out examples.
+    None if `rows`, those of `clients.jsonl`, have no finite value of the metric. Of clients with the same value it
+    names one with the most held-out examples.
 
     >>> values = {"a": 0.5, "b": 0.25}
     >>> rows = [{"round": 3, "client": client, "validation_examples": 4, "validation_accuracy": value}

@@ -11,6 +11,7 @@ from fedlens.report import figures
 from fedlens.report.client_results import ClientHistories, ClientResult
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.format import MISSING, count, is_share, label, many, metric_gap, metric_value
+from fedlens.report.plotly_figures import DOTS
 from fedlens.report.read import Run, subtable
 from fedlens.report.render import Plot
 
@@ -96,7 +97,7 @@ def _head(rows: Sequence[ClientResult]) -> list[str]:
         "first",
         "best",
         *tuned,
-        "training examples",
+        "examples",
         "held out",
         "classes",
     ]
@@ -136,6 +137,7 @@ def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Plot
     sizes = [row.examples for row in measured]
     values = [row.last for row in measured if row.last is not None]
     texts = [row.client for row in measured]
+    drawn = f"; {count(DOTS)} of {many(len(values), 'client')} drawn" if len(values) > DOTS + 1 else ""
     hover = f"<b>%{{text}}</b><br>%{{x:,}} training examples<br>{figures.hover(metric)}<extra></extra>"
     wide = min(sizes) > 0 and max(sizes) > 50 * min(sizes)
     pad = 0 if wide else max(0.04 * (max(sizes) - min(sizes)), 0.01 * max(sizes), 1)
@@ -161,6 +163,6 @@ def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Plot
         x=Axis("training examples", "count", log=wide, limits=(low, high)),
         y=figures.curves(series, metric, "", "").y if is_share(metric) else Axis(label(metric)),
         series=series,
-        note=f"dashed: the mean, {mean_text}; red: {texts[0]}, {worst}",
+        note=f"dashed: the mean, {mean_text}; red: {texts[0]}, {worst}{drawn}",
     )
     return Plot.of(figure, legend=False)

@@ -252,7 +252,7 @@ def test_summary_page_and_terminal_name_the_same_worst_client(runs: Mapping[str,
         assert f"{worst.text('accuracy')}" in page.words
         assert f"{worst.client} worst" in page.words
         dots = [trace for trace in page.figures[2]["data"] if trace.get("mode") == "markers"]
-        assert sorted(sum((trace["text"] for trace in dots), [])) == sorted(NAMES)
+        assert sorted(name for trace in dots for name in trace["text"]) == sorted(NAMES)
         assert dots[1]["text"] == [worst.client]
 
 
@@ -330,10 +330,8 @@ def test_a_damaged_row_is_an_error_with_its_line(tmp_path: Path) -> None:
 
 def test_a_value_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     run = recorded(tmp_path, 3)
-    rows = [
-        {"round": 1, "client": "client 0", "validation_examples": 9, "validation_accuracy": 0.5, "validation_loss": None},
-        {"round": 1, "client": "client 1", "validation_examples": 9, "validation_accuracy": 0.25, "validation_loss": 2.0},
-    ]  # fmt: skip
+    row = {"round": 1, "validation_examples": 9, "validation_accuracy": 0.5}
+    rows = [row | {"client": f"client {k}", "validation_loss": loss} for k, loss in enumerate((None, 2.0))]
     (run / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     by_loss = ClientHistories.of(read_run(run)).results("loss")
     assert [(row.client, row.last) for row in by_loss] == [
