@@ -253,6 +253,12 @@ MUTATIONS = [
         "unit/tasks identity/test_fedavg.py",
     ),
     Mutation(
+        "local/settings.py",
+        "done = (at - warm) / (steps",
+        "done = (at - warm + 1) / (steps",
+        "identity/test_learning_rates.py",
+    ),
+    Mutation(
         "tasks/central_evaluation.py",
         'stop = min(start + self.batch_size, payload["stop"])',
         'stop = min(start + self.batch_size, payload["stop"] - 1)',
@@ -265,8 +271,9 @@ MUTATIONS = [
 
 
 def main(names: list[str]) -> int:
-    """Runs the tests of each place against a broken copy of the source, two at a time; 1 where some place got by, 2 if a
-    name is unknown.
+    """Runs the tests of each place against a broken copy of the source, two at a time.
+
+    Returns 1 if no test fails for some place, 2 if no place is in a file of a given name.
 
     Raises `RuntimeError` where tests fail on the source as it is, or cannot be run at all.
     """
