@@ -117,7 +117,8 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
         tuned = "before" in answer.payload
         before += [task.metrics(answer.payload["before"])] if tuned else []
         # Added here and not by the operation: a loss that is not finite is a result, not a failed reply.
-        answer.metrics |= client_values(sums[-1]["examples"], after[-1], before[-1] if tuned else {})
+        values = client_values(sums[-1]["examples"], after[-1], before[-1] if tuned else {})
+        answer.metrics = {**answer.metrics, **values}
     if not after:
         raise RunFailed(f"no client could be measured: {reason}")
     metrics: Metrics = {}
