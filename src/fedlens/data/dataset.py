@@ -79,9 +79,7 @@ class Examples:
             raise DataError(f"there are {len(inputs)} {thing} and {len(targets)} {what}")
         for name, column in self.columns.items():
             if len(column) != len(inputs):
-                raise DataError(
-                    f"the column '{name}' has {len(column)} values for {len(inputs)} examples"
-                )
+                raise DataError(f"the column '{name}' has {len(column)} values for {len(inputs)} examples")
 
     def __len__(self) -> int:
         return len(self.inputs)

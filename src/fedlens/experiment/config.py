@@ -51,9 +51,8 @@ class DataSettings(_Table):
     )
     validation_from: Literal["global", "client"] = Field(
         "global",
-        description="global: held-out examples are drawn from all clients together; client: each "
-        "client holds out a share of "
-        "its own, on which it can be measured (evaluation.clients)",
+        description="where the validation examples come from. global: all clients' examples together; client: each "
+        "client's own, which `evaluation.clients` then measures each client on",
     )
     cache: float = Field(
         2.0,
@@ -88,8 +87,9 @@ class Evaluation(_Table):
     batch_size: int = Field(500, ge=1, description="images per batch of an evaluation")
     clients: Literal["all", "none"] | Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="clients that are measured on their own held-out examples (data.validation_from = 'client'): "
-        "all, none, or a number, drawn anew each time; by default all if the algorithm trains personal models",
+        description="which clients are measured, each on its own held-out examples: all, none, or a number of clients "
+        "drawn anew each time; by default none, and all if the algorithm makes personal models. Needs data.validation "
+        "= 0.2 (or another share) and data.validation_from = 'client'. Writes each client's values to clients.jsonl",
     )
     beside: bool = Field(
         False,
@@ -112,7 +112,11 @@ class CheckpointSettings(_Table):
 class Record(_Table):
     """The `[record]` table."""
 
-    clients: bool = Field(False, description="write a row per client and round into clients.jsonl")
+    clients: bool = Field(
+        False,
+        description="also write how each client trained to clients.jsonl, one object a client and round; the values "
+        "that `evaluation.clients` measures are always written",
+    )
 
 
 class Config(_Table):

@@ -51,7 +51,10 @@ class Reversed(nn.Module):
     ("factory", "reason"),
     [
         (single, r"what enters the last linear layer \('1'\) does not depend on any trainable weight"),
-        (frozen_encoder, r"what enters the last linear layer \('2'\) does not depend on any trainable weight"),
+        (
+            frozen_encoder,
+            r"what enters the last linear layer \('2'\) does not depend on any trainable weight",
+        ),
         (without_linear, "this model has no linear layer"),
     ],
 )

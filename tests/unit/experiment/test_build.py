@@ -410,7 +410,7 @@ def test_a_plain_client_beside_another_rule_is_refused() -> None:
 def test_more_clients_than_hold_something_out_are_not_measured() -> None:
     data = {**LEAST["data"], "validation": 0.2, "validation_from": "client"}
     assert made(data=data, evaluation={"clients": 4}).algorithm.measured == 4
-    with pytest.raises(ConfigError, match="evaluation.clients is 5, but only 4 clients") as refused:
+    with pytest.raises(ConfigError, match="5 clients are to be measured, but only 4 hold out") as refused:
         made(data=data, evaluation={"clients": 5})
     assert refused.value.where == "evaluation.clients"
 
