@@ -52,7 +52,7 @@ def test_a_decay_of_the_learning_rate_is_refused_where_that_is_not_used(make, se
     if uses:
         make(decaying, **settings)
         return
-    with pytest.raises(ConfigError, match="local.lr_decay has no effect"):
+    with pytest.raises(ConfigError, match=r"local\.lr_decay has no effect"):
         make(decaying, **settings)
 
 

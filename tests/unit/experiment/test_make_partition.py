@@ -90,7 +90,7 @@ def test_a_run_takes_the_file_with_the_options_that_are_printed(tmp_path: Path) 
         ({"changes": ["clients=x"]}, "'clients' is 'x', and has to be a whole number (--set clients)."),
         (
             {"changes": ["clients=99"]},
-            "99 clients are more than the 60 examples (--set clients); take at most 60",
+            "99 clients are more than the 60 examples (--set clients); set clients to at most 60",
         ),
         (
             {"changes": ["clients=2", "dataset.trein=5"]},
@@ -101,8 +101,8 @@ def test_a_run_takes_the_file_with_the_options_that_are_printed(tmp_path: Path) 
         ({"changes": ["clients"]}, "'clients' is not key=value (--set)"),
         (
             {"partition": "dirichlet", "changes": []},
-            "the partition 'dirichlet' needs 'clients' (number of clients) and 'alpha' (concentration: 0 is one "
-            "class a client, inf is the prior itself); say --set clients=VALUE --set alpha=VALUE.",
+            "the partition 'dirichlet' needs 'clients' (number of clients) and 'alpha' (concentration: 0 gives "
+            "one class per client, inf gives the prior); say --set clients=VALUE --set alpha=VALUE.",
         ),
         ({"partition": "nowhere.py:f", "changes": []}, "the file nowhere.py is not there (PARTITION)"),
     ],
