@@ -48,7 +48,7 @@ def test_the_two_boxes_without_area_are_named_with_their_lines(bccd: Path) -> No
     with pytest.raises(DataError) as stopped:
         voc_xml(ROOT, False, 0, path=str(bccd), size=SIZE)
     said = str(stopped.value)
-    assert said.startswith("2 things are wrong")
+    assert said.startswith("2 problems in the data")
     for name, box, line in ((338, "504, 337, 504, 337", 163), (343, "181, 329, 181, 329", 55)):
         assert f"BloodImage_00{name}.xml, line {line}: its box {box} has no area" in said
         # The line is that of the box.

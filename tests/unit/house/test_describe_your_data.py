@@ -45,7 +45,7 @@ def test_the_page_is_what_happens(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(folder)
     check = ["data", "check", "scans", "--format", "image-folder"]
     said = fedlens(*check, *sets("table=scans.csv", "client_column=hospital"))
-    assert "clients  6: Bonn 360, Celle 287, Aachen 674, Dessau 239, Fulda 114, Emden 123" in said
+    assert "clients   6: Bonn 360, Celle 287, Aachen 674, Dessau 239, Fulda 114, Emden 123" in said
     assert "no problems found" in said
     small = ["dataset.size=8", "dataset.channels=1"]
     fedlens("partition", "make", "image-folder", "natural", "--out", "hospitals.npz", *sets(*DATASET, *small))

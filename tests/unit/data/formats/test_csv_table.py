@@ -94,7 +94,7 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     assert read_csv(tmp_path, findings) is None
     assert [finding.what for finding in findings] == [
         "the table does not exist",
-        "the table cannot be read: Is a directory",
+        "the file cannot be read: Is a directory",
     ]
 
 
