@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -84,7 +84,7 @@ class Findings:
         examples, and counts the others. `advice` tells the user how to see all of them.
         """
         whole = [finding for finding in self.found if not finding.example]
-        stopping = whole + ([f for f in self.found if f.example] if on_error != "skip" else [])
+        stopping = unique(whole + ([f for f in self.found if f.example] if on_error != "skip" else []))
         if not stopping:
             notes = [f"skipped {finding}" for finding in self.found[:_NOTED]]
             more = len(self.found) - len(notes)
@@ -98,6 +98,14 @@ class Findings:
         if len(stopping) > _SHOWN:
             lines.append(f"  And {len(stopping) - _SHOWN} more")
         raise DataError("\n".join(lines), hint="; ".join(filter(None, [advice, skip])) or None)
+
+
+def unique(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings without those that repeat an earlier one: a table may be listed and be read, too."""
+    first: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        first.setdefault((finding.where, finding.what), finding)
+    return list(first.values())
 
 
 def shortened(text: str, most: int = 2000) -> str:

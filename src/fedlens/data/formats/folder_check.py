@@ -10,7 +10,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
-from fedlens.data.diagnostics import Finding
+from fedlens.data.diagnostics import Finding, unique
 from fedlens.data.formats.clients import CLIENT_WORDS, closest
 from fedlens.data.formats.registry import find_format
 from fedlens.data.formats.scan import Scan, examine
@@ -52,7 +52,7 @@ def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None =
     # Paths stay as given, so that findings name files as the user sees them.
     paths = {key: given[key] for key in ("path", "table") if key in given}
     scan = examine(entry.fill(), read_settings(entry.reader(), given, "") | paths, full=True)
-    findings = sorted(scan.findings, key=lambda finding: (finding.example, natural(finding.where)))
+    findings = unique(sorted(scan.findings, key=lambda finding: (finding.example, natural(finding.where))))
     if scan.described and "client" not in scan.columns:
         scan.findings.warn(
             folder,

@@ -19,7 +19,7 @@ def read_bytes(path: Path, folder: Path | None = None) -> bytes:
             refuse_link_out(path, folder)
         kind = special_file(path.stat().st_mode)
         if kind is not None:
-            raise DataError(f"it is {kind}, not a file", where=str(path), hint="name a file with the data")
+            raise DataError(f"it is {kind}, not a file with data", where=str(path), hint="remove it")
         return path.read_bytes()
     except OSError as error:
         what, hint = f"the file cannot be read: {error.strerror}", "check its path and its permissions"
