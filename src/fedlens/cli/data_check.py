@@ -114,6 +114,8 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if training["why"] != "data.dataset.size"
             else "as set by size"
         )
+        if training["enlarged"]:
+            why += f"; {many(training['enlarged'], 'smaller image')} enlarged"
         channels = many(training["channels"], "channel")
         yield "training", f"{training['width']}x{training['height']} pixels, {channels} ({why})"
     yield "classes", _counted(facts["classes"])

@@ -35,6 +35,7 @@ class TrainingSize:
         why: where the size comes from, as the rest of a sentence.
         note: a sentence for the user; None if there is nothing to say.
         chosen: whether it was chosen here, because the user named none.
+        enlarged: the number of images that are smaller and are enlarged.
     """
 
     height: int
@@ -42,6 +43,7 @@ class TrainingSize:
     why: str
     note: str | None
     chosen: bool
+    enlarged: int
 
     @property
     def setting(self) -> int | list[int]:
@@ -97,7 +99,7 @@ class ImageSizes:
                 f"images: enlarged to {shown((width, height))} by data.dataset.size: {smaller:,} of {self.count:,} "
                 f"are smaller; the most frequent size of the files is {common}"
             )
-            return TrainingSize(height, width, "data.dataset.size", note if smaller else None, False)
+            return TrainingSize(height, width, "data.dataset.size", note if smaller else None, False, smaller)
         width, height = self.most_frequent
         why = "the most frequent size of the files"
         if self.sizes[width, height] < _FREQUENT * self.count:
@@ -114,7 +116,7 @@ class ImageSizes:
         of_both = "" if width == height else " (width x height)"
         size = f"{shown((width, height))}{of_both}"
         note = f"images: {size}, {why}{more}; set data.dataset.size to change it"
-        return TrainingSize(height, width, why, note, True)
+        return TrainingSize(height, width, why, note, True, smaller)
 
     def facts(self) -> dict[str, Any]:
         """For `data check`: the smallest, largest and most frequent size as [width, height], and the modes."""

@@ -45,11 +45,13 @@ def reader(fill: Fill) -> Callable[[Callable[..., None]], Callable[..., Dataset]
         def factory(root: Path, download: bool, seed: int, **values: Any) -> Dataset:
             bound = full_signature.bind(root, download, seed, **values)
             bound.apply_defaults()
-            settings = {key: value for key, value in bound.arguments.items() if key not in positional}
-            return read(fill, settings, seed)
+            given = {key: value for key, value in bound.arguments.items() if key not in positional}
+            changed = {key: value for key, value in given.items() if value != defaults[key]}
+            return read(fill, given, seed, changed)
 
         positional = {name: Parameter(name, kind) for name in ("root", "download", "seed")}
         settings = [*signature(declared).parameters.values(), *signature(_shared).parameters.values()]
+        defaults = {setting.name: setting.default for setting in settings}
         full_signature = Signature([*positional.values(), *settings], return_annotation=Dataset)
         hints = [get_type_hints(function, include_extras=True) for function in (declared, _shared)]
         factory.__annotations__ = {**hints[0], **hints[1], "return": Dataset}

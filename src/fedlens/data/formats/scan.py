@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +108,7 @@ class Scan:
                 "height": training.height,
                 "channels": self.settings.get("channels", 3),
                 "why": training.why,
+                "enlarged": training.enlarged,
             }
         facts["classes"] = list(self.classes)
         labels = [] if self.labels is None else [self.labels[row] for row in rows]
@@ -145,8 +148,8 @@ def examine(fill: Fill, settings: Mapping[str, Any], *, full: bool) -> Scan:
     return scan
 
 
-def read(fill: Fill, settings: Mapping[str, Any], seed: int) -> Dataset:
-    """The dataset in the folder `settings["path"]`.
+def read(fill: Fill, settings: Mapping[str, Any], seed: int, changed: Mapping[str, Any]) -> Dataset:
+    """The dataset in the folder `settings["path"]`; `changed` are the settings that are not the default.
 
     Besides the reader's own settings, `settings` has `path`, `size`, `fit`, `channels`, `test` and `on_error`.
 
@@ -155,9 +158,18 @@ def read(fill: Fill, settings: Mapping[str, Any], seed: int) -> Dataset:
     scan = examine(fill, settings, full=False)
     skipped = scan.findings.settle(
         settings["on_error"],
-        advice=f"'fedlens data check {settings['path']} --format {scan.format}' lists all of them",
+        advice=f"this lists all: {_check_command(scan, changed)}",
     )
     return assemble(scan, seed, notes=skipped)
+
+
+def _check_command(scan: Scan, changed: Mapping[str, Any]) -> str:
+    """The command that checks the same data."""
+    words = ["fedlens", "data", "check", str(scan.settings["path"]), "--format", scan.format]
+    for key, value in changed.items():
+        if key not in ("path", "on_error"):
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(words)
 
 
 def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
@@ -201,7 +213,7 @@ def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
         std=std,
         licence="your own",
         source=str(scan.folder),
-        notes=(*size_note, *map(str, scan.findings.warnings), *scan.notes, *corrections, *notes),
+        notes=(*size_note, *scan.notes, *corrections, *map(str, scan.findings.warnings), *notes),
         on_error=settings["on_error"],
         seeded=scan.splits is None,
         chosen=chosen,

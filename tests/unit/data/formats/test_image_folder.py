@@ -90,7 +90,7 @@ def test_folders_of_splits(tmp_path: Path, held: str) -> None:
     assert names(found.train) == ["train/cat/a.png", "train/dog/b.png"]
     assert names(found.test) == [f"{held}/cat/d.png", f"{held}/dog/c.png"]
     assert found.test.targets.tolist() == [0, 1]
-    assert ("the split 'validation' is the test data" in found.notes[-1]) == (held == "val")
+    assert ("the split 'validation' is the test data" in found.notes[0]) == (held == "val")
 
 
 def test_a_validation_split_beside_a_test_split_is_left_out_and_noted(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_validation_split_beside_a_test_split_is_left_out_and_noted(tmp_path: 
         write(tmp_path / name, pixels(at))
     found = dataset(tmp_path)
     assert (len(found.train), len(found.test)) == (2, 2)
-    assert found.notes[1:] == (
+    assert found.notes[:1] == (
         "the 2 images of the split 'validation' are not used; data.validation holds out training data",
     )
 
@@ -320,6 +320,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         "height": 8,
         "channels": 3,
         "why": "the most frequent size of the files",
+        "enlarged": 0,
     }
     assert facts == {
         "format": "image-folder",
@@ -329,14 +330,14 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         "columns": [],
         "notes": [],
     }
-    with pytest.raises(DataError, match=r"4 problems in the data[^$]*fedlens data check"):
-        dataset(tmp_path)
+    with pytest.raises(DataError, match=r"4 problems in the data") as caught:
+        dataset(tmp_path, client_pattern="([0-9]|stray)", test=0.5)
+    command = f"fedlens data check {tmp_path} --format image-folder --set size=8 --set test=0.5"
+    assert f"{command} --set 'client_pattern=([0-9]|stray)'; or leave" in str(caught.value)
     skipping = dataset(tmp_path, on_error="skip")
     assert len(skipping.train) + len(skipping.test) == 9
-    assert skipping.notes[0].endswith(
-        "1 class has fewer than 5 images: 'cat' 4; check the spelling, or add images."
-    )
-    assert skipping.notes[1] == "left out 2 of 11 images"
+    assert skipping.notes[0] == "left out 2 of 11 images"
+    assert "1 class has fewer than 5 images: 'cat' 4;" in skipping.notes[1]
     assert len(skipping.notes) == 6
 
 

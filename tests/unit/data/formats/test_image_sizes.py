@@ -131,6 +131,7 @@ def test_every_format_keeps_the_size_of_its_images(
         "height": 12,
         "channels": 3,
         "why": "the most frequent size of the files",
+        "enlarged": 0,
     }
     assert facts["sizes"]["different"] == 1
 
