@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,14 +62,15 @@ def check(
 def as_plain(checked: Check) -> dict[str, Any]:
     """The object that `--json` prints: the facts, and the findings as `where`, `what`, `hint` and `example`.
 
-    `warnings` are such objects without `example`.
+    `warnings` are such objects without `example`; `dataset` is the table of an experiment that reads the same data.
     """
     findings = [
         {"where": finding.where, "what": finding.what, "hint": finding.hint, "example": finding.example}
         for finding in checked.findings
     ]
     warnings = [{"where": w.where, "what": w.what, "hint": w.hint} for w in checked.warnings]
-    return {"ok": not findings, **checked.facts, "findings": findings, "warnings": warnings}
+    plain = {"ok": not findings, **checked.facts, "findings": findings, "warnings": warnings}
+    return {**plain, "dataset": dict(checked.dataset)}
 
 
 @contextmanager
@@ -98,6 +100,11 @@ def _show(checked: Check) -> None:
     for warning in checked.warnings:
         print(f"warning: {warning}")
     print(_verdict(checked))
+    if not checked.findings:
+        table = ", ".join(
+            f"{key} = {json.dumps(v, ensure_ascii=False)}" for key, v in checked.dataset.items()
+        )
+        print(f"to train on it, write in an experiment: [data] dataset = {{ {table} }}")
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -116,6 +123,8 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
         if training["enlarged"]:
             why += f"; {many(training['enlarged'], 'smaller image')} enlarged"
+        if training["channels"] == 3 and not any("RGB" in c or "(P)" in c for c in facts["sizes"]["colours"]):
+            why += "; channels=1 suits grey images"
         channels = many(training["channels"], "channel")
         yield "training", f"{training['width']}x{training['height']} pixels, {channels} ({why})"
     yield "classes", _counted(facts["classes"])

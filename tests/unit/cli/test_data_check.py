@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedlens.cli.data_check import check
 from tests.unit.data.formats.boxed import write_voc
-from tests.unit.data.pictures import write
+from tests.unit.data.pictures import pixels, write
 
 app = typer.Typer()
 app.command("check")(check)
@@ -46,7 +46,46 @@ def test_nothing_wrong_is_exit_code_0_and_a_summary(folder: Path) -> None:
         "splits    none; a share is held out as test data",
         "clients   2: a 6, b 6",
         "no problems found",
+        'to train on it, write in an experiment: [data] dataset = { name = "image-folder", path = "data", '
+        'client_pattern = "/([ab])[0-9]" }',
     ]
+
+
+def test_warnings_are_listed_and_keep_exit_code_0(folder: Path) -> None:
+    answer = runner.invoke(app, ["check", "data", "--format", "image-folder"])
+    assert answer.exit_code == 0
+    *_, few, client, verdict, _ = answer.stdout.splitlines()
+    assert few == (
+        "warning: data: 2 classes have fewer than 5 images: 'cat' 2, 'dog' 2; check the spelling, or add images."
+    )
+    assert client.startswith("warning: data: no client is named, so the partition has to make clients")
+    assert verdict == "no errors, 2 warnings"
+    found = json.loads(runner.invoke(app, ["check", "data", "--format", "image-folder", "--json"]).stdout)
+    assert found["ok"] is True
+    assert [sorted(warning) for warning in found["warnings"]] == [["hint", "what", "where"]] * 2
+    assert found["dataset"] == {"name": "image-folder", "path": "data"}
+
+
+def test_sizes_and_colours_are_told_with_the_size_of_training_and_why(folder: Path) -> None:
+    for at in range(3):
+        write(folder / "cat" / f"large{at}.png", pixels(at, 480, 640))
+    write(folder / "cat" / "grey.png", pixels(7, 8, 8, channels=1))
+    words = ["check", "data", "--format", "image-folder"]
+    lines = dict(line.split(None, 1) for line in runner.invoke(app, words).stdout.splitlines())
+    assert lines["sizes"] == "8x8 to 640x480, 2 sizes; most frequent 8x8 (62.5 %)"
+    assert lines["colours"] == "grey (L) 1, colour (RGB) 7"
+    for setting, said in (("[6,8]", "8x6 pixels, 3 channels (as set by size)"),
+                          ("9", "9x9 pixels, 3 channels (as set by size; 5 smaller images enlarged)")):  # fmt: skip
+        lines = dict(
+            line.split(None, 1)
+            for line in runner.invoke(
+                app, [*words, "--set", f"data.dataset.size={setting}"]
+            ).stdout.splitlines()
+        )
+        assert lines["training"] == said
+    for path in folder.rglob("*.png"):
+        write(path, pixels(len(path.name), channels=1))
+    assert "1 suits grey images)" in runner.invoke(app, words).stdout
 
 
 def test_settings_reach_the_reader(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ class Check:
         findings: the problems that stop a run: first those of the whole set, then those of examples, each sorted by
             file, then line.
         warnings: what is likely a mistake, but stops no run.
+        dataset: the table `data.dataset` of an experiment that reads the same data.
     """
 
     facts: Mapping[str, Any]
     findings: tuple[Finding, ...]
     warnings: tuple[Finding, ...] = ()
+    dataset: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None = None) -> Check:
@@ -59,7 +61,8 @@ def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None =
             "no client is named, so the partition has to make clients, as iid and dirichlet do",
             _client_hint(scan),
         )
-    return Check({**scan.facts(), "format": format}, tuple(findings), tuple(scan.findings.warnings))
+    facts = {**scan.facts(), "format": format}
+    return Check(facts, tuple(findings), tuple(scan.findings.warnings), {"name": scan.format, **given})
 
 
 def _client_hint(scan: Scan) -> str:
