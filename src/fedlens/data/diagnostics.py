@@ -108,7 +108,7 @@ def unique(findings: Iterable[Finding]) -> list[Finding]:
     return list(first.values())
 
 
-def shortened(text: str, most: int = 2000) -> str:
+def shortened(text: str, most: int = 1000) -> str:
     """A text with its middle left out if it has more than `most` characters, as a damaged file may contain any.
 
     >>> shortened("a" * 50, most=10)

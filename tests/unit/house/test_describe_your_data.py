@@ -44,7 +44,10 @@ def sets(*settings: str) -> list[str]:
 def test_the_page_is_what_happens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     said = fedlens("data", "check", "scans", "--format", "csv", *sets("client_column=hospital"))
-    assert "training  8x8 pixels, 3 channels (the most frequent size of the files; channels=1 suits" in said
+    assert (
+        "training  8x8 pixels, 3 channels (the most frequent size of the files; size=N changes it; channels=1 suits"
+        in said
+    )
     assert "clients   6: Bonn 360, Celle 287, Aachen 674, Dessau 239, Fulda 114, Emden 123" in said
     assert "no problems found" in said
     small = ["dataset.channels=1"]

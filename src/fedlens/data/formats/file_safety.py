@@ -43,17 +43,20 @@ class LinkCheck:
     resolved: dict[str, str] = field(default_factory=dict, repr=False)
 
     def refuse_outside(self, name: str) -> None:
-        """Raises `DataError` if `name`, with forward slashes, is or passes a link that leads out of the folder."""
+        """Raises `DataError` if `name`, with forward slashes, is or passes a link that leads out."""
         base = self._real("")
         folder, _, file = name.rpartition("/")
         path = os.path.join(self._real(folder), file)
         target = os.path.realpath(path) if os.path.islink(path) else path
         # Without a link, a name such as ../x is what the user wrote.
-        if not is_below(target, base) and target != os.path.normpath(os.path.join(base, name)):
-            where = str(self.root / name)
-            raise DataError(
-                f"the link leads out of the data folder, to {target}", where=where, hint=LINK_HINT
-            )
+        if is_below(target, base) or target == os.path.normpath(os.path.join(base, name)):
+            return
+        # The link itself may be one of the folders that the name passes.
+        parts = name.split("/")
+        links = ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
+        link = next(path for path in links if not is_below(os.path.realpath(os.path.join(base, path)), base))
+        what = f"the link leads out of the data folder, to {os.path.realpath(os.path.join(base, link))}"
+        raise DataError(what, where=str(self.root / link), hint=LINK_HINT)
 
     def _real(self, folder: str) -> str:
         if folder not in self.resolved:

@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 
-from fedlens.data.diagnostics import Findings
+from fedlens.data.diagnostics import Findings, shortened
 
 FEW = 5  # a class or client with fewer images is listed
 _LISTED = 10  # names that a warning lists
+_SHOWN = 60  # characters of a name in a warning
 _COMPARED = 1000  # with more names, only the same spelling in another form is looked for
 _LONGEST = 40  # characters of a name that is compared letter by letter
 _RARE = 0.1  # of the images of the other name: below it, a name may be a misspelling
@@ -34,9 +35,8 @@ def check_names(kind: str, counts: Mapping[str, int], where: object, findings: F
     plural = "classes" if kind == "class" else f"{kind}s"
     pairs = sorted(near_names(counts), key=lambda pair: (counts[pair[0]], pair))
     for rare, usual in pairs[:_LISTED]:
-        what = (
-            f"the {kind} '{rare}' ({_images(counts[rare])}) looks like '{usual}' ({_images(counts[usual])})"
-        )
+        names = (f"'{shortened(name, _SHOWN)}' ({_images(counts[name])})" for name in (rare, usual))
+        what = f"the {kind} {' looks like '.join(names)}"
         findings.warn(where, what, "if they are the same, use one spelling")
     if len(pairs) > _LISTED:
         findings.warn(
@@ -46,7 +46,7 @@ def check_names(kind: str, counts: Mapping[str, int], where: object, findings: F
         (name for name, count in counts.items() if count < FEW), key=lambda name: (counts[name], name)
     )
     if few:
-        shown = ", ".join(f"'{name}' {counts[name]}" for name in few[:_LISTED])
+        shown = ", ".join(f"'{shortened(name, _SHOWN)}' {counts[name]}" for name in few[:_LISTED])
         more = f" and {len(few) - _LISTED:,} more" if len(few) > _LISTED else ""
         number = f"1 {kind} has" if len(few) == 1 else f"{len(few):,} {plural} have"
         what = f"{number} fewer than {FEW} images: {shown}{more}"

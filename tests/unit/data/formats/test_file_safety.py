@@ -150,6 +150,14 @@ def test_images_and_annotations_of_boxes_are_read_only_from_the_folder(
     assert any(finding.startswith(f"DATA/{name}: {what}") for finding in findings), findings
 
 
+def test_a_folder_of_images_that_is_a_link_out_is_named_once(tmp_path: Path) -> None:
+    data = write_coco(tmp_path / "data")
+    (data / "images").rename(tmp_path / "outside")
+    (data / "images").symlink_to("../outside")
+    named = [finding for finding in told(data, "coco-json") if "link" in finding]
+    assert named == [f"DATA/images: the link leads out of the data folder, to OUTSIDE; {COPY}"]
+
+
 def test_masks_are_read_only_from_the_folder(tmp_path: Path) -> None:
     data = tmp_path / "data"
     for k in range(4):
