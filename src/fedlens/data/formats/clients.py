@@ -116,6 +116,7 @@ def describe(
 
     Raises `ConfigError` if the assignment is invalid, or names a column that does not exist or has another meaning.
 
+    >>> from pathlib import Path
     >>> scan = Scan(Path("data"), {"client_level": 1}, names=["mercy/a.png", "mercy/b.png", "north/a.png"])
     >>> describe(scan), scan.columns["client"].tolist()
     (True, ['mercy', 'mercy', 'north'])
