@@ -162,6 +162,8 @@ class Dataset:
         licence, source: for the report, and for whoever passes the data on.
         coarse: int64 [classes], the group of each class, if classes have groups.
         notes: sentences on what the reader left out or corrected.
+        chosen: settings of the reader that it chose from the data, because the user left them out, by name; they
+            are written into the run's config.toml.
         seeded: whether the data or the choice of the test examples depend on the data seed.
         on_error: "skip" leaves out images that cannot be decoded later, "stop" stops the run; None if the reader
             has no such setting.
@@ -181,6 +183,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     on_error: OnError | None = None
     seeded: bool = False
+    chosen: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.train.kind != self.test.kind:

@@ -121,7 +121,7 @@ def test_frames_without_masks_and_masks_without_frames_are_all_listed(written) -
     (root / "CamVid" / "train" / "0016E5_00390.png").unlink()
     with pytest.raises(DataError) as caught:
         camvid(root, False, 0)
-    assert "2 things are wrong" in caught.value.what
+    assert "2 problems in the data" in caught.value.what
     assert "there is no 0001TP_006690.png in CamVid/trainannot" in caught.value.what
     assert "there is no 0016E5_00390.png in CamVid/train" in caught.value.what
 
