@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedlens.cli.options import DataDir, Debug, Json, Quiet, Report, RunDirectory
+from fedlens.cli.options import DataDir, Debug, Json, Quiet, Report, RunDirectory, Strict
 from fedlens.cli.output import reported
 from fedlens.cli.run_with_progress import train
 
@@ -19,6 +19,7 @@ def resume(
     report: Report = True,
     quiet: Quiet = False,
     as_json: Json = False,
+    strict: Strict = False,
     debug: Debug = False,
 ) -> None:
     """Continue an interrupted or killed run from its last checkpoint."""
@@ -29,4 +30,4 @@ def resume(
         return api.resume(directory, data_dir=data_dir, progress=progress, report=report)
 
     with reported(debug):
-        train(start, quiet=quiet, as_json=as_json)
+        train(start, quiet=quiet, as_json=as_json, strict=strict)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
+from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report, Strict
 from fedlens.cli.output import reported
 from fedlens.cli.run_with_progress import train
 
@@ -33,6 +33,7 @@ def run(
     report: Report = True,
     quiet: Quiet = False,
     as_json: Json = False,
+    strict: Strict = False,
     debug: Debug = False,
 ) -> None:
     """Train a federation, and write a run directory with a result page."""
@@ -46,7 +47,7 @@ def run(
             experiment = Experiment.load(recipe, settings)
             return experiment.run(out, data_dir=data_dir, download=download, progress=progress, report=report)
 
-        train(start, quiet=quiet, as_json=as_json)
+        train(start, quiet=quiet, as_json=as_json, strict=strict)
 
 
 def overrides(changes: Sequence[str], rounds: int | None, seed: int | None, engine: str | None) -> list[str]:
