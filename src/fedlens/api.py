@@ -16,13 +16,14 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.core.errors import FedlensError, RunDirectoryError
 from fedlens.experiment.config import Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
-from fedlens.experiment.progress import Progress, Silent
+from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +88,7 @@ class Experiment:
         engine = planned.engine()
         try:
             engine.warm()
-            listener = progress or Silent()
+            listener = BareProgress.wrap(progress or Silent())
             built = build(planned, root, download, engine, listener.note)
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
             with directory.lock():
@@ -116,7 +117,7 @@ def resume(
     from fedlens.experiment.runner import RunState
 
     run = RunDir.open(Path(directory))
-    listener = progress or Silent()
+    listener = BareProgress.wrap(progress or Silent())
     values = run.read_config()
     source = Source(values, run.config_path, key_lines(run.config_path.read_text(encoding="utf-8")))
     config = read_config(source.values, source.locate)
@@ -187,7 +188,7 @@ def _describe(directory: RunDir, built: Built, root: Path) -> None:
 def _carry_out(
     built: Built,
     directory: RunDir,
-    progress: Progress,
+    progress: ProgressBase,
     run_state: RunState | None,
     root: Path | None,
     report: bool,
@@ -231,7 +232,10 @@ def _carry_out(
                 raise
             progress.note(str(failure))  # what went wrong first says more
         if report:
-            _report(directory.path, progress)
+            if unwritten := _report(directory.path, progress):
+                summary["notes"].append(unwritten)
+                with suppress(FedlensError):  # the disk is full, say, and the summary without it is there
+                    directory.write_summary(summary)
         else:
             directory.report_path.unlink(
                 missing_ok=True
@@ -242,14 +246,18 @@ def _carry_out(
     return Result(directory.path, model)
 
 
-def _report(directory: Path, progress: Progress) -> None:
-    """Writes the result page; a page that cannot be written is no reason to lose a result."""
+def _report(directory: Path, progress: ProgressBase) -> str | None:
+    """Writes the result page. If it cannot be written, the run goes on to its end: a sentence says why."""
     from fedlens.report.run_page import write_report
 
     try:
         write_report(directory)
     except Exception as error:
-        progress.note(f"the result page could not be written: {type(error).__name__}: {error}")
+        reason = str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
+        sentence = f"the result page could not be written: {reason}"
+        progress.problem(sentence)
+        return sentence
+    return None
 
 
 class Metrics(list[dict[str, Any]]):

@@ -11,7 +11,6 @@ import typer
 
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName
 from fedlens.cli.output import print_json, reported, stdout_kept_clean
-from fedlens.cli.run_with_progress import terminated_like_interrupted
 
 _STANDARD_OUTPUT = Path("-")
 _OF_MODEL = ("shape", "classes")
@@ -57,9 +56,9 @@ def profile(
 
     Runs some rounds, half of them with a clock and half without. Their results are discarded.
     """
-    with reported(debug):
+    with reported(debug, json_file == _STANDARD_OUTPUT):
         _check(context, recipe, model, peak)
-        with stdout_kept_clean(json_file == _STANDARD_OUTPUT), terminated_like_interrupted():
+        with stdout_kept_clean(json_file == _STANDARD_OUTPUT):
             from fedlens.benchmark import profile as module
             from fedlens.cli.bench_profile_tables import print_profile
             from fedlens.cli.run import overrides

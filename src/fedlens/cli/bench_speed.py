@@ -11,7 +11,6 @@ import typer
 
 from fedlens.cli.options import Debug
 from fedlens.cli.output import print_columns, reported
-from fedlens.cli.run_with_progress import terminated_like_interrupted
 
 if TYPE_CHECKING:
     from fedlens.benchmark.comparison import ComparisonRow
@@ -163,8 +162,7 @@ def _measured(loads: Sequence[Workload], plan: BenchmarkPlan, file: Path) -> lis
 
     rows: list[ComparisonRow] = []
     for load in loads:
-        with terminated_like_interrupted():
-            rows += measure(load, plan, _say)
+        rows += measure(load, plan, _say)
         try:
             write(as_record(rows, loads, ["fedlens", *sys.argv[1:]]), file)
         except FedlensError:

@@ -41,7 +41,7 @@ def check(
     debug: Debug = False,
 ) -> None:
     """Read all of your data, decode every image, and list every problem; exit code 1 if there is one."""
-    with reported(debug):
+    with reported(debug, as_json):
         from fedlens.data.formats.folder_check import check_folder
         from fedlens.experiment.config_source import Source, override
 

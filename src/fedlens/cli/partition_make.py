@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.options import DataDir, Debug, Download, Json
-from fedlens.cli.output import print_columns, print_json, reported
+from fedlens.cli.output import print_columns, print_json, reported, say
 
 
 def make(
@@ -44,7 +44,7 @@ def make(
     debug: Debug = False,
 ) -> None:
     """Distribute the training examples of a dataset over clients, and save the partition."""
-    with reported(debug):
+    with reported(debug, as_json):
         from fedlens.experiment.datadir import data_directory
         from fedlens.experiment.make_partition import check_free, make_partition
         from fedlens.report.partition_statistics import describe, readable
@@ -65,10 +65,10 @@ def make(
             print_json(describe(made.partition) | {"file": str(out), "run": options})
             return
         print_columns(readable(made.partition))
-        typer.echo(f"saved: {out}")
+        say(f"saved: {out}")
         if options is None:
-            typer.echo(
+            say(
                 f"fedlens cannot train on {made.kind} yet; 'fedlens partition plot {out}' draws the partition"
             )
         else:
-            typer.echo(f"to train on it, take a recipe with the same data: fedlens run RECIPE {options}")
+            say(f"to train on it, take a recipe with the same data: fedlens run RECIPE {options}")

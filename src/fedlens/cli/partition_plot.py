@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.options import Debug
-from fedlens.cli.output import reported
+from fedlens.cli.output import reported, say
 from fedlens.cli.partition_show import PartitionFile
 
 
@@ -39,4 +39,4 @@ def plot(
         written = draw(partition, out, [str(ending) for ending in dict.fromkeys(formats)])
         written.append(write_captions(partition, out / "captions.txt"))
         for path in [*written, write_page(partition, out / "partition.html")]:
-            typer.echo(path)
+            say(path)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.options import Debug, RunDirectory
-from fedlens.cli.output import reported
+from fedlens.cli.output import reported, say
 
 
 def report(
@@ -20,7 +20,7 @@ def report(
         from fedlens.report.run_page import write_report
 
         page = write_report(directory)
-        typer.echo(page)
+        say(page)
         if show:
             import webbrowser
 

@@ -28,5 +28,5 @@ def resume(
 
         return api.resume(directory, data_dir=data_dir, progress=progress, report=report)
 
-    with reported(debug):
-        train(start, quiet=quiet, as_json=as_json)
+    with reported(debug, as_json) as output:
+        train(start, quiet=quiet, output=output)

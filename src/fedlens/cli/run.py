@@ -37,7 +37,7 @@ def run(
 ) -> None:
     """Train a federation, and write a run directory with a result page."""
 
-    with reported(debug):
+    with reported(debug, as_json) as output:
         settings = overrides(changes or (), rounds, seed, engine)
 
         def start(progress: ProgressDisplay) -> Result:
@@ -46,7 +46,7 @@ def run(
             experiment = Experiment.load(recipe, settings)
             return experiment.run(out, data_dir=data_dir, download=download, progress=progress, report=report)
 
-        train(start, quiet=quiet, as_json=as_json)
+        train(start, quiet=quiet, output=output)
 
 
 def overrides(changes: Sequence[str], rounds: int | None, seed: int | None, engine: str | None) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from fedlens.cli.options import Debug
-from fedlens.cli.output import reported
+from fedlens.cli.output import reported, say
 
 
 def show(
@@ -19,4 +18,4 @@ def show(
     with reported(debug):
         from fedlens.experiment.config_source import recipe_path
 
-        sys.stdout.write(recipe_path(recipe).read_text(encoding="utf-8"))
+        say(recipe_path(recipe).read_text(encoding="utf-8").removesuffix("\n"))

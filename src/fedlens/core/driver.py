@@ -23,6 +23,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import nbytes
 from fedlens.core.states import Staging
+from fedlens.core.work import Work
 
 
 @dataclass
@@ -101,6 +102,7 @@ class Driver:
         self.engine = engine
         self.states = states
         self.tally = Tally()
+        self.work = Work()  # of the phase in progress
         self._out: set[Id] = set()
         # The number of the next exchange by round: evaluation counts on where training ended.
         self._next: dict[int, int] = {}
@@ -167,6 +169,8 @@ class Driver:
         self, ask: Ask, round: int, exchange: int, sent: Generator[Answer, None, None] | None
     ) -> Generator[Answer, None, None]:
         staged = self.states.staging()
+        work = self.work
+        work.ask([request.client for request in ask.requests])
         answers = sent or self._send(ask, round, exchange)
         try:
             for answer in scoped("engine", answers):
@@ -175,6 +179,7 @@ class Driver:
                     self.tally.failure(answer.client, "answered a request twice, or one that was not asked")
                     continue
                 self._out.discard(answer.id)
+                work.answer()
                 try:
                     yield answer
                 finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +20,10 @@ from fedlens.core.schema import nbytes
 from fedlens.core.states import ClientStates, Mark, Saved
 from fedlens.core.tree import HEAVY
 from fedlens.core.user_objects import offered
+from fedlens.core.work import Phase, Work
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
-from fedlens.experiment.progress import Progress
+from fedlens.experiment.progress import BareProgress, Progress
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.state_files import StateFiles
 
@@ -72,6 +73,7 @@ class _Trained:
     state: State
     tally: Tally
     seconds: float
+    work: Work  # the evaluation
     clients: Mark | None = None  # the client states after the round, if another round has begun since
     measuring: Tally = field(default_factory=Tally)
     evaluation: Driven | None = None
@@ -107,7 +109,7 @@ class Runner:
     def __init__(
         self, built: Built, directory: RunDir, progress: Progress, run_state: RunState | None = None
     ) -> None:
-        self.built, self.directory, self.progress = built, directory, progress
+        self.built, self.directory, self.progress = built, directory, BareProgress.wrap(progress)
         self.run_state = run_state
         # By client and reason. Unlike those of `run_state`, they include a round that failed.
         self.failures = {} if run_state is None else run_state.failures
@@ -177,6 +179,7 @@ class Runner:
 
     def _round(self, round: int, driver: Driver) -> None:
         driver.tally = tally = Tally()
+        driver.work = self._work("training", round)
         began = time.perf_counter()
         try:
             state = self._placed(
@@ -201,10 +204,10 @@ class Runner:
         An evaluation that may run beside the next round is only started here, and the rest follows after that round.
         """
         config = self.built.config
-        trained = _Trained(round, state, tally, seconds)
+        trained = _Trained(round, state, tally, seconds, self._work("evaluating", round))
         self._ahead = trained
         if round % config.evaluation.every == 0 or round == config.rounds:
-            driver.tally = trained.measuring
+            driver.tally, driver.work = trained.measuring, trained.work
             steps = self.built.algorithm.evaluate(state, self._context(round))
             # An engine that starts workers in the middle of a run takes asks ahead from then on.
             beside = (
@@ -227,7 +230,7 @@ class Runner:
         config, tally, round = self.built.config, trained.tally, trained.round
         measured: dict[str, float] = {}
         if trained.evaluation is not None:
-            driver.tally = trained.measuring
+            driver.tally, driver.work = trained.measuring, trained.work
             measured = trained.evaluation.finish()
             lost = measured.get("test_loss", measured.get("validation_loss", 0.0))
             if round and not math.isfinite(lost):
@@ -255,6 +258,25 @@ class Runner:
     def _context(self, round: int) -> RoundContext:
         rng = Rng((self.built.config.seeds.selection, "round", round))
         return RoundContext(round, self.built.config.rounds, self.built.federation, rng)
+
+    def _work(self, phase: Phase, round: int) -> Work:
+        config, engine, sizes = self.built.config, self.built.engine, self.built.federation.sizes
+        evaluations = config.rounds // config.evaluation.every
+
+        def weigh(clients: Sequence[ClientId]) -> list[float]:
+            return [1.0 if isinstance(client, str) else float(sizes[client]) for client in clients]
+
+        # Epochs take as many steps as a client has batches.
+        equal = phase == "training" and (config.local.steps or config.local.examples)
+        return Work(
+            phase,
+            round,
+            config.rounds,
+            evaluations,
+            None if equal else weigh,
+            lambda: engine.local_steps,
+            self.progress.working,
+        )
 
     def _line(
         self, round: int, measured: Mapping[str, float], tally: Tally, seconds: float
