@@ -18,8 +18,10 @@ from fedlens.cli.output import (
     INTERRUPTED,
     OutputLost,
     complain,
+    discard,
     error_object,
     flush_output,
+    from_printing,
     open_standard_streams,
     print_json,
     printable,
@@ -54,6 +56,13 @@ class _Commands(TyperGroup):
                 return super().main(
                     arguments, prog_name, complete_var, standalone_mode, windows_expand_args, **extra
                 )
+        except OSError as error:  # of --help, say
+            if not from_printing(error):
+                raise
+            discard(sys.stdout)
+            lost = OutputLost(error)
+            lost.report()
+            raise SystemExit(lost.exit_code) from None
         except SystemExit as end:
             try:
                 flush_output()

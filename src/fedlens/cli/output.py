@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # as of a process that SIGPIPE ended
+_PRINTS = __name__.rpartition(".")[0] + "."  # modules that print
 _ANY_WIDTH = 1_000_000  # characters of a line that is not fitted to a terminal
 
 # Control characters but for the line feed, marks that change the direction of text, line separators, surrogates.
@@ -38,8 +39,8 @@ class Interrupted(KeyboardInterrupt):
 class OutputLost(Exception):
     """Standard output cannot be written."""
 
-    def __init__(self, error: OSError) -> None:
-        super().__init__(unwritten(error))
+    def __init__(self, error: OSError, more: str = "") -> None:
+        super().__init__(unwritten(error) + more)
         self.broken_pipe = error.errno == errno.EPIPE
         self.exit_code = BROKEN_PIPE if self.broken_pipe else 1
 
@@ -76,7 +77,8 @@ class CommandOutput:
     def failed(self, status: str, exit_code: int, what: str, where: str | None, hint: str | None) -> None:
         """With --json, prints the error as an object, unless the command has printed its JSON before."""
         if self.as_json and not self.printed:
-            self.json(error_object(status, exit_code, what, where, hint))
+            with suppress(OSError, OutputLost):  # the error was printed on standard error before
+                self.json(error_object(status, exit_code, what, where, hint))
 
 
 def error_object(
@@ -118,8 +120,9 @@ def _sentences(debug: bool, output: CommandOutput) -> Iterator[None]:
     except (typer.Exit, OutputLost):
         raise
     except Exception as error:
-        if isinstance(error, OSError):
-            flush_output()  # raises OutputLost if it is standard output that cannot be written
+        if isinstance(error, OSError) and from_printing(error):
+            discard(sys.stdout)
+            raise OutputLost(error) from None
         _trace(debug)
         text = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
         hint = None if debug else "Run it again with --debug to see the traceback"
@@ -181,6 +184,15 @@ def _stdout() -> TextIO:
 def unwritten(error: OSError) -> str:
     """Why standard output cannot be written, as a sentence without a full stop."""
     return f"standard output cannot be written: {error.strerror or error}"
+
+
+def from_printing(error: OSError) -> bool:
+    """Whether the error comes from printing, and not from a file: it was raised by a `print` of a command or of rich."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    module = "" if frame is None else str(frame.tb_frame.f_globals.get("__name__"))
+    return error.filename is None and module.startswith(("rich.", "typer.", _PRINTS))
 
 
 def flush_output() -> None:

@@ -46,7 +46,7 @@ def _check_written(display: ProgressDisplay, output: CommandOutput) -> None:
     """Raises `OutputLost` if what the command prints on standard output was lost for another reason than its reader."""
     flush_output()
     if display.lost is not None and not output.as_json:
-        lost = OutputLost(display.lost)
+        lost = OutputLost(display.lost, f"; the run is in {display.directory}")
         if not lost.broken_pipe:
             raise lost
 
