@@ -12,6 +12,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.random import derive
+from fedlens.core.regular_file import open_regular
 
 _RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 _TABLE = re.compile(r"\s*\[([A-Za-z0-9_. -]+)\]\s*(#.*)?")
@@ -92,7 +93,9 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
     if not looks_like_file:
         path = recipe_path(recipe_or_file)
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_regular(path) as file:
+            text = file.read().decode()
+        text = text.replace("\r\n", "\n")
         values = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(

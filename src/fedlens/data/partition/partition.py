@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedlens.core.errors import DataError
+from fedlens.core.regular_file import open_regular
+from fedlens.core.summary_text import as_call, as_html, as_text, listed
 from fedlens.data.partition.census import Census
 from fedlens.data.table import Table
 
@@ -108,6 +110,27 @@ class Partition:
         offsets = np.zeros(len(ids) + 1, np.int64)
         np.cumsum(np.bincount(clients_of, minlength=len(ids)), out=offsets[1:])
         return cls(ids, assigned[np.argsort(clients_of, kind="stable")], offsets, spec or {}, dataset)
+
+    def __repr__(self) -> str:
+        return as_text(*self._described())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._described())
+
+    def _described(self) -> tuple[str, list[tuple[str, str]]]:
+        """A title, and rows of a name and a value."""
+        sizes = self.sizes()
+        rows = [
+            ("made by", as_call(self.spec) or "unknown"),
+            ("clients", f"{len(self):,}: {listed(self.ids)}"),
+            ("examples", f"{sizes.sum():,}"),
+        ]
+        if len(sizes):
+            median = f"{np.median(sizes):,.0f}"
+            rows.append(("a client", f"{sizes.min():,} to {sizes.max():,} examples, median {median}"))
+        if self.census is not None:
+            rows.append(("EMD", f"{self.census.emd():.3f}"))
+        return f"Partition of '{self.dataset}'", [*rows, ("digest", self.digest[:12])]
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -221,10 +244,7 @@ class Partition:
         """
         path = Path(path)
         try:
-            # For other files, NumPy's error is about pickled objects.
-            if path.is_file() and not zipfile.is_zipfile(path):
-                raise DataError("this cannot be read as a partition: it is no npz file", where=str(path))
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            with open_regular(path) as opened, _npz(opened) as file:
                 version = _string(file["format"])
                 if version != FORMAT:
                     raise DataError(
@@ -252,6 +272,14 @@ class Partition:
         if partition.digest != digest:
             raise DataError(f"the digest is {partition.digest}, and the file says {digest}", where=str(path))
         return partition
+
+
+def _npz(opened: BinaryIO) -> Any:
+    """The arrays of an npz file. For other files, NumPy's error would be about pickled objects."""
+    if not zipfile.is_zipfile(opened):
+        raise DataError("this cannot be read as a partition: it is not an npz file")
+    opened.seek(0)
+    return np.load(opened, allow_pickle=False)
 
 
 def _read_only(array: ArrayLike, name: str) -> NDArray[np.int64]:
