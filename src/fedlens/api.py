@@ -22,12 +22,8 @@ from fedlens.core.errors import FedlensError, RunDirectoryError
 from fedlens.core.summary_text import as_call, as_html, as_text
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
-<<<<<<< HEAD
 from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent
-=======
-from fedlens.experiment.progress import Progress, Silent
 from fedlens.report.format import split_of
->>>>>>> main
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,7 +170,7 @@ def resume(
                 run.append_metrics(run_state.line)
                 if run_state.rows:
                     run.append_clients(run_state.rows)
-                listener.note(f"going on after round {run_state.round} of {config.rounds}")
+                listener.note(f"resuming after round {run_state.round} of {config.rounds}")
             run.summary_path.unlink(missing_ok=True)  # it tells of an end that is none any more
             return _carry_out(built, run, listener, run_state, None if described else root, report)
         finally:

@@ -187,7 +187,7 @@ def unwritten(error: OSError) -> str:
 
 
 def from_printing(error: OSError) -> bool:
-    """Whether the error comes from printing, and not from a file: it was raised by a `print` of a command or of rich."""
+    """Whether the error comes from printing, not from a file: a `print` of a command, of rich or of typer raised it."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -58,12 +58,12 @@ class ProgressDisplay(ProgressBase):
     def started(self, plan: dict[str, Any]) -> None:
         """Called before the first round."""
         self.directory = Path(plan["directory"])
-        self._rounds = plan.get("rounds")
+        self._rounds = self._forecast.rounds = plan.get("rounds")
         if self._quiet:
             return
         for line in opening_lines(plan):
             self._print(line, soft_wrap=not self._console.is_terminal)
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
             self._bar = Progress(

@@ -81,11 +81,7 @@ class StatusLine:
         self._estimates, self._said = 1, now - self._began + left
         if self._said < _LONG:
             return None
-        of = (
-            f"the first {many(work.answered, 'client')}"
-            if work.answered
-            else f"{work.fraction:.0%} of a round"
-        )
+        of = f"the first {many(work.answered, 'client')}" if work.answered else f"{_part(work)} of a round"
         rounds = many(work.rounds - work.round + 1, "round")
         return f"about {roughly(self._said)} for {rounds}, estimated from {of.replace('first 1 ', 'first ')}"
 
@@ -112,12 +108,16 @@ def _done(work: Work) -> str:
     >>> _done(work)
     'evaluating (10 %)'
     """
-    part = f"{work.fraction:.0%}".replace("%", " %")
+    part = _part(work)
     if work.phase == "evaluating":
         return f"evaluating ({part})"
     clients = f"{count(work.answered)} of {many(work.asked, 'client')}"
     started = f" ({part} done)" if work.fraction > 0 and not work.answered else ""
     return clients + started + (f" in exchange {work.exchanges}" if work.exchanges > 1 else "")
+
+
+def _part(work: Work) -> str:
+    return f"{work.fraction:.0%}".replace("%", " %")
 
 
 def roughly(seconds: float) -> str:
@@ -128,6 +128,6 @@ def roughly(seconds: float) -> str:
     """
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
-    if seconds < 90 * 60:
+    if seconds < 59.5 * 60:
         return f"{round(seconds / 60)} min"
     return duration(300.0 * round(seconds / 300))

@@ -121,7 +121,8 @@ class Forecast:
     (15.0, 195.0)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int | None = None) -> None:
+        self.rounds = rounds  # of the run
         self.work: Work | None = None
         self._since = 0.0  # when `work` became the current phase
         self._exchange, self._asked_at = 0, 0.0  # the current exchange, and when it was seen first
@@ -133,7 +134,7 @@ class Forecast:
     def follow(self, work: Work, now: float) -> None:
         """Takes note of the phase in progress; cheap if it is still the same."""
         if work is not self.work:
-            self.work, self._since, self._exchange = work, now, 0
+            self.work, self.rounds, self._since, self._exchange = work, work.rounds, now, 0
         if work.exchanges != self._exchange:
             self._exchange, self._asked_at = work.exchanges, now
 
@@ -169,14 +170,11 @@ class Forecast:
 
     def run_left(self, now: float) -> float | None:
         """Seconds until the run is over; None if nothing is known yet."""
-        work = self.work
-        if work is None:
-            return None
-        left, pace = self.round_left(now), self.pace
-        if pace is not None:
+        work, left, pace = self.work, self.round_left(now), self.pace
+        if pace is not None and self.rounds is not None:
             done = self._rounds[-1][0]
-            return max(pace * (work.rounds - done) - (now - self._done_at), left or 0.0)
-        if left is None or work.phase != "training":
+            return max(pace * (self.rounds - done) - (now - self._done_at), left or 0.0)
+        if work is None or left is None or work.phase != "training":
             return None
         each = now - self._since + left
         later = work.rounds - work.round
