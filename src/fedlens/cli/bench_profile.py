@@ -25,27 +25,27 @@ def profile(
     ] = None,
     changes: Changes = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds to time; by default as many as take about 20 s.")
+        int | None, typer.Option(min=1, help="Number of measured rounds; default about 20 s of them.")
     ] = None,
     engine: EngineName = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Without a recipe: show the cost of this model alone.")
+        str | None, typer.Option(metavar="NAME", help="Profile this model alone, without a recipe.")
     ] = None,
     shape: Annotated[
-        str, typer.Option(metavar="C,H,W", help="With --model: the shape of its images.")
+        str, typer.Option(metavar="C,H,W", help="Image shape for --model.")
     ] = "3,32,32",
-    classes: Annotated[int, typer.Option(min=1, help="With --model: the number of classes.")] = 10,
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes for --model.")] = 10,
     layers: Annotated[bool, typer.Option("--layers", help="Show every layer of the model.")] = False,
     peak: Annotated[
-        float | None, typer.Option(metavar="TFLOPS", help="The chip's peak, in 10^12 FLOP/s.")
+        float | None, typer.Option(metavar="TFLOPS", help="Peak speed of the processor or GPU, in 10^12 FLOP/s.")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers here; '-' prints them.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers to this file; '-' prints them.")
     ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write a Chrome trace of one more round here, with every operator."
+            metavar="FILE", help="Write a Chrome trace of one extra round, with every operator."
         ),
     ] = None,
     data_dir: DataDir = None,

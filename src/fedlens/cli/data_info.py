@@ -102,7 +102,7 @@ def _print(record: DatasetFacts, found: Presence, root: Path) -> None:
         return
     say(f"\non this machine: {SAID[found.state]}; looked in {root}")
     here = [("found", path.relative_to(root).as_posix()) for path in found.found]
-    print_columns([*here, *(("not there", pattern.replace("|", " or ")) for pattern in found.lacking)])
+    print_columns([*here, *(("missing", pattern.replace("|", " or ")) for pattern in found.lacking)])
 
 
 def _count(count: int | None) -> str:

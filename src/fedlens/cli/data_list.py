@@ -35,7 +35,7 @@ def list_datasets(
             rows = [as_object(CATALOGUE[name], one) for name, one in found.items()]
             print_json({"data_dir": str(root), "datasets": rows})
             return
-        say(f"data folder: {root}")
+        say(f"data directory: {root}")
         groups: dict[str, list[DatasetFacts]] = {}
         for name in found:
             record = CATALOGUE[name]

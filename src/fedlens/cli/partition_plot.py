@@ -23,13 +23,13 @@ class PictureFormat(StrEnum):
 
 def plot(
     file: PartitionFile,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The directory for the files.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory.")],
     formats: Annotated[
-        list[PictureFormat], typer.Option("--format", help="The file format; may be repeated.")
+        list[PictureFormat], typer.Option("--format", help="File format; may be repeated.")
     ] = [PictureFormat.PNG, PictureFormat.PDF],  # noqa: B006
     debug: Debug = False,
 ) -> None:
-    """Draw a partition: figures for papers, their captions, and a page that opens offline."""
+    """Draw a partition: figures for papers with captions, and a page that opens offline."""
     with reported(debug):
         from fedlens.report.partition_page import write_captions, write_page
         from fedlens.report.pictures import draw

@@ -11,7 +11,7 @@ from fedlens.cli.options import Debug, Json
 from fedlens.cli.output import print_columns, print_json, reported
 
 PartitionFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A saved partition, or a run directory that has one.")
+    Path, typer.Argument(metavar="FILE", help="A saved partition or a run directory.")
 ]
 
 

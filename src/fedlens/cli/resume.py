@@ -1,4 +1,4 @@
-"""`fedlens resume`: continue a stopped run."""
+"""`fedlens resume`: resumes a stopped run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def resume(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Continue an interrupted or killed run from its last checkpoint."""
+    """Resume an interrupted or killed run from its last checkpoint."""
 
     def start(progress: ProgressDisplay) -> Result:
         from fedlens import api

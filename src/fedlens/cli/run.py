@@ -22,8 +22,8 @@ def run(
         str, typer.Argument(metavar="RECIPE_OR_FILE", help="A recipe (fedlens list recipes) or a TOML file.")
     ],
     changes: Changes = None,
-    rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of all random numbers.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     engine: EngineName = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The run directory; default runs/<name>/<run-id>.")
@@ -35,7 +35,7 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train a federation, and write a run directory with a result page."""
+    """Run an experiment, and write its results and a result page to a run directory."""
 
     with reported(debug, as_json) as output:
         settings = overrides(changes or (), rounds, seed, engine)

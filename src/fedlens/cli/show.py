@@ -14,7 +14,7 @@ def show(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe (fedlens list recipes).")],
     debug: Debug = False,
 ) -> None:
-    """Print a recipe's TOML; `fedlens show digits > my.toml` starts your own."""
+    """Print a recipe's TOML, for example to edit a copy: `fedlens show digits > my.toml`."""
     with reported(debug):
         from fedlens.experiment.config_source import recipe_path
 
