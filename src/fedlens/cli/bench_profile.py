@@ -31,22 +31,20 @@ def profile(
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Profile this model alone, without a recipe.")
     ] = None,
-    shape: Annotated[
-        str, typer.Option(metavar="C,H,W", help="Image shape for --model.")
-    ] = "3,32,32",
+    shape: Annotated[str, typer.Option(metavar="C,H,W", help="Image shape for --model.")] = "3,32,32",
     classes: Annotated[int, typer.Option(min=1, help="Number of classes for --model.")] = 10,
     layers: Annotated[bool, typer.Option("--layers", help="Show every layer of the model.")] = False,
     peak: Annotated[
-        float | None, typer.Option(metavar="TFLOPS", help="Peak speed of the processor or GPU, in 10^12 FLOP/s.")
+        float | None,
+        typer.Option(metavar="TFLOPS", help="Peak speed of the processor or GPU, in 10^12 FLOP/s."),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers to this file; '-' prints them.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write all numbers to this file; '-' prints them."),
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a Chrome trace of one extra round, with every operator."
-        ),
+        typer.Option(metavar="FILE", help="Write a Chrome trace of one extra round, with every operator."),
     ] = None,
     data_dir: DataDir = None,
     download: Download = False,

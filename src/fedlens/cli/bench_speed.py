@@ -43,9 +43,7 @@ Pairs = Annotated[
 ]
 Seconds = Annotated[
     float | None,
-    typer.Option(
-        metavar="S", min=0, help="Time limit per workload; one measurement is always taken."
-    ),
+    typer.Option(metavar="S", min=0, help="Time limit per workload; one measurement is always taken."),
 ]
 Peers = Annotated[
     bool,
@@ -70,9 +68,7 @@ Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the results
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help=f"Results file; default {_NAME}.json in --out.")
 ]
-Picture = Annotated[
-    Path | None, typer.Option(metavar="FILE", help=f"Picture; default {_NAME}.png in --out.")
-]
+Picture = Annotated[Path | None, typer.Option(metavar="FILE", help=f"Picture; default {_NAME}.png in --out.")]
 
 
 def speed(

@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, for example local.lr=0.1; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting, for example local.lr=0.1; may be repeated."
+    ),
 ]
 EngineName = Annotated[
     str | None, typer.Option("--engine", metavar="NAME", help="The execution backend (fedlens list engines).")
@@ -16,7 +19,9 @@ EngineName = Annotated[
 Download = Annotated[bool, typer.Option("--download", help="Download the dataset if it is missing.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the path of the result.")]
-Json = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output; an error is JSON too.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print only JSON on standard output; an error is JSON too.")
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="The data directory; default $FEDLENS_DATA, else ~/.cache/fedlens."),

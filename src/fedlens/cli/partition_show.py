@@ -10,9 +10,7 @@ import typer
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.output import print_columns, print_json, reported
 
-PartitionFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A saved partition or a run directory.")
-]
+PartitionFile = Annotated[Path, typer.Argument(metavar="FILE", help="A saved partition or a run directory.")]
 
 
 def show(

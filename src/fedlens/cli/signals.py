@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if sys.platform != "win32":
+    _SIGNALS.append(signal.SIGHUP)
 _AGAIN = 10.0  # seconds after which a further signal interrupts once more, if the first one had no effect
 
 
@@ -62,10 +64,9 @@ def stopped_by_signals() -> Iterator[None]:
         yield
         return
     stop, before = Stop(), {}
-    for name in _NAMES:
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        handler = None if number is None else signal.getsignal(number)
-        if number is None or handler in (None, signal.SIG_IGN) or isinstance(handler, Stop):
+    for number in _SIGNALS:
+        handler = signal.getsignal(number)
+        if handler in (None, signal.SIG_IGN) or isinstance(handler, Stop):
             continue
         before[number] = signal.signal(number, stop)
     try:
@@ -79,6 +80,5 @@ def stopped_by_signals() -> Iterator[None]:
 def ignore_signals() -> None:
     """Ignores the three signals for the rest of the process, which is about to end."""
     if threading.current_thread() is threading.main_thread():
-        for name in _NAMES:
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)

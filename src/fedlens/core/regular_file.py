@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,9 +33,9 @@ def open_regular(path: Path) -> BinaryIO:
     fedlens.core.regular_file.NotRegularError: it is a device, not a file
     """
     # A pipe is opened without waiting for its other end; a terminal does not become the process's own.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+    flags = 0 if sys.platform == "win32" else os.O_NONBLOCK | os.O_NOCTTY
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, os.O_RDONLY | flags)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
             raise NotRegularError(errno.EINVAL, f"it is {_KINDS[stat.S_IFSOCK]}, not a file") from None
