@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlens.cli.client_table import client_lines, worst_text
 from fedlens.cli.heartbeat import Heartbeat
 from fedlens.cli.output import complain, console, discard, printable, unwritten
 from fedlens.cli.status_line import StatusLine, roughly
@@ -170,7 +171,10 @@ class ProgressDisplay(ProgressBase):
         page = RunDir(directory).report_path
         page = page if page.exists() else directory
         if not self._quiet:
-            for line in closing_lines(summary):
+            for line in [
+                *closing_lines(summary),
+                *(client_lines(directory) if summary.get("clients") else ()),
+            ]:
                 self._print(line, soft_wrap=True)
             self._print(f"result page: {page}", style="bold", soft_wrap=True)
         elif not self._console.stderr:
@@ -289,15 +293,13 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     outcome = f"{label} {metric_value(metric, value)} {where} after round {round}"
     best = _best_text(summary.get("best") or {}, metric, where)
     mean, worst = (finite(final.get(f"clients_{metric}_{of}")) for of in ("mean", "worst_decile"))
-    worst_text = (
-        f", {metric_value(metric, worst)} at the worst tenth of the clients" if worst is not None else ""
-    )
+    at_worst = worst_text(summary, metric, worst)
     if f"clients_{metric}_mean_before" not in final:
-        return [f"{status}: {outcome}{worst_text}{best}", ", ".join(cost)]
+        return [f"{status}: {outcome}{at_worst}{best}", ", ".join(cost)]
     # Clients use the tuned models; all other metrics are of the global model.
     return [
         f"{status}: {label} {metric_value(metric, mean)} at the clients, each after tuning, "
-        f"in round {round}{worst_text}",
+        f"in round {round}{at_worst}",
         f"global model, not tuned: {outcome}{best}",
         ", ".join(cost),
     ]
