@@ -403,7 +403,7 @@ def test_real_processes(folder: Path, arguments: list[str], said: str) -> None:
     """As typed in a terminal, also where the workers had begun to start."""
     process = fedlens("run", *arguments, "--json", cwd=folder)
     out, err = process.communicate(timeout=300)
-    assert (process.returncode, out) == (2, "")
+    assert (process.returncode, json.loads(out)["status"]) == (2, "error")
     assert err.replace(f"{folder}/own.py", "own.py").startswith(said)
     assert err.count("\n") == 1
 
