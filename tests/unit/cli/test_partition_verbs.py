@@ -129,7 +129,7 @@ def test_make_replaces_nothing_unless_told_to(tmp_path: Path) -> None:
     assert answer.exit_code == 2
     assert (
         answer.stderr
-        == f"error: there is a file already ({out}); choose another name, or pass --force to replace it.\n"
+        == f"error: the file already exists ({out}); choose another name, or pass --force to replace it.\n"
     )
     assert out.read_bytes() == before
     assert partition("make", *DIGITS, "--seed", 1, "--out", out, "--force").exit_code == 0
