@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from fedlens.core.arithmetic import Layout
-from fedlens.core.errors import ConfigError, out_of_memory, told
+from fedlens.core.errors import ConfigError, HookError, out_of_memory, told
 from fedlens.core.protocol import Answer, BatchedOp, ClientId, Failure, Op, Payload, Program, Reduce
 from fedlens.core.schema import Schema
 from fedlens.engines.devices import Computing
@@ -137,6 +137,8 @@ class Groups:
     ) -> list[Answer]:
         try:
             return together(items)
+        except HookError:
+            raise
         except Exception as error:
             # The retry is outside of this block: the error's frames hold all the memory of the group.
             no_memory, reason = out_of_memory(error), told(error)

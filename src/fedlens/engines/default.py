@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from fedlens.core.engine_base import EngineBase
-from fedlens.core.errors import RunFailed
+from fedlens.core.errors import HookError, RunFailed
 from fedlens.core.protocol import Answer, Ask, ClientDataSource, ClientId, ClientStates, Op, Program, Reply
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY
@@ -173,6 +173,8 @@ class Default(EngineBase):
                     yield answer
                     del answer  # no name keeps the reply while the next one is awaited
                 return
+            except HookError:
+                raise
             except RunFailed as failure:
                 if number != self._latest:
                     raise  # clients' states may have changed since: a later ask has been answered

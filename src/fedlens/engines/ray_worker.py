@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens.core.errors import FedlensError, RunFailed, told
+from fedlens.core.errors import FedlensError, HookError, RunFailed, told
 from fedlens.core.registry import USER_MODULE_PREFIX
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Groups
@@ -86,6 +86,8 @@ class Relay(io.StringIO):
                 value = call(*arguments)
             except FedlensError as error:
                 failure = RunFailed(error.what, where=error.where, hint=error.hint)
+                if isinstance(error, HookError):
+                    failure = error
             except Exception as error:
                 traceback.print_exc()
                 hint = "its traceback is above; engine.name=inline runs without workers"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fedlens.core.errors import FedlensError
+from fedlens.core.errors import FedlensError, HookError, RunFailed
 from fedlens.core.protocol import Program
 from fedlens.core.registry import load_file
 from fedlens.core.tree import HEAVY
@@ -44,12 +44,18 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
         except (EOFError, ConnectionError):
             raise
         except FedlensError as error:
-            driver.send_bytes(pickle.dumps(("broken", error.what, error.where, error.hint)))
+            failed = (
+                error
+                if isinstance(error, HookError)
+                else RunFailed(error.what, where=error.where, hint=error.hint)
+            )
+            driver.send_bytes(pickle.dumps(("broken", failed)))
         except BaseException as error:
             traceback.print_exc()
             what = traceback.format_exception_only(error)[-1].strip()
             hint = "where is above; engine.name=inline runs without local workers"
-            driver.send_bytes(pickle.dumps(("broken", f"a local worker could not go on: {what}", None, hint)))
+            failed = RunFailed(f"a local worker failed: {what}", hint=hint)
+            driver.send_bytes(pickle.dumps(("broken", failed)))
 
 
 class _Worker:

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from fedlens.core.calls import Calls
-from fedlens.core.errors import ConfigError, out_of_memory, told
+from fedlens.core.errors import ConfigError, HookError, out_of_memory, told
 from fedlens.core.modules import loadable
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import Call, GroupExamples, Outcome
 from fedlens.core.random import Rng
 from fedlens.core.stacked import Column, StackedTrees
 from fedlens.core.tree import Tree
+from fedlens.local.hook_checks import watching
 from fedlens.local.rules import LocalContext, Solved, Tensors
 from fedlens.local.training import Train, virtual
 from fedlens.local.vectorized.full_gradient import SharedGradients, full_gradients
@@ -185,6 +186,7 @@ def _gradient_replies(
 
 
 def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Results:
+    train = watching(train, members[0].call.client.scratch)
     failed = _started(train, model, members) if train.rule.start is not None or model.random else {}
     ready = [member for member in members if member.at not in failed]
     ready.sort(key=lambda member: -member.context.steps)
@@ -242,7 +244,7 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
 
 
 def _failure(error: BaseException) -> Exception:
-    """A client's failure; raises the error if memory ran out, since that is the group's failure."""
-    if out_of_memory(error):
+    """A client's failure; raises the error if it is not one client's: memory ran out, or a hook breaks a rule."""
+    if out_of_memory(error) or isinstance(error, HookError):
         raise error
     return error if isinstance(error, Exception) else RuntimeError(told(error))

@@ -1,0 +1,119 @@
+"""Checks that functions of a user's own take the arguments that fedlens calls them with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import ConfigError
+
+OP = ("payload", "client", "rng")
+# The methods that are called of what a factory of each kind makes, and their arguments.
+METHODS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "algorithm": {
+        "init": ("model", "federation"),
+        "round": ("state", "ctx"),
+        "evaluate": ("state", "ctx"),
+        "model": ("state",),
+    },
+    "selection": {"cohort": ("ctx",), "size": ("federation",)},
+    "aggregate": {
+        "fold": ("answers", "fields"),
+        "exchange": ("ask", "fields"),
+        "reduce": ("cohort", "fields"),
+    },
+    "server step": {
+        "init": ("weights",),
+        "step": ("weights", "update", "state"),
+        "step_given": ("weights", "update", "state"),
+    },
+    "engine": {"open": ("program", "states"), "answer": ("ask", "round", "exchange"), "close": ()},
+    "augmentation": {"__call__": ("images", "generator")},
+}
+
+
+def check_signature(
+    function: Any, arguments: Sequence[str], who: str, where: str | None = None, name: str | None = None
+) -> None:
+    """Raises `ConfigError` if `function` cannot be called with so many positional arguments.
+
+    Args:
+        function: the function; one whose signature Python does not know is accepted.
+        arguments: what it is called with, in words.
+        who: what errors call it.
+        where: where it is set.
+        name: its name in the corrected `def` line; by default its own.
+
+    >>> def grad(g, w): return g
+    >>> check_signature(grad, ["gradients", "parameters", "context"], "`grad` of MyRule")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fedlens.core.errors.ConfigError: `grad` of MyRule (...) takes (g, w), and fedlens calls it with (gradients, ...
+    """
+    place = place_of(function)
+    who = f"{who} ({place})" if place is not None else who
+    if not callable(function):
+        kind = type(function).__name__
+        raise ConfigError(
+            f"{who} is a {kind}, and must be a function", where=where, hint=_line(None, arguments, name)
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        takes = ", ".join(str(parameter) for parameter in _bare(signature))
+        raise ConfigError(
+            f"{who} takes ({takes}), and fedlens calls it with ({', '.join(arguments)})",
+            where=where,
+            hint=_line(function, arguments, name),
+        ) from None
+
+
+def check_methods(thing: object, kind: str, where: str | None = None) -> None:
+    """Raises `ConfigError` if a method of `thing` cannot be called as things of this kind are; see `METHODS`."""
+    for name, arguments in METHODS.get(kind, {}).items():
+        method = getattr(thing, name, None)
+        if method is not None:
+            who = f"`{name}` of the {kind} {type(thing).__name__}"
+            check_signature(method, arguments, who, where, name)
+
+
+def _bare(signature: inspect.Signature) -> Sequence[inspect.Parameter]:
+    return [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+
+
+def _line(function: Any, arguments: Sequence[str], name: str | None) -> str:
+    """The corrected first line of a function."""
+    plain = function_of(function)
+    if name is None and getattr(plain, "__name__", "") == "<lambda>":
+        return f"write: lambda {', '.join(arguments)}: ..."
+    names = (["self"] if inspect.ismethod(plain) else []) + list(arguments)
+    return f"write: def {name or getattr(plain, '__name__', 'function')}({', '.join(names)})"
+
+
+def function_of(function: Any) -> Any:
+    """The function itself, without the arguments that `functools.partial` fixes."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def place_of(function: Any) -> str | None:
+    """The file and line of a function; None if it is not written in Python."""
+    code = getattr(function_of(function), "__code__", None)
+    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}" if code is not None else None
+
+
+def name_of(function: Any) -> str:
+    """What errors call a function: its qualified name.
+
+    >>> name_of(partial(max, 1)), name_of(place_of)
+    ('max', 'place_of')
+    """
+    plain = function_of(function)
+    return getattr(plain, "__qualname__", None) or type(plain).__name__
