@@ -167,6 +167,8 @@ def settings_model(factory: Factory) -> type[BaseModel]:
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             required = parameter.default is inspect.Parameter.empty
+            if parameter.name not in hints:
+                raise TypeError(f"the parameter '{parameter.name}' has no type")
             fields[parameter.name] = (hints[parameter.name], Field(... if required else parameter.default))
     config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
     name = getattr(factory, "__name__", type(factory).__name__)

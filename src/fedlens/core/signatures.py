@@ -74,6 +74,50 @@ def check_signature(
         ) from None
 
 
+def accepted(
+    factory: Any, arguments: Sequence[str], who: str, where: str | None = None, some: bool = True
+) -> Sequence[str] | None:
+    """Which of these arguments a factory is called with by keyword; None if it takes all of them by position.
+
+    With `some`, a factory whose positional parameters are named like some of the arguments gets those, by keyword.
+    Raises `ConfigError` for any other.
+
+    >>> accepted(lambda table, seed, *, most=3: 0, ["table", "seed"], "it") is None
+    True
+    >>> accepted(lambda seed: 0, ["table", "seed"], "it"), accepted(lambda: 0, ["table", "seed"], "it")
+    (['seed'], [])
+    """
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    variable = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    own = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if variable or len([p for p in own if p.default is p.empty]) <= len(arguments) <= len(own):
+        return None
+    names = [p.name for p in own]
+    if some and len(own) < len(arguments) and set(names) <= set(arguments):
+        return names
+    place = place_of(factory)
+    takes = ", ".join(str(p) for p in _bare(inspect.signature(factory)) if p.kind is not p.KEYWORD_ONLY)
+    with_these = f"({', '.join(arguments)})" if arguments else "no positional argument"
+    name = getattr(function_of(factory), "__name__", "function")
+    raise ConfigError(
+        f"{who}{f' ({place})' if place else ''} takes ({takes}), and fedlens calls it with {with_these}, and with "
+        "settings by keyword",
+        where=where,
+        hint=f"write: def {name}({', '.join([*arguments, '*', 'setting: float = 0.1'])})",
+    )
+
+
+def needed(kind: str, names: Sequence[str]) -> str | None:
+    """The methods that things of this kind need, in words; None where they are not all known."""
+    methods = METHODS.get(kind, {})
+    if not set(names) <= set(methods):
+        return None
+    return " and ".join(f"{name}({', '.join(methods[name])})" for name in names)
+
+
 def check_methods(thing: object, kind: str, where: str | None = None) -> None:
     """Raises `ConfigError` if a method of `thing` cannot be called as things of this kind are; see `METHODS`."""
     for name, arguments in METHODS.get(kind, {}).items():
@@ -91,7 +135,7 @@ def _line(function: Any, arguments: Sequence[str], name: str | None) -> str:
     """The corrected first line of a function."""
     plain = function_of(function)
     if name is None and getattr(plain, "__name__", "") == "<lambda>":
-        return f"write: lambda {', '.join(arguments)}: ..."
+        return f"write: lambda {', '.join(arguments)}: result"
     names = (["self"] if inspect.ismethod(plain) else []) + list(arguments)
     return f"write: def {name or getattr(plain, '__name__', 'function')}({', '.join(names)})"
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.core.driver import Driven, Driver, Tally
-from fedlens.core.errors import FedlensError, RunFailed
+from fedlens.core.errors import FedlensError, HookError, RunFailed
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
@@ -182,6 +182,7 @@ class Runner:
             state = self._placed(
                 driver.drive(self.built.algorithm.round(self._state, self._context(round)), round)
             )
+            _refuse_no_mapping(state, "round", "the new state: a mapping of names to trees and values")
         except RunFailed:
             with suppress(FedlensError):  # report the error that ended the round
                 self._record(driver)
@@ -229,6 +230,7 @@ class Runner:
         if trained.evaluation is not None:
             driver.tally = trained.measuring
             measured = trained.evaluation.finish()
+            _refuse_no_mapping(measured, "evaluate", "a mapping of names to numbers")
             lost = measured.get("test_loss", measured.get("validation_loss", 0.0))
             if round and not math.isfinite(lost):
                 self.failures = self._with(tally)
@@ -357,6 +359,12 @@ class Runner:
     def _elapsed_before(self) -> float:
         lines = self.directory.read_metrics()
         return float(lines[-1]["elapsed"]) if lines else 0.0
+
+
+def _refuse_no_mapping(value: Any, method: str, expected: str) -> None:
+    if not isinstance(value, Mapping):
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        raise HookError(f"`{method}` of the algorithm returned {kind}", hint=f"return {expected}")
 
 
 def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
