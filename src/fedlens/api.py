@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedlens.experiment.build import Built
     from fedlens.experiment.rundir import RunDir
     from fedlens.experiment.runner import RunState
+    from fedlens.models.user_models import Instance
 
 
 class Experiment:
@@ -103,12 +104,13 @@ def resume(
     data_dir: Path | str | None = None,
     progress: Progress | None = None,
     report: bool = True,
+    model: nn.Module | None = None,
 ) -> Result:
     """Goes on with a run that was interrupted or killed, to the same numbers as if it had not been.
 
     A run that is finished is given back as it is. `report=False` skips report.html. Raises `RunDirectoryError` where
     `directory` is no run, is from another version, or has no whole checkpoint left; `DataError` where the data are
-    not what they were.
+    not what they were. A run whose model was given as an object needs an equal `model`; its weights are the run's.
     """
     from fedlens.experiment import checkpoint
     from fedlens.experiment.build import build, data_directory, plan
@@ -118,6 +120,8 @@ def resume(
     run = RunDir.open(Path(directory))
     listener = progress or Silent()
     values = run.read_config()
+    if model is not None:
+        values = {**values, "model": _like(model, run)}
     source = Source(values, run.config_path, key_lines(run.config_path.read_text(encoding="utf-8")))
     config = read_config(source.values, source.locate)
     with run.lock():
@@ -151,6 +155,13 @@ def resume(
             return _carry_out(built, run, listener, run_state, None if described else root, report)
         finally:
             engine.close()
+
+
+def _like(model: nn.Module, run: RunDir) -> Instance:
+    """The model that a run began with. Raises `ConfigError` if it is not like the one in the run's config.toml."""
+    from fedlens.models.user_models import Instance
+
+    return Instance.of(model).matching(run.read_config()["model"], f"{run.config_path}: model")
 
 
 _NOTES = 5  # sentences on the data that are said aloud
@@ -311,11 +322,20 @@ class Result:
         return f"Result({shlex.quote(str(self.directory))}, {json.dumps(final)})"
 
 
-def load_result(directory: Path | str) -> Result:
-    """The result of a run that was made before."""
+def load_result(directory: Path | str, model: nn.Module | None = None) -> Result:
+    """The result of a run that was made before.
+
+    A run whose model was given as an object needs an equal `model` to read its weights into. Raises `ConfigError` if
+    it is not like the run's.
+    """
+    from fedlens.core.protocol import ModelSpec
     from fedlens.experiment.rundir import RunDir
 
-    return Result(RunDir.open(Path(directory)).path)
+    run = RunDir.open(Path(directory))
+    if model is None:
+        return Result(run.path)
+    instance = _like(model, run)
+    return Result(run.path, ModelSpec(instance, "instance", instance.settings, (), 0, seed=0))
 
 
 __all__ = ["Config", "Experiment", "Metrics", "Result", "load_result", "resume"]

@@ -189,7 +189,7 @@ OWN_FILES = {
     "end it with: return the algorithm",
     "own.py:broken": "the algorithm 'own.py:broken' failed: ZeroDivisionError: division by zero (own.py, line 13) "
     "(--set algorithm.name)",
-    "own.py:narrow": "the algorithm 'own.py:narrow' (own.py, line 16) takes (), and fedlens calls it with (parts), and with "
+    "own.py:narrow": "the algorithm 'own.py:narrow' (own.py, line 15) takes (), and fedlens calls it with (parts), and with "
     "settings by keyword (--set algorithm.name); write: def narrow(parts, *, setting: float = 0.1)",
     "own.py:wrong": "the algorithm 'own.py:wrong' returned a dict, which has no 'ops' (--set algorithm.name)",
 }

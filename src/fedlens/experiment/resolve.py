@@ -128,7 +128,7 @@ def resolve(
     locate = locate or source.locate
     name = table["name"]
     if callable(name):
-        factory, name = name, f"{name.__module__}:{name.__qualname__}"
+        factory, name = registry.given(name)
     elif isinstance(name, str):
         factory = registry.find(name, where=locate(_below(key, "name")))
         file, _, attribute = name.rpartition(":")
@@ -186,6 +186,8 @@ def _settings(
     finite: bool,
 ) -> dict[str, Any]:
     names = list(model.model_fields)
+    if model.model_config.get("extra") == "allow":
+        names += [name for name in values if name not in names]
     for name in values:
         if name not in names:
             raise no_such_setting(name, locate(_below(key, name)), names, thing)
