@@ -41,11 +41,14 @@ def dataset(
 
     Raises `DataError` if shapes, types or lengths do not fit.
 
-    >>> made = dataset(np.zeros((3, 8, 8, 3), np.uint8), ["cat", "dog", "cat"], np.zeros((1, 8, 8, 3), np.uint8), ["dog"])
+    >>> images = np.zeros((4, 8, 8, 3), np.uint8)
+    >>> made = dataset(images[:3], ["cat", "dog", "cat"], images[3:], ["dog"])
     >>> made.classes, made.input_shape, made.train.targets
     (('cat', 'dog'), (3, 8, 8), array([0, 1, 0]))
     """
-    train_images, held_images = (_images(given, layout, what) for given, what in ((images, "images"), (test_images, "test_images")))
+    train_images, held_images = (
+        _images(given, layout, what) for given, what in ((images, "images"), (test_images, "test_images"))
+    )
     train, held = _array(labels), _array(test_labels)
     if classes is not None:
         names = tuple(map(str, classes))
@@ -83,7 +86,10 @@ def _images(given: Any, layout: Layout, what: str) -> NDArray[np.uint8]:
     if images.ndim == 3:
         return np.ascontiguousarray(images[:, None])
     if images.ndim != 4:
-        raise DataError(f"`{what}` have the shape {list(images.shape)}, and must be [n, H, W, C], [n, C, H, W] or [n, H, W]", where="fedlens.dataset")
+        raise DataError(
+            f"`{what}` have the shape {list(images.shape)}, and must be [n, H, W, C], [n, C, H, W] or [n, H, W]",
+            where="fedlens.dataset",
+        )
     first, last = images.shape[1] in _CHANNELS, images.shape[3] in _CHANNELS
     if layout == "auto" and first == last:
         why = "either axis could be the channels" if first else "neither axis is 1, 3 or 4 channels"
@@ -102,7 +108,9 @@ def _labels(given: NDArray[Any], classes: tuple[str, ...], what: str) -> NDArray
         number = {name: at for at, name in enumerate(classes)}
         unknown = next((str(label) for label in given if str(label) not in number), None)
         if unknown is not None:
-            raise DataError(f"`{what}` name a class '{unknown}' that is not in `classes`", where="fedlens.dataset")
+            raise DataError(
+                f"`{what}` name a class '{unknown}' that is not in `classes`", where="fedlens.dataset"
+            )
         return np.array([number[str(label)] for label in given], dtype=np.int64)
     if given.dtype.kind not in "iub":
         raise DataError(

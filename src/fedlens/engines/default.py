@@ -19,6 +19,7 @@ from fedlens.engines.memory import free_memory
 from fedlens.engines.processes import Processes, Timeout, Window, Workers
 from fedlens.engines.schedule import primed
 from fedlens.engines.shared_memory import Packer
+from fedlens.engines.verify import Verify, verified
 
 _MEASURED = 0.5  # seconds of training that are timed before anything is decided
 _PAYS = 10.0  # seconds of training left, from which on starting workers pays
@@ -36,14 +37,16 @@ def default(
     window: Window = 512,
     timeout: Timeout = 3600.0,
     state_memory: StateMemory = STATE_MEMORY,
-) -> Default:
+    verify: Verify = 0,
+) -> EngineBase:
     """Begins as `inline` and goes on as `processes` where the run is long enough; the same bits either way."""
     computing = Computing(device, precision, channels_last)
-    return Default(
+    made = Default(
         Inline(threads, state_memory, computing),
         lambda count: Processes(count, threads, window, state_memory, 1, computing, timeout),
         workers or default_workers(computing, threads),
     )
+    return verified(made, verify, exact=True)
 
 
 class Default(EngineBase):
