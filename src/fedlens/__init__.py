@@ -6,8 +6,7 @@ Describe how the data is scattered and how the clients learn; fedlens trains it 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedlens.api import Experiment, Result, load_result, resume
-    from fedlens.data.arrays import dataset
+    from fedlens.api import Experiment, Result, dataset, load_result, resume
 
 __version__ = "0.1.0"
 __all__ = ["Experiment", "Result", "__version__", "dataset", "load_result", "resume"]
@@ -15,10 +14,6 @@ __all__ = ["Experiment", "Result", "__version__", "dataset", "load_result", "res
 
 def __getattr__(name: str) -> Any:
     # Looked up when asked for, so that importing fedlens costs nothing.
-    if name == "dataset":
-        from fedlens.data.arrays import dataset
-
-        return dataset
     if name in __all__:
         from fedlens import api
 

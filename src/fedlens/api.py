@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedlens.core.protocol import ModelSpec
+    from fedlens.data.arrays import dataset
     from fedlens.experiment.build import Built
     from fedlens.experiment.rundir import RunDir
     from fedlens.experiment.runner import RunState
@@ -380,4 +381,12 @@ def load_result(directory: Path | str, model: nn.Module | None = None) -> Result
     return Result(run.path, ModelSpec(instance, "instance", instance.settings, (), 0, seed=0))
 
 
-__all__ = ["Config", "Experiment", "Metrics", "Result", "load_result", "resume"]
+__all__ = ["Config", "Experiment", "Metrics", "Result", "dataset", "load_result", "resume"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "dataset":  # its imports are not needed to start the command line
+        from fedlens.data.arrays import dataset
+
+        return dataset
+    raise AttributeError(f"module 'fedlens.api' has no attribute '{name}'")

@@ -138,10 +138,8 @@ class Averaging(AlgorithmBase):
         weights = self._weights(tree)
         begun: Any = self.server.init(weights)
         if not isinstance(begun, Mapping):
-            what = "None" if begun is None else f"a {type(begun).__name__}"
-            raise _wrong(
-                self.server, "init", what, "the state before the first step, a mapping: {} if there is none"
-            )
+            expected = "the state before the first step, a mapping: {} if there is none"
+            raise _wrong(self.server.init, begun, expected)
         state = {"model": tree, "server": begun}
         rules = {name: half.init(weights, federation) for name, half in self.rule.servers.items()}
         return {**state, "rules": rules} if rules else state
@@ -177,8 +175,7 @@ class Averaging(AlgorithmBase):
         )
         update: Any = yield from self.aggregate.exchange(ask, self._fields)
         if update is not None and not isinstance(update, Update):
-            kind = type(update).__name__
-            raise _wrong(self.aggregate, "exchange", f"a {kind}", "an Update, or None if no reply was good")
+            raise _wrong(self.aggregate.exchange, update, "an Update, or None if no reply was good")
         if update is not None:
             for name, half in self.rule.servers.items():
                 if half.after is not None:
@@ -206,8 +203,7 @@ class Averaging(AlgorithmBase):
             or len(stepped) != 2
             or not all(isinstance(s, Mapping) for s in stepped)
         ):
-            what = "None" if stepped is None else f"a {type(stepped).__name__}"
-            raise _wrong(server, step.__name__, what, "two mappings: the new weights and the new state")
+            raise _wrong(step, stepped, "two mappings: the new weights and the new state")
         weights, kept = stepped
         # Only trainable weights go through the server step; statistics and counters are replaced.
         return {"model": {**state["model"], **weights, **update.buffers, **update.counters}, "server": kept}
@@ -247,10 +243,11 @@ class Averaging(AlgorithmBase):
         return self.parts.model, state["model"]
 
 
-def _wrong(component: object, method: str, returned: str, expected: str) -> HookError:
-    who = f"`{method}` of {type(component).__name__}"
-    where = place_of(getattr(component, method))
-    return HookError(f"{who} returned {returned}", where=where, hint=f"return {expected}")
+def _wrong(method: Any, returned: Any, expected: str) -> HookError:
+    """The error for a method of a component that returned something else than it must."""
+    who = f"`{method.__name__}` of {type(method.__self__).__name__}"
+    what = "None" if returned is None else f"a {type(returned).__name__}"
+    return HookError(f"{who} returned {what}", where=place_of(method), hint=f"return {expected}")
 
 
 def _after(name: str, half: ServerRule, state: Any, update: Update, ctx: RoundContext) -> tuple[Any, Update]:

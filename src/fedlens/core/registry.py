@@ -115,7 +115,7 @@ def import_name(thing: Any) -> str:
     >>> import_name(load_file), import_name(partial(load_file))
     ('fedlens.core.registry:load_file', 'functools:partial')
     """
-    named = thing if getattr(thing, "__qualname__", None) else type(thing)
+    named = thing if isinstance(thing, type) or inspect.isroutine(thing) else type(thing)
     return f"{named.__module__}:{named.__qualname__}"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError
+from fedlens.core.user_objects import methods
 
 OP = ("payload", "client", "rng")
 # The methods that are called of what a factory of each kind makes, and their arguments.
@@ -101,7 +102,7 @@ def accepted(
     place = place_of(factory)
     takes = ", ".join(str(p) for p in _bare(inspect.signature(factory)) if p.kind is not p.KEYWORD_ONLY)
     with_these = f"({', '.join(arguments)})" if arguments else "no positional argument"
-    name = getattr(function_of(factory), "__name__", "function")
+    name = name_of(factory).rpartition(".")[2]
     raise ConfigError(
         f"{who}{f' ({place})' if place else ''} takes ({takes}), and fedlens calls it with {with_these}, and with "
         "settings by keyword",
@@ -112,19 +113,17 @@ def accepted(
 
 def needed(kind: str, names: Sequence[str]) -> str | None:
     """The methods that things of this kind need, in words; None where they are not all known."""
-    methods = METHODS.get(kind, {})
-    if not set(names) <= set(methods):
+    known = METHODS.get(kind, {})
+    if not set(names) <= set(known):
         return None
-    return " and ".join(f"{name}({', '.join(methods[name])})" for name in names)
+    return " and ".join(f"{name}({', '.join(known[name])})" for name in names)
 
 
 def check_methods(thing: object, kind: str, where: str | None = None) -> None:
     """Raises `ConfigError` if a method of `thing` cannot be called as things of this kind are; see `METHODS`."""
-    for name, arguments in METHODS.get(kind, {}).items():
-        method = getattr(thing, name, None)
-        if method is not None:
-            who = f"`{name}` of the {kind} {type(thing).__name__}"
-            check_signature(method, arguments, who, where, name)
+    expected = METHODS.get(kind, {})
+    for name, method in methods(thing, expected).items():
+        check_signature(method, expected[name], f"`{name}` of the {kind} {type(thing).__name__}", where, name)
 
 
 def _bare(signature: inspect.Signature) -> Sequence[inspect.Parameter]:
@@ -134,10 +133,10 @@ def _bare(signature: inspect.Signature) -> Sequence[inspect.Parameter]:
 def _line(function: Any, arguments: Sequence[str], name: str | None) -> str:
     """The corrected first line of a function."""
     plain = function_of(function)
-    if name is None and getattr(plain, "__name__", "") == "<lambda>":
+    if name is None and name_of(plain).endswith("<lambda>"):
         return f"write: lambda {', '.join(arguments)}: result"
     names = (["self"] if inspect.ismethod(plain) else []) + list(arguments)
-    return f"write: def {name or getattr(plain, '__name__', 'function')}({', '.join(names)})"
+    return f"write: def {name or name_of(plain).rpartition('.')[2]}({', '.join(names)})"
 
 
 def function_of(function: Any) -> Any:
@@ -149,7 +148,9 @@ def function_of(function: Any) -> Any:
 
 def place_of(function: Any) -> str | None:
     """The file and line of a function; None if it is not written in Python."""
-    code = getattr(function_of(function), "__code__", None)
+    plain = inspect.unwrap(function_of(function)) if callable(function) else None
+    plain = plain.__func__ if inspect.ismethod(plain) else plain
+    code = plain.__code__ if inspect.isfunction(plain) else None
     return f"{Path(code.co_filename).name}, line {code.co_firstlineno}" if code is not None else None
 
 
@@ -160,4 +161,6 @@ def name_of(function: Any) -> str:
     ('max', 'place_of')
     """
     plain = function_of(function)
-    return getattr(plain, "__qualname__", None) or type(plain).__name__
+    known = isinstance(plain, type) or inspect.isroutine(plain)
+    name: str = plain.__qualname__ if known else type(plain).__qualname__
+    return name

@@ -188,8 +188,8 @@ def _build(
     )
     with downloads(download):
         module = chosen["model"].made(model.build)
-    if isinstance(model.factory, OwnSettings) and data.kind == "classification":
-        chosen["model"].made(lambda: try_model(module, model.input_shape, model.classes))
+    if isinstance(model.factory, OwnSettings):
+        chosen["model"].made(lambda: try_model(module, model.input_shape, model.classes, task.misfit))
     parameters = count(parts.spec)
     bare: Algorithm = chosen["algorithm"](parts)
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from fedlens.core.errors import ConfigError, FedlensError, told
 from fedlens.core.registry import Factory, Registry, settings_model
 from fedlens.core.signatures import accepted, check_methods, needed
-from fedlens.core.user_objects import offered
+from fedlens.core.user_objects import methods, offered
 from fedlens.experiment.config import Config
 from fedlens.experiment.config_errors import Locate, explained, no_such_setting, refuse_loose
 from fedlens.experiment.config_source import Source
@@ -91,8 +91,8 @@ class Resolved:
         for member in _MEMBERS[self.kind]:
             if member not in have:
                 base = _BASES.get(self.kind)
-                methods = needed(self.kind, _MEMBERS[self.kind])
-                hint = f"inherit from {base}" if base else f"it needs {methods}" if methods else None
+                what = needed(self.kind, _MEMBERS[self.kind])
+                hint = f"inherit from {base}" if base else f"it needs {what}" if what else None
                 raise self._fault(f"returned a {type(made).__name__}, which has no '{member}'", hint)
         check_methods(made, self.kind, self.locate(_below(self.key, "name")))
         return made
@@ -100,9 +100,9 @@ class Resolved:
     def _failed(self, error: Exception) -> tuple[str, str | None]:
         """What went wrong in the factory, and what to do about it."""
         if inspect.isabstract(self.factory):
-            missing = sorted(getattr(self.factory, "__abstractmethods__", ()))
-            methods = needed(self.kind, missing) or ", ".join(missing)
-            return f"is an abstract class: it does not define {methods}", "define it in the class"
+            missing = sorted(methods(self.factory, ["__abstractmethods__"])["__abstractmethods__"])
+            what = needed(self.kind, missing) or ", ".join(missing)
+            return f"is an abstract class: it does not define {what}", "define it in the class"
         return f"failed: {told(error)}", None
 
     def _fault(self, what: str, hint: str | None = None) -> ConfigError:

@@ -54,7 +54,7 @@ def watched_rule(rule: ClientRule) -> ClientRule:
         return chain(*map(watched_rule, rule.links))
     watched = copy.copy(rule)
     for name in _WATCHED:
-        hook = getattr(rule, name)
+        hook = vars(rule)[name]
         if hook is not None:
             object.__setattr__(watched, name, partial(_call, hook, name, rule.called))
     return watched

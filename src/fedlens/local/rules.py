@@ -164,8 +164,9 @@ class ServerRule:
 
     def __post_init__(self) -> None:
         for name, arguments in SERVER_HOOKS.items():
-            if getattr(self, name) is not None:
-                check_signature(getattr(self, name), arguments, f"`{name}` of a server rule")
+            hook = vars(self)[name]
+            if hook is not None:
+                check_signature(hook, arguments, f"`{name}` of a server rule", name=name)
 
 
 @dataclass(frozen=True)
@@ -258,12 +259,13 @@ class ClientRule:
         for part in fields(ClientRule) if own else ():
             # What a subclass defines, such as a method `grad`, would be hidden by the default of the field.
             found = next((vars(kind)[part.name] for kind in own if part.name in vars(kind)), None)
-            if found is not None and getattr(self, part.name) in (part.default, {}):
+            if found is not None and vars(self)[part.name] in (part.default, {}):
                 bound = found.__get__(self) if callable(found) or isinstance(found, staticmethod) else found
                 object.__setattr__(self, part.name, bound)
         for name, arguments in HOOKS.items():
-            if getattr(self, name) is not None:
-                check_signature(getattr(self, name), arguments, f"`{name}` of {self.called}", name=name)
+            hook = vars(self)[name]
+            if hook is not None:
+                check_signature(hook, arguments, f"`{name}` of {self.called}", name=name)
 
     @property
     def called(self) -> str:

@@ -164,27 +164,39 @@ class Instance(OwnSettings):
         return self
 
 
-def try_model(module: nn.Module, input_shape: Sequence[int], classes: int) -> nn.Module:
-    """The module itself, if it takes two images and gives at least `classes` numbers for each.
+def try_model(
+    module: nn.Module,
+    input_shape: Sequence[int],
+    classes: int,
+    misfit: Callable[[object, int, int], str | None],
+) -> nn.Module:
+    """The module itself, if it takes two images and gives what the task needs for them.
+
+    Args:
+        module: the model.
+        input_shape: of one image.
+        classes: the number of classes.
+        misfit: that of the task; see `fedlens.tasks.task.Task`.
 
     Raises `ConfigError` otherwise: before the run, not as a failure of every client.
     """
     weight = next(module.parameters(), None)
     images = torch.zeros(2, *input_shape, dtype=torch.float32 if weight is None else weight.dtype)
-    shape = f"[n, {', '.join(map(str, input_shape))}]"
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = copy.deepcopy(module).eval()(images)
     except Exception as error:
+        shape = f"[n, {', '.join(map(str, input_shape))}]"
         raise ConfigError(
             f"the model cannot take images {shape}: {type(error).__name__}: {error}".splitlines()[0],
             where="model",
             hint="make it for the data: a parameter called input_shape gets (channels, height, width)",
         ) from error
-    if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] < classes:
+    expected = misfit(outputs, 2, classes)
+    if expected is not None:
         found = list(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
         raise ConfigError(
-            f"the model gives {found} for 2 images, and must give [2, {classes}]: one number a class",
+            f"the model gives {found} for 2 images, and must give {expected}",
             where="model",
             hint="a parameter called classes or num_classes gets their number",
         )

@@ -41,6 +41,13 @@ class Classification:
         """Mean loss and accuracy from the sums."""
         return {name: sums[name] / sums["examples"] for name in ("loss", "accuracy")}
 
+    def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
+        """The logits must be [n, classes], or have further columns that no label has."""
+        good = isinstance(outputs, Tensor) and outputs.dim() == 2 and len(outputs) == examples
+        return (
+            None if good and outputs.shape[1] >= classes else f"[{examples}, {classes}]: one number a class"
+        )
+
     def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Random targets for these outputs, int64 [n]; a trial of a model trains on them."""
         return torch.randint(outputs.shape[1], (len(outputs),), generator=generator)
