@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedlens import Experiment
-from fedlens.core.errors import ConfigError, HookError
+from fedlens.core.errors import ConfigError, HookError, RunFailed
 from fedlens.local.rules import LocalContext
 from tests.faults import hooked
 
@@ -74,7 +74,6 @@ def test_a_hook_that_breaks_a_rule_ends_the_run_by_name(tmp_path: Path, engine: 
             "replace in the payload",
             "the operation 'train' changes its input payload['model']['1.weight'] in place",
         ),
-        ("return nothing", "the operation 'train' returned None"),
     ],
 )
 def test_an_operation_that_breaks_a_rule_ends_the_run(
@@ -82,6 +81,11 @@ def test_an_operation_that_breaks_a_rule_ends_the_run(
 ) -> None:
     text = said(tmp_path / "run", HookError, engine, algorithm={"name": f"{FILE}:operation", "how": how})
     assert message in text
+
+
+def test_an_operation_without_a_return_says_how_it_ends(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", RunFailed, algorithm={"name": f"{FILE}:operation", "how": "return nothing"})
+    assert "the operation 'train' returned None: end it with return Outcome(payload, state, metrics)" in text
 
 
 def test_an_operation_may_not_change_the_state_that_it_finds(tmp_path: Path) -> None:

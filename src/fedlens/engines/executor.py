@@ -89,7 +89,7 @@ class Executor:
     def answer(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
         """Runs one operation and checks what comes out. An exception in it is the client's failure, not the run's.
 
-        Raises `HookError` for an operation that changes its inputs or returns nothing.
+        Raises `HookError` for an operation that changes its inputs.
         """
         inputs: Inputs | None = None
         try:

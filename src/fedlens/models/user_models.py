@@ -22,7 +22,7 @@ from fedlens.core.registry import INSTANCE, OwnSettings, import_name
 from fedlens.core.signatures import name_of
 
 # Parameters that are filled in from the data, by their names.
-_SHAPE, _CLASSES, _CHANNELS = ("input_shape",), ("classes", "num_classes"), ("in_channels", "in_chans")
+_SHAPE, _CLASSES, _CHANNELS = ("input_shape", "shape"), ("classes", "num_classes"), ("in_channels", "in_chans")
 _PLAIN = (bool, int, float, str, NoneType)
 _downloads = False
 
@@ -31,7 +31,7 @@ _downloads = False
 class UserModel(OwnSettings):
     """A class or function that makes a model, called with what it takes.
 
-    - Parameters called `input_shape`, `classes` or `num_classes`, `in_channels` or `in_chans` are passed by keyword.
+    - Parameters called `input_shape` or `shape`, `classes` or `num_classes`, `in_channels` or `in_chans` are passed by keyword.
     - If it has none of them: two required positional parameters are the input shape and the number of classes.
     - Otherwise `**kwargs` gets `num_classes`, as models of torchvision expect.
     - Otherwise it is called with settings alone.
@@ -80,9 +80,13 @@ class UserModel(OwnSettings):
 
     @cached_property
     def _by_position(self) -> bool:
-        known = {*_SHAPE, *_CLASSES, *_CHANNELS}
         own = [p for p in self._parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        return [p.default is p.empty and p.name not in known for p in own] == [True, True]
+        if len(own) != 2 or any(p.default is not p.empty for p in own):
+            return False
+        first, second = (p.name for p in own)
+        if first in _SHAPE:
+            return second not in _CHANNELS
+        return not {first, second} & {*_SHAPE, *_CLASSES, *_CHANNELS}
 
     def settings_model(self) -> type[BaseModel]:
         """Its settings: parameters that the data does not fill in."""

@@ -43,10 +43,11 @@ class Classification:
 
     def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
         """The logits must be [n, classes], or have further columns that no label has."""
-        good = isinstance(outputs, Tensor) and outputs.dim() == 2 and len(outputs) == examples
-        return (
-            None if good and outputs.shape[1] >= classes else f"[{examples}, {classes}]: one number a class"
-        )
+        if isinstance(outputs, Tensor) and outputs.dim() == 2:
+            n, logits = outputs.shape
+            if n == examples and logits >= classes:
+                return None
+        return f"[{examples}, {classes}]: one number a class"
 
     def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Random targets for these outputs, int64 [n]; a trial of a model trains on them."""

@@ -59,6 +59,7 @@ def test_a_plan_has_every_setting_filled_in_and_loads_nothing() -> None:
         "window": 512,
         "timeout": 3600.0,
         "state_memory": 1024,
+        "verify": 0,
     }
     assert config["server"] == {"name": "momentum", "lr": 1.0, "momentum": 0.9, "nesterov": False}
     assert config["select"] == {"name": "uniform", "clients_per_round": None, "fraction": 0.5}
