@@ -136,8 +136,8 @@ VALUES = {
     "evaluation=3": "'evaluation' is 3, and has to be a table (--set evaluation)",
     "record.clients=maybe": "'clients' is 'maybe', and has to be true or false (--set record.clients)",
     "data.validation=1.5": "'validation' is 1.5, and has to be less than 1 (--set data.validation)",
-    "data.validation_from=client": "every client is to hold out a share of its own, and the share is 0 "
-    "(--set data.validation_from); set data.validation, say to 0.1",
+    "data.validation_from=client": "`data.validation_from = 'client'` needs `data.validation` above 0 "
+    "(--set data.validation_from); set data.validation = 0.2, the share that each client holds out",
     "data.validation=0.9999": "a validation share of 0.9999 leaves no example to train on (--set data.validation)",
     "data.augment=flipp": "there is no augmentation 'flipp' (--set data.augment.name); did you mean 'flip'",
     "data.augment={pad=3}": "the table [data.augment] needs a 'name' (--set data.augment)",

@@ -298,10 +298,8 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth_rounded_up() -> None:
         (lambda: fedbn(given(divided(HELD), client=dual())), "'dual' takes all weights for common"),
         (lambda: local_only(given(divided(HELD), client=contrastive())), "'contrastive' compares"),
         (lambda: finetune(given(divided(HELD), measure_clients="none")), "no client is to be measured"),
-        (
-            lambda: centralized(given(divided(HELD), measure_clients="all")),
-            "no clients that could be measured",
-        ),
+        (lambda: centralized(parts(world(), LOCAL, measure_clients="all")), "no client holds out"),
+        (lambda: centralized(given(divided(HELD), measure_clients=5)), "only 4 hold out"),
     ],
 )
 def test_what_could_not_be_measured_or_would_leave_a_client_is_refused(make: Any, says: str) -> None:

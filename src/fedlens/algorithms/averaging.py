@@ -301,7 +301,7 @@ def averaging(
     if personal:
         refuse_unfit(rule, parts)
     if parts.measure_clients not in (None, "none"):
-        refuse_unmeasured(parts.federation, "clients are to be measured on data of their own")
+        refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
         refuse_too_many(parts.federation, parts.measure_clients)
     if fold.normalized:
         refuse_unequal(rule, parts.local)

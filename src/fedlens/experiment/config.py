@@ -53,7 +53,9 @@ class DataSettings(_Table):
         0.0, ge=0, lt=1, description="share of the training data held out for validation"
     )
     validation_from: Literal["global", "client"] = Field(
-        "global", description="global: held out of all examples; client: each client holds out of its own"
+        "global",
+        description="where the validation examples come from. global: all clients' examples together; client: each "
+        "client's own, which `evaluation.clients` then measures each client on",
     )
     cache: float = Field(
         2.0,
@@ -87,8 +89,9 @@ class Evaluation(_Table):
     batch_size: int = Field(500, ge=1, description="images at a time")
     clients: Literal["all", "none"] | Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="clients that are measured on what they hold out of their own (data.validation_from), for the "
-        "spread over them: all, none, or so many drawn anew; all where the algorithm makes personal models",
+        description="which clients are measured, each on its own held-out examples: all, none, or a number of clients "
+        "drawn anew each time; by default none, and all if the algorithm makes personal models. Needs data.validation "
+        "= 0.2 (or another share) and data.validation_from = 'client'. Writes each client's values to clients.jsonl",
     )
     beside: bool = Field(
         False,
@@ -107,7 +110,11 @@ class CheckpointSettings(_Table):
 class Record(_Table):
     """The `[record]` table."""
 
-    clients: bool = Field(False, description="write clients.jsonl, one object a client and round")
+    clients: bool = Field(
+        False,
+        description="also write how each client trained to clients.jsonl, one object a client and round; the values "
+        "that `evaluation.clients` measures are always written",
+    )
 
 
 class Config(_Table):

@@ -22,7 +22,11 @@ from fedlens.core.registry import INSTANCE, OwnSettings, import_name
 from fedlens.core.signatures import name_of
 
 # Parameters that are filled in from the data, by their names.
-_SHAPE, _CLASSES, _CHANNELS = ("input_shape", "shape"), ("classes", "num_classes"), ("in_channels", "in_chans")
+_SHAPE, _CLASSES, _CHANNELS = (
+    ("input_shape", "shape"),
+    ("classes", "num_classes"),
+    ("in_channels", "in_chans"),
+)
 _PLAIN = (bool, int, float, str, NoneType)
 _downloads = False
 
@@ -31,7 +35,8 @@ _downloads = False
 class UserModel(OwnSettings):
     """A class or function that makes a model, called with what it takes.
 
-    - Parameters called `input_shape` or `shape`, `classes` or `num_classes`, `in_channels` or `in_chans` are passed by keyword.
+    - Parameters called `input_shape` or `shape`, `classes` or `num_classes`, `in_channels` or `in_chans` are passed by
+      keyword.
     - If it has none of them: two required positional parameters are the input shape and the number of classes.
     - Otherwise `**kwargs` gets `num_classes`, as models of torchvision expect.
     - Otherwise it is called with settings alone.
