@@ -206,9 +206,8 @@ class Executor:
 
 def _returned(op: str, outcome: Any) -> Any:
     if outcome is None:
-        raise HookError(
-            f"the operation '{op}' returned None",
-            hint="end it with: return Outcome(payload, new_state, metrics)",
+        raise TypeError(
+            f"the operation '{op}' returned None: end it with return Outcome(payload, state, metrics)"
         )
     return outcome
 
