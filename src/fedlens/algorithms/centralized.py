@@ -155,12 +155,14 @@ def centralized(parts: Parts) -> Centralized:
     filled = [slot for slot, part in parts.slots.items() if part is not None]
     if filled:
         raise ConfigError(
-            f"'centralized' has no use for a table [{filled[0]}]", where=filled[0], hint="take it out"
+            f"'centralized' does not use the table [{filled[0]}]", where=filled[0], hint="remove it"
         )
     if parts.measure_clients not in (None, "none"):
         refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
         refuse_too_many(parts.federation, parts.measure_clients)
     if parts.local.stragglers:
-        raise ConfigError("'centralized' has no stragglers", where="local.stragglers", hint="set it to 0")
+        raise ConfigError(
+            "'centralized' has no clients, so no stragglers", where="local.stragglers", hint="set it to 0"
+        )
     train = BatchedTrain(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True)
     return Centralized(parts, train)

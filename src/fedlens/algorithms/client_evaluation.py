@@ -58,7 +58,7 @@ class EvaluateOwn:
         """Evaluates in evaluation mode, without gradients."""
         held = client.data.validation
         if held is None or len(held) == 0:
-            raise ValueError("the client holds out no example")
+            raise ValueError("the client has no held-out examples")
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         learner = loadable(self.model, client)
         learner.load(tree)

@@ -164,6 +164,9 @@ def _build(
     config, chosen = planned.config, planned.chosen
     holders, partition, task = _distributed(planned, data_dir, download, say)
     data = holders.dataset
+    if data.chosen:
+        table = {**config.data.dataset, **data.chosen}
+        config = config.model_copy(update={"data": config.data.model_copy(update={"dataset": table})})
     federation = FederationInfo(
         partition.sizes(), len(data.classes), data.input_shape, holders.held(), holders.held_out_sizes()
     )
