@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from fedlens.core.protocol import ModelSpec
     from fedlens.data.arrays import dataset
     from fedlens.experiment.build import Built
+    from fedlens.experiment.run_state import RunState
     from fedlens.experiment.rundir import RunDir
-    from fedlens.experiment.runner import RunState
     from fedlens.models.user_models import Instance
 
 
@@ -146,8 +146,8 @@ def resume(
     """
     from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory, plan
+    from fedlens.experiment.run_state import RunState
     from fedlens.experiment.rundir import RunDir
-    from fedlens.experiment.runner import RunState
 
     run = RunDir.open(Path(directory))
     listener = BareProgress.wrap(progress or Silent())

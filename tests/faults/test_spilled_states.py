@@ -18,7 +18,7 @@ from fedlens.core.errors import RunDirectoryError, RunFailed
 from fedlens.experiment import checkpoint
 from fedlens.experiment.payload import encode
 from fedlens.experiment.progress import Silent
-from fedlens.experiment.runner import RunState
+from fedlens.experiment.run_state import RunState
 from fedlens.experiment.state_files import StateFiles, fault_of
 from tests.faults.run_kit import lives, outcome, summary
 

@@ -22,7 +22,8 @@ from fedlens.core.random import Rng
 from fedlens.core.states import ClientStates
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
-from fedlens.experiment.runner import RunState, hopeless
+from fedlens.experiment.divergence import hopeless
+from fedlens.experiment.run_state import RunState
 from fedlens.experiment.state_files import StateFiles
 
 PARTS = (

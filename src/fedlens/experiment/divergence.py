@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from fedlens.core.driver import Tally
+from fedlens.core.errors import RunFailed
 from fedlens.core.types import ClientId
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.experiment.build import Built
@@ -297,3 +298,29 @@ def _named(clients: Sequence[Mapping[str, Any]]) -> list[str]:
             told.append(f"{what} ({one['local_loss']:.3g})")
     text = "; ".join(told)
     return [f"{text[0].upper()}{text[1:]}."] if text else []
+
+
+def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
+    """The error when no reply of a round was accepted."""
+    reasons = Counter[str]()
+    for counts in tally.failures.values():
+        reasons.update(counts)
+    if not reasons:
+        return diverged(round, lr)
+    reason, times = reasons.most_common(1)[0]
+    usual = "the same fault at every client is usually in the model, the data or the algorithm"
+    if "NaN or Inf" in reason or "times the median" in reason:
+        usual = _too_high(lr)
+    return RunFailed(f"no reply of round {round} was good: {reason} ({times} of {tally.failed})", hint=usual)
+
+
+def diverged(round: int, lr: float) -> RunFailed:
+    """The error when the loss is not finite."""
+    return RunFailed(
+        f"the loss of round {round} is not a finite number",
+        hint=_too_high(lr),
+    )
+
+
+def _too_high(lr: float) -> str:
+    return f"usually the learning rate is too high: local.lr is {lr:g}, try a tenth, or set local.clip_norm"

@@ -13,8 +13,9 @@ from fedlens.core.protocol import ModelSpec, State
 from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
+from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.runner import Runner, RunState
+from fedlens.experiment.runner import Runner
 from fedlens.models.registry import MODELS
 
 

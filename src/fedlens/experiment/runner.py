@@ -11,84 +11,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedlens.core.driver import Driven, Driver, Tally
-from fedlens.core.errors import FedlensError, HookError, RunDirectoryError, RunFailed
+from fedlens.core.errors import FedlensError, HookError, RunFailed
 from fedlens.core.norm_bounds import NormBounds
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
-from fedlens.core.states import ClientStates, Mark, Saved
+from fedlens.core.states import ClientStates, Mark
 from fedlens.core.tree import HEAVY, all_finite
-from fedlens.core.user_objects import offered
 from fedlens.core.work import Phase, Work
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.changes import Change, defining
-from fedlens.experiment.divergence import Extremes, divergence_of, text_of
+from fedlens.experiment.divergence import Extremes, diverged, divergence_of, hopeless, text_of
 from fedlens.experiment.progress import BareProgress, Progress
+from fedlens.experiment.run_state import RunState, replace_tensors
 from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.state_files import StateFiles, is_key
+from fedlens.experiment.state_files import StateFiles
 
 _HEAVY = 2**28  # bytes of a server state: larger best states are kept on disk, not in memory
-
-
-@dataclass
-class RunState:
-    """The state of a run, as a checkpoint holds it. Its trees are never changed in place."""
-
-    round: int
-    state: State
-    clients: Mark | Saved
-    line: dict[str, Any]  # the round's line of metrics.jsonl, which may not be in the file yet
-    rows: list[dict[str, Any]] = field(default_factory=list)  # the round's rows of clients.jsonl, likewise
-    best: dict[str, Any] | None = None
-    failures: dict[str, Counter[str]] = field(default_factory=dict)
-    measured: dict[str, Any] | None = None  # the last per-client evaluation; see `client_summary`
-    client_lines: int = 0  # of clients.jsonl before this round
-    norms: dict[str, Any] = field(default_factory=dict)  # of the replies so far; see `NormBounds`
-    divergence: Mapping[str, Any] | None = None  # see `Divergence.state`
-
-    def payload(self) -> dict[str, Any]:
-        """The payload of a checkpoint. Client states that belong in files are written first."""
-        clients = self.clients.saved()
-        return {
-            "round": self.round,
-            "state": self.state,
-            "clients": {str(client): state for client, state in clients.states.items()},
-            "client_files": {str(client): key for client, key in clients.keys.items()},
-            "line": self.line,
-            "rows": self.rows,
-            "best": self.best,
-            "failures": {client: dict(reasons) for client, reasons in self.failures.items()},
-            "measured": self.measured,
-            "norms": self.norms,
-            "divergence": self.divergence,
-        }
-
-    @classmethod
-    def of(cls, payload: Mapping[str, Any]) -> RunState:
-        """The state in a checkpoint's payload. Raises `RunDirectoryError` if it is not that of a run."""
-        try:
-            fields = {**{"client_files": {}}, **payload}
-            states, keys = _by_client(fields.pop("clients")), _by_client(fields.pop("client_files"))
-            failures = {client: Counter(reasons) for client, reasons in payload["failures"].items()}
-            run_state = cls(**{**fields, "clients": Saved(states, keys), "failures": failures})
-            right = (
-                isinstance(run_state.round, int)
-                and isinstance(run_state.state, Mapping)
-                and run_state.line["round"] == run_state.round
-                and all(isinstance(row, Mapping) for row in run_state.rows)
-                and (run_state.best is None or isinstance(run_state.best["round"], int))
-                and all(map(is_key, keys.values()))
-                and all(isinstance(state, Mapping) for state in states.values())
-            )
-        except (AttributeError, KeyError, TypeError, ValueError):
-            right = False
-        if not right:  # its checksum fits: it was not written by this version, or not by fedlens
-            raise RunDirectoryError("the checkpoint does not hold the state of a run", hint="start a new run")
-        return run_state
 
 
 @dataclass
@@ -104,30 +46,6 @@ class _Trained:
     clients: Mark | None = None  # the client states after the round, if another round has begun since
     measuring: Tally = field(default_factory=Tally)
     evaluation: Driven | None = None
-
-
-def _replaced(value: Any, tensors: Mapping[int, Tensor]) -> Any:
-    """The same payload with other tensors, by the id of those that they replace.
-
-    A mapping, list or tuple in which nothing is replaced stays the object that it is.
-    """
-    if isinstance(value, Mapping):
-        before = dict(value)
-        after = {name: _replaced(item, tensors) for name, item in before.items()}
-        return after if any(after[name] is not item for name, item in before.items()) else value
-    if isinstance(value, list | tuple):
-        items = [_replaced(item, tensors) for item in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        if isinstance(value, list):
-            return items
-        kind: Any = type(value)
-        return kind._make(items) if offered(value, ["_make"]) else tuple(items)
-    return tensors.get(id(value), value)
-
-
-def _by_client(by_name: Mapping[str, Any]) -> dict[ClientId, Any]:
-    return {name if name.startswith("@") else int(name): value for name, value in by_name.items()}
 
 
 class Runner:
@@ -203,7 +121,7 @@ class Runner:
         _, model = self.built.algorithm.model(state)
         placed = self.built.engine.place(model)
         moved = {id(model[name]): placed[name] for name in model if placed[name] is not model[name]}
-        return _replaced(state, moved) if moved else state
+        return replace_tensors(state, moved) if moved else state
 
     @property
     def _reached(self) -> RunState:
@@ -502,32 +420,6 @@ def client_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, 
         "mean": float(np.sort([row[name] for row in finite]).mean()),  # as in `client_evaluation.spread`
         "worst": {"client": worst["client"], "value": worst[name]},
     }
-
-
-def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
-    """The error when no reply of a round was accepted."""
-    reasons = Counter[str]()
-    for counts in tally.failures.values():
-        reasons.update(counts)
-    if not reasons:
-        return diverged(round, lr)
-    reason, times = reasons.most_common(1)[0]
-    usual = "the same fault at every client is usually in the model, the data or the algorithm"
-    if "NaN or Inf" in reason or "times the median" in reason:
-        usual = _too_high(lr)
-    return RunFailed(f"no reply of round {round} was good: {reason} ({times} of {tally.failed})", hint=usual)
-
-
-def diverged(round: int, lr: float) -> RunFailed:
-    """The error when the loss is not finite."""
-    return RunFailed(
-        f"the loss of round {round} is not a finite number",
-        hint=_too_high(lr),
-    )
-
-
-def _too_high(lr: float) -> str:
-    return f"usually the learning rate is too high: local.lr is {lr:g}, try a tenth, or set local.clip_norm"
 
 
 def round_to(seconds: float) -> float:

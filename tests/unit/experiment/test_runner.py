@@ -18,8 +18,9 @@ from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.random import Rng
 from fedlens.core.states import Saved
 from fedlens.experiment import checkpoint, runner
+from fedlens.experiment.divergence import diverged, hopeless
 from fedlens.experiment.progress import Silent
-from fedlens.experiment.runner import RunState, diverged, hopeless
+from fedlens.experiment.run_state import RunState
 
 LEAST: dict[str, Any] = {
     "rounds": 4,

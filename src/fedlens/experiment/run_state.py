@@ -1,0 +1,97 @@
+"""The state of a run between two rounds, as a checkpoint holds it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.core.protocol import ClientId, State
+from fedlens.core.states import Mark, Saved
+from fedlens.core.user_objects import offered
+from fedlens.experiment.state_files import is_key
+
+
+@dataclass
+class RunState:
+    """The state of a run, as a checkpoint holds it. Its trees are never changed in place."""
+
+    round: int
+    state: State
+    clients: Mark | Saved
+    line: dict[str, Any]  # the round's line of metrics.jsonl, which may not be in the file yet
+    rows: list[dict[str, Any]] = field(default_factory=list)  # the round's rows of clients.jsonl, likewise
+    best: dict[str, Any] | None = None
+    failures: dict[str, Counter[str]] = field(default_factory=dict)
+    measured: dict[str, Any] | None = None  # the last per-client evaluation; see `client_summary`
+    client_lines: int = 0  # of clients.jsonl before this round
+    norms: dict[str, Any] = field(default_factory=dict)  # of the replies so far; see `NormBounds`
+    divergence: Mapping[str, Any] | None = None  # see `Divergence.state`
+
+    def payload(self) -> dict[str, Any]:
+        """The payload of a checkpoint. Client states that belong in files are written first."""
+        clients = self.clients.saved()
+        return {
+            "round": self.round,
+            "state": self.state,
+            "clients": {str(client): state for client, state in clients.states.items()},
+            "client_files": {str(client): key for client, key in clients.keys.items()},
+            "line": self.line,
+            "rows": self.rows,
+            "best": self.best,
+            "failures": {client: dict(reasons) for client, reasons in self.failures.items()},
+            "measured": self.measured,
+            "norms": self.norms,
+            "divergence": self.divergence,
+        }
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> RunState:
+        """The state in a checkpoint's payload. Raises `RunDirectoryError` if it is not that of a run."""
+        try:
+            fields = {**{"client_files": {}}, **payload}
+            states, keys = _by_client(fields.pop("clients")), _by_client(fields.pop("client_files"))
+            failures = {client: Counter(reasons) for client, reasons in payload["failures"].items()}
+            run_state = cls(**{**fields, "clients": Saved(states, keys), "failures": failures})
+            right = (
+                isinstance(run_state.round, int)
+                and isinstance(run_state.state, Mapping)
+                and run_state.line["round"] == run_state.round
+                and all(isinstance(row, Mapping) for row in run_state.rows)
+                and (run_state.best is None or isinstance(run_state.best["round"], int))
+                and all(map(is_key, keys.values()))
+                and all(isinstance(state, Mapping) for state in states.values())
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            right = False
+        if not right:  # its checksum fits: it was not written by this version, or not by fedlens
+            raise RunDirectoryError("the checkpoint does not hold the state of a run", hint="start a new run")
+        return run_state
+
+
+def replace_tensors(value: Any, tensors: Mapping[int, Tensor]) -> Any:
+    """The same payload with other tensors, by the id of those that they replace.
+
+    A mapping, list or tuple in which nothing is replaced stays the object that it is.
+    """
+    if isinstance(value, Mapping):
+        before = dict(value)
+        after = {name: replace_tensors(item, tensors) for name, item in before.items()}
+        return after if any(after[name] is not item for name, item in before.items()) else value
+    if isinstance(value, list | tuple):
+        items = [replace_tensors(item, tensors) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        if isinstance(value, list):
+            return items
+        kind: Any = type(value)
+        return kind._make(items) if offered(value, ["_make"]) else tuple(items)
+    return tensors.get(id(value), value)
+
+
+def _by_client(by_name: Mapping[str, Any]) -> dict[ClientId, Any]:
+    return {name if name.startswith("@") else int(name): value for name, value in by_name.items()}
