@@ -1,4 +1,4 @@
-"""Prepares docstrings for the API pages: an example in running text becomes a block of code."""
+"""Prepares what the API pages show: examples in running text, and the descriptions of settings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,29 @@ from typing import Any
 import griffe
 
 
-class FencedExamples(griffe.Extension):
-    """Puts fences around the lines of a doctest, up to the next empty line; Markdown would quote them."""
+class Readable(griffe.Extension):
+    """Makes examples blocks of code, and `Field(default, description=...)` a default and a docstring."""
 
     def on_object(self, *, obj: griffe.Object, **arguments: Any) -> None:
-        """Changes the docstring of every module, class, function and attribute."""
+        """Changes a module, class, function or attribute."""
         if obj.docstring:
             obj.docstring.value = fenced(obj.docstring.value)
 
+    def on_attribute(self, *, attr: griffe.Attribute, **arguments: Any) -> None:
+        """Changes an attribute."""
+        value = attr.value
+        if not (isinstance(value, griffe.ExprCall) and str(value.function) == "Field"):
+            return
+        named = {part.name: part.value for part in value.arguments if isinstance(part, griffe.ExprKeyword)}
+        if "description" in named and not attr.docstring:
+            text = str(named["description"]).strip("'\"")
+            attr.docstring = griffe.Docstring(f"{text[:1].upper()}{text[1:]}.", parent=attr)
+        positional = [part for part in value.arguments if not isinstance(part, griffe.ExprKeyword)]
+        attr.value = positional[0] if positional else None
+
 
 def fenced(text: str) -> str:
-    r"""The text with fences around its doctests.
+    r"""The text with fences around its doctests; Markdown would take them for quotations.
 
     >>> fenced("Adds.\n\n>>> 1 + 1  # doctest: +SKIP\n2\n\nNo more.")
     'Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nNo more.'
