@@ -12,17 +12,17 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.core.errors import FedlensError, RunDirectoryError
-from fedlens.experiment.config import Config, plain, read_config
+from fedlens.core.summary_text import as_call, as_html, as_text
+from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
 from fedlens.experiment.progress import Progress, Silent
+from fedlens.report.format import split_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +60,29 @@ class Experiment:
         made = type(self).__new__(type(self))
         made._take(override(self._source, overrides))
         return made
+
+    def __repr__(self) -> str:
+        return as_text(*self._described())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._described())
+
+    def _described(self) -> tuple[str, list[tuple[str, str]]]:
+        """A title, and rows of a name and a value."""
+        config = plain(self.config)
+        changed = {key: config["local"][key] for key in self.config.local.model_fields_set}
+        tables = {
+            "dataset": config["data"]["dataset"],
+            "partition": config["data"]["partition"],
+            **{key: config[key] for key in ("model", "algorithm", *SLOTS, "engine") if key in config},
+            "local": changed,
+        }
+        rows = [(key, as_call(table)) for key, table in tables.items()]
+        return f"Experiment '{self.config.name}'", [
+            *rows,
+            ("rounds", f"{self.config.rounds:,}"),
+            ("seed", str(self.config.seed)),
+        ]
 
     def run(
         self,
@@ -307,8 +330,27 @@ class Result:
         return RunDir.open(self.directory)
 
     def __repr__(self) -> str:
-        final = self.summary.get("final") or {}
-        return f"Result({shlex.quote(str(self.directory))}, {json.dumps(final)})"
+        return as_text(*self._described())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._described())
+
+    def _described(self) -> tuple[str, list[tuple[str, str]]]:
+        """A title, and rows of a name and a value."""
+        summary = self.summary
+        final, best, totals = (summary.get(key) or {} for key in ("final", "best", "totals"))
+        done, rounds = summary.get("rounds_done"), summary.get("rounds")
+        rows = [
+            ("run", f"{summary.get('algorithm')} on {summary.get('dataset')}, seed {summary.get('seed')}"),
+            ("status", f"{summary['status']}, round {done} of {rounds}" if summary else "running"),
+        ]
+        metrics = {name: value for name, value in final.items() if split_of(name) and value is not None}
+        rows += [(name, f"{value:.4g} after round {final['round']}") for name, value in metrics.items()]
+        if best:
+            rows.append(("best", f"{best['value']:.4g} in round {best['round']} ({best['metric']})"))
+        if totals.get("failed"):
+            rows.append(("failed", f"{totals['failed']:,} client updates"))
+        return f"Result in {self.directory}", rows
 
 
 def load_result(directory: Path | str) -> Result:

@@ -55,17 +55,17 @@ class Points(ClientExamples):
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.inputs[start:stop], self.targets[start:stop]
 
-    def batches(self, size: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         generator = rng.torch("batches")
         while True:
-            for at in epoch(len(self), size, generator):
+            for at in epoch(len(self), size, generator, whole):
                 yield self.inputs[at], self.targets[at]
 
 
-def epoch(n: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
+def epoch(n: int, size: int, generator: torch.Generator, whole: bool = False) -> Sequence[Tensor]:
     """The batches of one epoch, as documented: a random order, or the given one where a batch holds all."""
     order = torch.arange(n) if size >= n else torch.randperm(n, generator=generator)
-    return order.split(size)
+    return [at for at in order.split(size) if not whole or len(at) == min(size, n)]
 
 
 @dataclass(frozen=True)

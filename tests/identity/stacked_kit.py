@@ -17,6 +17,9 @@ LOCAL: dict[str, dict[str, Any]] = {
     "adam": {"optimizer": "adam", "lr": 0.05, "weight_decay": 0.1}, "clipped": {"clip_norm": 0.8},
     "stragglers": {"stragglers": 0.6}, "steps": {"epochs": None, "steps": 5}, "whole": {"batch_size": "all"},
     "virtual": {"examples": 4, "batch_size": 2}, "lr decay": {"lr_decay": 0.5},
+    "whole batches": {"last_batch": "drop"}, "adamw": {"optimizer": "adamw", "lr": 0.05, "weight_decay": 0.1},
+    "rate by step": {"lr_schedule": "cosine", "lr_warmup": 1, "lr_change": "step"},
+    "dropped stragglers": {"stragglers": 0.6, "straggler_work": "drop"},
 }  # fmt: skip
 
 

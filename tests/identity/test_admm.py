@@ -196,6 +196,28 @@ def test_liadmm_by_training_goes_twice_the_update_less_the_one_before() -> None:
         close(step.after["model"], plus((1.0, y), *[(-c, m) for c, m in moved]))
 
 
+def test_liadmm_by_training_weighs_the_update_before_by_the_rates_where_they_fall() -> None:
+    """x - (2 Delta - gamma / gamma_before Delta_before): gamma drops out only where it is constant."""
+    there, local = world(), {"lr": 0.1, "lr_decay": 0.5, "batch_size": "all"}
+    run = course(liadmm(parts(there, local, select=Everyone()), gradient="training"), there, rounds=3)
+    before: dict[int, Vector] = {}
+    for step in run.steps:
+        y, w, rate = step.before["model"], weightings("examples", step.cohort), 0.1 * 0.5 ** (step.round - 1)
+        moved = []
+        for slot, k in enumerate(step.cohort):
+            trained = bare_client(
+                model(),
+                y,
+                there.holder(k),
+                rng_of(step, slot),
+                optimizer=lambda p, lr=rate: torch.optim.SGD(p, lr=lr),
+            )
+            delta = plus((1.0, y), (-1.0, trained))
+            moved.append((w[k], plus((2.0, delta), (-0.5, before.get(k, plus((0.0, delta)))))))
+            before[k] = delta
+        close(step.after["model"], plus((1.0, y), *[(-c, m) for c, m in moved]))
+
+
 def heavy(parameters: list[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 

@@ -70,3 +70,23 @@ def test_nobody_straggles_by_default() -> None:
     there = world(SIZES)
     run = course(fedavg(parts(there, LOCAL | {"stragglers": 0.0}, select=Everyone())), there)
     assert all(e == 5 for step in run.steps for e in epochs_done(step))
+
+
+def test_up_to_E_epochs_may_be_all_of_them() -> None:
+    there = world(SIZES)
+    local = LOCAL | {"epochs": 3, "stragglers": 1.0}
+    for work, most in (("below-E", 2), ("up-to-E", 3)):
+        algorithm = fedavg(parts(there, local | {"straggler_work": work}, select=Everyone()))
+        done = {e for step in course(algorithm, there, rounds=6).steps for e in epochs_done(step)}
+        assert done == set(range(1, most + 1))
+
+
+def test_dropped_stragglers_take_no_part() -> None:
+    there = world(SIZES)
+    local = LOCAL | {"epochs": 1, "stragglers": 0.5, "straggler_work": "drop"}
+    run = course(fedavg(parts(there, local, select=Everyone())), there, rounds=4)
+    assert [len(step.cohort) for step in run.steps] == [4, 4, 4, 4]
+    assert len({step.cohort for step in run.steps}) > 1
+    everyone = LOCAL | {"epochs": 1, "stragglers": 1.0, "straggler_work": "drop"}
+    nobody = course(fedavg(parts(there, everyone, select=Everyone())), there, rounds=1).steps[0]
+    assert same(nobody.after["model"], nobody.before["model"])

@@ -272,7 +272,7 @@ def test_in_fp16_a_client_that_diverges_leaves_the_others_their_small_gradients(
 class Broken(Points):
     """Data that cannot be read any more after the first batch."""
 
-    def batches(self, size: int, rng: Rng):
+    def batches(self, size: int, rng: Rng, whole: bool = False):
         stream = super().batches(size, rng)
         yield next(stream)
         raise OSError("the disk is gone")
@@ -281,7 +281,7 @@ class Broken(Points):
 class Absent(Points):
     """Data that are not there at all."""
 
-    def batches(self, size: int, rng: Rng):
+    def batches(self, size: int, rng: Rng, whole: bool = False):
         raise OSError("the disk is not there")
 
 

@@ -295,7 +295,8 @@ def liadmm(
                    pi_i <- pi_i + w_i / gamma (x_i - x)                               (Eq. 4.6)
         sends:     z_i = x_i + gamma / w_i pi_i,  which is x - gamma (2 grad f_i(x) + pi_i before / w_i)
         server:    x <- sum_i w_i z_i,  sum_i w_i = 1                                 (Eq. 4.4)
-        gradient = "training":  x_i = (x after local training) - gamma / w_i pi_i; gamma then drops out
+        gradient = "training":  x_i = (x after local training) - gamma / w_i pi_i; a constant gamma then drops out;
+                   one that falls (local.lr_decay) weighs a correction of round s by gamma_t / gamma_s
         sums:      over the clients that replied, w_i relative to them; absent = "last": over all clients
 
     Source: ghaemi2022 Algorithm 4, Eq. 4.4 to 4.6, after Zhou and Li 2021 (arXiv 2110.15318).

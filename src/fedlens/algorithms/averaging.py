@@ -142,7 +142,8 @@ class Averaging(AlgorithmBase):
         """Select, prepare, train, aggregate, step. If no reply is good, the model stays as it was."""
         cohort = self.select.cohort(ctx)
         rules: dict[str, Any] = dict(state.get("rules", {}))
-        shared: dict[str, Any] = {"model": self._sent(state), "lr": self.parts.local.lr_at(ctx.round)}
+        rate = self.parts.local.shared_rate(ctx.round, ctx.rounds)
+        shared: dict[str, Any] = {"model": self._sent(state), **rate}
         for name, half in self.rule.servers.items():
             if half.prepare is not None:
                 prepared = yield from half.prepare(rules[name], shared, cohort, ctx)
@@ -153,12 +154,16 @@ class Averaging(AlgorithmBase):
             # A new mapping: asks that are already out keep the payload that they were sent with.
             shared = {**shared, **(half.shared(rules[name]) if half.shared else {})}
         work = straggling(self.parts.local, cohort, ctx)
+        requests = [
+            Request(client, {"work": work[slot]} if slot in work else {})
+            for slot, client in enumerate(cohort)
+            if work.get(slot) != 0
+        ]
+        if not requests:
+            return {**state, "rules": rules} if rules else state
         ask = Ask(
             "train",
-            [
-                Request(client, {"work": work[slot]} if slot in work else {})
-                for slot, client in enumerate(cohort)
-            ],
+            requests,
             shared,
             expect=self.train.expect(self.parts.spec, most=ctx.federation.largest),
         )
@@ -210,7 +215,7 @@ class Averaging(AlgorithmBase):
             return metrics
         shared: dict[str, Any] = {"model": self._sent(state)}
         if self.tune is not None:
-            shared["lr"] = self.tune.settings.lr_at(max(ctx.round, 1))
+            shared |= self.tune.settings.shared_rate(max(ctx.round, 1), ctx.rounds)
         at_clients = yield from everywhere(shared, ctx, parts.task, who, pooled=bool(self.personal))
         return {**metrics, **at_clients}
 
@@ -370,11 +375,17 @@ def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
 def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
     """Raises `ConfigError` if the update is not a sum of gradients, so there is no number of steps to divide by."""
     if local.optimizer != "sgd" or rule.solve is not None:
-        what = "a local solver" if rule.solve is not None else "Adam"
+        what = "a local solver" if rule.solve is not None else local.optimizer
         raise ConfigError(
             f"normalized averaging divides an update by the number of SGD steps it amounts to, and {what} takes none",
             where="aggregate" if rule.solve is not None else "local.optimizer",
             hint="take local.optimizer = 'sgd' and a rule of local steps",
+        )
+    if local.changes_by_step:
+        raise ConfigError(
+            "normalized averaging divides an update by the number of SGD steps it amounts to, at one learning rate",
+            where="local.lr_change",
+            hint="set it to 'round'",
         )
     if rule.traits.replaces:
         raise ConfigError(
@@ -386,12 +397,16 @@ def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
 
 
 def straggling(local: LocalSettings, cohort: Sequence[int], ctx: RoundContext) -> dict[int, int]:
-    """The work of the stragglers, by slot: a share of the cohort runs 1 to E - 1 epochs, drawn uniformly.
+    """The epochs (or steps) of the stragglers, by slot: those of a share of the cohort, drawn uniformly.
 
-    Source: Li et al. 2020 (arXiv 1812.06127), section 5.2.
+    Li et al. 2020 (arXiv 1812.06127), section 5.2, draw from 1 to E; the code of the authors from 1 to E - 1. Their
+    FedAvg drops stragglers, which is 0 here: they are not asked to train.
     """
     if not local.stragglers:
         return {}
     draw = ctx.rng.numpy("stragglers")
-    slots = draw.choice(len(cohort), round(local.stragglers * len(cohort)), replace=False)
-    return {int(slot): int(draw.integers(1, local.work)) for slot in sorted(slots)}
+    slots = sorted(draw.choice(len(cohort), round(local.stragglers * len(cohort)), replace=False))
+    if local.straggler_work == "drop":
+        return {int(slot): 0 for slot in slots}
+    most = local.work + (local.straggler_work == "up-to-E")
+    return {int(slot): int(draw.integers(1, most)) for slot in slots}

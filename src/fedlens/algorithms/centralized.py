@@ -45,7 +45,7 @@ class Centralized(AlgorithmBase):
 
     def round(self, state: State, ctx: RoundContext) -> Round:
         """Local training at the server."""
-        shared = {"model": state["model"], "lr": self.parts.local.lr_at(ctx.round)}
+        shared = {"model": state["model"], **self.parts.local.shared_rate(ctx.round, ctx.rounds)}
         expect = self.train.expect(self.parts.spec, most=ctx.federation.held["@train"])
         (answer,) = yield Ask("train", [Request("@train")], shared, expect=expect)
         if isinstance(answer, Failure):

@@ -30,6 +30,7 @@ from fedlens.core.random import Rng
 from fedlens.core.schema import finite_fault
 from fedlens.local.personal_leaves import own_leaves
 from fedlens.local.rules import ClientRule
+from fedlens.local.settings import RATE_SETTINGS, LocalSettings
 from fedlens.local.training import Train
 from fedlens.tasks.task import Task
 
@@ -173,6 +174,7 @@ def tuning(train: Train, lr: float | None, epochs: int | None) -> Train:
     tuning never is.
     """
     changed: dict[str, Any] = {} if epochs is None else {"steps": None, "epochs": epochs}
-    changed |= {} if lr is None else {"lr": lr, "lr_decay": 1.0, "lr_decay_every": 1}
+    if lr is not None:
+        changed |= {name: LocalSettings.model_fields[name].default for name in RATE_SETTINGS} | {"lr": lr}
     settings = train.settings.model_copy(update=changed)
     return replace(train, settings=settings, rule=ClientRule(), normalized=False)

@@ -58,6 +58,9 @@ def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fe
         scheme: "fedavg" to compare with FedAvg, term by term; "algorithm-2" as ghaemi2022 and Li et al. print it.
         local.epochs: 2 and more. In the first step of a round the term is zero.
         local.stragglers: 0, or the share of clients that cannot do all the work; Li et al. 2020 have 0, 0.5 and 0.9.
+            `local.straggler_work` says how much they do: 1 to E - 1 epochs in the code of the authors (the default),
+            1 to E in the paper. For their FedAvg, which drops stragglers, take `fedavg` and
+            `local.straggler_work = "drop"`.
 
     Try: algorithm.mu=0.1 local.epochs=5
 

@@ -186,16 +186,26 @@ def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
     return {"variate": TreeField.weights(spec)}
 
 
+_STEPS = {
+    "local.optimizer": "the steps of adam and adamw are no sum of gradients",
+    "local.clip_norm": "clipped steps are no sum of gradients",
+    "local.lr_change": "steps of different learning rates are no plain sum of gradients",
+}
+
+
 def _refuse_bent(local: LocalSettings, option: str) -> None:
     if option == "I":
         return
-    what = {"local.optimizer": local.optimizer == "adam", "local.clip_norm": local.clip_norm is not None}
+    what = {
+        "local.optimizer": local.optimizer != "sgd",
+        "local.clip_norm": local.clip_norm is not None,
+        "local.lr_change": local.changes_by_step,
+    }
     where = next((key for key, is_set in what.items() if is_set), None)
     if where is not None:
         raise ConfigError(
-            "option II of SCAFFOLD takes a client's mean gradient from the way it went, and "
-            + ("Adam's steps are" if where == "local.optimizer" else "clipped steps are")
-            + " no sum of gradients",
+            "option II of SCAFFOLD takes a client's mean gradient from the distance it moved, and "
+            + _STEPS[where],
             where=where,
             hint="take option = 'I', which computes the gradient, or plain SGD",
         )

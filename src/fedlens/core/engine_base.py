@@ -28,8 +28,8 @@ class EngineBase(Engine):
     `BareEngine` where it is made, so that all users of an engine may call everything below.
 
     Attributes:
-        ahead: whether asks may be sent before their answers are read (`processes`, `ray`). The runner then evaluates
-            beside the next round, if the settings ask for it.
+        ahead: whether asks may be sent before their answers are read (`processes`, `ray`, and `default` once its
+            workers run). The runner then evaluates beside the next round, if the settings ask for it.
         state_memory: MiB of client states that the runner keeps in memory, at most.
         table: the settings that replace the request in the run's config.toml, once `choose` has returned (`auto`);
             None keeps the request.

@@ -259,8 +259,13 @@ class GroupExamples(Protocol):
     def reordered(self, order: Sequence[int], /) -> GroupExamples:
         """The same examples, the clients in this order."""
 
-    def batches(self, sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int], /) -> torch.Tensor:
-        """The positions of the examples of each client's first batches, int64 [steps, A, size]; -1 is padding."""
+    def batches(
+        self, sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int], whole: bool = False, /
+    ) -> torch.Tensor:
+        """The positions of the examples of each client's first batches, int64 [steps, A, size]; -1 is padding.
+
+        `whole` leaves out the last batch of an epoch if it is smaller than the others.
+        """
 
     def read(self, positions: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]:
         """The inputs [k, ...] and targets [k, ...] at these positions, int64 [k]."""

@@ -69,20 +69,21 @@ class ClientDataset(ClientExamples):
             images, labels = self.examples.batch(self.indices[start:stop])
         return normalize(images, self.mean, self.std), labels
 
-    def batches(self, size: int, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
-        """Endless batches, epoch by epoch, each in a new order; the last batch of an epoch may be short.
+    def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Endless batches, epoch by epoch, each in a new order; `whole` leaves out a last batch that is smaller.
 
         The order of an epoch is `torch.randperm(n)` from `rng.torch("batches")`. If one batch holds all examples, they
         keep their order and nothing is drawn.
         """
         n = len(self)
         generator = rng.torch("batches")
+        end = n - n % min(size, n) if whole and n else n
         if self.held(n):
-            yield from self._from_memory(size, generator)
+            yield from self._from_memory(size, generator, end)
         augmenting = rng.torch("augment")
         while True:
             order = self._order(n, size, generator)
-            for start in range(0, n, size):
+            for start in range(0, end, size):
                 images, labels = self._images(order[start : start + size])
                 if self.augment is not None:
                     images = self.augment(images, augmenting)
@@ -123,7 +124,9 @@ class ClientDataset(ClientExamples):
         }
         return shifted(images, features, positions.to(images.device)), labels
 
-    def _from_memory(self, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    def _from_memory(
+        self, size: int, generator: torch.Generator, end: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         n = len(self)
         images, labels = self.stretch(0, n)
         while True:
@@ -133,7 +136,7 @@ class ClientDataset(ClientExamples):
             order = self._order(n, size, generator)
             at = order.to(images.device)
             shuffled, shuffled_labels = images.index_select(0, at), labels.index_select(0, at)
-            for start in range(0, n, size):
+            for start in range(0, end, size):
                 yield shuffled[start : start + size], shuffled_labels[start : start + size]
 
     @staticmethod
@@ -163,7 +166,9 @@ class ClientGroup:
         """The same examples, the holders in this order."""
         return replace(self, starts=[self.starts[k] for k in order], counts=[self.counts[k] for k in order])
 
-    def batches(self, sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int], /) -> Tensor:
+    def batches(
+        self, sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int], whole: bool = False, /
+    ) -> Tensor:
         """The positions in `examples` of the first so many of each holder's `batches`, int64 [steps, holders, size].
 
         -1 fills batches that are short, and those of holders with fewer steps.
@@ -173,11 +178,13 @@ class ClientGroup:
         for k, kind in enumerate(zip(self.counts, sizes, steps, strict=True)):
             alike.setdefault(kind, []).append(k)
         for (n, size, count), rows in alike.items():
-            per_epoch = -(-n // size)
+            per_epoch = n // size if whole else -(-n // size)
             orders = self._orders(rows, n, size, -(-count // per_epoch), rngs)
-            if n % size:
+            if whole:
+                orders = orders[:, :, : per_epoch * size]
+            elif n % size:
                 orders = torch.nn.functional.pad(orders, (0, -n % size), value=-1)
-            positions[rows, :count, :size] = orders.view(len(rows), -1, size)[:, :count]
+            positions[rows, :count, :size] = orders.reshape(len(rows), -1, size)[:, :count]
         return positions.transpose(0, 1)
 
     def _orders(self, rows: Sequence[int], n: int, size: int, epochs: int, rngs: Sequence[Rng]) -> Tensor:

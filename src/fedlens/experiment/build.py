@@ -33,6 +33,7 @@ from fedlens.experiment.config import SLOTS, Config
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.resolve import Resolved, located, resolve
+from fedlens.experiment.single_images import refuse_single_images
 from fedlens.local.chain import chain
 from fedlens.models.registry import MODELS
 from fedlens.tasks.registry import TASKS
@@ -190,6 +191,10 @@ def _build(
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
+    if size is None:  # one holder of all data
+        refuse_single_images(model, config.local, partition.sizes().sum(keepdims=True), ["the pooled data"])
+    else:
+        refuse_single_images(model, config.local, partition.sizes(), partition.ids)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, holders, federation, size, say)
     return Built(

@@ -191,6 +191,9 @@ def _refuse_steps(local: LocalSettings, uses_lr: bool) -> None:
         "clip_norm": (local.clip_norm is None, "take it out"),
         "stragglers": (local.stragglers == 0, "set it to 0"),
         "lr_decay": (local.lr_decay == 1 or uses_lr, "set it to 1"),
+        "lr_schedule": (local.lr_schedule == "constant" or uses_lr, "set it to 'constant'"),
+        "lr_warmup": (local.lr_warmup == 0 or uses_lr, "set it to 0"),
+        "lr_change": (local.lr_change == "round", "set it to 'round'"),
     }
     for name, (does_nothing, remedy) in neutral.items():
         if not does_nothing:

@@ -44,6 +44,7 @@ class LocalProblem:
         closing: what has to be undone when local training ends, also by an error.
         seen: batches that a gradient was taken of besides those of the steps; they are counted as the client's work.
         rng: the randomness of local training; problems made by hand in tests may have none.
+        whole_batches: whether `batches` leaves out the last batch of an epoch if it is smaller than the others.
         shared: gives `gradient` where it has been computed for several clients together; None where it has not.
     """
 
@@ -59,6 +60,7 @@ class LocalProblem:
     task: Task
     seen: int = 0
     rng: Rng | None = None
+    whole_batches: bool = False
     shared: Callable[[], tuple[list[Tensor], float] | None] | None = None
 
     def twin(self, which: str, tree: Tree | None = None) -> Loadable:
@@ -131,7 +133,7 @@ class LocalProblem:
     def batches(self) -> Iterator[Batch]:
         """Batches of the client's data without end, drawn and augmented as those of local steps are."""
         assert self.rng is not None
-        found: Iterator[Batch] = self.data.batches(self.batch, self.rng)
+        found: Iterator[Batch] = self.data.batches(self.batch, self.rng, self.whole_batches)
         return found
 
     def stretches(self) -> Iterator[Batch]:

@@ -40,7 +40,7 @@ class LocalContext:
             client's own where a part of the model is personal.
         payload: what the server sent.
         state: the client's state as it was committed.
-        lr: the learning rate of this round.
+        lr: the learning rate of this round; where it changes with every step, the mean over the steps.
         steps: how many steps it takes.
         settings: the local settings.
         problem: what else can be computed here: gradients over all examples, a second copy of the model.
@@ -50,6 +50,7 @@ class LocalContext:
         at_anchor: gradients of the step's batch at the anchor, where the rule is `anchored`.
         proximal: mu of all terms mu/2 ||w - w^t||^2 in what this client descends; `start` may correct it.
         saved: what `start` left here for the other hooks; it is gone when the client is done.
+        rate_factors: the learning rate of each step as a share of `lr`; empty where all are `lr`.
     """
 
     names: list[str]
@@ -65,6 +66,11 @@ class LocalContext:
     at_anchor: Tensors = field(default_factory=list)
     proximal: float = 0.0
     saved: dict[str, Any] = field(default_factory=dict)
+    rate_factors: Sequence[float] = ()
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, the first being 0."""
+        return self.lr * self.rate_factors[step] if self.rate_factors else self.lr
 
     @property
     def targets(self) -> Any:

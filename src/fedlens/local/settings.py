@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
+# The settings by which the learning rate depends on the round or the step.
+RATE_SETTINGS = (
+    "lr_decay",
+    "lr_decay_every",
+    "lr_schedule",
+    "lr_final",
+    "lr_power",
+    "lr_warmup",
+    "lr_change",
+)
 
 
 class LocalSettings(BaseModel):
@@ -14,19 +26,28 @@ class LocalSettings(BaseModel):
 
     The optimizer starts fresh each time the global model arrives: momentum is cleared, as in fedcv appendix 7.1.4.
 
-    >>> LocalSettings(lr=0.1, epochs=5).steps_at(examples=500), LocalSettings(lr=0.1, epochs=5).lr_at(round=3)
-    (80, 0.1)
+    >>> LocalSettings(lr=0.1, epochs=5).steps_at(examples=500)
+    80
+    >>> local = LocalSettings(lr=0.1, lr_schedule="linear")
+    >>> [round(local.lr_at(r, rounds=4), 3) for r in (1, 2, 3, 4)]
+    [0.1, 0.075, 0.05, 0.025]
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="sgd, or adam (chen2022 table 6)")
-    lr: float = Field(gt=0, description="learning rate in the first round")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="sgd, adam (chen2022 table 6), or adamw: adam with decoupled weight decay"
+    )
+    lr: float = Field(gt=0, description="learning rate, before decay, schedule and warm-up")
     momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
     nesterov: bool = Field(False, description="Nesterov's momentum (sgd)")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="decay rates of adam's two moments")
-    eps: float = Field(1e-8, gt=0, description="adam's epsilon")
-    weight_decay: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.999), description="decay rates of the two moments of adam and adamw"
+    )
+    eps: float = Field(1e-8, gt=0, description="epsilon of adam and adamw")
+    weight_decay: float = Field(
+        0.0, ge=0, description="L2 penalty, added to the gradient; of adamw: w <- (1 - lr weight_decay) w"
+    )
     epochs: Positive | None = Field(
         None, description="passes over the client's data a round (1 unless steps is set)"
     )
@@ -37,9 +58,30 @@ class LocalSettings(BaseModel):
     batch_size: Positive | Literal["all"] = Field(32, description="examples a step; 'all' is one full batch")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate ...")
     lr_decay_every: Positive = Field(1, description="... every so many rounds")
+    lr_schedule: Literal["constant", "linear", "polynomial", "cosine"] = Field(
+        "constant", description="how the learning rate falls over the rounds of the run, from lr to lr_final"
+    )
+    lr_final: float = Field(
+        0.0, ge=0, le=1, description="share of lr that the schedule falls to at the end of the run"
+    )
+    lr_power: float = Field(0.9, gt=0, description="exponent of the polynomial schedule")
+    lr_warmup: int = Field(
+        0, ge=0, description="rounds in which the learning rate rises to lr, before decay or schedule begin"
+    )
+    lr_change: Literal["round", "step"] = Field(
+        "round", description="change the rate of schedule and warm-up every round, or with every local step"
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a step's gradient")
+    last_batch: Literal["keep", "drop"] = Field(
+        "keep", description="drop leaves out the last batch of an epoch if it is smaller than the others"
+    )
     stragglers: float = Field(
         0.0, ge=0, le=1, description="share of a cohort that does partial work (FedProx)"
+    )
+    straggler_work: Literal["below-E", "up-to-E", "drop"] = Field(
+        "below-E",
+        description="epochs (or steps) of a straggler, drawn uniformly: 1 to E - 1, as in the code of FedProx's "
+        "authors; 1 to E, as in their paper; or drop it from the round, as their FedAvg does",
     )
 
     @model_validator(mode="after")
@@ -49,11 +91,11 @@ class LocalSettings(BaseModel):
         if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
             raise ValueError("nesterov needs optimizer = 'sgd' and a momentum above 0")
         if self.momentum and self.optimizer != "sgd":
-            raise ValueError("momentum belongs to optimizer = 'sgd'; adam has betas")
+            raise ValueError(f"momentum belongs to optimizer = 'sgd'; {self.optimizer} has betas")
         if self.optimizer == "sgd" and {"betas", "eps"} & self.model_fields_set:
             fields = type(self).model_fields
             if (self.betas, self.eps) != (fields["betas"].default, fields["eps"].default):
-                raise ValueError("betas and eps belong to optimizer = 'adam'; sgd has momentum")
+                raise ValueError("betas and eps belong to optimizer = 'adam' or 'adamw'; sgd has momentum")
         if self.lr_decay == 1 and self.lr_decay_every != 1:
             raise ValueError("lr_decay_every does nothing as long as lr_decay is 1")
         if self.examples and self.batch_size != "all" and self.examples % self.batch_size:
@@ -63,11 +105,27 @@ class LocalSettings(BaseModel):
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("betas have to be at least 0 and below 1")
-        if self.stragglers and self.work == 1:
+        self._check_schedule()
+        if self.stragglers and self.work == 1 and self.straggler_work != "drop":
             raise ValueError(
                 "stragglers run fewer epochs than the others, so epochs (or steps) has to be above 1"
             )
+        if not self.stragglers and self.straggler_work != "below-E":
+            raise ValueError("straggler_work does nothing as long as stragglers is 0")
         return self
+
+    def _check_schedule(self) -> None:
+        fields, constant = type(self).model_fields, self.lr_schedule == "constant"
+        if not constant and self.lr_decay != 1:
+            raise ValueError("lr_schedule and lr_decay both lower the learning rate; set one of them")
+        if constant and self.lr_final != fields["lr_final"].default:
+            raise ValueError("lr_final does nothing as long as lr_schedule is constant")
+        if self.lr_schedule != "polynomial" and self.lr_power != fields["lr_power"].default:
+            raise ValueError("lr_power belongs to lr_schedule = 'polynomial'")
+        if constant and not self.lr_warmup and self.lr_change == "step":
+            raise ValueError(
+                "lr_change = 'step' needs an lr_schedule or lr_warmup; lr_decay changes by round"
+            )
 
     @property
     def work(self) -> int:
@@ -88,8 +146,57 @@ class LocalSettings(BaseModel):
     def steps_at(self, examples: int, work: int | None = None) -> int:
         """The number of steps at a client of this many examples that does `work` epochs or steps."""
         work = self.work if work is None else work
-        return work if self.steps else work * -(-examples // max(1, self.batch(examples)))
+        return work if self.steps else work * self.batches_at(examples)
 
-    def lr_at(self, round: int) -> float:
-        """The learning rate of a round, the first being 1."""
-        return float(self.lr * self.lr_decay ** ((round - 1) // self.lr_decay_every))
+    def batches_at(self, examples: int) -> int:
+        """The number of batches in one epoch at a client of this many examples."""
+        batch = max(1, self.batch(examples))
+        return examples // batch if self.last_batch == "drop" else -(-examples // batch)
+
+    @property
+    def changes_by_step(self) -> bool:
+        """Whether the learning rate changes from one local step to the next."""
+        return self.lr_change == "step"
+
+    def lr_at(self, round: int, rounds: int, step: int = 0, steps: int = 1) -> float:
+        """The learning rate of a round, the first being 1, or of one of its steps, the first being 0.
+
+        With W rounds of warm-up, R rounds in all and K steps a round (1 where the rate changes by round), step s of
+        round r is step t = K (r - 1) + s of the run. The rate is lr times
+
+            (t + 1) / (K W + 1)                             warm-up: t < K W
+            lr_decay^floor((r - 1 - W) / lr_decay_every)    lr_schedule = "constant"
+            e + (1 - e) f(p),  p = (t - K W) / (K (R - W)),  e = lr_final, else
+
+        where f is 1 - p (linear), (1 - p)^lr_power (polynomial) or (1 + cos(pi p)) / 2 (cosine): those of
+        `torch.optim.lr_scheduler`'s `LinearLR`, `PolynomialLR` and `CosineAnnealingLR`.
+
+        Args:
+            round: the round.
+            rounds: the rounds of the run.
+            step: the local step in the round.
+            steps: the client's number of local steps in a round.
+        """
+        warm, at = steps * self.lr_warmup, steps * (round - 1) + step
+        if at < warm:
+            return self.lr * (at + 1) / (warm + 1)
+        if self.lr_schedule == "constant":
+            return float(self.lr * self.lr_decay ** ((round - 1 - self.lr_warmup) // self.lr_decay_every))
+        done = (at - warm) / (steps * (rounds - self.lr_warmup))
+        if self.lr_schedule == "cosine":
+            factor = (1 + math.cos(math.pi * done)) / 2
+        else:
+            factor = (1 - done) ** (self.lr_power if self.lr_schedule == "polynomial" else 1)
+        return float(self.lr * (self.lr_final + (1 - self.lr_final) * factor))
+
+    def shared_rate(self, round: int, rounds: int) -> dict[str, float | list[int]]:
+        """What clients are sent to know their learning rate: `lr`, and `schedule` if it changes with every step."""
+        rate: dict[str, float | list[int]] = {"lr": self.lr_at(round, rounds)}
+        return {**rate, "schedule": [round, rounds]} if self.changes_by_step else rate
+
+    def rates(self, payload: Mapping[str, Any], steps: int) -> list[float]:
+        """The learning rate of each local step; empty if it is `lr` of the payload in all of them."""
+        if not self.changes_by_step or "schedule" not in payload:
+            return []
+        round, rounds = payload["schedule"]
+        return [self.lr_at(round, rounds, step, steps) for step in range(steps)]

@@ -36,8 +36,9 @@ Weighting = Literal["examples", "uniform"]
 class Train:
     """Local training.
 
-    Payload: `model`, the global tree; `lr`; and, for a client that does partial work, `work` (epochs, or steps where
-    the settings count in those). It sends back
+    Payload: `model`, the global tree; `lr`; `schedule`, the round and the number of rounds, where the rate changes with
+    every step; and, for a client that does partial work, `work` (epochs, or steps where the settings count in those).
+    It sends back
 
     - `update`: w^t - w_k of the trainable weights, hsu2019's Delta w_k;
     - `buffers` and `counters`: as they are after training;
@@ -134,20 +135,35 @@ class Train:
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         if load:
             learner.load(tree)
+        steps = self.settings.steps_at(len(data), payload.get("work"))
+        rates = self.settings.rates(payload, steps)
+        lr = sum(rates) / steps if rates else payload["lr"]
         context = LocalContext(
             list(learner.trainable),
             [tree[name] for name in learner.trainable],
             payload,
             client.state,
-            payload["lr"],
-            self.settings.steps_at(len(data), payload.get("work")),
+            lr,
+            steps,
             self.settings,
             proximal=self.rule.traits.proximal,
+            rate_factors=[rate / lr if lr else 1.0 for rate in rates],
         )
         batch = self.settings.batch(len(data))
         risk = partial(_risk, self.rule, context) if self.rule.risk else self.task.loss
         context.problem = LocalProblem(
-            self.model, client, learner, tree, data, risk, self.task.loss, batch, closing, self.task, rng=rng
+            self.model,
+            client,
+            learner,
+            tree,
+            data,
+            risk,
+            self.task.loss,
+            batch,
+            closing,
+            self.task,
+            rng=rng,
+            whole_batches=self.settings.last_batch == "drop",
         )
         return context
 
@@ -169,7 +185,7 @@ class Train:
     ) -> Solved:
         """The loop itself."""
         settings, rule, problem = self.settings, self.rule, context.problem
-        step = optimizer(settings, context.lr, kept)
+        step = optimizer(settings, kept)
         descend = Leafwise(parameters, context.lr, problem.closing) if leaf_by_leaf else None
         # The same memory without history: changing it in place needs no leave from autograd.
         weights = [p.detach() for p in parameters]
@@ -180,8 +196,8 @@ class Train:
         twin = problem.twin("anchor") if rule.traits.anchored else None
         trees = rule.looks(context) if rule.looks is not None else {}
         looking = ModelFeatures(context, trees) if trees else None
-        for inputs, targets in scoped("data", self._batches(context, rng)):
-            context.batch = inputs, targets
+        for at, (inputs, targets) in enumerate(scoped("data", self._batches(context, rng))):
+            context.batch, lr = (inputs, targets), context.rate(at)
             if twin is not None:
                 with scope("rule"):
                     context.at_anchor = _replayed(twin, problem, context.batch)
@@ -197,6 +213,7 @@ class Train:
             losses.append(loss.detach())
             counts.append(len(targets))
             if descend is not None:
+                descend.lr = lr
                 with scope("backward"):
                     descend(bent)
             else:
@@ -208,7 +225,7 @@ class Train:
                 with scope("optimizer"):
                     if settings.clip_norm is not None:
                         gradients = clip(gradients, settings.clip_norm)
-                    step(weights, gradients)
+                    step(weights, gradients, lr)
                 del gradients
             del outputs, loss, bent  # or they would lie beside those of the next step
         seen = sum(counts)
@@ -217,7 +234,8 @@ class Train:
         return Solved(weights, mean, seen, context.steps)
 
     def _batches(self, context: LocalContext, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
-        return islice(context.problem.data.batches(context.problem.batch, rng), context.steps)
+        problem = context.problem
+        return islice(problem.data.batches(problem.batch, rng, problem.whole_batches), context.steps)
 
     def _reply(
         self,

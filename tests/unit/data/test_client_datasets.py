@@ -26,25 +26,27 @@ def holders(augment=None) -> ClientDatasets:
     return data
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 32, 10_000])
 @pytest.mark.parametrize("steps", [1, 3, 100])
-def test_orders_are_where_the_examples_of_the_batches_are(size: int, steps: int) -> None:
+def test_orders_are_where_the_examples_of_the_batches_are(size: int, steps: int, whole: bool) -> None:
     there = holders()
     holding, other = there.holder(2), there.holder(1)
     size = min(size, len(holding))
     group = holding.group([other])
     assert group is not None
-    both = group.batches([size, 1], [Rng((1, "a")), Rng((2,))], [steps, 1])
-    turned = group.reordered([1, 0]).batches([1, size], [Rng((2,)), Rng((1, "a"))], [1, steps])
+    both = group.batches([size, 1], [Rng((1, "a")), Rng((2,))], [steps, 1], whole)
+    turned = group.reordered([1, 0]).batches([1, size], [Rng((2,)), Rng((1, "a"))], [1, steps], whole)
     assert torch.equal(turned, both.flip(1))
     assert both.shape == (steps, 2, size)
     assert (both[1:, 1] == -1).all()  # it has one step
     assert (both[0, 1, 1:] == -1).all()
     orders = both[:, 0]
     for row, (inputs, targets) in zip(
-        orders, islice(holding.batches(size, Rng((1, "a"))), steps), strict=True
+        orders, islice(holding.batches(size, Rng((1, "a")), whole), steps), strict=True
     ):
         at = row[row >= 0]
+        assert len(at) == size or not whole
         assert torch.equal(row[: len(at)], at)  # what is missing is at the end
         images, labels = group.read(at)
         assert torch.equal(images, inputs)

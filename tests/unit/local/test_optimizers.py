@@ -20,10 +20,10 @@ def gradients(dtype: torch.dtype) -> list[list[torch.Tensor]]:
 
 def ours(settings: LocalSettings, start: list[torch.Tensor], course) -> tuple[list[torch.Tensor], dict]:
     weights, state = [w.clone() for w in start], {}
-    step = optimizer(settings, settings.lr, state)
+    step = optimizer(settings, state)
     for gradient in course:
         before = [g.clone() for g in gradient]
-        step(weights, gradient)
+        step(weights, gradient, settings.lr)
         assert all(torch.equal(a, b) for a, b in zip(before, gradient, strict=True))  # inputs stay
     return weights, state
 
@@ -63,16 +63,26 @@ def test_adam_agrees_with_torch(how) -> None:
     assert state["steps"][0] == STEPS - 1
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    "how", [{}, {"weight_decay": 0.1}, {"weight_decay": 0.5, "betas": (0.5, 0.8)}], ids=str
+)
+def test_adamw_agrees_with_torch(how) -> None:
+    start, *course = gradients(torch.float64)
+    weights, _ = ours(LocalSettings(optimizer="adamw", lr=0.05, **how), start, course)
+    reference = torchs(lambda p: torch.optim.AdamW(p, lr=0.05, **{"weight_decay": 0.0, **how}), start, course)
+    torch.testing.assert_close(weights, reference, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_the_state_is_all_that_has_to_be_kept(name: str) -> None:
-    settings = LocalSettings(lr=0.05, **({"momentum": 0.9} if name == "sgd" else {"optimizer": "adam"}))
+    settings = LocalSettings(lr=0.05, **({"momentum": 0.9} if name == "sgd" else {"optimizer": name}))
     start, *course = gradients(torch.float32)
     whole, _ = ours(settings, start, course)
     half, state = ours(settings, start, course[:10])
     copied = {kind: [t.clone() for t in tensors] for kind, tensors in state.items()}
-    step = optimizer(settings, 0.05, copied)
+    step = optimizer(settings, copied)
     for gradient in course[10:]:
-        step(half, gradient)
+        step(half, gradient, 0.05)
     assert all(torch.equal(a, b) for a, b in zip(half, whole, strict=True))
 
 

@@ -17,6 +17,12 @@ from fedlens.local.settings import LocalSettings
         ({"lr": 0.1, "optimizer": "adam", "betas": (0.9, 1.0)}, "betas have to be"),
         ({"lr": 0.1, "stragglers": 0.5}, "stragglers run fewer epochs"),
         ({"lr": 0.1, "stragglers": 0.5, "steps": 1}, "stragglers run fewer epochs"),
+        ({"lr": 0.1, "straggler_work": "drop"}, "straggler_work does nothing"),
+        ({"lr": 0.1, "lr_schedule": "linear", "lr_decay": 0.5}, "set one of them"),
+        ({"lr": 0.1, "lr_final": 0.1}, "lr_final does nothing"),
+        ({"lr": 0.1, "lr_schedule": "linear", "lr_power": 2}, "lr_power belongs to"),
+        ({"lr": 0.1, "lr_change": "step"}, "needs an lr_schedule or lr_warmup"),
+        ({"lr": 0.1, "optimizer": "adamw", "momentum": 0.9}, "adamw has betas"),
         ({"lr": 0.1, "batch_size": 0}, "batch_size"),
         ({"lr": 0.1, "batch_size": "some"}, "batch_size"),
         ({"lr": 0.1, "epoch": 1}, "Extra inputs"),
@@ -40,6 +46,8 @@ def test_what_is_refused(settings, what: str) -> None:
         ({"epochs": 2, "batch_size": 10}, 100, 10, 20),
         ({"epochs": 2, "batch_size": 10}, 101, 10, 22),
         ({"epochs": 2, "batch_size": 10}, 1, 1, 2),
+        ({"epochs": 2, "batch_size": 10, "last_batch": "drop"}, 101, 10, 20),
+        ({"epochs": 2, "batch_size": 10, "last_batch": "drop"}, 3, 3, 2),
         ({"steps": 7}, 100, 32, 7),
         ({"steps": 7, "batch_size": "all"}, 1, 1, 7),
     ],
@@ -56,6 +64,6 @@ def test_partial_work_counts_in_what_the_settings_count_in() -> None:
 
 def test_the_learning_rate_of_a_round() -> None:
     local = LocalSettings(lr=0.1, lr_decay=0.1, lr_decay_every=30)
-    assert [local.lr_at(r) for r in (1, 30)] == [0.1, 0.1]
-    assert [local.lr_at(r) for r in (31, 60, 61)] == pytest.approx([0.01, 0.01, 0.001])
-    assert LocalSettings(lr=0.1).lr_at(1000) == 0.1
+    assert [local.lr_at(r, 100) for r in (1, 30)] == [0.1, 0.1]
+    assert [local.lr_at(r, 100) for r in (31, 60, 61)] == pytest.approx([0.01, 0.01, 0.001])
+    assert LocalSettings(lr=0.1).lr_at(1000, 1000) == 0.1

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedlens.core.errors import DataError
+from fedlens.core.summary_text import as_call, as_html, as_text, listed
 from fedlens.data.partition.census import Census
 from fedlens.data.table import Table
 
@@ -108,6 +109,27 @@ class Partition:
         offsets = np.zeros(len(ids) + 1, np.int64)
         np.cumsum(np.bincount(clients_of, minlength=len(ids)), out=offsets[1:])
         return cls(ids, assigned[np.argsort(clients_of, kind="stable")], offsets, spec or {}, dataset)
+
+    def __repr__(self) -> str:
+        return as_text(*self._described())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._described())
+
+    def _described(self) -> tuple[str, list[tuple[str, str]]]:
+        """A title, and rows of a name and a value."""
+        sizes = self.sizes()
+        rows = [
+            ("made by", as_call(self.spec) or "unknown"),
+            ("clients", f"{len(self):,}: {listed(self.ids)}"),
+            ("examples", f"{sizes.sum():,}"),
+        ]
+        if len(sizes):
+            median = f"{np.median(sizes):,.0f}"
+            rows.append(("a client", f"{sizes.min():,} to {sizes.max():,} examples, median {median}"))
+        if self.census is not None:
+            rows.append(("EMD", f"{self.census.emd():.3f}"))
+        return f"Partition of '{self.dataset}'", [*rows, ("digest", self.digest[:12])]
 
     def __len__(self) -> int:
         """The number of clients."""

@@ -34,7 +34,7 @@ def batches(group: Group, like: Tensor) -> Iterator[Batch]:
         return _read_together(group.examples, group, like)
     problems = [context.problem for context in group.contexts]
     streams = [
-        problem.data.batches(size, rng)
+        problem.data.batches(size, rng, group.whole_batches)
         for problem, size, rng in zip(problems, group.sizes, group.rngs, strict=True)
     ]
     return _side_by_side(streams, group.steps, like)
@@ -56,7 +56,7 @@ def stretches(contexts: Sequence[LocalContext], like: Tensor) -> Iterator[Batch]
 
 def _read_together(examples: GroupExamples, group: Group, like: Tensor) -> Iterator[Batch]:
     """One read for the examples of a step, wherever they are in the dataset that all clients share."""
-    positions = examples.batches(group.sizes, group.rngs, group.steps)
+    positions = examples.batches(group.sizes, group.rngs, group.steps, group.whole_batches)
     real = positions >= 0
     # A short batch is padded with its own first example: another client's value may be NaN here.
     positions = torch.where(real, positions, positions[:, :, :1])

@@ -14,7 +14,7 @@ from fedlens.local.rules import LocalContext, Tensors
 
 @dataclass
 class Group:
-    """Clients that start from the same weights at the same rate, those with the most steps first.
+    """Clients that start from the same weights at the same rates, those with the most steps first.
 
     Attributes:
         names: the trainable leaves.
@@ -25,6 +25,7 @@ class Group:
         steps: the clients' numbers of steps.
         rngs: the randomness of the clients' batch orders.
         masks: the generators of the clients' dropout masks; None for a model without dropout.
+        whole_batches: whether the last batch of an epoch is left out if it is smaller than the others.
         contexts: what a rule's hooks see of each client; empty for a rule without hooks.
     """
 
@@ -36,10 +37,15 @@ class Group:
     steps: Sequence[int]
     rngs: Sequence[Rng]
     masks: Sequence[torch.Generator | None]
+    whole_batches: bool = False
     contexts: list[LocalContext] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, the same for all clients."""
+        return self.contexts[0].rate(step) if self.contexts else self.lr
 
     @classmethod
     def of(
@@ -56,5 +62,6 @@ class Group:
             [context.steps for context in contexts],
             rngs,
             masks,
+            first.problem.whole_batches,
             contexts,
         )

@@ -54,9 +54,9 @@ class Steps:
         counts: list[list[int]] = []
         n = len(self.group)
         with self.model.ready(self.group.masks) as masks:
-            for batch in scoped("data", batches(self.group, self.weights[0])):
+            for step, batch in enumerate(scoped("data", batches(self.group, self.weights[0]))):
                 masks.begin(batch.counts, batch.inputs.shape[1])
-                losses.append(self._step(batch, masks))
+                losses.append(self._step(batch, masks, self.group.rate(step)))
                 counts.append(batch.counts)
         seen = torch.tensor([row + [0] * (n - len(row)) for row in counts], dtype=torch.float64)
         lost = torch.zeros(seen.shape, dtype=torch.float64)
@@ -66,7 +66,7 @@ class Steps:
         means = (total / examples).tolist()
         return self.weights, [(mean, int(n)) for mean, n in zip(means, examples.tolist(), strict=True)]
 
-    def _step(self, batch: Batch, masks: Masks) -> Tensor:
+    def _step(self, batch: Batch, masks: Masks, lr: float) -> Tensor:
         rule, active = self.train.rule, len(batch.counts)
         contexts = self.contexts[:active]
         weights = self.weights if active == len(self.group) else [value[:active] for value in self.weights]
@@ -79,7 +79,7 @@ class Steps:
             for context in contexts:
                 context.problem.seen += 1
         if self.direct:
-            return self._straight(batch, weights, contexts)
+            return self._straight(batch, weights, contexts, lr)
         losses, slopes = gradients(self.train, self.model, weights, batch, contexts, self.looks)
         if rule.grad is not None:
             with scope("rule"):
@@ -88,13 +88,15 @@ class Steps:
             slopes = _clipped(slopes, self.train.settings.clip_norm)
         kept = {name: [v[:active] if v.dim() else v for v in values] for name, values in self.kept.items()}
         with scope("optimizer"):
-            optimizer(self.train.settings, self.group.lr, kept)(weights, slopes)
+            optimizer(self.train.settings, kept)(weights, slopes, lr)
         self.kept = kept  # clients without further steps need it no more
         return losses
 
-    def _straight(self, batch: Batch, weights: Tensors, contexts: Sequence[LocalContext]) -> Tensor:
+    def _straight(
+        self, batch: Batch, weights: Tensors, contexts: Sequence[LocalContext], lr: float
+    ) -> Tensor:
         """A step of plain SGD: w <- w - lr g, where g may be a product that is never stored."""
-        lr, stack = self.group.lr, self.model.stack
+        stack = self.model.stack
         stack.products = []
         try:
             with scope("forward"):

@@ -96,6 +96,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
     None for any other training, and where a client fails by itself: `_by_kind` reports which.
     """
     special = train.normalized or train.personal or train.keep_optimizer or not train.rule.plain
+    special = special or train.settings.changes_by_step
     if (
         special
         or not isinstance(calls, Calls)
@@ -124,6 +125,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
         [steps_of[kinds[k]] for k in order],
         rngs,
         [_masks(rng) for rng in rngs] if model.random else [None] * len(rngs),
+        settings.last_batch == "drop",
     )
     updates, losses, _ = _moved(train, model, group)
     by_examples = train.weighting == "examples"
@@ -188,9 +190,11 @@ def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Resul
     failed = _started(train, model, members) if train.rule.start is not None or model.random else {}
     ready = [member for member in members if member.at not in failed]
     ready.sort(key=lambda member: -member.context.steps)
-    rates: dict[float, list[_Member]] = {}  # `start` may have changed some
+    # `start` may have changed some; rates that change with every step are the same where steps are.
+    rates: dict[tuple[float, int], list[_Member]] = {}
     for member in ready:
-        rates.setdefault(float(member.context.lr), []).append(member)
+        steps = member.context.steps if train.settings.changes_by_step else 0
+        rates.setdefault((float(member.context.lr), steps), []).append(member)
     results = failed
     for members in rates.values():
         results |= _train(train, model, members)

@@ -1,0 +1,81 @@
+"""Refuses models that cannot train on a batch of one image, where clients have such batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import ModelSpec
+from fedlens.core.random import random_state_kept
+from fedlens.local.settings import LocalSettings
+
+_NAMED = 5  # clients that a message lists
+
+
+def refuse_single_images(
+    model: ModelSpec, local: LocalSettings, sizes: NDArray[np.int64], names: Sequence[str]
+) -> None:
+    """Raises `ConfigError` if a client's batches include one of a single image, and the model cannot train on it.
+
+    Batch normalization needs more than one value per channel. The client would fail in every round.
+
+    Args:
+        model: the model.
+        local: the settings of local training.
+        sizes: [n], the number of training examples of each client.
+        names: the n clients.
+    """
+    single = [k for k, size in enumerate(sizes.tolist()) if size and meets_single_image(local, size)]
+    if not single or not fails_on_one_image(model):
+        return
+    listed = ", ".join(names[k] for k in single[:_NAMED])
+    more = f" and {len(single) - _NAMED:,} more" if len(single) > _NAMED else ""
+    alone = [k for k in single if (local.examples or sizes[k]) == 1 or local.batch_size == 1]
+    if not alone:
+        hint = "set local.last_batch = 'drop', or another local.batch_size"
+    elif local.batch_size == 1:
+        hint = "set local.batch_size to at least 2"
+    else:
+        hint = (
+            "leave clients with one image out of the partition, or take a model without batch normalization"
+        )
+    raise ConfigError(
+        f"{len(single):,} of {np.count_nonzero(sizes):,} clients train on a batch of one image, on which "
+        f"'{model.name}' fails, because batch normalization needs at least two: {listed}{more}",
+        where="local.batch_size" if alone else "local.last_batch",
+        hint=hint,
+    )
+
+
+def meets_single_image(local: LocalSettings, examples: int) -> bool:
+    """Whether local training at a client of this many examples includes a batch of one image.
+
+    >>> local = LocalSettings(lr=0.1, batch_size=32)
+    >>> [meets_single_image(local, n) for n in (1, 32, 33, 34)]
+    [True, False, True, False]
+    """
+    n = local.examples or examples
+    batch = local.batch(n)
+    if batch == 1:
+        return True
+    return local.last_batch == "keep" and n % batch == 1 and local.steps_at(n) >= local.batches_at(n)
+
+
+def fails_on_one_image(model: ModelSpec) -> bool:
+    """Whether the model has batch normalization and raises its error for a batch of one image in training mode."""
+    module = model.build().train()
+    if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+        return False
+    with torch.no_grad(), random_state_kept():
+        try:
+            module(torch.zeros(1, *model.input_shape))
+        except ValueError as error:
+            return "more than 1 value per channel" in str(error)
+        except Exception:  # another fault, which the run reports
+            return False
+    return False

@@ -1,0 +1,76 @@
+"""Batches of one image, on which batch normalization fails, are refused before the run."""
+
+import numpy as np
+import pytest
+from torch import nn
+
+from fedlens import Experiment
+from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import ModelSpec
+from fedlens.experiment.single_images import fails_on_one_image, refuse_single_images
+from fedlens.local.settings import LocalSettings
+
+
+def normalized(input_shape, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+
+def over_pixels(input_shape, classes: int) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, classes))
+
+
+def spec(factory) -> ModelSpec:
+    return ModelSpec(factory, "net", {}, (1, 8, 8), 10, 0)
+
+
+def test_only_models_that_fail_on_one_image_are_found() -> None:
+    assert fails_on_one_image(spec(normalized))
+    assert not fails_on_one_image(spec(over_pixels))
+    assert not fails_on_one_image(spec(lambda input_shape, classes: nn.Linear(64, classes)))
+
+
+@pytest.mark.parametrize(
+    ("local", "sizes", "named", "hint"),
+    [
+        ({}, [32, 33, 65, 0], "2 of 3 clients", "last_batch = 'drop'"),
+        ({"last_batch": "drop"}, [32, 33, 1], "1 of 3 clients", "leave clients with one image out"),
+        ({"batch_size": 1}, [2, 3], "2 of 2 clients", "at least 2"),
+        ({"steps": 2}, [33], "1 of 1 clients", "drop"),
+    ],
+)
+def test_the_clients_are_named(local, sizes, named: str, hint: str) -> None:
+    names = [f"site-{n}" for n in sizes]
+    with pytest.raises(ConfigError) as caught:
+        refuse_single_images(spec(normalized), LocalSettings(lr=0.1, **local), np.array(sizes), names)
+    assert named in str(caught.value)
+    assert hint in str(caught.value.hint)
+    assert "site-" in str(caught.value)
+    assert "site-32" not in str(caught.value)
+    assert "site-0" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "local", [{"last_batch": "drop"}, {"steps": 1}, {"batch_size": "all"}, {"batch_size": 11}]
+)
+def test_what_never_meets_such_a_batch_is_not_refused(local) -> None:
+    refuse_single_images(spec(normalized), LocalSettings(lr=0.1, **local), np.array([33, 65]), ["a", "b"])
+
+
+def test_a_run_is_refused_and_runs_with_whole_batches(tmp_path) -> None:
+    settings = {
+        "rounds": 1,
+        "model": normalized,
+        "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}},
+        "algorithm": "fedavg",
+    }
+    sizes = (
+        Experiment(**settings, local={"lr": 0.1}).run(tmp_path / "first", report=False).summary["partition"]
+    )
+    n = -(-sizes["examples"] // 4)
+    with pytest.raises(ConfigError, match="batch of one image"):
+        Experiment(**settings, local={"lr": 0.1, "batch_size": n - 1}).run(tmp_path / "second", report=False)
+    assert not (tmp_path / "second").exists()
+    local = {"lr": 0.1, "batch_size": n - 1, "last_batch": "drop"}
+    summary = Experiment(**settings, local=local).run(tmp_path / "third", report=False).summary
+    assert summary["totals"]["failed"] == 0
+    assert summary["totals"]["clients"] == 4
