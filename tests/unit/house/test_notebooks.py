@@ -27,6 +27,8 @@ def test_a_notebook_runs_and_shows_what_the_page_shows(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    for place in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(place, str(tmp_path / "jupyter"))
     written = json.loads(path.read_text(encoding="utf-8"))
     assert [cell["execution_count"] for cell in code(written)] == list(range(1, len(code(written)) + 1))
     ran = executed(path, tmp_path, rounds=2)
