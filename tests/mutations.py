@@ -267,6 +267,30 @@ MUTATIONS = [
     Mutation(
         "algorithms/client_evaluation.py", "len(values) / 10", "len(values) / 5", "identity/test_personal.py"
     ),
+    Mutation(
+        "algorithms/client_evaluation.py",
+        "client_values(sums[-1]",
+        "client_values(sums[0]",
+        "unit/report/test_client_results.py",
+    ),
+    Mutation(
+        "experiment/runner.py",
+        '"client": self._name(row["client"]), **values',
+        '"client": str(row["client"]), **values',
+        "unit/report/test_client_results.py",
+    ),
+    Mutation(
+        "report/client_results.py",
+        "round, [0.0, 0])",
+        "0, [0.0, 0])",
+        "unit/report/test_client_results.py",
+    ),
+    Mutation(
+        "report/client_results.py",
+        'to_local_only=gaps["local-only"]',
+        'to_local_only=gaps["centralized"]',
+        "unit/report/test_client_results.py",
+    ),
 ]
 
 

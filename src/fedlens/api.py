@@ -279,12 +279,16 @@ class Metrics(list[dict[str, Any]]):
     """One dictionary a round."""
 
     def to_pandas(self) -> pd.DataFrame:
-        """A table with one row a round. Raises `FedlensError` where pandas is not installed."""
+        """A table with one row a dictionary. Raises `FedlensError` where pandas is not installed."""
         try:
             import pandas as pd
         except ImportError:
             raise FedlensError("to_pandas() needs pandas", hint="pip install 'fedlens[pandas]'") from None
         return pd.DataFrame.from_records(list(self))
+
+
+class Clients(Metrics):
+    """One dictionary a client, the worst first."""
 
 
 class Result:
@@ -298,6 +302,25 @@ class Result:
     def metrics(self) -> Metrics:
         """The lines of metrics.jsonl."""
         return Metrics(self._run.read_metrics())
+
+    @property
+    def clients(self) -> Clients:
+        """The results of each client by name, the worst first: one dictionary a client.
+
+        The keys are the fields of `fedlens.report.client_results.ClientResult`: the client, its training examples, its
+        held-out examples and its classes; the first, best and last value of the run's main metric on its held-out
+        examples; and `gap`, the last value less the mean of the clients. Empty if the run measured no clients, which
+        needs `evaluation.clients`, `data.validation` and `data.validation_from = "client"`.
+        """
+        from fedlens.report.client_results import client_results
+        from fedlens.report.read import read_run
+
+        return Clients(dict(vars(row)) for row in client_results(read_run(self.directory)))
+
+    @property
+    def client_rounds(self) -> Metrics:
+        """The lines of clients.jsonl: one dictionary a client and round."""
+        return Metrics(self._run.read_clients())
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -360,4 +383,4 @@ def load_result(directory: Path | str) -> Result:
     return Result(RunDir.open(Path(directory)).path)
 
 
-__all__ = ["Config", "Experiment", "Metrics", "Result", "load_result", "resume"]
+__all__ = ["Clients", "Config", "Experiment", "Metrics", "Result", "load_result", "resume"]

@@ -151,7 +151,7 @@ def wrongly_named(path: Path) -> None:
 
 
 BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no image": (lambda path: path.write_bytes(bytes(range(200))), "own/cat/1.png: the file is not an image that can be read; convert it to PNG or JPEG, or remove it."),
+    "no image": (lambda path: path.write_bytes(bytes(range(200))), "own/cat/1.png: not a readable image; convert it to PNG or JPEG, or remove it."),
     "a link to nothing": (link, "own/cat/1.png: the file does not exist; check its name, upper and lower case too."),
     "a web page": (lambda path: path.write_text("<!doctype html>"), "own/cat/1.png: the file is a web page or other text, not an image; fetch or copy the image again."),
     "a PNG cut off": (cut, "own/cat/1.png: the image cannot be decoded: image file is truncated; copy or export it again."),
@@ -399,7 +399,7 @@ def test_check_lists_it_with_its_place_and_what_to_do(case: Case) -> None:
     listed, _, summary = answer.stdout.partition("\n\n")
     assert sorted(plain(listed).splitlines()) == sorted(case.said)
     assert "problem" in summary.splitlines()[-1]
-    assert ("of the dataset as a whole" in summary) == (not case.skips)
+    assert ("the whole dataset and must be fixed first" in summary) == (not case.skips)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -465,7 +465,7 @@ def test_several_faults_are_told_at_once() -> None:
     assert answer.stdout.partition("\n\n")[0].splitlines() == said
     answer = run(Case("", "image-folder", folders, said))
     assert answer.exit_code == 2
-    assert "5 things are wrong" in answer.stderr
+    assert "5 problems in the data" in answer.stderr
     assert all(sentence in answer.stderr for sentence in said)
 
 

@@ -115,7 +115,7 @@ UNKNOWN = {
     "client=proximall": "there is no client rule 'proximall' (--set client.name); did you mean 'proximal'",
     "aggregate=men": "there is no aggregate 'men' (--set aggregate.name); did you mean 'mean'",
     "server=momentumm": "there is no server step 'momentumm' (--set server.name); did you mean 'momentum'",
-    "local.optimizer=sdg": "'optimizer' is 'sdg', and has to be 'sgd' or 'adam' (--set local.optimizer); did you mean 'sgd'",
+    "local.optimizer=sdg": "'optimizer' is 'sdg', and has to be 'sgd', 'adam' or 'adamw' (--set local.optimizer); did you mean 'sgd'",
 }
 
 VALUES = {
@@ -136,39 +136,39 @@ VALUES = {
     "evaluation=3": "'evaluation' is 3, and has to be a table (--set evaluation)",
     "record.clients=maybe": "'clients' is 'maybe', and has to be true or false (--set record.clients)",
     "data.validation=1.5": "'validation' is 1.5, and has to be less than 1 (--set data.validation)",
-    "data.validation_from=client": "every client is to hold out a share of its own, and the share is 0 "
-    "(--set data.validation_from); set data.validation, say to 0.1",
-    "data.validation=0.9999": "a validation share of 0.9999 leaves no example to train on (--set data.validation)",
+    "data.validation_from=client": "`data.validation_from = 'client'` needs `data.validation` above 0 "
+    "(--set data.validation_from); set data.validation = 0.2, the share that each client holds out",
+    "data.validation=0.9999": "a validation share of 0.9999 leaves no training example (--set data.validation)",
     "data.augment=flipp": "there is no augmentation 'flipp' (--set data.augment.name); did you mean 'flip'",
-    "data.augment={pad=3}": "the table [data.augment] needs a 'name' (--set data.augment)",
+    "data.augment={pad=3}": "the table [data.augment] has no 'name' (--set data.augment)",
     'data.augment={name="colour-jitter",hue=0.1}': "images of 1 channel have no hue (--set data.augment.hue); leave it out",
     "data.partition=3": "'partition' is 3, and has to be a table (--set data.partition)",
-    "data.partition={clients=4}": "the table [data.partition] needs a 'name' (--set data.partition)",
+    "data.partition={clients=4}": "the table [data.partition] has no 'name' (--set data.partition)",
     "data.partition.name=7": "the name of the partition is 7, and has to be a word (--set data.partition.name)",
     "data.partition.clients=4.5": "'clients' is 4.5, and has to be a whole number (--set data.partition.clients)",
-    "data.partition.clients=5000": "5000 clients cannot share 1437 examples (--set data.partition.clients); "
-    "take at most 1437 clients, or more data",
+    "data.partition.clients=5000": "5000 clients are more than the 1437 examples (--set data.partition.clients); "
+    "set clients to at most 1437",
     DIRICHLET % "-1": "'alpha' is -1, and has to be greater than or equal to 0 (--set data.partition.alpha)",
     DIRICHLET % "'a'": "'alpha' is 'a', and has to be a number (--set data.partition.alpha)",
     DIRICHLET
-    % "1,prior=[1,2]": "the prior has 2 numbers, and there are 10 classes (--set data.partition.prior)",
+    % "1,prior=[1,2]": "the prior has 2 numbers, but there are 10 classes (--set data.partition.prior)",
     DIRICHLET
     % "1,prior='x'": "'prior' is 'x', and has to be 'uniform' or 'data' or a list (--set data.partition.prior)",
     "data.partition={name='dirichlet',clients=4}": "the setting 'alpha' is missing (--set data.partition.alpha); "
     "write it there, or say --set data.partition.alpha=VALUE",
-    "select.clients_per_round=10": "10 clients a round are asked for, and 4 of the 4 clients hold data "
+    "select.clients_per_round=10": "10 clients per round are set, but only 4 of the 4 clients have data "
     "(--set select.clients_per_round); take at most 4",
     "select.clients_per_round=0": "'clients_per_round' is 0, and has to be greater than or equal to 1 "
     "(--set select.clients_per_round)",
     "select.fraction=2": "'fraction' is 2, and has to be less than or equal to 1 (--set select.fraction)",
-    "select={name='fixed',clients=[7]}": "client 7 is asked for, and there are 4, numbered from 0 (--set select.clients)",
+    "select={name='fixed',clients=[7]}": "there is no client 7: the 4 clients are numbered from 0 (--set select.clients)",
     "select={name='fixed',clients=[]}": "'clients' is [], and has to have at least 1 item, not 0 (--set select.clients)",
     "select={name='fixed',clients=[-1]}": "'clients' is [-1], and number 1 in it has to be greater than or equal to 0 "
     "(--set select.clients)",
     "model.name.x=3": "the name of the model is {'name': 'linear', 'x': 3}, and has to be a word "
     "(base.toml, line 10: model.name, with --set model.name.x)",
     "server={name='momentum',momentum=0,nesterov=true}": "nesterov needs a momentum above 0 (--set server.nesterov)",
-    "engine.workers=2": "the table [engine] needs a 'name' (--set engine.workers)",
+    "engine.workers=2": "the table [engine] has no 'name' (--set engine.workers)",
     "name=a/b": "the name 'a/b' cannot be a directory's name; take a short one without path separators, or name the "
     "directory with --out",
     "local.lr": "'local.lr' is not key=value (--set); write, say, --set local.lr=0.1",
@@ -235,7 +235,7 @@ def test_every_slot_says_when_a_users_own_function_is_wrong(slot: str, name: str
         ),
         (
             ["algorithm=centralized", "select.clients_per_round=2"],
-            "'centralized' has no use for a table [select] (--set select.clients_per_round); take it out",
+            "'centralized' does not use the table [select] (--set select.clients_per_round); remove it",
         ),
         (
             ["algorithm=fedavgm", "algorithm.momentum=1"],
@@ -256,7 +256,7 @@ def test_every_slot_says_when_a_users_own_function_is_wrong(slot: str, name: str
         ),
         (
             ["model.name=mcmahan-cnn", "data.dataset={name='synthetic',shape=[1,2,2]}"],
-            "the model 'mcmahan-cnn' needs images of at least 4x4, and these are 2x2 (--set model.name); take 'linear' or 'mlp'",
+            "the model 'mcmahan-cnn' needs images of at least 4x4, but they are 2x2 (--set model.name); take 'linear' or 'mlp'",
         ),
         (
             ["engine.name=processes", "engine.workers=-1"],
@@ -306,9 +306,9 @@ def test_settings_that_do_not_go_together(changes: list[str], said: str) -> None
         (
             "clients = 4",
             "clients = 4000",
-            "4000 clients cannot share 1437 examples (my.toml, line 7: data.partition.clients); take at most",
+            "4000 clients are more than the 1437 examples (my.toml, line 7: data.partition.clients); set clients to at most",
         ),
-        ('name = "linear"', "", "the table [model] needs a 'name' (my.toml, line 9: model)"),
+        ('name = "linear"', "", "the table [model] has no 'name' (my.toml, line 9: model)"),
         ("[local]", "[local", "the file is not TOML: "),
         (
             "rounds = 2",

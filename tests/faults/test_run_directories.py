@@ -172,7 +172,7 @@ def test_a_run_of_another_version_is_refused(here: Path) -> None:
         ("config.toml", "rounds = ", "config.toml is damaged: "),
         ("environment.json", "{", "environment.json is damaged: "),
         ("summary.json", "", "summary.json is damaged: "),
-        ("partition.npz", "PK", "this cannot be read as a partition: "),
+        ("partition.npz", "PK", "not a readable partition file: "),
         ("metrics.jsonl", '{"round": 0\n{"round": 1}\n', "a line cannot be read (run/metrics.jsonl, line 1)"),
     ],
 )

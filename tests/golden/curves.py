@@ -54,7 +54,7 @@ def curve(algorithm: str, directory: Path, **engine: Any) -> dict[str, Any]:
 
 
 def _whole(number: float) -> int:
-    assert abs(number - round(number)) < 1e-9, f"{number} images of {TESTED} are no whole number"
+    assert abs(number - round(number)) < 1e-9, f"{number} images of {TESTED} are not a whole number"
     return round(number)
 
 

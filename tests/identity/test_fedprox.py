@@ -201,12 +201,12 @@ def test_the_table_client_bends_fedavg_into_fedprox() -> None:
 
 def test_the_rule_that_makes_an_algorithm_is_neither_undone_nor_doubled() -> None:
     there = world()
-    with pytest.raises(ConfigError, match="'plain' does nothing"):
+    with pytest.raises(ConfigError, match="'plain' has no effect"):
         fedprox(parts(there, SGD, client=plain()), mu=0.5)
-    with pytest.raises(ConfigError, match="'proximal' is there twice"):
+    with pytest.raises(ConfigError, match="'proximal' is set twice"):
         fedprox(parts(there, SGD, client=proximal(mu=0.5)), mu=0.5)
     two = chain(contrastive(mu=1.0), proximal(mu=0.5))  # a list of rules hides none of them
-    with pytest.raises(ConfigError, match="'proximal' is there twice"):
+    with pytest.raises(ConfigError, match="'proximal' is set twice"):
         fedprox(parts(there, SGD, client=two), mu=0.5)
     assert fedprox(parts(there, SGD, client=proximal(mu=0.0)), mu=0.5).rule.traits.proximal == 0.5
 

@@ -75,6 +75,6 @@ def test_what_cannot_be_stacked_is_refused_with_the_setting() -> None:
     engine = processes(workers=1, group=2)
     with pytest.raises(ConfigError, match=r"'processes' with engine\.group = 2 cannot train several clients"):
         engine.check(made.ops)
-    with pytest.raises(ConfigError, match="no layout with the channels last"):
+    with pytest.raises(ConfigError, match="cannot use the channels-last layout"):
         processes(workers=1, group=2, channels_last=True).check({})
     processes(workers=1).check(made.ops)

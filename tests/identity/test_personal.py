@@ -288,20 +288,24 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth_rounded_up() -> None:
         (lambda: fedbn(parts(world(), LOCAL, model(norm=True))), "no client holds out"),
         (lambda: finetune(parts(world(), LOCAL)), "no client holds out"),
         (lambda: fedavg(parts(world(), LOCAL, measure_clients="all")), "no client holds out"),
-        (lambda: fedbn(given(divided(HELD), measure=("@test", "@train"))), "measured on training data"),
-        (lambda: fedbn(given(divided(HELD), measure_clients="none")), "nothing is measured"),
-        (lambda: local_only(given(divided(HELD), server=object())), r"\[server\] would do nothing"),
+        (
+            lambda: fedbn(given(divided(HELD), measure=("@test", "@train"))),
+            "evaluation.train needs one global model",
+        ),
+        (
+            lambda: fedbn(given(divided(HELD), measure_clients="none")),
+            "only per-client evaluation can measure it",
+        ),
+        (lambda: local_only(given(divided(HELD), server=object())), r"\[server\] has no effect"),
         (
             lambda: fedbn(given(divided(HELD), client=ClientRule(name="all", fields={"x": "sum"}))),
-            "'all' takes all weights for common",
+            "'all' needs all weights at the server",
         ),
-        (lambda: fedbn(given(divided(HELD), client=dual())), "'dual' takes all weights for common"),
+        (lambda: fedbn(given(divided(HELD), client=dual())), "'dual' needs all weights at the server"),
         (lambda: local_only(given(divided(HELD), client=contrastive())), "'contrastive' compares"),
-        (lambda: finetune(given(divided(HELD), measure_clients="none")), "no client is to be measured"),
-        (
-            lambda: centralized(given(divided(HELD), measure_clients="all")),
-            "no clients that could be measured",
-        ),
+        (lambda: finetune(given(divided(HELD), measure_clients="none")), "evaluation.clients is 'none'"),
+        (lambda: centralized(parts(world(), LOCAL, measure_clients="all")), "no client holds out"),
+        (lambda: centralized(given(divided(HELD), measure_clients=5)), "only 4 hold out"),
     ],
 )
 def test_what_could_not_be_measured_or_would_leave_a_client_is_refused(make: Any, says: str) -> None:

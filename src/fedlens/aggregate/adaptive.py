@@ -19,17 +19,17 @@ from fedlens.core.tree import Tree, map_tree, zeros_like
 
 Kind = Literal["adagrad", "adam", "yogi"]
 Beta1 = Annotated[
-    float, Field(ge=0, lt=1, description="beta_1, how much of m stays from round to round"), Feeds("server")
+    float, Field(ge=0, lt=1, description="beta_1, decay rate of the first moment m"), Feeds("server")
 ]
 Beta2 = Annotated[
-    float, Field(ge=0, lt=1, description="beta_2, how much of v stays from round to round"), Feeds("server")
+    float, Field(ge=0, lt=1, description="beta_2, decay rate of the second moment v"), Feeds("server")
 ]
 Tau = Annotated[
     float,
     Field(
         ge=1e-12,
         allow_inf_nan=False,
-        description="what is added to sqrt(v): small is adaptive, large is plain momentum at the rate lr / tau",
+        description="added to sqrt(v); a large tau gives plain momentum with learning rate lr / tau",
     ),
     Feeds("server"),
 ]
@@ -152,7 +152,7 @@ def _refuse_small(v0: float | None, tau: float) -> None:
     # A hair of room: 0.1 squared is a little more than 0.01.
     if v0 is not None and v0 < tau**2 * (1 - 1e-9):
         raise ConfigError(
-            f"v0 is {v0:g}, and the algorithm wants at least tau^2, which is {tau**2:g}",
+            f"v0 is {v0:g}, but must be at least tau^2 = {tau**2:g}",
             where="v0",
-            hint="leave v0 out, which makes it tau^2, or take a smaller tau",
+            hint="remove v0 (its default is tau^2), or set a smaller tau",
         )

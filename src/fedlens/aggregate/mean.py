@@ -137,7 +137,7 @@ class Mean(Aggregate):
 def mean(
     *,
     weighting: Annotated[
-        Weighting, Field(description="weight of a client: its examples, or the same for all")
+        Weighting, Field(description="weight of a client: its number of examples, or the same for all")
     ] = "examples",
 ) -> Mean:
     """The weighted mean of the clients' updates."""
@@ -149,7 +149,8 @@ AGGREGATES = Registry(
     {
         "mean": Entry("fedlens.aggregate.mean:mean", "weighted mean, by examples or uniform"),
         "normalized": Entry(
-            "fedlens.aggregate.normalized:normalized", "FedNova's: updates divided by their number of steps"
+            "fedlens.aggregate.normalized:normalized",
+            "FedNova's: updates normalized by their number of steps",
         ),
     },
 )

@@ -17,8 +17,8 @@ from fedlens.core.tree import scale
 TauEff = Annotated[
     Literal["mean"] | Annotated[float, Field(gt=0, allow_inf_nan=False)],
     Field(
-        description="steps that the server goes along the mean direction: 'mean', the clients' weighted mean, "
-        "or a number"
+        description="number of steps the server takes along the mean direction: 'mean' (the clients' "
+        "weighted mean) or a number"
     ),
     Feeds("aggregate"),
 ]
@@ -66,7 +66,7 @@ class Normalized(Aggregate):
 def normalized(
     *,
     weighting: Annotated[
-        Weighting, Field(description="weight of a client: its examples, or the same for all")
+        Weighting, Field(description="weight of a client: its number of examples, or the same for all")
     ] = "examples",
     tau_eff: TauEff = "mean",
 ) -> Normalized:

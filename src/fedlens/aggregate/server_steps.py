@@ -123,9 +123,9 @@ def momentum(
 SERVERS = Registry(
     "server step",
     {
-        "plain": Entry("fedlens.aggregate.server_steps:plain", "w - lr * update"),
+        "plain": Entry("fedlens.aggregate.server_steps:plain", "plain server SGD: w - lr * update"),
         "momentum": Entry(
-            "fedlens.aggregate.server_steps:momentum", "FedAvgM's server momentum, plain and Nesterov"
+            "fedlens.aggregate.server_steps:momentum", "FedAvgM's server momentum, plain or Nesterov"
         ),
         "adagrad": Entry("fedlens.aggregate.adaptive:adagrad", "FedAdagrad's step, a rate for every weight"),
         "adam": Entry("fedlens.aggregate.adaptive:adam", "FedAdam's step"),

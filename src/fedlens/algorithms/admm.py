@@ -33,8 +33,8 @@ from fedlens.local.rules import ClientRule, ServerRule
 Absent = Annotated[
     Literal["drop", "last"],
     Field(
-        description="clients that are not drawn: left out of the server's mean, as in ghaemi2022; "
-        "or in it with what they sent last (Zhou and Li 2022)"
+        description="clients that are not selected: left out of the server's mean, as in ghaemi2022; "
+        "or included with what they sent last (Zhou and Li 2022)"
     ),
 ]
 Sigma = Annotated[float, Field(gt=0, allow_inf_nan=False, description="penalty: sigma_i = sigma w_i")]
@@ -43,12 +43,12 @@ Sigmas = Annotated[
     Field(description="sigma_i = sigma w_i, or the same for all: sigma times the mean of w_i"),
 ]
 TOLERANCE, MAX_ITERATIONS = 1e-3, 50
-TOLERANCE_FIELD = Field(gt=0, description="of the exact solver: largest entry of the gradient to stop at")
-MAX_ITERATIONS_FIELD = Field(ge=1, description="of the exact solver: it gives up after so many")
-LocalIterations = Annotated[int, Field(ge=1, description="local iterations a round")]
+TOLERANCE_FIELD = Field(gt=0, description="the exact solver stops when no entry of the gradient is larger")
+MAX_ITERATIONS_FIELD = Field(ge=1, description="the exact solver stops after this many iterations")
+LocalIterations = Annotated[int, Field(ge=1, description="local iterations per round")]
 Gradient = Annotated[
     Literal["full", "batch"],
-    Field(description="of an iteration: over all the client's examples, or over one batch of them"),
+    Field(description="gradient of an iteration: over all of the client's examples, or over one batch"),
 ]
 
 
@@ -59,7 +59,9 @@ def admm(
     sigmas: Sigmas = "proportional",
     solver: Annotated[
         Literal["exact", "sgd"],
-        Field(description="of the client's subproblem: to a tolerance, or the steps that [local] says"),
+        Field(
+            description="how the client's subproblem is solved: to a tolerance, or by the steps of [local]"
+        ),
     ] = "exact",
     tolerance: Annotated[float | None, TOLERANCE_FIELD] = None,
     max_iterations: Annotated[int | None, MAX_ITERATIONS_FIELD] = None,
@@ -139,7 +141,7 @@ def admm(
     for name, value in (("tolerance", tolerance), ("max_iterations", max_iterations)):
         if value is not None:
             raise ConfigError(
-                f"'{name}' is the exact solver's, and solver = 'sgd' takes the steps that [local] says",
+                f"'{name}' belongs to solver = 'exact'; solver = 'sgd' takes the steps of [local]",
                 where=f"algorithm.{name}",
                 hint="take it out, or solver = 'exact'",
             )
@@ -274,13 +276,13 @@ def liadmm(
     *,
     gamma: Annotated[
         float | None,
-        Field(gt=0, allow_inf_nan=False, description="step size; unless set, the round's local.lr"),
+        Field(gt=0, allow_inf_nan=False, description="step size; by default local.lr of the round"),
     ] = None,
     gradient: Annotated[
         Literal["full", "batch", "training"],
         Field(
-            description="grad f_i of Eq. 4.5: over all the client's examples, over one batch of them, or "
-            "local training as [local] says in its place"
+            description="grad f_i of Eq. 4.5: over all of the client's examples, over one batch, or "
+            "replaced by local training as in [local]"
         ),
     ] = "full",
     absent: Absent = "drop",
@@ -336,7 +338,7 @@ def liadmm(
         raise ConfigError(
             "with gradient = 'training' Eq. 4.5 and 4.6 hold whatever gamma is: local.lr is the step size",
             where="algorithm.gamma",
-            hint="take it out, and set local.lr",
+            hint="remove it, and set local.lr",
         )
     sigma = None if gamma is None else 1 / gamma
     variables = replace(_variables(parts, sigma, "proportional", absent), trained=trained)
@@ -374,8 +376,8 @@ def _assembled(parts: Parts, variables: DualVariables, client: ClientRule) -> Av
     fold = parts.aggregate or Mean("examples")
     if fold.normalized:
         raise ConfigError(
-            "normalized averaging divides an update by its number of steps, and what ADMM's clients send is no sum of "
-            "steps",
+            "normalized averaging divides an update by its number of steps, but ADMM's clients do not "
+            "send a sum of steps",
             where="aggregate",
             hint="take aggregate.name = 'mean'",
         )

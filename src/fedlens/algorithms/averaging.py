@@ -258,7 +258,7 @@ def averaging(
     if personal:
         refuse_unfit(rule, parts)
     if parts.measure_clients not in (None, "none"):
-        refuse_unmeasured(parts.federation, "clients are to be measured on data of their own")
+        refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
         refuse_too_many(parts.federation, parts.measure_clients)
     if fold.normalized:
         refuse_unequal(rule, parts.local)
@@ -287,9 +287,9 @@ def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
         return own
     if added.name == "plain" and not own.plain:
         raise ConfigError(
-            "the client rule 'plain' does nothing, and the algorithm brings a rule of its own that stays",
+            "the client rule 'plain' has no effect, because the algorithm keeps its own rule",
             where="client.name",
-            hint="take algorithm.name = 'fedavg' for plain local training",
+            hint="set algorithm.name = 'fedavg' for plain local training",
         )
     return chain(own, added)
 
@@ -306,10 +306,10 @@ def refuse_steep(rule: ClientRule, local: LocalSettings) -> None:
     bound = 2 * (1 + local.momentum) / (1 + 2 * local.momentum if local.nesterov else 1)
     if local.lr * mu >= bound:
         raise ConfigError(
-            f"local.lr times the weight of the quadratic term of '{rule.name}' is {local.lr * mu:g}: from "
-            f"{bound:g} on the term alone makes every step overshoot by more than the one before",
+            f"local.lr times the weight of the quadratic term of '{rule.name}' is {local.lr * mu:g}: "
+            f"at {bound:g} or more, SGD on that term alone diverges",
             where="local.lr",
-            hint=f"take a local.lr below {bound / mu:g}, or a smaller weight",
+            hint=f"set local.lr below {bound / mu:g}, or a smaller weight",
         )
 
 
@@ -341,7 +341,7 @@ def refuse_counted_twice(select: Select, fold: Aggregate, parts: Parts) -> None:
     sizes = parts.federation.sizes[parts.federation.eligible]
     if len(sizes) and sizes.min() < sizes.max():
         raise ConfigError(
-            "clients are drawn in proportion to their examples and weighted by them too, so that sizes count twice",
+            "clients are selected and weighted by their number of examples, so their size counts twice",
             where="select.name",
             hint="set aggregate.weighting = 'uniform', or take select.name = 'uniform'",
         )
@@ -351,24 +351,24 @@ def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
     """Raises `ConfigError` if a model with personal leaves cannot be evaluated, or if a rule would send them."""
     refuse_unmeasured(
         parts.federation,
-        "parts of the model are the clients' own, so there is no one model to test, only each client's on its own data",
+        "parts of the model stay at the clients, so it can only be tested at each client",
     )
     if "@train" in parts.measure:
         raise ConfigError(
-            "the global model is to be measured on training data, and parts of it are the clients' own",
+            "evaluation.train needs one global model, but parts of this model stay at the clients",
             where="evaluation.train",
         )
     if parts.measure_clients == "none":
         raise ConfigError(
-            "parts of the model are the clients' own: without them nothing is measured",
+            "parts of the model stay at the clients, so only per-client evaluation can measure it",
             where="evaluation.clients",
             hint="take 'all', or a number",
         )
     if rule.traits.whole or rule.fields:
         raise ConfigError(
-            f"'{rule.name}' takes all weights for common, and parts of this model are to stay at the clients",
+            f"'{rule.name}' needs all weights at the server, but parts of this model stay at the clients",
             where="client",
-            hint="take it out, or another algorithm",
+            hint="remove it, or choose another algorithm",
         )
 
 

@@ -6,6 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlens.algorithms.averaging import Parts
+from fedlens.algorithms.client_evaluation import (
+    MEASURED,
+    EvaluateOwn,
+    Who,
+    everywhere,
+    refuse_too_many,
+    refuse_unmeasured,
+)
+from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
@@ -35,9 +44,29 @@ class Centralized(AlgorithmBase):
 
     @property
     def ops(self) -> Mapping[str, Op]:
-        """Training, and the central evaluation."""
+        """Training, the central evaluation, and that of the model at the clients."""
         parts = self.parts
-        return {"train": self.train, "evaluate": Evaluate(parts.model, parts.task, parts.evaluation_batch)}
+        size = parts.evaluation_batch
+        return {
+            "train": self.train,
+            "evaluate": Evaluate(parts.model, parts.task, size),
+            EVALUATE_OWN: EvaluateOwn(parts.model, parts.task, size),
+        }
+
+    @property
+    def measured(self) -> Who:
+        """Which clients the model is evaluated at; none unless the settings name them."""
+        return self.parts.measure_clients or "none"
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What leaves the clients besides their data."""
+        return (MEASURED,) if self.measured != "none" else ()
+
+    @property
+    def evaluation_asks(self) -> int:
+        """How many asks `evaluate` makes: one of the server, and one of the clients if they are measured."""
+        return 1 + (self.measured != "none")
 
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights."""
@@ -59,8 +88,13 @@ class Centralized(AlgorithmBase):
         return {"model": {**model, **more}}
 
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
-        """The central evaluation."""
-        return central(state["model"], ctx.federation.held, self.parts.task, self.parts.measure)
+        """The central evaluation, and the per-client evaluation if it is asked for."""
+        parts = self.parts
+        metrics = yield from central(state["model"], ctx.federation.held, parts.task, parts.measure)
+        if self.measured == "none":
+            return metrics
+        at_clients = yield from everywhere({"model": state["model"]}, ctx, parts.task, self.measured)
+        return {**metrics, **at_clients}
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
         """The model."""
@@ -86,7 +120,8 @@ def centralized(parts: Parts) -> Centralized:
 
     State: The optimizer's, from round to round, at the one holder of all the data.
 
-    Sent: The model down and one update up, a round; a run in one place would send nothing.
+    Sent: The model down and one update up, a round; a run in one place would send nothing. Clients that are measured
+        get the model and send a few numbers.
 
     Composes: With nothing: `[select]`, `[client]`, `[aggregate]` and `[server]` are refused, and so is
         `local.stragglers`. Where `--set` names it on top of a recipe, the recipe's tables of that kind are left out.
@@ -94,6 +129,8 @@ def centralized(parts: Parts) -> Centralized:
     Ranges:
         local.epochs: 1 a round, so that rounds are epochs.
         local.lr: tuned for itself, or what comes out is no bound.
+        evaluation.clients: "all" measures the model at each client, on the examples that the client holds out
+            (`data.validation_from` = "client"). A federated run with the same seeds holds out the same ones.
 
     Try: local.epochs=1
 
@@ -118,15 +155,14 @@ def centralized(parts: Parts) -> Centralized:
     filled = [slot for slot, part in parts.slots.items() if part is not None]
     if filled:
         raise ConfigError(
-            f"'centralized' has no use for a table [{filled[0]}]", where=filled[0], hint="take it out"
+            f"'centralized' does not use the table [{filled[0]}]", where=filled[0], hint="remove it"
         )
     if parts.measure_clients not in (None, "none"):
-        raise ConfigError(
-            "'centralized' has no clients that could be measured",
-            where="evaluation.clients",
-            hint="take it out",
-        )
+        refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
+        refuse_too_many(parts.federation, parts.measure_clients)
     if parts.local.stragglers:
-        raise ConfigError("'centralized' has no stragglers", where="local.stragglers", hint="set it to 0")
+        raise ConfigError(
+            "'centralized' has no clients, so no stragglers", where="local.stragglers", hint="set it to 0"
+        )
     train = BatchedTrain(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True)
     return Centralized(parts, train)

@@ -58,7 +58,7 @@ class EvaluateOwn:
         """Evaluates in evaluation mode, without gradients."""
         held = client.data.validation
         if held is None or len(held) == 0:
-            raise ValueError("the client holds out no example")
+            raise ValueError("the client has no held-out examples")
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         learner = loadable(self.model, client)
         learner.load(tree)
@@ -98,29 +98,48 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
       less is better, the tenth with the largest);
     - `clients_accuracy_mean_before`: the mean before tuning, where clients tune.
 
+    Each reply's metrics get the values of its client (see `client_values`), which the run records by client.
+
     Raises `RunFailed` if no client answers.
     """
     asked = _chosen(ctx, who)
     ask = Ask(OP, [Request(client) for client in asked], shared)
+    sums: list[Mapping[str, float]] = []
     after: list[Mapping[str, float]] = []
     before: list[Mapping[str, float]] = []
-    reason = "none was asked"
+    reason = "no client was asked"
     for answer in (yield ask):
         if isinstance(answer, Failure):
             reason = answer.reason
             continue
-        after.append(answer.payload["sums"])
-        before += [answer.payload["before"]] if "before" in answer.payload else []
+        sums.append(answer.payload["sums"])
+        after.append(task.metrics(sums[-1]))
+        tuned = "before" in answer.payload
+        before += [task.metrics(answer.payload["before"])] if tuned else []
+        # Added here and not by the operation: a loss that is not finite is a result, not a failed reply.
+        values = client_values(sums[-1]["examples"], after[-1], before[-1] if tuned else {})
+        answer.metrics = {**answer.metrics, **values}
     if not after:
         raise RunFailed(f"no client could be measured: {reason}")
     metrics: Metrics = {}
     if pooled:
-        total = {name: sum(sums[name] for sums in after) for name in after[0]}
+        total = {name: sum(each[name] for each in sums) for name in sums[0]}
         metrics |= {f"validation_{name}": value for name, value in task.metrics(total).items()}
-    metrics |= spread([task.metrics(sums) for sums in after])
-    for name, value in spread([task.metrics(sums) for sums in before]).items():
+    metrics |= spread(after)
+    for name, value in spread(before).items():
         metrics |= {f"{name}_before": value} if name.endswith("_mean") else {}
     return metrics
+
+
+def client_values(examples: float, after: Mapping[str, float], before: Mapping[str, float]) -> Metrics:
+    """The values of one client as a run records them: its held-out examples, and each metric on them.
+
+    >>> client_values(20, {"accuracy": 0.75}, {"accuracy": 0.5})
+    {'validation_examples': 20, 'validation_accuracy': 0.75, 'validation_accuracy_before': 0.5}
+    """
+    values = {f"validation_{name}": value for name, value in after.items()}
+    values |= {f"validation_{name}_before": value for name, value in before.items()}
+    return {"validation_examples": int(examples), **values}
 
 
 def spread(measured: Sequence[Mapping[str, float]]) -> Metrics:
@@ -150,9 +169,9 @@ def refuse_unmeasured(federation: FederationInfo, why: str) -> None:
     """Raises `ConfigError` if clients are to be evaluated and none has held-out examples."""
     if len(federation.holding_out) == 0:
         raise ConfigError(
-            f"{why}, and no client holds out any of its examples",
+            f"{why}, but no client holds out examples of its own",
             where="data.validation_from",
-            hint="set data.validation, say to 0.2, and data.validation_from = 'client'",
+            hint="set data.validation = 0.2 and data.validation_from = 'client'",
         )
 
 
@@ -161,9 +180,9 @@ def refuse_too_many(federation: FederationInfo, who: Who | None) -> None:
     holding_out = len(federation.holding_out)
     if isinstance(who, int) and who > holding_out:
         raise ConfigError(
-            f"{who} clients are to be measured, and {holding_out} hold out examples of their own",
+            f"{who} clients are to be measured, but only {holding_out} hold out examples of their own",
             where="evaluation.clients",
-            hint=f"take at most {holding_out}, or 'all'",
+            hint=f"set at most {holding_out}, or 'all'",
         )
 
 

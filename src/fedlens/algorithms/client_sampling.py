@@ -85,7 +85,7 @@ def cohort_size(federation: FederationInfo, clients_per_round: int | None, fract
     asked = clients_per_round or eligible
     if asked > eligible:
         raise ConfigError(
-            f"{asked} clients a round are asked for, and {eligible} of the {federation.clients} clients hold data",
+            f"{asked} clients per round are set, but only {eligible} of the {federation.clients} clients have data",
             where="select.clients_per_round",
             hint=f"take at most {eligible}",
         )
@@ -175,7 +175,7 @@ class Fixed:
         beyond = [client for client in self.clients if client >= federation.clients]
         if beyond:
             raise ConfigError(
-                f"client {beyond[0]} is asked for, and there are {federation.clients}, numbered from 0",
+                f"there is no client {beyond[0]}: the {federation.clients} clients are numbered from 0",
                 where="select.clients",
             )
         return len(self.clients)
@@ -185,8 +185,8 @@ class Fixed:
         return len(set(self.clients)) < len(self.clients)
 
 
-PerRound = Annotated[int | None, Field(ge=1, description="how many take part in a round")]
-Fraction = Annotated[float | None, Field(gt=0, le=1, description="... or which share of the population")]
+PerRound = Annotated[int | None, Field(ge=1, description="number of clients per round")]
+Fraction = Annotated[float | None, Field(gt=0, le=1, description="... or the share of all clients")]
 
 
 def uniform(*, clients_per_round: PerRound = None, fraction: Fraction = None) -> Uniform:
@@ -223,7 +223,7 @@ def fixed(
     *,
     clients: Annotated[
         list[Annotated[int, Field(ge=0)]],
-        Field(min_length=1, description="their rows in the partition; one may stand twice"),
+        Field(min_length=1, description="their positions in the partition; a client may be named twice"),
     ],
 ) -> Fixed:
     """The same clients every round."""
@@ -234,12 +234,12 @@ SELECTS = Registry(
     "selection",
     {
         "uniform": Entry(
-            "fedlens.algorithms.client_sampling:uniform", "uniformly random, without replacement"
+            "fedlens.algorithms.client_sampling:uniform", "uniformly at random, without replacement"
         ),
         "by-size": Entry(
             "fedlens.algorithms.client_sampling:by_size", "in proportion to the clients' examples (FedVC)"
         ),
-        "all": Entry("fedlens.algorithms.client_sampling:Everyone", "everyone, every round"),
+        "all": Entry("fedlens.algorithms.client_sampling:Everyone", "all clients, every round"),
         "fixed": Entry("fedlens.algorithms.client_sampling:fixed", "the same clients every round"),
     },
 )

@@ -52,9 +52,9 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
     personal = own_normalization(parts.model.build())
     if not personal:
         raise ConfigError(
-            f"the model '{parts.model.name}' has no batch normalization, so nothing would stay at a client",
+            f"the model '{parts.model.name}' has no batch normalization, so no layer would stay at the clients",
             where="model.name",
-            hint="take a model that has, or algorithm.name = 'fedavg'",
+            hint="choose a model with batch normalization, or algorithm.name = 'fedavg'",
         )
     return averaging(parts, server=ServerSGD(lr), personal=frozenset(personal))
 

@@ -35,8 +35,8 @@ Mu = Annotated[
 From = Annotated[
     Literal["another", "same"],
     Field(
-        description="whose gradients make up the mean: another draw of clients than those that train (Algorithm 2), "
-        "or the same clients"
+        description="the clients whose gradients are averaged: a separate sample (Algorithm 2), or "
+        "the same clients that train"
     ),
 ]
 

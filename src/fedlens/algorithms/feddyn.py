@@ -28,7 +28,7 @@ Alpha = Annotated[
 ]
 Objective = Annotated[
     Literal["uniform", "examples"],
-    Field(description="weight of a client in the objective: the same for all, or its examples"),
+    Field(description="weight of a client in the objective: the same for all, or its number of examples"),
 ]
 
 

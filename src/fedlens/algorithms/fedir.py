@@ -50,9 +50,9 @@ def _checked(target: str | list[float]) -> str | list[float]:
         if target not in ("uniform", "population"):
             raise ValueError("should be 'uniform', 'population', or a list of one probability a class")
     elif not all(0 <= p < math.inf for p in target):
-        raise ValueError("a probability cannot be below 0")
+        raise ValueError("probabilities must be at least 0")
     elif not math.isclose(math.fsum(target), 1.0, abs_tol=1e-6):
-        raise ValueError(f"the probabilities have to sum to 1, and they sum to {math.fsum(target):g}")
+        raise ValueError(f"the probabilities must sum to 1, but sum to {math.fsum(target):g}")
     return target
 
 
@@ -60,13 +60,15 @@ Target = Annotated[
     str | list[float],
     AfterValidator(_checked),
     Field(
-        description="the class distribution to train for: uniform, population (every client tells its class "
-        "counts once), or a list of one probability a class"
+        description="the target class distribution: uniform, population (each client sends its class "
+        "counts once), or a list with one probability per class"
     ),
 ]
 Normalize = Annotated[
     bool,
-    Field(description="divide by the weights' sum over the batch (hsu2020 Eq. 4); false: Eq. 1 as it stands"),
+    Field(
+        description="divide by the sum of the weights in the batch (hsu2020 Eq. 4); false: Eq. 1 without that division"
+    ),
 ]
 
 
@@ -144,9 +146,9 @@ def _rule(target: str | list[float], normalize: bool, table: str) -> ClientRule:
 def _fits(federation: FederationInfo, model: ModelSpec, *, target: Sequence[float], where: str) -> None:
     if len(target) != federation.classes:
         raise ConfigError(
-            f"the target has {len(target)} probabilities, and there are {federation.classes} classes",
+            f"the target has {len(target)} probabilities, but the dataset has {federation.classes} classes",
             where=where,
-            hint="give one a class, in the order of the classes",
+            hint="give one per class, in the order of the classes",
         )
 
 

@@ -69,8 +69,8 @@ def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averag
     """
     if parts.aggregate is not None and not parts.aggregate.normalized:
         raise ConfigError(
-            "FedNova is a way to aggregate, and [aggregate] names another",
+            "FedNova defines the aggregate, but [aggregate] names another one",
             where="aggregate.name",
-            hint="take aggregate.name = 'normalized', or leave [aggregate] out",
+            hint="take aggregate.name = 'normalized', or remove [aggregate]",
         )
     return averaging(parts, aggregate=Normalized(tau_eff=tau_eff), server=ServerSGD(lr))

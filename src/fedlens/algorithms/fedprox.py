@@ -16,8 +16,8 @@ from fedlens.local.rules import Mu, proximal
 Scheme = Annotated[
     Literal["fedavg", "algorithm-2"],
     Field(
-        description="who takes part and with which weight: as in FedAvg, or drawn by p_k = n_k / n and averaged "
-        "with 1/K (ghaemi2022 Algorithm 2)"
+        description="selection and weights: as in FedAvg, or clients drawn with p_k = n_k / n and "
+        "averaged with 1/K (ghaemi2022 Algorithm 2)"
     ),
 ]
 
@@ -88,13 +88,13 @@ def _refuse_other(parts: Parts) -> None:
     """Raises `ConfigError` where a table of the user's is at odds with Algorithm 2's draw or its 1/K."""
     if parts.select is not None and not isinstance(parts.select, BySize):
         raise ConfigError(
-            "FedProx's Algorithm 2 draws clients with p_k = n_k / n, and this selection does not",
+            "FedProx's Algorithm 2 draws clients with p_k = n_k / n, but select.name is another selection",
             where="select.name",
             hint="take 'by-size' with method = 'replacement', or algorithm.scheme = 'fedavg'",
         )
     if parts.aggregate is not None and parts.aggregate.weighting != "uniform":
         raise ConfigError(
-            "FedProx's Algorithm 2 averages with 1/K: sizes are in the draw already, and would count twice",
+            "FedProx's Algorithm 2 averages with 1/K: the draw already accounts for the sizes, which would count twice",
             where="aggregate.weighting",
             hint="take 'uniform', or algorithm.scheme = 'fedavg'",
         )

@@ -18,8 +18,8 @@ Examples = Annotated[
     int | None,
     Field(
         ge=1,
-        description="N_VC: how many examples a client trains on in a round; unless set, local.examples, else 256, or "
-        "as many more as make whole batches",
+        description="N_VC: the number of examples a client trains on per round; by default "
+        "local.examples, else 256, rounded up to whole batches",
     ),
 ]
 
@@ -80,7 +80,7 @@ def fedvc(parts: Parts, *, examples: Examples = None, lr: Rate = 1.0) -> Averagi
     if isinstance(parts.select, Uniform | Everyone):
         name = "uniform" if isinstance(parts.select, Uniform) else "all"
         raise ConfigError(
-            f"FedVC selects clients in proportion to their examples, and '{name}' does not",
+            f"FedVC selects clients in proportion to their number of examples, but select.name is '{name}'",
             where="select.name",
             hint="take 'by-size', or algorithm.name = 'fedavg' with local.examples",
         )
@@ -95,19 +95,19 @@ def _drawing(local: LocalSettings, examples: int | None) -> LocalSettings:
         examples = local.examples or -(-USUAL // batch) * batch
     if local.examples not in (None, examples):
         raise ConfigError(
-            f"a client is to train on {local.examples} examples, and on {examples} (algorithm.examples)",
+            f"local.examples ({local.examples}) and algorithm.examples ({examples}) contradict each other",
             where="local.examples",
-            hint="take it out: algorithm.examples is it",
+            hint="remove it: algorithm.examples sets the same",
         )
     if local.steps is not None:
         raise ConfigError(
-            "FedVC takes examples / batch_size steps, and a number of steps is set too",
+            "FedVC takes examples / batch_size steps, so local.steps must not be set",
             where="local.steps",
-            hint="take it out, and set algorithm.examples",
+            hint="remove it, and set algorithm.examples",
         )
     if local.batch_size != "all" and examples % local.batch_size:
         raise ConfigError(
-            f"{examples} examples are no whole number of batches of {local.batch_size}",
+            f"{examples} examples are not a whole number of batches of {local.batch_size}",
             where="algorithm.examples",
             hint=f"take a multiple of {local.batch_size}, or another local.batch_size",
         )

@@ -99,8 +99,8 @@ def refuse_corrected(parts: Parts, title: str) -> None:
     twice = next((name for name in CORRECTIONS if name in named), None)
     if twice is not None:
         raise ConfigError(
-            f"{title} turns the clients' steps towards everyone's, and so does '{twice}': the drift would be "
-            "corrected twice, and the second measures it on steps that the first has bent",
+            f"{title} and '{twice}' both correct the clients' drift, and each would also correct the "
+            "correction of the other",
             where="client.name",
             hint="take one of the two",
         )

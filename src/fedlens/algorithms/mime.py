@@ -40,18 +40,22 @@ BaseOptimizer = Annotated[
     SettingField(description="the optimizer whose statistics the server keeps"),
 ]
 Beta = Annotated[
-    float | None, SettingField(ge=0, lt=1, description="memory of the momentum; unset: 0.9 (momentum, adam)")
+    float | None,
+    SettingField(ge=0, lt=1, description="decay rate of the momentum; by default 0.9 (momentum, adam)"),
 ]
 Beta2 = Annotated[
-    float | None, SettingField(ge=0, lt=1, description="memory of the squared gradients; unset: 0.99 (adam)")
+    float | None,
+    SettingField(ge=0, lt=1, description="decay rate of the squared gradients; by default 0.99 (adam)"),
 ]
 Eps = Annotated[
     float | None,
-    SettingField(gt=0, allow_inf_nan=False, description="added to sqrt(v); unset: 0.001 (adam, adagrad)"),
+    SettingField(gt=0, allow_inf_nan=False, description="added to sqrt(v); by default 0.001 (adam, adagrad)"),
 ]
 FirstV = Annotated[
     float | None,
-    SettingField(ge=0, allow_inf_nan=False, description="v in the first round; unset: eps^2 (adam, adagrad)"),
+    SettingField(
+        ge=0, allow_inf_nan=False, description="v in the first round; by default eps^2 (adam, adagrad)"
+    ),
 ]
 
 # What each has, with its usual value; v0's depends on eps.

@@ -24,7 +24,7 @@ Mu = Annotated[
     Field(ge=0, allow_inf_nan=False, description="weight of the contrastive term; 0 is FedAvg"),
 ]
 Temperature = Annotated[
-    float, Field(gt=0, allow_inf_nan=False, description="what the similarities are divided by")
+    float, Field(gt=0, allow_inf_nan=False, description="temperature that divides the similarities")
 ]
 
 # In a client's state: its model as it was after its last training.
@@ -115,7 +115,7 @@ def _fits(federation: FederationInfo, model: ModelSpec) -> None:
     found = last_linear(module)
     if found is None:
         raise ConfigError(
-            "MOON compares what enters the last linear layer of models, and this model has no linear layer",
+            "MOON compares the inputs of the last linear layer, and this model has no linear layer",
             where="model.name",
             hint="take another model, or another algorithm",
         )
@@ -123,10 +123,10 @@ def _fits(federation: FederationInfo, model: ModelSpec) -> None:
     own = {id(parameter) for parameter in layer.parameters()}
     if not any(p.requires_grad and id(p) not in own for p in module.parameters()):
         raise ConfigError(
-            f"what enters the last linear layer{f' ({name!r})' if name else ''} depends on no trained weight of this "
-            "model, so MOON's term would have no gradient",
+            f"what enters the last linear layer{f' ({name!r})' if name else ''} does not depend on any "
+            "trainable weight, so MOON's term would have no gradient",
             where="model.name",
-            hint="take a model with layers before it, or model.name = 'projection', which puts two there",
+            hint="choose a model with layers before it, or model.name = 'projection', which adds two",
         )
 
 
@@ -145,9 +145,9 @@ def _loss(
     seen = context.features
     if OWN not in seen:
         raise ConfigError(
-            "the model's last linear layer, in order of definition, takes no part in its forward pass",
+            "the model's last linear layer, in order of definition, is not used in its forward pass",
             where="model.name",
-            hint="define the layer that gives the classes last",
+            hint="define the classification layer last",
         )
     return loss + mu * contrast(seen[OWN], seen[THERE], seen[PREVIOUS], temperature)
 

@@ -52,16 +52,16 @@ def local_only(parts: Parts) -> Averaging:
     for slot in ("aggregate", "server"):
         if parts.slots[slot] is not None:
             raise ConfigError(
-                f"with 'local-only' nothing is sent, so a table [{slot}] would do nothing",
+                f"'local-only' sends nothing, so a table [{slot}] has no effect",
                 where=slot,
-                hint="take it out",
+                hint="remove it",
             )
     links = () if parts.client is None else parts.client.links or (parts.client,)
     if any(link.name == "contrastive" for link in links):
         raise ConfigError(
-            "'contrastive' compares a client's model with the global one, and here there is none",
+            "'contrastive' compares a client's model with the global model, and 'local-only' has none",
             where="client.name",
-            hint="take it out",
+            hint="remove it",
         )
     return averaging(parts, personal=frozenset(parts.spec))
 
@@ -70,11 +70,13 @@ def finetune(
     parts: Parts,
     *,
     epochs: Annotated[
-        int | None, Field(ge=1, description="of tuning at a client; as in [local] unless set")
+        int | None, Field(ge=1, description="epochs of fine-tuning at a client; by default as in [local]")
     ] = None,
     local_lr: Annotated[
         float | None,
-        Field(gt=0, allow_inf_nan=False, description="learning rate of tuning; as in [local] unless set"),
+        Field(
+            gt=0, allow_inf_nan=False, description="learning rate of fine-tuning; by default as in [local]"
+        ),
     ] = None,
     lr: Rate = 1.0,
 ) -> Averaging:
@@ -121,7 +123,7 @@ def finetune(
     )
     if parts.measure_clients == "none":
         raise ConfigError(
-            "'finetune' is about each client's tuned model, and no client is to be measured",
+            "'finetune' measures each client's fine-tuned model, but evaluation.clients is 'none'",
             where="evaluation.clients",
             hint="take 'all', a number, or algorithm.name = 'fedavg'",
         )

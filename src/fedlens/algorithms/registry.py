@@ -26,17 +26,18 @@ ALGORITHMS = Registry(
         "fedyogi": Entry("fedlens.algorithms.fedopt:fedyogi", "Yogi at the server (Reddi et al. 2021)"),
         "fednova": Entry(
             "fedlens.algorithms.fednova:fednova",
-            "updates divided by their number of steps (Wang et al. 2020)",
+            "updates normalized by their number of steps (Wang et al. 2020)",
         ),
         "moon": Entry("fedlens.algorithms.moon:moon", "model-contrastive learning (Li, He and Song 2021)"),
         "fedbn": Entry(
-            "fedlens.algorithms.fedbn:fedbn", "batch normalization stays at the clients (Li et al. 2021)"
+            "fedlens.algorithms.fedbn:fedbn",
+            "batch normalization layers stay at the clients (Li et al. 2021)",
         ),
         "local-only": Entry(
-            "fedlens.algorithms.personal:local_only", "every client on its own: the lower bound"
+            "fedlens.algorithms.personal:local_only", "each client trains alone: the lower bound"
         ),
         "finetune": Entry(
-            "fedlens.algorithms.personal:finetune", "FedAvg, tuned at each client before it is used"
+            "fedlens.algorithms.personal:finetune", "FedAvg, fine-tuned at each client before it is used"
         ),
         "scaffold": Entry(
             "fedlens.algorithms.scaffold:scaffold", "control variates against drift (Karimireddy et al. 2020)"
@@ -46,7 +47,7 @@ ALGORITHMS = Registry(
         ),
         "mime": Entry(
             "fedlens.algorithms.mime:mime",
-            "the server's optimizer at the clients, drift corrected (Karimireddy et al. 2020)",
+            "the server's optimizer at the clients, with drift correction (Karimireddy et al. 2020)",
         ),
         "mimelite": Entry(
             "fedlens.algorithms.mime:mimelite",
@@ -54,7 +55,7 @@ ALGORITHMS = Registry(
         ),
         "feddane": Entry(
             "fedlens.algorithms.feddane:feddane",
-            "clients' gradients replaced by the mean one (Li et al. 2019)",
+            "local gradients corrected by the mean gradient (Li et al. 2019)",
         ),
         "admm": Entry(
             "fedlens.algorithms.admm:admm", "a dual variable at each client (ghaemi2022 section 4.3)"
@@ -67,7 +68,7 @@ ALGORITHMS = Registry(
         ),
         "liadmm": Entry("fedlens.algorithms.admm:liadmm", "linearized inexact ADMM (ghaemi2022 Algorithm 4)"),
         "centralized": Entry(
-            "fedlens.algorithms.centralized:centralized", "the upper bound: the pooled data in one place"
+            "fedlens.algorithms.centralized:centralized", "the upper bound: training on the pooled data"
         ),
     },
 )
@@ -80,7 +81,8 @@ RULES = Registry(
         "proximal": Entry("fedlens.local.rules:proximal", "FedProx's proximal term"),
         "contrastive": Entry("fedlens.algorithms.moon:contrastive", "MOON's model-contrastive term"),
         "reweighted": Entry(
-            "fedlens.algorithms.fedir:reweighted", "FedIR: examples weighed by class, for a target all share"
+            "fedlens.algorithms.fedir:reweighted",
+            "FedIR: examples weighted by class, towards a target distribution",
         ),
         "control-variate": Entry(
             "fedlens.algorithms.scaffold:control_variate", "SCAFFOLD's control variates"

@@ -24,8 +24,8 @@ from fedlens.local.settings import LocalSettings
 Option = Annotated[
     Literal["I", "II"],
     Field(
-        description="a client's new variate: I, its full gradient at the global model; "
-        "II, the mean of the gradients of its steps"
+        description="a client's new control variate: I, its full gradient at the global model; II, "
+        "the mean gradient of its steps"
     ),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.output import print_columns, print_json, reported
+from fedlens.data.diagnostics import shortened
 from fedlens.report.format import many
 
 if TYPE_CHECKING:
@@ -40,12 +42,13 @@ def check(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Read all of your data, decode every image, and list every problem; exit code 1 if there is one."""
+    """Read all of your data, decode every image, and list problems (exit code 1) and warnings (exit code 0)."""
     with reported(debug):
         from fedlens.data.formats.folder_check import check_folder
         from fedlens.experiment.config_source import Source, override
 
-        settings = override(Source({}), changes or ()).values
+        # Messages name settings as an experiment's file does: data.dataset.label_column.
+        settings = override(Source({}), [c.removeprefix("data.dataset.") for c in changes or ()]).values
         with _working(f"reading all of {folder}"):
             checked = check_folder(folder, format, settings)
         if as_json:
@@ -57,12 +60,17 @@ def check(
 
 
 def as_plain(checked: Check) -> dict[str, Any]:
-    """The object that `--json` prints: the facts, and the findings as `where`, `what`, `hint` and `example`."""
+    """The object that `--json` prints: the facts, and the findings as `where`, `what`, `hint` and `example`.
+
+    `warnings` are such objects without `example`; `dataset` is the table of an experiment that reads the same data.
+    """
     findings = [
         {"where": finding.where, "what": finding.what, "hint": finding.hint, "example": finding.example}
         for finding in checked.findings
     ]
-    return {"ok": not findings, **checked.facts, "findings": findings}
+    warnings = [{"where": w.where, "what": w.what, "hint": w.hint} for w in checked.warnings]
+    plain = {"ok": not findings, **checked.facts, "findings": findings, "warnings": warnings}
+    return {**plain, "dataset": dict(checked.dataset)}
 
 
 @contextmanager
@@ -89,7 +97,14 @@ def _show(checked: Check) -> None:
     print_columns([(name, value) for name, value in _lines(facts) if value])
     for note in facts.get("notes", ()):
         print(f"note: {note}")
+    for warning in checked.warnings:
+        print(f"warning: {warning}")
     print(_verdict(checked))
+    if not checked.findings:
+        table = ", ".join(
+            f"{key} = {json.dumps(v, ensure_ascii=False)}" for key, v in checked.dataset.items()
+        )
+        print(f"to train on it, write in an experiment: [data] dataset = {{ {table} }}")
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -97,6 +112,21 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "images", f"{images:,}" + (f", and {bad:,} with problems" if bad else "")
     if "boxes" in facts:
         yield "boxes", f"{facts['boxes']:,}"
+    if "sizes" in facts:
+        yield "sizes", _sizes(facts["sizes"], images)
+        yield "colours", _counted(facts["sizes"]["colours"])
+        training = facts["training"]
+        why = (
+            f"{training['why']}; size=N changes it"
+            if training["why"] != "data.dataset.size"
+            else "as set by size"
+        )
+        if training["enlarged"]:
+            why += f"; {many(training['enlarged'], 'smaller image')} enlarged"
+        if training["channels"] == 3 and not any("RGB" in c or "(P)" in c for c in facts["sizes"]["colours"]):
+            why += "; channels=1 suits grey images"
+        channels = many(training["channels"], "channel")
+        yield "training", f"{training['width']}x{training['height']} pixels, {channels} ({why})"
     yield "classes", _counted(facts["classes"])
     yield "splits", _counted(facts.get("splits", {})) or "none; a share is held out as test data"
     clients = facts.get("clients", {})
@@ -104,20 +134,37 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "columns", ", ".join(facts.get("columns", ()))
 
 
+def _sizes(sizes: Mapping[str, Any], images: int) -> str:
+    """The most frequent size with its share, and the range."""
+    frequent, smallest, largest = (_pixels(sizes[name]) for name in ("most_frequent", "smallest", "largest"))
+    if sizes["different"] == 1:
+        return f"{frequent} (all)"
+    share = f"{100 * sizes['most_frequent_images'] / images:.1f} %"
+    return f"{smallest} to {largest}, {many(sizes['different'], 'size')}; most frequent {frequent} ({share})"
+
+
+def _pixels(size: Sequence[int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
 def _counted(counts: Mapping[str, int] | Sequence[str]) -> str:
     """The first names, with their counts where they have any."""
     names = list(counts)[:_MOST]
-    listed = ", ".join(f"{name} {counts[name]:,}" if isinstance(counts, Mapping) else name for name in names)
+    listed = ", ".join(
+        f"{shortened(name, 60)} {counts[name]:,}" if isinstance(counts, Mapping) else shortened(name, 60)
+        for name in names
+    )
     return listed + (f" and {len(counts) - len(names):,} more" if len(counts) > len(names) else "")
 
 
 def _verdict(checked: Check) -> str:
+    warnings = many(len(checked.warnings), "warning")
     if not checked.findings:
-        return "no problems found"
+        return f"no errors, {warnings}" if checked.warnings else "no problems found"
     count = len(checked.findings)
-    problems = many(count, "problem")
+    problems = many(count, "problem") + (f" and {warnings}" if checked.warnings else "")
     whole = sum(not finding.example for finding in checked.findings)
     if not whole:
-        return f'{problems}; a run stops at them, unless data.dataset.on_error = "skip" leaves them out'
-    which = "of the dataset as a whole" if whole == count else f"of which {whole:,} of the dataset as a whole"
-    return f"{problems}, {which}: fix those before a run"
+        return f'{problems}; a run stops at problems, or leaves them out with data.dataset.on_error = "skip"'
+    affects = "affects" if whole == 1 else "affect"
+    return f"{problems}; {whole:,} {affects} the whole dataset and must be fixed first"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlens.cli.client_table import client_lines, worst_text
 from fedlens.report.format import count, duration, finite, metric_value, number, size, split_of
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ class ProgressDisplay:
         page = RunDir(directory).report_path
         page = page if page.exists() else directory
         if not self._quiet:
-            for line in closing_lines(summary):
+            for line in [
+                *closing_lines(summary),
+                *(client_lines(directory) if summary.get("clients") else ()),
+            ]:
                 self._console.print(line, soft_wrap=True)
             self._console.print(f"result page: {page}", style="bold", soft_wrap=True)
         elif not self._console.stderr:
@@ -209,15 +213,13 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     outcome = f"{label} {metric_value(metric, value)} {where} after round {round}"
     best = _best_text(summary.get("best") or {}, metric, where)
     mean, worst = (finite(final.get(f"clients_{metric}_{of}")) for of in ("mean", "worst_decile"))
-    worst_text = (
-        f", {metric_value(metric, worst)} at the worst tenth of the clients" if worst is not None else ""
-    )
+    at_worst = worst_text(summary, metric, worst)
     if f"clients_{metric}_mean_before" not in final:
-        return [f"{status}: {outcome}{worst_text}{best}", ", ".join(cost)]
+        return [f"{status}: {outcome}{at_worst}{best}", ", ".join(cost)]
     # Clients use the tuned models; all other metrics are of the global model.
     return [
         f"{status}: {label} {metric_value(metric, mean)} at the clients, each after tuning, "
-        f"in round {round}{worst_text}",
+        f"in round {round}{at_worst}",
         f"global model, not tuned: {outcome}{best}",
         ", ".join(cost),
     ]

@@ -148,8 +148,8 @@ class Driver:
             for answer in answers:
                 if isinstance(answer, Reply) and answer.state is not None:
                     raise RunFailed(
-                        f"the operation '{ask.op}' of an evaluation changes what a client keeps, and the next "
-                        "round has begun with what it kept before",
+                        f"the operation '{ask.op}' of an evaluation changes a client's state, but the "
+                        "next round has already started with the old state",
                         hint="set evaluation.beside=false",
                     )
                 yield answer
@@ -221,8 +221,7 @@ class Driven:
             raise
         if self._ahead and not ahead:
             raise RunFailed(
-                f"the evaluation of round {self._round} asks several times, and the next round has begun "
-                "after the first",
+                f"the evaluation of round {self._round} asks several times, but the next round has already started",
                 hint="set evaluation.beside=false",
             )
         return self._driver.exchange(ask, self._round, self._driver.number(self._round), ahead)

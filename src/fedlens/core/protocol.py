@@ -82,7 +82,7 @@ class Ask:
     def __post_init__(self) -> None:
         if self.reduce is not None and self.order == "arrival":
             raise ValueError(
-                "an ask in arrival order cannot be reduced: its blocks would depend on who was first"
+                "an ask in arrival order cannot be reduced, because its blocks would depend on the order of the replies"
             )
 
 

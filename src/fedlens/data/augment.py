@@ -31,14 +31,14 @@ AUGMENTS = Registry(
         "pad-crop-flip": Entry(
             f"{_HERE}:make_pad_crop_flip", "crop and flip in one pass (hsu2019, He et al. 2016)"
         ),
-        "crop": Entry(f"{_HERE}:make_crop", "shifted by up to a few pixels, filled with zeros"),
-        "flip": Entry(f"{_HERE}:make_flip", "mirrored left to right with probability 1/2"),
+        "crop": Entry(f"{_HERE}:make_crop", "random shift by a few pixels, filled with zeros"),
+        "flip": Entry(f"{_HERE}:make_flip", "random horizontal flip"),
         "colour-jitter": Entry(
             f"{_HERE}:make_colour_jitter", "random brightness, contrast, saturation and hue"
         ),
         "random-resized-crop": Entry(
             f"{_HERE}:make_random_resized_crop",
-            "a random part, scaled up to the full size (Szegedy et al. 2015)",
+            "random crop, resized to the full size (Szegedy et al. 2015)",
         ),
     },
 )
@@ -283,7 +283,7 @@ def make_crop(shape: Shape, *, pad: Pad = 4) -> Crop:
 def make_flip(
     shape: Shape,
     *,
-    p: Annotated[float, Field(gt=0, le=1, description="probability of mirroring")] = 0.5,
+    p: Annotated[float, Field(gt=0, le=1, description="probability of a flip")] = 0.5,
 ) -> Flip:
     """Mirrors left to right."""
     return Flip(p)
@@ -317,18 +317,20 @@ def make_colour_jitter(
 def make_random_resized_crop(
     shape: Shape,
     *,
-    scale: Annotated[tuple[float, float], Field(description="least and largest share of the area")] = (
+    scale: Annotated[tuple[float, float], Field(description="smallest and largest share of the area")] = (
         0.08,
         1.0,
     ),
-    ratio: Annotated[tuple[float, float], Field(description="least and largest width / height")] = (
+    ratio: Annotated[tuple[float, float], Field(description="smallest and largest width / height")] = (
         3 / 4,
         4 / 3,
     ),
 ) -> RandomResizedCrop:
     """Scales a random part to the full size. Raises `ConfigError` if the bounds are not in order."""
     if not 0 < scale[0] <= scale[1] <= 1:
-        raise ConfigError(f"the scale is {list(scale)}, and needs 0 < least <= largest <= 1", where="scale")
+        raise ConfigError(
+            f"the scale is {list(scale)}, but needs 0 < smallest <= largest <= 1", where="scale"
+        )
     if not 0 < ratio[0] <= ratio[1]:
-        raise ConfigError(f"the ratio is {list(ratio)}, and needs 0 < least <= largest", where="ratio")
+        raise ConfigError(f"the ratio is {list(ratio)}, but needs 0 < smallest <= largest", where="ratio")
     return RandomResizedCrop(scale, ratio)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
@@ -253,6 +254,18 @@ class ClientDatasets(ClientDataSource):
     def held_out_sizes(self) -> NDArray[np.int64] | None:
         """int64 [clients]: how many examples each client holds out; None if clients hold out none."""
         return None if self.held_out_offsets is None else np.diff(self.held_out_offsets)
+
+    def held_out_digest(self) -> str | None:
+        """SHA-256 in hexadecimal of the positions that each client holds out; None if clients hold out none.
+
+        Runs on the same dataset with the same digest measure their clients on the same examples.
+        """
+        if self.held_out is None or self.held_out_offsets is None:
+            return None
+        hashed = hashlib.sha256()
+        for array in (self.held_out_offsets, self.held_out.numpy()):
+            hashed.update(array.astype("<i8", copy=False).tobytes())
+        return hashed.hexdigest()
 
     def on(self, device: torch.device, /) -> ClientDatasets:
         """The same for training on `device`; the images are kept there if they fit in half of its free memory."""

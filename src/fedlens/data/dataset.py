@@ -65,23 +65,21 @@ class Examples:
         inputs, targets = self.inputs, self.targets
         if self.kind == "language":
             if not _dtype(inputs).startswith("int"):
-                raise DataError(f"the tokens are {_found(inputs)}, and have to be whole numbers [n, T]")
+                raise DataError(f"the tokens are {_found(inputs)}, but must be integers [n, T]")
         elif _dtype(inputs) != "uint8" or len(inputs.shape) != 4:
-            raise DataError(f"the images are {_found(inputs)}, and have to be uint8 [n, C, H, W]")
+            raise DataError(f"the images are {_found(inputs)}, but must be uint8 [n, C, H, W]")
         if self.kind == "segmentation":
             if targets.shape[1:] != inputs.shape[2:]:
                 raise DataError(f"the masks are {_found(targets)}, and the images {_found(inputs)}")
         elif self.kind == "classification" and (_dtype(targets) != "int64" or targets.ndim != 1):
-            raise DataError(f"the labels are {_found(targets)}, and have to be int64 [n]")
+            raise DataError(f"the labels are {_found(targets)}, but must be int64 [n]")
         if len(inputs) != len(targets):
             what = "labels" if self.kind == "classification" else "targets"
             thing = "texts" if self.kind == "language" else "images"
             raise DataError(f"there are {len(inputs)} {thing} and {len(targets)} {what}")
         for name, column in self.columns.items():
             if len(column) != len(inputs):
-                raise DataError(
-                    f"the column '{name}' has {len(column)} values, and there are {len(inputs)} examples"
-                )
+                raise DataError(f"the column '{name}' has {len(column)} values for {len(inputs)} examples")
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -164,6 +162,8 @@ class Dataset:
         licence, source: for the report, and for whoever passes the data on.
         coarse: int64 [classes], the group of each class, if classes have groups.
         notes: sentences on what the reader left out or corrected.
+        chosen: settings of the reader that it chose from the data, because the user left them out, by name; they
+            are written into the run's config.toml.
         seeded: whether the data or the choice of the test examples depend on the data seed.
         on_error: "skip" leaves out images that cannot be decoded later, "stop" stops the run; None if the reader
             has no such setting.
@@ -183,6 +183,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     on_error: OnError | None = None
     seeded: bool = False
+    chosen: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.train.kind != self.test.kind:
@@ -199,7 +200,7 @@ class Dataset:
             shapes = f"{list(self.train.inputs.shape[1:])} and {list(self.test.inputs.shape[1:])}"
             raise DataError(f"the images of the two splits have shapes {shapes}", where=self.name)
         if self.kind != "language" and not len(self.mean) == len(self.std) == self.input_shape[0]:
-            raise DataError("mean and std need one number per channel", where=self.name)
+            raise DataError("mean and std must have one number per channel", where=self.name)
 
     @property
     def kind(self) -> Kind:
@@ -216,7 +217,7 @@ class Dataset:
         marks, offsets = marks_of(self.train)
         if len(marks) and marks.max() >= len(self.classes):
             raise DataError(
-                f"an example shows class {marks.max()}, and there are {len(self.classes)} classes, from 0 on",
+                f"an example has class {marks.max()}, but there are only {len(self.classes)} classes, numbered from 0",
                 where=self.name,
             )
         return Table(

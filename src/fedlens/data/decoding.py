@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from fedlens.core.errors import DataError
 from fedlens.core.registry import load_target
@@ -31,6 +31,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+QUARTER_TURNS = range(5, 9)  # values of the EXIF tag "Orientation" that exchange width and height
 _GAP = 2  # a JPEG is decoded at a fraction of its size if that leaves this many times the wanted size
 
 
@@ -65,6 +66,9 @@ def decode(
             pixels = np.asarray(_photograph(image, channels, height, width, fit, upright))
     except DataError as error:
         raise DataError(error.what, where=str(path), hint=error.hint) from None
+    except UnidentifiedImageError as error:
+        hint = "copy or export it again, as PNG or JPEG"
+        raise DataError("not a readable image", where=str(path), hint=hint) from error
     except Exception as error:  # a damaged file can make a decoder raise any exception
         what = f"the image cannot be decoded: {error or type(error).__name__}"
         raise DataError(what, where=str(path), hint="copy or export it again") from error
@@ -161,6 +165,11 @@ def _orientation(image: Image.Image) -> int:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # cameras write tags of every kind, and one that cannot be read turns nothing
         return 1
+
+
+def is_turned(image: Image.Image) -> bool:
+    """Whether the EXIF tag of a photograph turns it by a quarter, so that its width becomes its height."""
+    return _orientation(image) in QUARTER_TURNS
 
 
 def orientation_of(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -35,7 +35,10 @@ class Finding:
 
 @dataclass
 class Findings:
-    """A list of findings that a reader adds to while it continues reading.
+    """The problems and warnings that a reader adds to while it continues reading.
+
+    A problem stops a run (`settle`). A warning does not: it is likely a mistake, or needs the user's attention.
+    The length and the iteration are those of the problems.
 
     >>> findings = Findings()
     >>> findings.add("a.png", "the file is empty", "copy it again")
@@ -44,14 +47,19 @@ class Findings:
     """
 
     found: list[Finding] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
 
     def add(self, where: object, what: str, hint: str | None = None, *, example: bool = True) -> None:
         """Adds a problem; the reader continues without the faulty part."""
-        self.found.append(Finding(str(where), what, hint, example))
+        self.found.append(Finding(str(where), shortened(what), hint, example))
 
     def add_whole(self, where: object, what: str, hint: str | None = None) -> None:
         """Adds a problem of the whole set, which no skipping solves."""
         self.add(where, what, hint, example=False)
+
+    def warn(self, where: object, what: str, hint: str | None = None) -> None:
+        """Adds a warning about the whole set."""
+        self.warnings.append(Finding(str(where), shortened(what), hint, example=False))
 
     def attempt(self, read: Callable[..., Result], *args: object, example: bool = True) -> Result | None:
         """`read(*args)`; None if it raises `DataError`, which is added as a problem."""
@@ -76,7 +84,7 @@ class Findings:
         examples, and counts the others. `advice` tells the user how to see all of them.
         """
         whole = [finding for finding in self.found if not finding.example]
-        stopping = whole + ([f for f in self.found if f.example] if on_error != "skip" else [])
+        stopping = unique(whole + ([f for f in self.found if f.example] if on_error != "skip" else []))
         if not stopping:
             notes = [f"skipped {finding}" for finding in self.found[:_NOTED]]
             more = len(self.found) - len(notes)
@@ -86,10 +94,30 @@ class Findings:
         if not others:
             hint = "; ".join(filter(None, [first.hint, skip]))
             raise DataError(first.what, where=first.where, hint=hint or None)
-        lines = [f"{len(stopping)} things are wrong", *(f"  {finding}" for finding in stopping[:_SHOWN])]
+        lines = [f"{len(stopping)} problems in the data", *(f"  {finding}" for finding in stopping[:_SHOWN])]
         if len(stopping) > _SHOWN:
             lines.append(f"  And {len(stopping) - _SHOWN} more")
         raise DataError("\n".join(lines), hint="; ".join(filter(None, [advice, skip])) or None)
+
+
+def unique(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings without those that repeat an earlier one: a table may be listed and be read, too."""
+    first: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        first.setdefault((finding.where, finding.what), finding)
+    return list(first.values())
+
+
+def shortened(text: str, most: int = 1000) -> str:
+    """A text with its middle left out if it has more than `most` characters, as a damaged file may contain any.
+
+    >>> shortened("a" * 50, most=10)
+    'aaaaa[...40 characters...]aaaaa'
+    """
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}[...{len(text) - 2 * half:,} characters...]{text[-half:]}"
 
 
 _SKIP = 'or leave them out with data.dataset.on_error = "skip"'

@@ -80,13 +80,11 @@ def hold_out(examples: int, share: float, seed: int) -> tuple[NDArray[np.int64],
     [980, 20]
     """
     if not 0 <= share < 1:
-        raise ConfigError(
-            f"the validation share is {share}, and has to be in [0, 1)", where="data.validation"
-        )
+        raise ConfigError(f"the validation share is {share}, but must be in [0, 1)", where="data.validation")
     count = max(1, round(share * examples)) if share else 0
     if count >= examples and count:
         raise ConfigError(
-            f"a validation share of {share} leaves no example to train on", where="data.validation"
+            f"a validation share of {share} leaves no training example", where="data.validation"
         )
     (stream,) = streams(seed, 1)
     order = stream.permutation(examples).astype(np.int64) if count else np.arange(examples, dtype=np.int64)
@@ -114,7 +112,8 @@ def hold_out_each(
     counts = np.clip(counts, 0, np.maximum(sizes - 1, 0))
     if not counts.any():
         raise ConfigError(
-            f"a validation share of {share} holds out no example of any client", where="data.validation"
+            f"a validation share of {share} is too small: no client has a held-out example",
+            where="data.validation",
         )
     owners = partition.owners()
     # The order is random within each client, whose first examples are held out.

@@ -59,7 +59,7 @@ class Table:
         n = len(self.offsets) - 1
         for name, column in self.columns.items():
             if len(column) != n:
-                raise DataError(f"the column '{name}' has {len(column)} values, and there are {n} examples")
+                raise DataError(f"the column '{name}' has {len(column)} values for {n} examples")
         if self.single and n != len(self.marks):
             raise DataError(f"{n} examples have {len(self.marks)} labels")
 
@@ -76,7 +76,7 @@ class Table:
         array = np.asarray(labels)
         if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0)):
             raise DataError(
-                f"the labels are {array.dtype} {list(array.shape)}, and have to be whole numbers [n] from 0 on"
+                f"the labels are {array.dtype} {list(array.shape)}, but must be integers [n] of at least 0"
             )
         array = array.astype(np.int64, copy=False)
         names = tuple(map(str, range(int(array.max(initial=-1)) + 1)))

@@ -25,8 +25,7 @@ Group = Annotated[
     int,
     Field(
         ge=1,
-        description="clients that a worker computes at once, as 'vectorized' does; with 1 the numbers are those of "
-        "'inline' to the bit",
+        description="clients that a worker computes at once, as 'vectorized' does; 1 gives the same bits as 'inline'",
     ),
 ]
 
@@ -56,7 +55,7 @@ def check_groups(ops: Mapping[str, Op], group: int, computing: Computing, engine
     """Raises `ConfigError` where workers cannot compute clients in groups of this size."""
     if group > 1 and computing.channels_last is True:
         raise ConfigError(
-            "clients that are computed together have no layout with the channels last",
+            "batched clients cannot use the channels-last layout",
             where="engine.channels_last",
             hint="set it to 'auto' or false, or engine.group = 1",
         )

@@ -57,25 +57,25 @@ class Computing:
             gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
             if not gpus:
                 raise ConfigError(
-                    f"the device is '{self.device}', and torch {torch.__version__} finds no GPU here",
+                    f"the device is '{self.device}', but torch {torch.__version__} finds no GPU",
                     where="engine.device",
                     hint="set engine.device=cpu, or check that nvidia-smi lists a GPU and torch is a CUDA build",
                 )
             if number and int(number) >= gpus:
                 raise ConfigError(
-                    f"there is no device '{self.device}'",
+                    f"unknown device '{self.device}'",
                     where="engine.device",
                     hint=f"choose from: {', '.join(f'cuda:{k}' for k in range(gpus))}",
                 )
         if self.precision == "tf32" and kind != "cuda":
             raise ConfigError(
-                f"'tf32' is a format of NVIDIA's GPUs, and the device is '{self.device}'",
+                f"'tf32' is a format of NVIDIA GPUs, but the device is '{self.device}'",
                 where="engine.precision",
                 hint="take bf16 or fp32",
             )
         if self.precision == "fp16" and kind == "cpu":
             raise ConfigError(
-                "convolutions in fp16 have no fast form on a CPU: a step takes a hundred times as long as in fp32",
+                "fp16 convolutions are not optimized on CPUs: a step takes about a hundred times as long as in fp32",
                 where="engine.precision",
                 hint="take bf16, or fp32",
             )

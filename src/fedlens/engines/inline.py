@@ -21,14 +21,14 @@ from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import LATE
 
 Threads = Annotated[
-    int, Field(ge=1, description="threads of one computation; results depend on it in the last bit")
+    int, Field(ge=1, description="threads per computation; results may differ in the last bits with it")
 ]
 StateMemory = Annotated[
     int,
     Field(
         ge=1,
-        description="MiB of client states in memory, at most; the least recently used others lie in files of the run, "
-        "and the numbers are the same",
+        description="maximum MiB of client states in memory; the least recently used ones beyond it "
+        "are kept in files of the run",
     ),
 ]
 

@@ -45,12 +45,10 @@ Workers = Annotated[
 Timeout = Annotated[
     float,
     Field(
-        gt=0, description="seconds after which a worker that has not answered is taken for hung, and replaced"
+        gt=0, description="seconds after which a worker that has not answered is considered hung and replaced"
     ),
 ]
-Window = Annotated[
-    int, Field(ge=1, description="MiB of finished replies that wait for an earlier one, at most")
-]
+Window = Annotated[int, Field(ge=1, description="maximum MiB of finished replies that wait for earlier ones")]
 
 _KILLED = f"its worker process was killed {DEATHS} times (out of memory?)"
 _SHORT = 0.02  # seconds: below it a worker gets its next task before it has finished, so that it never waits
@@ -345,7 +343,7 @@ class Processes(EngineBase):
             else:
                 return worker
         raise RunFailed(
-            f"{DEATHS} local workers died as they started (out of memory?)",
+            f"{DEATHS} local workers died at start-up (out of memory?)",
             hint="engine.name=inline runs without them",
         )
 

@@ -7,20 +7,21 @@ ENGINES = Registry(
     {
         "default": Entry(
             "fedlens.engines.default:default",
-            "inline, and processes once the first clients show that the run is long; the same bits",
+            "inline, and then processes if the first clients show that the run is long",
         ),
         "auto": Entry(
             "fedlens.engines.auto:auto",
-            "the fastest of inline, vectorized and processes, by trial",
+            "times inline, vectorized and processes, and takes the fastest",
         ),
-        "inline": Entry("fedlens.engines.inline:inline", "this process, one client after the other"),
+        "inline": Entry("fedlens.engines.inline:inline", "in this process, one client after the other"),
         "vectorized": Entry(
             "fedlens.engines.vectorized:vectorized",
-            "this process, several clients as one batched computation",
+            "in this process, several clients as one batched computation",
         ),
         "processes": Entry(
-            "fedlens.engines.processes:processes", "local workers that share data and weights in memory"
+            "fedlens.engines.processes:processes",
+            "local worker processes that share data and weights in memory",
         ),
-        "ray": Entry("fedlens.engines.ray:ray", "workers on a Ray cluster, or on a Ray of the run's own"),
+        "ray": Entry("fedlens.engines.ray:ray", "workers on a Ray cluster, or on a local Ray"),
     },
 )

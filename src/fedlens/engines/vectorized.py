@@ -19,7 +19,7 @@ Group = Annotated[
     int | None,
     Field(
         ge=1,
-        description="clients computed at once; unless set, as many as fit 256 MiB, or an eighth of a GPU's memory",
+        description="clients computed at once; by default as many as fit into 256 MiB, or an eighth of a GPU's memory",
     ),
 ]
 

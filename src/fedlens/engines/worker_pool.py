@@ -76,8 +76,8 @@ class WorkerPool:
                 self.close()
                 if not again:
                     raise RunFailed(
-                        "the process that starts local workers died twice",
-                        hint="its last words are above; engine.name=inline runs without it",
+                        "the process that starts local workers failed twice",
+                        hint="its last output is above; engine.name=inline runs without it",
                     ) from error
         return self.worker(device, group, again=False)
 

@@ -163,6 +163,9 @@ def _build(
     config, chosen = planned.config, planned.chosen
     holders, partition, task = _distributed(planned, data_dir, download, say)
     data = holders.dataset
+    if data.chosen:
+        table = {**config.data.dataset, **data.chosen}
+        config = config.model_copy(update={"data": config.data.model_copy(update={"dataset": table})})
     federation = FederationInfo(
         partition.sizes(), len(data.classes), data.input_shape, holders.held(), holders.held_out_sizes()
     )
@@ -219,9 +222,9 @@ def _distributed(
     config, chosen = planned.config, planned.chosen
     if config.data.validation_from == "client" and not config.data.validation:
         raise ConfigError(
-            "every client is to hold out a share of its own, and the share is 0",
+            "`data.validation_from = 'client'` needs `data.validation` above 0",
             where="data.validation_from",
-            hint="set data.validation, say to 0.1",
+            hint="set data.validation = 0.2, the share that each client holds out",
         )
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
     if dataset.kind not in TASKS:

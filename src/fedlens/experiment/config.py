@@ -18,7 +18,7 @@ def _named(value: Any) -> Any:
     if isinstance(value, str) or (callable(value) and not isinstance(value, Mapping)):
         return {"name": value}
     if isinstance(value, Mapping) and "name" not in value:
-        raise ValueError("the table needs a 'name'")
+        raise ValueError("the table has no 'name'")
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -47,64 +47,76 @@ class DataSettings(_Table):
     dataset: Named
     partition: Named
     validation: float = Field(
-        0.0, ge=0, lt=1, description="share of the training data held out for validation"
+        0.0, ge=0, lt=1, description="share of the training data that is held out for validation"
     )
     validation_from: Literal["global", "client"] = Field(
-        "global", description="global: held out of all examples; client: each client holds out of its own"
+        "global",
+        description="where the validation examples come from. global: all clients' examples together; client: each "
+        "client's own, which `evaluation.clients` then measures each client on",
     )
     cache: float = Field(
         2.0,
         ge=0,
         le=4096,
-        description="GiB of decoded images kept in memory; read from their files beyond that",
+        description="GiB of decoded images that are kept in memory; others are read from their files each time",
     )
     augment: Annotated[list[dict[str, Any]], BeforeValidator(_listed)] = Field(
         [],
-        description="what becomes of training images: a name (pad-crop-flip), a table, or a list of them in order",
+        description="augmentation of training images: a name (pad-crop-flip), a table, or a list of them in order",
     )
     normalize: Literal["standard", "unit"] = Field(
-        "standard", description="standard: mean 0 and deviation 1 a channel; unit: 0 to 1, nothing more"
+        "standard",
+        description="standard: mean 0 and standard deviation 1 per channel; unit: only scaled to 0 to 1",
     )
 
 
 class Seeds(_Table):
     """The `[seeds]` table. Each is derived from `seed` unless it is set."""
 
-    data: int = Field(ge=0, lt=2**63, description="synthetic data, and which examples are held out")
-    partition: int = Field(ge=0, lt=2**63, description="which example belongs to which client")
-    initialization: int = Field(ge=0, lt=2**63, description="the model's first weights")
-    selection: int = Field(ge=0, lt=2**63, description="who takes part")
+    data: int = Field(ge=0, lt=2**63, description="synthetic data, and the choice of held-out examples")
+    partition: int = Field(ge=0, lt=2**63, description="the partition")
+    initialization: int = Field(ge=0, lt=2**63, description="the model's initial weights")
+    selection: int = Field(ge=0, lt=2**63, description="the choice of clients in each round")
     training: int = Field(ge=0, lt=2**63, description="the order of batches, augmentation, dropout")
 
 
 class Evaluation(_Table):
     """The `[evaluation]` table."""
 
-    every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last")
-    batch_size: int = Field(500, ge=1, description="images at a time")
+    every: int = Field(1, ge=1, description="evaluate every N rounds, and after the last round")
+    batch_size: int = Field(500, ge=1, description="images per batch of an evaluation")
     clients: Literal["all", "none"] | Annotated[int, Field(ge=1)] | None = Field(
         None,
-        description="clients that are measured on what they hold out of their own (data.validation_from), for the "
-        "spread over them: all, none, or so many drawn anew; all where the algorithm makes personal models",
+        description="which clients are measured, each on its own held-out examples: all, none, or a number of clients "
+        "drawn anew each time; by default none, and all if the algorithm makes personal models. Needs data.validation "
+        "= 0.2 (or another share) and data.validation_from = 'client'. Writes each client's values to clients.jsonl",
     )
     beside: bool = Field(
         False,
-        description="evaluate a round with the workers that the next one leaves idle; its line comes one round later, "
-        "with the same numbers. For engines with workers; others have nobody idle and evaluate at once",
+        description="evaluate while the next round trains, on workers that it leaves idle. The metrics are the same, "
+        "one round later. Only for engines with workers; others evaluate at once",
     )
-    train: bool = Field(False, description="also measure the global model on the clients' training data")
+    train: bool = Field(
+        False, description="also evaluate the global model on the training data of all clients"
+    )
 
 
 class CheckpointSettings(_Table):
     """The `[checkpoint]` table."""
 
-    seconds: float = Field(30.0, ge=0, description="least time between two checkpoints; 0 saves every round")
+    seconds: float = Field(
+        30.0, ge=0, description="minimum seconds between two checkpoints; 0 saves every round"
+    )
 
 
 class Record(_Table):
     """The `[record]` table."""
 
-    clients: bool = Field(False, description="write clients.jsonl, one object a client and round")
+    clients: bool = Field(
+        False,
+        description="also write how each client trained to clients.jsonl, one object a client and round; the values "
+        "that `evaluation.clients` measures are always written",
+    )
 
 
 class Config(_Table):
@@ -117,20 +129,24 @@ class Config(_Table):
     ('fedavg', 'default', 1)
     """
 
-    name: str = Field("run", min_length=1, description="what the run is called")
-    seed: int = Field(0, ge=0, lt=2**63, description="everything random is derived from it")
+    name: str = Field("run", min_length=1, description="the name of the run")
+    seed: int = Field(0, ge=0, lt=2**63, description="all random numbers are derived from it")
     rounds: int = Field(ge=1, description="communication rounds")
     data: DataSettings
     model: Named
     algorithm: Named = Field(default_factory=lambda: {"name": "fedavg"})
     local: LocalSettings
-    select: Named | None = Field(None, description="who takes part in a round")
+    select: Named | None = Field(None, description="client selection: which clients take part in a round")
     client: Annotated[dict[str, Any] | list[dict[str, Any]] | None, BeforeValidator(_rules)] = Field(
         None,
-        description="how local training bends, on top of the algorithm's own rule; a table, or a list of them",
+        description="client rule: how the local objective or gradient is modified, in addition to the "
+        "algorithm's rule; "
+        "a table, or a list of tables",
     )
-    aggregate: Named | None = Field(None, description="how replies are folded")
-    server: Named | None = Field(None, description="how the update moves the model")
+    aggregate: Named | None = Field(None, description="how client updates are aggregated")
+    server: Named | None = Field(
+        None, description="server step: how the aggregated update changes the global model"
+    )
     evaluation: Evaluation = Field(default_factory=Evaluation)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
     record: Record = Field(default_factory=Record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,25 @@ def read(path: Path) -> list[dict[str, Any]]:
     Raises `RunDirectoryError` that names the line where one before the last cannot be read.
     """
     return [row for _, row in _parse(path)]
+
+
+def stream(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects one by one, as `read` gives them, without the whole file in memory. Raises what `read` raises."""
+    try:
+        with open(path, "rb") as file:
+            cut = 0
+            for number, text in enumerate(file, start=1):
+                row = _object(text)
+                if row is not None and not cut:
+                    yield row
+                elif text.strip():
+                    if cut:  # only the last line may have been cut by a kill
+                        raise RunDirectoryError("a line cannot be read", where=f"{path}, line {cut}")
+                    cut = number
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunDirectoryError(f"{path.name} cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def truncate(path: Path, after_round: int) -> int:

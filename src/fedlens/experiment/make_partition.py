@@ -89,10 +89,12 @@ def make_partition(
 def check_free(path: Path, force: bool) -> None:
     """Raises `ConfigError` where a partition cannot be saved at `path` without losing what is there."""
     if path.is_dir():
-        raise ConfigError("this is a directory", where=str(path), hint="name a file in it, say split.npz")
+        raise ConfigError("the path is a directory", where=str(path), hint="name a file in it, say split.npz")
     if path.exists() and not force:
         raise ConfigError(
-            "there is a file already", where=str(path), hint="take another name, or replace it with --force"
+            "the file already exists",
+            where=str(path),
+            hint="choose another name, or pass --force to replace it",
         )
 
 
@@ -122,7 +124,7 @@ def _tables(source: Source) -> tuple[dict[str, Any], dict[str, Any]]:
     for key, table in (("name", settings), ("dataset.name", of_dataset)):
         if "name" in table:
             raise ConfigError(
-                f"'{key}' is no setting here",
+                f"unknown setting '{key}'",
                 where=f"--set {key}",
                 hint=f"name it as the argument {_ARGUMENTS[key]}",
             )

@@ -64,10 +64,12 @@ def summarize(
         "best": run_state.best if run_state else None,
         "totals": {"seconds": metrics[-1]["elapsed"] if metrics else 0.0, **totals},
         "failures": {client: dict(reasons) for client, reasons in runner.failures.items()},
+        "clients": run_state.measured if run_state else None,
         "partition": {
             "clients": len(built.partition),
             "examples": int(built.partition.sizes().sum()),
             "digest": built.partition.digest,
+            "held_out_digest": built.holders.held_out_digest(),
             "emd": emd(built),
         },
         "model": {"name": config.model["name"], "parameters": built.parameters},

@@ -163,6 +163,10 @@ class RunDir:
         """The lines of `clients.jsonl`, oldest first; none if they were not recorded."""
         return lines.read(self.clients_path)
 
+    def stream_clients(self) -> Iterator[dict[str, Any]]:
+        """The lines of `clients.jsonl` one by one: with many clients and rounds they may not fit in memory."""
+        return lines.stream(self.clients_path)
+
     def read_config(self) -> dict[str, Any]:
         """The settings in `config.toml`. Raises `RunDirectoryError` if it is missing or cannot be read."""
         where = str(self.config_path)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fedlens.core.driver import Driven, Driver, Tally
@@ -40,6 +41,7 @@ class RunState:
     rows: list[dict[str, Any]] = field(default_factory=list)  # the round's rows of clients.jsonl, likewise
     best: dict[str, Any] | None = None
     failures: dict[str, Counter[str]] = field(default_factory=dict)
+    measured: dict[str, Any] | None = None  # the last per-client evaluation; see `client_summary`
 
     def payload(self) -> dict[str, Any]:
         """The payload of a checkpoint. Client states that belong in files are written first."""
@@ -53,6 +55,7 @@ class RunState:
             "rows": self.rows,
             "best": self.best,
             "failures": {client: dict(reasons) for client, reasons in self.failures.items()},
+            "measured": self.measured,
         }
 
     @classmethod
@@ -236,10 +239,15 @@ class Runner:
             tally.and_measuring(trained.measuring)
         line = self._line(round, measured, tally, trained.seconds)
         rows = self._client_lines(round, tally) if config.record.clients else []
+        at_clients = self._measured_lines(round, trained.measuring)
+        latest = client_summary(at_clients, self.built.task.score) or (
+            self.run_state.measured if self.run_state else None
+        )
         best, self.failures = self._better(line), self._with(tally)
         # From here on the round is complete: a run that is stopped below writes its lines when it is resumed.
         clients = trained.clients or self._states.mark()
-        self.run_state = RunState(round, trained.state, clients, line, rows, best, self.failures)
+        rows += at_clients
+        self.run_state = RunState(round, trained.state, clients, line, rows, best, self.failures, latest)
         if best and best["round"] == round:
             self._best = self.run_state
         elif self._best is not None and nbytes(self._best.state) >= _HEAVY:
@@ -289,6 +297,14 @@ class Runner:
                 {"round": round, "client": self._name(client), "failure": r, "times": n}
                 for r, n in reasons.items()
             ]
+        return rows
+
+    def _measured_lines(self, round: int, measuring: Tally) -> list[dict[str, Any]]:
+        """The values of each client that an evaluation measured; empty without a per-client evaluation."""
+        rows = []
+        for row in measuring.per_client:
+            values = {name: value for name, value in row.items() if name.startswith("validation_")}
+            rows += [{"round": round, "client": self._name(row["client"]), **values}] if values else []
         return rows
 
     def _name(self, client: ClientId) -> str:
@@ -357,6 +373,32 @@ class Runner:
     def _elapsed_before(self) -> float:
         lines = self.directory.read_metrics()
         return float(lines[-1]["elapsed"]) if lines else 0.0
+
+
+def client_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
+    """The mean of a metric over the clients of one evaluation, and the client with the lowest value.
+
+    None if `rows`, those of `clients.jsonl`, have no finite value of the metric. Of clients with the same value it
+    names one with the most held-out examples.
+
+    >>> values = {"a": 0.5, "b": 0.25}
+    >>> rows = [{"round": 3, "client": client, "validation_examples": 4, "validation_accuracy": value}
+    ...         for client, value in values.items()]
+    >>> client_summary(rows, "accuracy")["worst"]
+    {'client': 'b', 'value': 0.25}
+    """
+    name = f"validation_{metric}"
+    finite = [row for row in rows if math.isfinite(row.get(name, math.nan))]
+    if not finite:
+        return None
+    worst = min(finite, key=lambda row: (row[name], -row["validation_examples"]))
+    return {
+        "round": rows[0]["round"],
+        "metric": metric,
+        "measured": len(rows),
+        "mean": float(np.sort([row[name] for row in finite]).mean()),  # as in `client_evaluation.spread`
+        "worst": {"client": worst["client"], "value": worst[name]},
+    }
 
 
 def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:

@@ -35,9 +35,9 @@ def chain(*rules: ClientRule) -> ClientRule:
     kept = [link for rule in rules if not rule.plain for link in (rule.links or (rule,))]
     if kept and any(rule.name == "plain" for rule in rules):
         raise ConfigError(
-            f"the client rule 'plain' does nothing, and it stands beside '{kept[0].name}'",
+            f"the client rule 'plain' has no effect beside '{kept[0].name}'",
             where="client",
-            hint="take one of the two out",
+            hint="remove one of them",
         )
     if len(kept) < 2:
         return kept[0] if kept else rules[0] if rules else ClientRule()
@@ -124,9 +124,9 @@ def _agree(rules: Sequence[ClientRule]) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise ConfigError(
-            f"the client rule '{twice}' is there twice: an algorithm may bring it already",
+            f"the client rule '{twice}' is set twice; the algorithm may already include it",
             where="client",
-            hint="take it out of [client], and set it in [algorithm]",
+            hint="remove it from [client], and set it in [algorithm]",
         )
     weighing, solving = [r.name for r in rules if r.risk], [r.name for r in rules if r.solve]
     for both, does in ((weighing, "weigh the examples"), (solving, "bring a local solver of their own")):
@@ -137,8 +137,8 @@ def _agree(rules: Sequence[ClientRule]) -> None:
     correcting = [rule.name for rule in rules if rule.traits.corrects]
     if len(correcting) > 1:
         raise ConfigError(
-            f"'{correcting[0]}' and '{correcting[1]}' both correct a client's drift by what they remember of it, and "
-            "each would take the other's correction for drift",
+            f"'{correcting[0]}' and '{correcting[1]}' both correct a client's drift from its state, "
+            "and each would take the other's correction for drift",
             where="client",
             hint="take one of the two",
         )
@@ -147,8 +147,8 @@ def _agree(rules: Sequence[ClientRule]) -> None:
         bent = next((r for r in rules if r is not solver and (r.loss or r.grad)), None)
         if bent is not None:
             raise ConfigError(
-                f"'{bent.name}' bends the steps of local training, and '{solver.name}' takes none: "
-                "it solves its subproblem in a way of its own",
+                f"'{bent.name}' modifies the steps of local training, but '{solver.name}' takes none: "
+                "it solves its subproblem directly",
                 where="client",
-                hint="take one of them out, or a solver of local steps",
+                hint="remove one of them, or choose a solver with local steps",
             )

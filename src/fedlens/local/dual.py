@@ -187,8 +187,8 @@ def _refuse_steps(local: LocalSettings, uses_lr: bool) -> None:
         "optimizer": (local.optimizer == "sgd", "set it to 'sgd'"),
         "momentum": (local.momentum == 0, "set it to 0"),
         "epochs": (local.epochs in (None, 1), "set it to 1"),
-        "steps": (local.steps is None, "take it out"),
-        "clip_norm": (local.clip_norm is None, "take it out"),
+        "steps": (local.steps is None, "remove it"),
+        "clip_norm": (local.clip_norm is None, "remove it"),
         "stragglers": (local.stragglers == 0, "set it to 0"),
         "lr_decay": (local.lr_decay == 1 or uses_lr, "set it to 1"),
         "lr_schedule": (local.lr_schedule == "constant" or uses_lr, "set it to 'constant'"),
@@ -198,7 +198,7 @@ def _refuse_steps(local: LocalSettings, uses_lr: bool) -> None:
     for name, (does_nothing, remedy) in neutral.items():
         if not does_nothing:
             raise ConfigError(
-                f"a solver of the client's subproblem takes no local steps, so '{name}' would do nothing",
+                f"the solver of the client's subproblem takes no local steps, so local.{name} has no effect",
                 where=f"local.{name}",
                 hint=f"{remedy}; or train locally: 'admm' with solver = 'sgd', 'liadmm' with gradient = 'training'",
             )

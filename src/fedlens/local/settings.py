@@ -39,8 +39,8 @@ class LocalSettings(BaseModel):
         "sgd", description="sgd, adam (chen2022 table 6), or adamw: adam with decoupled weight decay"
     )
     lr: float = Field(gt=0, description="learning rate, before decay, schedule and warm-up")
-    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
-    nesterov: bool = Field(False, description="Nesterov's momentum (sgd)")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
+    nesterov: bool = Field(False, description="Nesterov momentum of sgd")
     betas: tuple[float, float] = Field(
         (0.9, 0.999), description="decay rates of the two moments of adam and adamw"
     )
@@ -48,16 +48,21 @@ class LocalSettings(BaseModel):
     weight_decay: float = Field(
         0.0, ge=0, description="L2 penalty, added to the gradient; of adamw: w <- (1 - lr weight_decay) w"
     )
-    epochs: Positive | None = Field(
-        None, description="passes over the client's data a round (1 unless steps is set)"
+    epochs: Positive | None = Field(None, description="local epochs per round (1 unless steps is set)")
+    steps: Positive | None = Field(
+        None, description="a fixed number of local steps per round, instead of epochs"
     )
-    steps: Positive | None = Field(None, description="a fixed number of steps instead of epochs")
     examples: Positive | None = Field(
-        None, description="FedVC's N_VC: a client trains on so many of its examples, drawn anew each round"
+        None,
+        description="FedVC's N_VC: the number of its examples that a client trains on, drawn anew each round",
     )
-    batch_size: Positive | Literal["all"] = Field(32, description="examples a step; 'all' is one full batch")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate ...")
-    lr_decay_every: Positive = Field(1, description="... every so many rounds")
+    batch_size: Positive | Literal["all"] = Field(
+        32, description="examples per step; 'all' is one full batch"
+    )
+    lr_decay: float = Field(
+        1.0, gt=0, le=1, description="factor by which the learning rate is multiplied ..."
+    )
+    lr_decay_every: Positive = Field(1, description="... every N rounds")
     lr_schedule: Literal["constant", "linear", "polynomial", "cosine"] = Field(
         "constant", description="how the learning rate falls over the rounds of the run, from lr to lr_final"
     )
@@ -71,12 +76,14 @@ class LocalSettings(BaseModel):
     lr_change: Literal["round", "step"] = Field(
         "round", description="change the rate of schedule and warm-up every round, or with every local step"
     )
-    clip_norm: float | None = Field(None, gt=0, description="largest norm of a step's gradient")
+    clip_norm: float | None = Field(
+        None, gt=0, description="gradients with a larger norm are scaled down to this norm"
+    )
     last_batch: Literal["keep", "drop"] = Field(
         "keep", description="drop leaves out the last batch of an epoch if it is smaller than the others"
     )
     stragglers: float = Field(
-        0.0, ge=0, le=1, description="share of a cohort that does partial work (FedProx)"
+        0.0, ge=0, le=1, description="share of the clients of a round that do partial work (FedProx)"
     )
     straggler_work: Literal["below-E", "up-to-E", "drop"] = Field(
         "below-E",

@@ -58,10 +58,12 @@ def projection(
     base: Annotated[
         dict[str, Any] | str,
         AfterValidator(_filled),
-        Field(description='the model that gets the head: a table such as {name = "small-cnn"}, or a name'),
+        Field(
+            description='the model to which the head is added: a table such as {name = "small-cnn"}, or a name'
+        ),
     ] = "small-cnn",
     hidden: Annotated[Width, Field(description="units of the head's first layer")] = 256,
-    width: Annotated[Width, Field(description="features that the head gives, 256 in the paper")] = 256,
+    width: Annotated[Width, Field(description="output features of the head, 256 in the paper")] = 256,
 ) -> nn.Module:
     """A model with MOON's projection head between its encoder and its last layer.
 
@@ -80,7 +82,7 @@ def projection(
     found = last_linear(module)
     if found is None:
         raise ConfigError(
-            f"the model '{name}' has no linear layer, so there is no last one to put a projection head before",
+            f"the model '{name}' has no linear layer, before which the projection head would be placed",
             where="base.name",
         )
     path, last = found

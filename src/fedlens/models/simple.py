@@ -11,7 +11,7 @@ from torch import nn
 
 from fedlens.core.errors import ConfigError
 
-Width = Annotated[int, Field(ge=1, le=65536, description="units of a layer")]
+Width = Annotated[int, Field(ge=1, le=65536, description="units per layer")]
 
 
 def linear(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -135,7 +135,7 @@ def _at_least(input_shape: Sequence[int], pixels: int, name: str) -> None:
     if min(input_shape[1:]) < pixels:
         size = "x".join(str(extent) for extent in input_shape[1:])
         raise ConfigError(
-            f"the model '{name}' needs images of at least {pixels}x{pixels}, and these are {size}",
+            f"the model '{name}' needs images of at least {pixels}x{pixels}, but they are {size}",
             where="model.name",
             hint="take 'linear' or 'mlp'",
         )

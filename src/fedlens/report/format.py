@@ -118,6 +118,17 @@ def metric_value(metric: str, value: float | None) -> str:
     return percent(value) if is_share(metric) else number(value)
 
 
+def metric_gap(metric: str, gap: float | None) -> str:
+    """The difference of two values of a metric, with its sign; of shares in percentage points.
+
+    >>> metric_gap("accuracy", -0.183), metric_gap("loss", 0.25), metric_gap("accuracy", None)
+    ('-18.3 points', '+0.25', '–')
+    """
+    if gap is None or _unknown(gap):
+        return MISSING
+    return f"{100 * gap:+.1f} points" if is_share(metric) else f"{'+' if gap >= 0 else '-'}{number(abs(gap))}"
+
+
 def label(metric: str) -> str:
     """A metric's name in a text.
 

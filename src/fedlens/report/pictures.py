@@ -57,7 +57,7 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
         import matplotlib as mpl
     except ImportError:
         raise ConfigError(
-            "matplotlib is not installed, which draws pictures for papers",
+            "drawing pictures needs matplotlib, which is not installed",
             hint="install it with: pip install 'fedlens[plot]'",
         ) from None
     if not len(partition):

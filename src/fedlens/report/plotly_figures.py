@@ -23,7 +23,7 @@ PlotlyFigure: TypeAlias = dict[str, Any]  # "data", a list of traces, and "layou
 
 _CLASSES_NAMED = 20  # on the axis of a matrix
 _ID_WIDTH, _CLASS_WIDTH = 14, 18  # of a label on an axis, in characters
-_DOTS = 2000
+DOTS = 2000  # of a series; of more, as many are drawn
 _TICK_FORMATS = {"number": "~g", "count": "~s", "share": ".1~%"}
 
 
@@ -39,7 +39,7 @@ def draw(figure: Figure) -> PlotlyFigure:
 def _trace(series: Series) -> dict[str, Any]:
     points: Any = slice(None)
     if series.kind == "dots":
-        points = np.linspace(0, len(series.x) - 1, min(len(series.x), _DOTS)).round().astype(np.int64)
+        points = np.linspace(0, len(series.x) - 1, min(len(series.x), DOTS)).round().astype(np.int64)
     x, y = (np.array(values, object)[points].tolist() for values in (series.x, series.y))
     trace: dict[str, Any] = {"type": "bar" if series.kind == "bar" else "scatter", "x": x, "y": y}
     if series.name:

@@ -10,17 +10,11 @@ from typing import Any
 
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
+from fedlens.report.client_section import client_section, measuring_command
 from fedlens.report.format import SPLITS, finite, label, metric_value, setting, size, split_of
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.report.render import Plot, write_page
-
-_SPREAD_COLUMNS = {
-    "mean": "mean",
-    "mean_before": "mean before tuning",
-    "std": "standard deviation",
-    "worst_decile": "worst tenth of the clients",
-}
 
 
 def write_report(run_dir: Path) -> Path:
@@ -31,20 +25,15 @@ def write_report(run_dir: Path) -> Path:
     Raises `RunDirectoryError` if `run_dir` is no run directory.
     """
     run = read_run(run_dir)
-    spread, command = run.spread(), run.environment.get("command")
-    columns = {k: title for k, title in _SPREAD_COLUMNS.items() if any(k in row for row in spread.values())}
-    rows = [
-        [label(metric), *(metric_value(metric, row.get(key)) for key in columns)]
-        for metric, row in sorted(spread.items())
-    ]
+    command = run.environment.get("command")
     disclosures = run.summary.get("disclosures")
     context = {
         "title": f"{run.name} · {run.status} · fedlens",
         "aside": " · ".join(filter(None, [run.run_id, _start_time(run.environment)])),
         "run": run,
         "curves": _curves(run),
-        "spread_head": ["", *columns.values()],
-        "spread_rows": rows,
+        "clients": client_section(run),
+        "measuring": measuring_command(run),
         "partition": partition_section(run.partition),
         "disclosures": disclosures if isinstance(disclosures, list) else [],
         "failures": _failures(run),

@@ -53,7 +53,7 @@ def test_v_is_never_negative_and_no_step_is_infinite(step: Adaptive) -> None:
 
 @MAKERS
 def test_a_v0_below_tau_squared_is_refused_with_both_numbers(make) -> None:
-    with pytest.raises(ConfigError, match=r"v0 is 9e-07, and .* tau\^2, which is 1e-06") as caught:
+    with pytest.raises(ConfigError, match=r"v0 is 9e-07, but .* tau\^2 = 1e-06") as caught:
         make(v0=9e-7)
     assert caught.value.where == "v0"
     assert make(v0=1e-6).init({"w": torch.zeros(1)})["v"]["w"].item() == pytest.approx(1e-6)

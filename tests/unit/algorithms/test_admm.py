@@ -32,7 +32,7 @@ SOLVERS = [admm, ceadmm, iceadmm, liadmm]
     ],
 )
 def test_settings_of_local_steps_are_refused_where_a_solver_takes_none(make, changes, key: str) -> None:
-    with pytest.raises(ConfigError, match=f"so '{key}' would do nothing") as raised:
+    with pytest.raises(ConfigError, match=f"so local.{key} has no effect") as raised:
         make(parts(world(), FULL | changes))
     assert raised.value.where == f"local.{key}"
 
@@ -52,7 +52,7 @@ def test_a_decay_of_the_learning_rate_is_refused_where_that_is_not_used(make, se
     if uses:
         make(decaying, **settings)
         return
-    with pytest.raises(ConfigError, match="'lr_decay' would do nothing"):
+    with pytest.raises(ConfigError, match=r"local\.lr_decay has no effect"):
         make(decaying, **settings)
 
 
@@ -63,7 +63,7 @@ def test_one_epoch_and_the_usual_optimizer_may_be_written_down(make) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("tolerance", 1e-4), ("max_iterations", 5)])
 def test_settings_of_the_exact_solver_are_refused_beside_sgd(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"'{name}' is the exact solver's") as raised:
+    with pytest.raises(ConfigError, match=f"'{name}' belongs to solver = 'exact'") as raised:
         admm(parts(world(), FULL), solver="sgd", **{name: value})  # type: ignore[arg-type]
     assert raised.value.where == f"algorithm.{name}"
 
@@ -82,7 +82,7 @@ def test_gamma_is_refused_where_it_would_drop_out() -> None:
 def test_a_penalty_that_makes_the_steps_diverge_is_refused(local, limit: float) -> None:
     local = {"lr": 0.1, **local}
     admm(parts(world(), local), solver="sgd", sigma=0.99 * limit)
-    with pytest.raises(ConfigError, match="the term alone makes every step overshoot") as raised:
+    with pytest.raises(ConfigError, match="SGD on that term alone diverges") as raised:
         admm(parts(world(), local), solver="sgd", sigma=1.001 * limit)
     assert raised.value.where == "local.lr"
     assert f"below {0.1 / 1.001:g}" in raised.value.hint
@@ -99,7 +99,7 @@ def test_with_equal_sigmas_the_smallest_client_decides_what_is_too_steep() -> No
     steepest = there.info.sizes.mean() / there.info.sizes.min()  # rho_i of the smallest, for sigma = 1
     assert steepest > 1
     admm(parts(there, {"lr": 0.1}), solver="sgd", sigmas="equal", sigma=0.99 * 20 / steepest)
-    with pytest.raises(ConfigError, match="overshoot"):
+    with pytest.raises(ConfigError, match="diverges"):
         admm(parts(there, {"lr": 0.1}), solver="sgd", sigmas="equal", sigma=1.001 * 20 / steepest)
 
 
@@ -113,7 +113,7 @@ class Normalized(Mean):
 
 @pytest.mark.parametrize("make", SOLVERS)
 def test_normalized_averaging_is_refused(make) -> None:
-    with pytest.raises(ConfigError, match="no sum of steps"):
+    with pytest.raises(ConfigError, match="do not send a sum of steps"):
         make(parts(world(), FULL, aggregate=Normalized()))
 
 
@@ -134,7 +134,7 @@ class Twice(Fixed):
 
 def test_rules_that_bend_steps_go_with_steps_alone() -> None:
     bent = parts(world(), FULL, select=Uniform(3), client=proximal(mu=0.3))
-    with pytest.raises(ConfigError, match="solves its subproblem in a way of its own"):
+    with pytest.raises(ConfigError, match="solves its subproblem directly"):
         admm(bent)
     both = course(admm(bent, solver="sgd", sigma=0.4), world(), rounds=2)
     alone = course(admm(parts(world(), FULL, select=Uniform(3)), solver="sgd", sigma=0.4), world(), rounds=2)
@@ -147,7 +147,7 @@ def test_rules_that_bend_steps_go_with_steps_alone() -> None:
 
 @pytest.mark.parametrize("make", SOLVERS)
 def test_the_rule_of_the_same_name_on_top_is_refused(make) -> None:
-    with pytest.raises(ConfigError, match="'dual' is there twice"):
+    with pytest.raises(ConfigError, match="'dual' is set twice"):
         make(parts(world(), FULL, client=dual()))
 
 

@@ -52,7 +52,7 @@ def test_a_table_of_the_settings_goes_before_the_paper_and_the_paper_before_the_
 def test_a_cohort_beyond_the_population_is_refused_before_anything_starts() -> None:
     there = world()
     made = fedavg(parts(there, LOCAL, select=Uniform(7)))
-    with pytest.raises(ConfigError, match="7 clients a round"):
+    with pytest.raises(ConfigError, match="7 clients per round"):
         made.init(made.parts.model, there.info)
 
 
@@ -68,7 +68,7 @@ STEEP = [
 
 @pytest.mark.parametrize("make", STEEP)
 def test_quadratic_terms_that_make_the_steps_diverge_are_refused_whoever_brings_them(make) -> None:
-    with pytest.raises(ConfigError, match="every step overshoot") as caught:
+    with pytest.raises(ConfigError, match="SGD on that term alone diverges") as caught:
         make(parts(world(), LOCAL))
     assert (caught.value.where, "below 0.0952381" in caught.value.hint) == ("local.lr", True)
     make(parts(world(), {"lr": 0.095}))
@@ -76,7 +76,7 @@ def test_quadratic_terms_that_make_the_steps_diverge_are_refused_whoever_brings_
 
 def test_drawn_by_size_and_weighted_by_size_counts_twice() -> None:
     by_size = {"select": BySize(2)}
-    with pytest.raises(ConfigError, match="sizes count twice") as caught:
+    with pytest.raises(ConfigError, match="their size counts twice") as caught:
         fedavg(parts(world(), LOCAL, **by_size))
     assert caught.value.where == "select.name"
     assert fedavg(parts(world(), LOCAL, **by_size, aggregate=Mean("uniform"))).select == BySize(2)

@@ -158,7 +158,7 @@ def test_by_size_depends_on_seed_and_round_alone_and_counts_like_uniform(method)
     for given in ({"fraction": 0.5}, {"fraction": 0.01}, {"clients_per_round": 2}, {}):
         assert by_size(method=method, **given).size(INFO) == uniform(**given).size(INFO)
         assert len(by_size(method=method, **given).cohort(context())) == uniform(**given).size(INFO)
-    with pytest.raises(ConfigError, match="7 clients a round are asked for, and 6 of the 8"):
+    with pytest.raises(ConfigError, match="7 clients per round are set, but only 6 of the 8"):
         by_size(clients_per_round=7).size(INFO)
     with pytest.raises(ConfigError, match="both set"):
         by_size(clients_per_round=3, fraction=0.5)
@@ -211,10 +211,10 @@ def test_what_a_selection_without_a_name_is() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match="7 clients a round are asked for, and 6 of the 8") as caught:
+    with pytest.raises(ConfigError, match="7 clients per round are set, but only 6 of the 8") as caught:
         Uniform(7).size(INFO)
     assert caught.value.where == "select.clients_per_round"
-    with pytest.raises(ConfigError, match="client 8 is asked for, and there are 8"):
+    with pytest.raises(ConfigError, match="there is no client 8: the 8 clients"):
         Fixed((0, 8)).size(INFO)
     with pytest.raises(ConfigError, match="both set"):
         uniform(clients_per_round=3, fraction=0.5)

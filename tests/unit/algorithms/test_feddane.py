@@ -37,13 +37,13 @@ def test_wrong_settings_are_refused(setting: str, value) -> None:
 
 @pytest.mark.parametrize("rule", [control_variate(), dynamic(alpha=0.1)])
 def test_a_second_correction_of_the_drift_is_refused(rule: ClientRule) -> None:
-    with pytest.raises(ConfigError, match="corrected twice") as caught:
+    with pytest.raises(ConfigError, match="correct the clients' drift") as caught:
         feddane(parts(world(), LOCAL, client=rule))
     assert caught.value.where == "client.name"
 
 
 def test_a_solver_of_another_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'feddane' bends the steps"):
+    with pytest.raises(ConfigError, match="'feddane' modifies the steps"):
         feddane(parts(world(), LOCAL, client=ClientRule(name="exact", solve=lambda context: None)))  # type: ignore[arg-type, return-value]
 
 

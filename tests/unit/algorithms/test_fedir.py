@@ -23,10 +23,10 @@ LOCAL = {"lr": 0.1}
     ("target", "said"),
     [
         ("unifrom", "should be 'uniform', 'population', or a list of one probability a class"),
-        ([0.5, 0.3], "the probabilities have to sum to 1, and they sum to 0.8"),
-        ([1.5, -0.5], "a probability cannot be below 0"),
-        ([], "they sum to 0"),
-        ([float("nan"), 1.0], "a probability cannot be below 0"),
+        ([0.5, 0.3], "the probabilities must sum to 1, but sum to 0.8"),
+        ([1.5, -0.5], "probabilities must be at least 0"),
+        ([], "sum to 0"),
+        ([float("nan"), 1.0], "probabilities must be at least 0"),
     ],
 )
 def test_targets_that_are_none(factory, target, said: str) -> None:
@@ -44,7 +44,7 @@ def test_targets_that_are_one(target) -> None:
 
 def test_a_target_of_another_number_of_classes_is_refused_before_anything_starts() -> None:
     there = world()
-    with pytest.raises(ConfigError, match="has 2 probabilities, and there are 3 classes") as caught:
+    with pytest.raises(ConfigError, match="has 2 probabilities, but the dataset has 3 classes") as caught:
         fedir(parts(there, LOCAL), target=[0.5, 0.5])
     assert caught.value.where == "algorithm.target"
     rule = chain(reweighted(target=[0.5, 0.5]))
@@ -54,7 +54,7 @@ def test_a_target_of_another_number_of_classes_is_refused_before_anything_starts
 
 
 def test_the_weights_are_there_once() -> None:
-    with pytest.raises(ConfigError, match="'reweighted' is there twice"):
+    with pytest.raises(ConfigError, match="'reweighted' is set twice"):
         fedir(parts(world(), LOCAL, client=reweighted()))
 
 

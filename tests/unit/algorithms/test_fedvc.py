@@ -46,10 +46,10 @@ def test_unless_it_is_set_n_vc_is_about_that_of_hsu2020_in_whole_batches(local, 
 @pytest.mark.parametrize(
     ("local", "where", "said"),
     [
-        ({"examples": 16}, "local.examples", "on 16 examples, and on 8"),
-        ({"steps": 3}, "local.steps", "a number of steps is set too"),
-        ({"batch_size": 3}, "algorithm.examples", "8 examples are no whole number of batches of 3"),
-        ({"batch_size": 16}, "algorithm.examples", "no whole number of batches of 16"),
+        ({"examples": 16}, "local.examples", "contradict each other"),
+        ({"steps": 3}, "local.steps", "local.steps must not be set"),
+        ({"batch_size": 3}, "algorithm.examples", "8 examples are not a whole number of batches of 3"),
+        ({"batch_size": 16}, "algorithm.examples", "not a whole number of batches of 16"),
     ],
 )
 def test_local_settings_that_say_otherwise(local, where: str, said: str) -> None:

@@ -50,8 +50,11 @@ class Reversed(nn.Module):
 @pytest.mark.parametrize(
     ("factory", "reason"),
     [
-        (single, r"what enters the last linear layer \('1'\) depends on no trained weight"),
-        (frozen_encoder, r"what enters the last linear layer \('2'\) depends on no trained weight"),
+        (single, r"what enters the last linear layer \('1'\) does not depend on any trainable weight"),
+        (
+            frozen_encoder,
+            r"what enters the last linear layer \('2'\) does not depend on any trainable weight",
+        ),
         (without_linear, "this model has no linear layer"),
     ],
 )
@@ -70,7 +73,7 @@ def test_a_last_layer_that_takes_no_part_is_told() -> None:
     run = course(moon(parts(there, LOCAL, spec, select=Fixed((1,)))), there, rounds=2)
     assert run.steps[0].tally.failures == {}
     ((told, _),) = run.steps[1].tally.failures[1].items()
-    assert "takes no part in its forward pass" in told
+    assert "is not used in its forward pass" in told
 
 
 def hooks(scratch: dict) -> int:
@@ -141,10 +144,10 @@ def test_the_table_and_what_it_refuses() -> None:
         with pytest.raises(ConfigError) as caught:
             read_settings(contrastive, wrong, "client")
         assert caught.value.where == f"client.{key}"
-    with pytest.raises(ConfigError, match="'contrastive' is there twice"):
+    with pytest.raises(ConfigError, match="'contrastive' is set twice"):
         moon(parts(world(), LOCAL, client=contrastive(mu=1.0)))
-    with pytest.raises(ConfigError, match="'plain' does nothing"):
+    with pytest.raises(ConfigError, match="'plain' has no effect"):
         moon(parts(world(), LOCAL, client=plain()))
     solver = ClientRule(name="exact", solve=lambda context: Solved([], 0.0, 0, 0))
-    with pytest.raises(ConfigError, match="'contrastive' bends the steps"):
+    with pytest.raises(ConfigError, match="'contrastive' modifies the steps"):
         moon(parts(world(), LOCAL, client=solver))

@@ -30,7 +30,7 @@ def test_what_the_paper_fills_and_what_goes_before_it() -> None:
 @pytest.mark.parametrize(
     ("change", "where", "why"),
     [
-        ({"optimizer": "adam"}, "local.optimizer", "Adam's steps are no sum of gradients"),
+        ({"optimizer": "adam"}, "local.optimizer", "the steps of adam and adamw are no sum of gradients"),
         ({"clip_norm": 1.0}, "local.clip_norm", "clipped steps are no sum of gradients"),
     ],
 )
@@ -59,7 +59,7 @@ def test_a_client_twice_in_a_round_is_refused() -> None:
 
 
 def test_the_rule_is_there_once() -> None:
-    with pytest.raises(ConfigError, match="'control-variate' is there twice"):
+    with pytest.raises(ConfigError, match="'control-variate' is set twice"):
         scaffold(parts(world(), LOCAL, client=control_variate()))
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedlens.cli.data_check import check
 from tests.unit.data.formats.boxed import write_voc
-from tests.unit.data.pictures import write
+from tests.unit.data.pictures import pixels, write
 
 app = typer.Typer()
 app.command("check")(check)
@@ -27,22 +27,72 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_wrong_is_exit_code_0_and_a_summary(folder: Path) -> None:
-    answer = runner.invoke(app, ["check", "data", "--format", "image-folder"])
+    for at, name in enumerate(
+        f"{c}/{client}{k}.png" for c in ("cat", "dog") for client in "ab" for k in "123"
+    ):
+        write(folder / name, 50 + at)
+    for name in ("cat", "dog"):
+        for k in range(2):
+            (folder / name / f"{k}.png").unlink()
+    words = ["--set", "client_pattern=/([ab])[0-9]"]
+    answer = runner.invoke(app, ["check", "data", "--format", "image-folder", *words])
     assert (answer.exit_code, answer.stderr) == (0, "")
     assert answer.stdout.splitlines() == [
-        "images   4",
-        "classes  cat 2, dog 2",
-        "splits   none; a share is held out as test data",
-        "clients  none named",
+        "images    12",
+        "sizes     8x8 (all)",
+        "colours   colour (RGB) 12",
+        "training  8x8 pixels, 3 channels (the most frequent size of the files; size=N changes it)",
+        "classes   cat 6, dog 6",
+        "splits    none; a share is held out as test data",
+        "clients   2: a 6, b 6",
         "no problems found",
+        'to train on it, write in an experiment: [data] dataset = { name = "image-folder", path = "data", '
+        'client_pattern = "/([ab])[0-9]" }',
     ]
+
+
+def test_warnings_are_listed_and_keep_exit_code_0(folder: Path) -> None:
+    answer = runner.invoke(app, ["check", "data", "--format", "image-folder"])
+    assert answer.exit_code == 0
+    *_, few, client, verdict, _ = answer.stdout.splitlines()
+    assert few == (
+        "warning: data: 2 classes have fewer than 5 images: 'cat' 2, 'dog' 2; check the spelling, or add images."
+    )
+    assert client.startswith("warning: data: no client is named, so the partition has to make clients")
+    assert verdict == "no errors, 2 warnings"
+    found = json.loads(runner.invoke(app, ["check", "data", "--format", "image-folder", "--json"]).stdout)
+    assert found["ok"] is True
+    assert [sorted(warning) for warning in found["warnings"]] == [["hint", "what", "where"]] * 2
+    assert found["dataset"] == {"name": "image-folder", "path": "data"}
+
+
+def test_sizes_and_colours_are_told_with_the_size_of_training_and_why(folder: Path) -> None:
+    for at in range(3):
+        write(folder / "cat" / f"large{at}.png", pixels(at, 480, 640))
+    write(folder / "cat" / "grey.png", pixels(7, 8, 8, channels=1))
+    words = ["check", "data", "--format", "image-folder"]
+    lines = dict(line.split(None, 1) for line in runner.invoke(app, words).stdout.splitlines())
+    assert lines["sizes"] == "8x8 to 640x480, 2 sizes; most frequent 8x8 (62.5 %)"
+    assert lines["colours"] == "grey (L) 1, colour (RGB) 7"
+    for setting, said in (("[6,8]", "8x6 pixels, 3 channels (as set by size)"),
+                          ("9", "9x9 pixels, 3 channels (as set by size; 5 smaller images enlarged)")):  # fmt: skip
+        lines = dict(
+            line.split(None, 1)
+            for line in runner.invoke(
+                app, [*words, "--set", f"data.dataset.size={setting}"]
+            ).stdout.splitlines()
+        )
+        assert lines["training"] == said
+    for path in folder.rglob("*.png"):
+        write(path, pixels(len(path.name), channels=1))
+    assert "1 suits grey images)" in runner.invoke(app, words).stdout
 
 
 def test_settings_reach_the_reader(folder: Path) -> None:
     words = ["--set", "client_pattern=([0-9]).png", "--set", "label_level=1"]
     answer = runner.invoke(app, ["check", "data", "--format", "image-folder", *words])
     assert answer.exit_code == 0
-    assert "clients  2: 0 2, 1 2" in answer.stdout
+    assert "clients   2: 0 2, 1 2" in answer.stdout
 
 
 def test_every_fault_is_listed_file_by_file_and_the_exit_code_is_1(folder: Path) -> None:
@@ -54,9 +104,9 @@ def test_every_fault_is_listed_file_by_file_and_the_exit_code_is_1(folder: Path)
     assert first.startswith("data/cat/1.png: the image cannot be decoded: ")
     assert second == "data/dog/1.png: the file is empty (0 bytes); copy or export it again."
     assert blank == ""
-    assert summary[0] == "images   2, and 2 with problems"
+    assert summary[0] == "images    2, and 2 with problems"
     assert summary[-1] == (
-        '2 problems; a run stops at them, unless data.dataset.on_error = "skip" leaves them out'
+        '2 problems and 2 warnings; a run stops at problems, or leaves them out with data.dataset.on_error = "skip"'
     )
 
 
@@ -67,7 +117,9 @@ def test_what_is_wrong_with_the_whole_is_told_apart(folder: Path) -> None:
     answer = runner.invoke(app, ["check", "data/voc", "--format", "voc-xml"])
     assert answer.exit_code == 1
     assert "1 image is in more than one split, a leak" in answer.stdout
-    assert answer.stdout.splitlines()[-1] == ("1 problem, of the dataset as a whole: fix those before a run")
+    assert answer.stdout.splitlines()[-1] == (
+        "1 problem and 2 warnings; 1 affects the whole dataset and must be fixed first"
+    )
     (folder / "voc" / "Annotations" / "d.xml").write_text("")
     last = runner.invoke(app, ["check", "data/voc", "--format", "voc-xml"]).stdout.splitlines()[-1]
     assert last.startswith("2 problems")
@@ -85,7 +137,7 @@ def test_a_table_that_cannot_be_read_does_not_flood(folder: Path) -> None:
     first, second = listed.splitlines()
     assert first.startswith("data/t.csv, line 2: the byte 0xe4 is not UTF-8")
     assert second.startswith("data/dog/0.png: the file is empty")
-    assert summary.splitlines()[-1].startswith("2 problems, of which 1 of the dataset as a whole")
+    assert summary.splitlines()[-1].startswith("2 problems; 1 affects the whole dataset")
 
 
 def test_json_is_one_object(folder: Path) -> None:
@@ -144,6 +196,6 @@ def test_long_lists_are_cut_and_json_has_them_all(folder: Path) -> None:
     answer = runner.invoke(app, words)
     assert answer.exit_code == 0, answer.stdout
     line = next(line for line in answer.stdout.splitlines() if line.startswith("clients"))
-    assert line.startswith("clients  32: 0 2, 1 2, 00 1, ")
+    assert line.startswith("clients   32: 0 2, 1 2, 00 1, ")
     assert line.endswith(" and 12 more")
     assert len(json.loads(runner.invoke(app, [*words, "--json"]).stdout)["clients"]) == 32

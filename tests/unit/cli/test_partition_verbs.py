@@ -129,7 +129,7 @@ def test_make_replaces_nothing_unless_told_to(tmp_path: Path) -> None:
     assert answer.exit_code == 2
     assert (
         answer.stderr
-        == f"error: there is a file already ({out}); take another name, or replace it with --force.\n"
+        == f"error: there is a file already ({out}); choose another name, or pass --force to replace it.\n"
     )
     assert out.read_bytes() == before
     assert partition("make", *DIGITS, "--seed", 1, "--out", out, "--force").exit_code == 0
@@ -192,7 +192,7 @@ def test_no_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: tup
     (tmp_path / "text.npz").write_text("no archive", encoding="utf-8")
     for name, said in {
         "nowhere.npz": "there is no partition (nowhere.npz)",
-        "text.npz": "this cannot be read as a partition",
+        "text.npz": "not a readable partition file",
         ".": "this is not a run directory",
     }.items():
         answer = partition(verb[0], name, *verb[1:])

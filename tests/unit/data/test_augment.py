@@ -140,7 +140,7 @@ def test_a_window_that_never_fits_is_the_largest_in_the_middle() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"scale": (0.5, 0.2)}, r"the scale is \[0.5, 0.2\], and needs 0 < least <= largest <= 1"),
+        ({"scale": (0.5, 0.2)}, r"the scale is \[0.5, 0.2\], but needs 0 < smallest <= largest <= 1"),
         ({"scale": (0.0, 1.0)}, "the scale is"),
         ({"ratio": (2.0, 1.0)}, "the ratio is"),
     ],

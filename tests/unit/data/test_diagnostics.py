@@ -36,7 +36,7 @@ def test_many_findings_are_one_error_that_counts_them() -> None:
     with pytest.raises(DataError) as caught:
         found(*[True] * 7).settle("stop", advice="'fedlens data check' lists all")
     lines = str(caught.value).splitlines()
-    assert lines[0] == "7 things are wrong"
+    assert lines[0] == "7 problems in the data"
     assert lines[1:7] == [*(f"  {at}.png: fault {at}; mend {at}." for at in range(5)), "  And 2 more."]
     assert lines[7:] == [
         "'fedlens data check' lists all; or leave them out with data.dataset.on_error = \"skip\"."
@@ -47,7 +47,7 @@ def test_faults_of_the_whole_set_come_first_and_hide_nothing() -> None:
     with pytest.raises(DataError) as caught:
         found(True, False).settle("stop")
     assert str(caught.value).splitlines() == [
-        "2 things are wrong",
+        "2 problems in the data",
         "  1.png: fault 1; mend 1.",
         "  0.png: fault 0; mend 0.",
     ]
@@ -70,7 +70,7 @@ def test_a_fault_of_the_whole_set_stops_even_where_examples_are_skipped() -> Non
     with pytest.raises(DataError) as caught:
         found(True, False, True, False).settle("skip")
     text = str(caught.value)
-    assert "2 things are wrong" in text
+    assert "2 problems in the data" in text
     assert "fault 1" in text
     assert "fault 3" in text
     assert "fault 0" not in text

@@ -69,9 +69,9 @@ def test_masks_in_files_have_the_marks_of_masks_in_memory(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("inputs", "targets", "said"),
     [
-        (IMAGES.astype(np.float32), np.zeros(3, np.int64), "have to be uint8"),
-        (IMAGES[0], np.zeros(3, np.int64), "have to be uint8"),
-        (IMAGES, np.zeros(3, np.int32), "have to be int64"),
+        (IMAGES.astype(np.float32), np.zeros(3, np.int64), "must be uint8"),
+        (IMAGES[0], np.zeros(3, np.int64), "must be uint8"),
+        (IMAGES, np.zeros(3, np.int32), "must be int64"),
         (IMAGES, np.zeros(2, np.int64), "there are 3 images and 2 labels"),
         (IMAGES, MASKS[:, :3], "the masks are"),
         (IMAGES[:2], MASKS, "there are 2 images and 3 targets"),
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_refused(inputs: Any, targets: Any, said: str) -> N
 
 
 def test_a_column_of_another_length_is_refused() -> None:
-    with pytest.raises(DataError, match="the column 'city' has 1 values, and there are 3 examples"):
+    with pytest.raises(DataError, match="the column 'city' has 1 values for 3 examples"):
         Examples(IMAGES, np.zeros(3, np.int64), {"city": np.array(["a"])})
 
 
@@ -101,6 +101,6 @@ def test_a_dataset_has_one_kind_and_its_boxes_have_classes() -> None:
 
 def test_a_mask_that_shows_a_class_which_there_is_not_is_an_error() -> None:
     with pytest.raises(
-        DataError, match=r"an example shows class 2, and there are 2 classes, from 0 on \(toy\)"
+        DataError, match=r"an example has class 2, but there are only 2 classes, numbered from 0 \(toy\)"
     ):
         dataset(Examples(IMAGES, MASKS), classes=2).table()

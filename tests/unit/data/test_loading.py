@@ -75,7 +75,7 @@ def test_what_is_at_fault_is_so_however_much_memory_there_is(classified: Dataset
         path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(DataError) as caught:
         loaded(classified, nbytes)
-    assert str(caught.value).splitlines()[0] == "2 things are wrong"
+    assert str(caught.value).splitlines()[0] == "2 problems in the data"
     found = loaded(replace(classified, on_error="skip"), nbytes)
     rows = np.arange(5)
     pixels_left = found.train.inputs.take(rows) if nbytes < 10**6 else found.train.inputs
@@ -120,7 +120,7 @@ def test_all_bad_files_are_in_one_error(classified: Dataset) -> None:
     with pytest.raises(DataError) as caught:
         loaded(replace(classified, on_error="stop"), 10**6)
     text = str(caught.value)
-    assert text.startswith("3 things are wrong")
+    assert text.startswith("3 problems in the data")
     places = [text.index(f"{name}: ") for name in ("train/1.png", "train/4.png", "test/0.png")]
     assert places == sorted(places)
     assert 'on_error = "skip"' in text
@@ -156,7 +156,7 @@ def test_images_and_masks_are_left_out_together(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.train.targets, masks)
     assert found.train.columns["client"].tolist() == ["a", "c", "e"]
     assert len(found.notes) == 2
-    with pytest.raises(DataError, match=r"2 things are wrong[^$]*i/1\.png[^$]*m/3\.png"):
+    with pytest.raises(DataError, match=r"2 problems in the data[^$]*i/1\.png[^$]*m/3\.png"):
         loaded(replace(whole, on_error="stop"), 6 * 4 * 64)
     stored = loaded(whole, 6 * 4 * 64 - 1)
     assert isinstance(stored.train.targets, ImageFiles)

@@ -110,7 +110,7 @@ def test_device_and_precision_are_those_asked_for() -> None:
     made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}))
     engine.choose(made.ops, world(), range(6), 4, 0.0)
     assert engine.table["precision"] == engine.chosen.computing.precision == "bf16"
-    with pytest.raises(ConfigError, match="finds no GPU here"):
+    with pytest.raises(ConfigError, match="finds no GPU"):
         auto(device="cuda:99").check(made.ops)
 
 

@@ -137,8 +137,8 @@ def test_where_no_worker_can_be_started_there_is_one_sentence(monkeypatch: pytes
     with pytest.raises(RunFailed) as caught:
         opened(engine)
     engine.close()
-    assert caught.value.what == "the process that starts local workers died twice"
-    assert caught.value.hint == "its last words are above; engine.name=inline runs without it"
+    assert caught.value.what == "the process that starts local workers failed twice"
+    assert caught.value.hint == "its last output is above; engine.name=inline runs without it"
 
 
 class Stubborn:

@@ -466,7 +466,7 @@ def test_what_cannot_go_on_beside_the_next_round_is_told() -> None:
     def changing() -> Any:
         return list((yield ask([{}])))
 
-    for steps, what in ((twice, "asks several times"), (changing, "changes what a client keeps")):
+    for steps, what in ((twice, "asks several times"), (changing, "changes a client's state")):
         with fresh() as gate, pytest.raises(RunFailed, match=what) as caught:
             gate.begin(steps(), 1).finish()
         assert caught.value.hint == "set evaluation.beside=false"

@@ -398,19 +398,19 @@ def test_a_plain_client_does_not_undo_the_algorithms_own_rule(given: str, client
     if given == "local-only":
         assert made(algorithm=given, client=client, data=data).algorithm.rule.plain
         return
-    with pytest.raises(ConfigError, match="'plain' does nothing, and the algorithm brings a rule of its own"):
+    with pytest.raises(ConfigError, match="'plain' has no effect, because the algorithm keeps its own rule"):
         made(algorithm=given, client=client, model={"name": "mlp"})
 
 
 def test_a_plain_client_beside_another_rule_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'plain' does nothing, and it stands beside 'proximal'"):
+    with pytest.raises(ConfigError, match="'plain' has no effect beside 'proximal'"):
         made(client=["proximal", "plain"])
 
 
 def test_more_clients_than_hold_something_out_are_not_measured() -> None:
     data = {**LEAST["data"], "validation": 0.2, "validation_from": "client"}
     assert made(data=data, evaluation={"clients": 4}).algorithm.measured == 4
-    with pytest.raises(ConfigError, match="5 clients are to be measured, and 4 hold out") as refused:
+    with pytest.raises(ConfigError, match="5 clients are to be measured, but only 4 hold out") as refused:
         made(data=data, evaluation={"clients": 5})
     assert refused.value.where == "evaluation.clients"
 

@@ -87,7 +87,7 @@ def test_a_function_is_written_down_by_where_it_is() -> None:
             {"checkpoint": {"seconds": float("inf")}},
             "'seconds' is inf, and has to be a finite number (at checkpoint.seconds).",
         ),
-        ({"model": {}}, "the table [model] needs a 'name' (at model)."),
+        ({"model": {}}, "the table [model] has no 'name' (at model)."),
         ({"model": 3}, "'model' is 3, and has to be a table (at model)."),
     ],
 )

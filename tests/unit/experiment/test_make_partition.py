@@ -88,7 +88,10 @@ def test_a_run_takes_the_file_with_the_options_that_are_printed(tmp_path: Path) 
         ({"partition": "idd"}, "there is no partition 'idd' (PARTITION); did you mean 'iid'."),
         ({"changes": ["client=3"]}, "has no setting 'client' (--set client); did you mean 'clients'."),
         ({"changes": ["clients=x"]}, "'clients' is 'x', and has to be a whole number (--set clients)."),
-        ({"changes": ["clients=99"]}, "99 clients cannot share 60 examples (--set clients); take at most 60"),
+        (
+            {"changes": ["clients=99"]},
+            "99 clients are more than the 60 examples (--set clients); set clients to at most 60",
+        ),
         (
             {"changes": ["clients=2", "dataset.trein=5"]},
             "no setting 'trein' (--set dataset.trein); did you mean 'train'",
@@ -98,8 +101,8 @@ def test_a_run_takes_the_file_with_the_options_that_are_printed(tmp_path: Path) 
         ({"changes": ["clients"]}, "'clients' is not key=value (--set)"),
         (
             {"partition": "dirichlet", "changes": []},
-            "the partition 'dirichlet' needs 'clients' (number of clients) and 'alpha' (concentration: 0 is one "
-            "class a client, inf is the prior itself); say --set clients=VALUE --set alpha=VALUE.",
+            "the partition 'dirichlet' needs 'clients' (number of clients) and 'alpha' (concentration: 0 gives "
+            "one class per client, inf gives the prior); say --set clients=VALUE --set alpha=VALUE.",
         ),
         ({"partition": "nowhere.py:f", "changes": []}, "the file nowhere.py is not there (PARTITION)"),
     ],
@@ -197,9 +200,9 @@ def test_a_free_place(tmp_path: Path) -> None:
     check_free(tmp_path / "p.npz", force=False)
     (tmp_path / "p.npz").touch()
     check_free(tmp_path / "p.npz", force=True)
-    with pytest.raises(ConfigError, match=r"there is a file already.*--force"):
+    with pytest.raises(ConfigError, match=r"the file already exists.*--force"):
         check_free(tmp_path / "p.npz", force=False)
-    with pytest.raises(ConfigError, match="this is a directory"):
+    with pytest.raises(ConfigError, match="the path is a directory"):
         check_free(tmp_path, force=True)
 
 

@@ -181,7 +181,7 @@ def test_a_page_without_settings_and_without_more_words() -> None:
         ("less.", "less", "is not 'Title: one sentence.'"),
         ("Fixes: Nothing | at all.", "", "there is no section 'Fixes:'"),
         ("Fixes: Nothing | at all.", "Fixes:", "the section 'Fixes:' is empty"),
-        ("Sent:", "State:", "the section 'State:' is there twice"),
+        ("Sent:", "State:", "the section 'State:' is set twice"),
         ("Weighting:", "Weihgting:", "'Weihgting:' is no heading"),
         ("Try:", "Command:", "'Command:' is no heading"),
         ("        - one", "    - one", "it has to be indented: '- one'"),

@@ -43,11 +43,14 @@ def sets(*settings: str) -> list[str]:
 
 def test_the_page_is_what_happens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    check = ["data", "check", "scans", "--format", "image-folder"]
-    said = fedlens(*check, *sets("table=scans.csv", "client_column=hospital"))
-    assert "clients  6: Bonn 360, Celle 287, Aachen 674, Dessau 239, Fulda 114, Emden 123" in said
+    said = fedlens("data", "check", "scans", "--format", "csv", *sets("client_column=hospital"))
+    assert (
+        "training  8x8 pixels, 3 channels (the most frequent size of the files; size=N changes it; channels=1 suits"
+        in said
+    )
+    assert "clients   6: Bonn 360, Celle 287, Aachen 674, Dessau 239, Fulda 114, Emden 123" in said
     assert "no problems found" in said
-    small = ["dataset.size=8", "dataset.channels=1"]
+    small = ["dataset.channels=1"]
     fedlens("partition", "make", "image-folder", "natural", "--out", "hospitals.npz", *sets(*DATASET, *small))
     shown = json.loads(fedlens("partition", "show", "hospitals.npz", "--json"))
     assert (shown["clients"], shown["examples"], round(shown["emd"], 4)) == (6, 1438, 0.3738)

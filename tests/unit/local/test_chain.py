@@ -58,11 +58,11 @@ def test_a_rule_without_a_state_does_not_make_one() -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     solver = ClientRule(name="exact", solve=lambda context: Solved([], 0.0, 0, 0))
     weigh = [ClientRule(name=n, risk=lambda outputs, targets, context: outputs) for n in "xy"]
-    with pytest.raises(ConfigError, match="'proximal' is there twice"):
+    with pytest.raises(ConfigError, match="'proximal' is set twice"):
         chain(proximal(mu=1.0), proximal(mu=2.0))
     with pytest.raises(ConfigError, match="'x' and 'y' both weigh"):
         chain(*weigh)
-    with pytest.raises(ConfigError, match="'proximal' bends the steps"):
+    with pytest.raises(ConfigError, match="'proximal' modifies the steps"):
         chain(proximal(mu=1.0), solver)
     assert chain(weigh[0], solver).solve is solver.solve
     memories = [ClientRule(name=n, grad=lambda g, w, context: g, traits=Traits(corrects=True)) for n in "uv"]
@@ -72,7 +72,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 def test_a_chain_in_a_chain_hides_none_of_its_rules() -> None:
     inner = chain(proximal(mu=1.0), rule("a", 2.0))
-    with pytest.raises(ConfigError, match="'a' is there twice"):
+    with pytest.raises(ConfigError, match="'a' is set twice"):
         chain(rule("a", 1.0), inner)
     assert [link.name for link in chain(inner, rule("b", 1.0)).links] == ["proximal", "a", "b"]
     weigh = [ClientRule(name=n, risk=lambda outputs, targets, context: outputs) for n in "xy"]
@@ -93,5 +93,5 @@ def test_what_is_altered_in_a_chain_stays_altered_when_it_is_chained_again() -> 
 def test_plain_alone_is_plain_and_beside_a_rule_it_is_refused() -> None:
     assert chain(plain()).name == "plain"
     assert chain(ClientRule(), plain()).plain
-    with pytest.raises(ConfigError, match="'plain' does nothing, and it stands beside 'proximal'"):
+    with pytest.raises(ConfigError, match="'plain' has no effect beside 'proximal'"):
         chain(proximal(mu=1.0), plain())

@@ -45,7 +45,7 @@ def _read_table() -> NDArray[np.uint8]:
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError(
-            "the digits come with scikit-learn, which is not installed", hint="pip install scikit-learn"
+            "the dataset 'digits' needs scikit-learn, which is not installed", hint="pip install scikit-learn"
         )
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.is_file():

@@ -24,7 +24,7 @@ def height_width(size: object) -> tuple[int, int]:
     """
     sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, (list, tuple)) else []
     if len(sides) != 2 or not all(type(side) is int and 1 <= side <= _LARGEST for side in sides):
-        raise ValueError(f"it has to be one number of pixels, or [height, width], from 1 to {_LARGEST}")
+        raise ValueError(f"it must be one number of pixels, or [height, width], from 1 to {_LARGEST}")
     return sides[0], sides[1]
 
 

@@ -51,7 +51,7 @@ DATASETS = Registry(
         ),
         "gld23k": Entry(f"{_HERE}.landmarks:gld23k", "203 landmarks by photographer (fedcv)"),
         "synthetic": Entry(
-            f"{_HERE}.synthetic:synthetic", "made-up images of any shape, learnable; for trials and tests"
+            f"{_HERE}.synthetic:synthetic", "generated images of any shape, for trials and tests"
         ),
         # Segmentation and detection
         "pascal-voc": Entry(
@@ -62,14 +62,18 @@ DATASETS = Registry(
         "coco": Entry(f"{_HERE}.coco:coco", "COCO 2017: boxes of 80 kinds of objects"),
         "bccd": Entry(f"{_HERE}.bccd:bccd", "boxes of blood cells, 3 classes"),
         # Language
-        "shakespeare": Entry(f"{_HERE}.shakespeare:shakespeare", "the next character, by role (LEAF)"),
-        "sent140": Entry(f"{_HERE}.sent140:sent140", "the mood of tweets, by user (LEAF)"),
-        "penn-treebank": Entry(f"{_HERE}.penn_treebank:penn_treebank", "the next character of news"),
+        "shakespeare": Entry(
+            f"{_HERE}.shakespeare:shakespeare", "next character of Shakespeare's plays, by role (LEAF)"
+        ),
+        "sent140": Entry(f"{_HERE}.sent140:sent140", "sentiment of tweets, by user (LEAF)"),
+        "penn-treebank": Entry(f"{_HERE}.penn_treebank:penn_treebank", "next character of news text"),
         # A user's own
-        "image-folder": Entry(f"{_OWN}.image_folder:image_folder", "your images, in folders or by a table"),
-        "mask-folder": Entry(f"{_OWN}.mask_folder:mask_folder", "your images, each with a mask"),
-        "coco-json": Entry(f"{_OWN}.coco_json:coco_json", "your images, with boxes in a COCO file"),
-        "voc-xml": Entry(f"{_OWN}.voc_xml:voc_xml", "your images, with boxes in files as of Pascal VOC"),
-        "yolo-txt": Entry(f"{_OWN}.yolo_txt:yolo_txt", "your images, with boxes in files as of YOLO"),
+        "image-folder": Entry(
+            f"{_OWN}.image_folder:image_folder", "your own images, in folders or listed in a table"
+        ),
+        "mask-folder": Entry(f"{_OWN}.mask_folder:mask_folder", "your own images, each with a mask"),
+        "coco-json": Entry(f"{_OWN}.coco_json:coco_json", "your own images, with boxes in a COCO file"),
+        "voc-xml": Entry(f"{_OWN}.voc_xml:voc_xml", "your own images, with boxes in Pascal VOC files"),
+        "yolo-txt": Entry(f"{_OWN}.yolo_txt:yolo_txt", "your own images, with boxes in YOLO files"),
     },
 )

@@ -48,7 +48,7 @@ def synthetic(
     ((20, 3, 16, 16), [2, 2, 2, 2])
     """
     if seed < 0:
-        raise ConfigError(f"the seed is {seed}, and has to be at least 0")
+        raise ConfigError(f"the seed is {seed}, but must be at least 0")
     streams = [np.random.PCG64(child) for child in np.random.SeedSequence(seed).spawn(3)]
     patterns = _patterns(streams[0], classes, shape)
     splits = [

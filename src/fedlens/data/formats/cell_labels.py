@@ -1,4 +1,4 @@
-"""The column `label` of a table: names of classes, or their numbers."""
+"""Labels from the column of a table that has the names or numbers of the classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from fedlens.core.errors import nearest
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.cells import is_number, missing
-from fedlens.data.formats.clients import listed
+from fedlens.data.formats.clients import label_column, listed
 from fedlens.data.formats.scan import Scan
 
 _MOST = 100  # classes that a hint lists
@@ -83,7 +83,7 @@ def labels_of_cells(scan: Scan) -> list[int]:
         if label is None:
             problem = f"there is no class '{text}'", nearest(text, classes)
             if absent := missing(text):
-                problem = f"the cell 'label' {absent}", "write the class of the image"
+                problem = f"the cell '{label_column(scan)}' {absent}", "write the class of the image"
             scan.reject(row, scan.sources[row], *problem)
         labels.append(-1 if label is None else label)
     return labels

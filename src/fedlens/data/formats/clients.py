@@ -6,20 +6,34 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.formats.cells import coordinates, degrees, missing, off_the_sphere, typed
-from fedlens.data.formats.csv_table import CsvTable, inner_path, read_csv
+from fedlens.data.formats.csv_table import CsvTable, inner_path, read_csv, table_path
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
 
+_LIKE = 0.7  # of SequenceMatcher: names of columns that are alike
 _NAMED = 3  # names that a sentence lists
+LABEL_WORDS = ("label", "class", "category", "target", "diagnosis", "species")
+CLIENT_WORDS = (
+    "client",
+    "hospital",
+    "clinic",
+    "site",
+    "center",
+    "institution",
+    "user",
+    "device",
+    "writer",
+    "city",
+)
 # Columns with another meaning than the client of an image.
-_MEANINGS = {"path": "its file", "label": "its class", "split": "its split"}
+_MEANINGS = {"path": "its file", "split": "its split"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ def describe(
     """Adds the columns, splits and label cells that a table, the annotations and the paths give for `scan.names`.
 
     Args:
-        scan: its settings `table`, `client_column`, `client_level` and `client_pattern` are used.
+        scan: its settings `table`, `label_column`, `client_column`, `client_level` and `client_pattern` are used.
         records: [n] by name, the annotations' further fields for each image; None if an image has none.
         inner: the paths in which `client_level` counts folders, if these are not `scan.names`.
 
@@ -102,6 +116,7 @@ def describe(
 
     Raises `ConfigError` if the assignment is invalid, or names a column that does not exist or has another meaning.
 
+    >>> from pathlib import Path
     >>> scan = Scan(Path("data"), {"client_level": 1}, names=["mercy/a.png", "mercy/b.png", "north/a.png"])
     >>> describe(scan), scan.columns["client"].tolist()
     (True, ['mercy', 'mercy', 'north'])
@@ -111,7 +126,7 @@ def describe(
     scan.sources = [str(scan.folder / name) for name in scan.names]
     table_name = scan.settings.get("table")
     if table_name is not None:
-        table = read_csv(table_path(table_name, scan.folder), scan.findings)
+        table = read_csv(table_path(table_name, scan.folder), scan.findings, scan.folder)
         if table is None:
             return False
         rows = _rows_of(scan, table)
@@ -126,21 +141,50 @@ def describe(
         scan.notes += table.notes
     if "split" in cells:
         scan.splits = _splits(scan, cells.pop("split"))
-    if "label" in cells and table_name is not None:
-        scan.cells = [cell or "" for cell in cells.pop("label")]
+    label = _label_column(scan, cells)
+    if label is not None:
+        scan.cells = [cell or "" for cell in cells.pop(label)]
     clients = _clients(scan, assignment, cells, inner or scan.names)
     scan.columns = {name: typed(values) for name, values in cells.items() if name != "client"}
     _check_coordinates(scan)
     if clients is not None:
         scan.columns["client"] = np.array(clients, dtype=str)
         _check_several(scan, clients)
+    scan.described = bool(scan.names)
     return True
 
 
-def table_path(given: str, folder: Path) -> Path:
-    """The file of a table: as seen from the current directory, or else in `folder`."""
-    here = Path(given).expanduser()
-    return here if here.exists() or not (folder / here).exists() else folder / here
+def closest(columns: Sequence[str], words: Sequence[str]) -> str | None:
+    """The column whose name is most like one of `words`, if any is like it.
+
+    >>> closest(["klass", "age"], ["label", "class"])
+    'klass'
+    """
+    likeness = {
+        name: max(SequenceMatcher(None, name.casefold(), word).ratio() for word in words) for name in columns
+    }
+    best = max(likeness, key=lambda name: likeness[name], default=None)
+    return best if best is not None and likeness[best] >= _LIKE else None
+
+
+def label_column(scan: Scan) -> str:
+    """The name of the table's column with the class of an image."""
+    return str(scan.settings.get("label_column") or "label")
+
+
+def _label_column(scan: Scan, cells: Mapping[str, Sequence[Any]]) -> str | None:
+    """The column with the classes, if the table has one. Raises `ConfigError` if it is named and does not exist."""
+    column, given = label_column(scan), scan.settings.get("label_column") is not None
+    if scan.settings.get("table") is not None and column in cells:
+        return column
+    if not given:
+        return None
+    if column in _MEANINGS:
+        what, hint = f"the column '{column}' gives {_MEANINGS[column]}, not its class", "name another column"
+    else:
+        what = f"there is no column '{column}'"
+        hint = nearest(column, cells) if cells else "give a table with such a column, data.dataset.table"
+    raise ConfigError(what, where="label_column", hint=hint)
 
 
 def listed(names: Sequence[str], count: int | None = None) -> str:
@@ -221,8 +265,9 @@ def _clients(
         if column not in cells:
             if assignment.column is None:
                 return None
-            if column in _MEANINGS:
-                what = f"the column '{column}' gives {_MEANINGS[column]}, not the client of an image"
+            meanings = _MEANINGS if scan.cells is None else {**_MEANINGS, label_column(scan): "its class"}
+            if column in meanings:
+                what = f"the column '{column}' gives {meanings[column]}, not the client of an image"
                 raise ConfigError(what, where="client_column", hint="name another column")
             hint = nearest(column, cells) if cells else "give a table with such a column, data.dataset.table"
             raise ConfigError(f"there is no column '{column}'", where="client_column", hint=hint)

@@ -65,16 +65,16 @@ class CocoInstances:
             yield RawBox(where, key, (x, y, x + width, y + height), tuple(box))
 
 
-def read_instances(path: Path, findings: Findings) -> CocoInstances | None:
+def read_instances(path: Path, findings: Findings, folder: Path | None = None) -> CocoInstances | None:
     """The contents of a file in COCO's format of instances (cocodataset.org, "Data format").
 
     Problems are added to `findings`: invalid JSON (with line and column), a missing list, entries without an id or a
     file name, ids that are used twice, annotations of images that are not in the file. None if the file cannot be
-    used at all. Category ids may skip numbers, as COCO's own do. Crowds are left out and counted: their boxes are
-    around many objects.
+    used at all, as a link from within `folder` to a file outside. Category ids may skip numbers, as COCO's own do.
+    Crowds are left out and counted: their boxes are around many objects.
     """
     before = len(findings)
-    content = findings.attempt(_read_object, path, example=False)
+    content = findings.attempt(_read_object, path, folder, example=False)
     if content is None:
         return None
     lists = {name: _list(content, name, path, findings) for name in _LISTS}
@@ -98,9 +98,9 @@ def read_instances(path: Path, findings: Findings) -> CocoInstances | None:
     return CocoInstances(path, images, categories, crowds, annotations)
 
 
-def _read_object(path: Path) -> Entry:
+def _read_object(path: Path, folder: Path | None) -> Entry:
     """The JSON object in a file. Raises `DataError`, with line and column if the JSON is invalid."""
-    text = read_text(path)
+    text = read_text(path, folder)
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:

@@ -42,7 +42,7 @@ def fill(scan: Scan) -> None:
     files = _files(scan.folder, settings["annotations"], scan.findings)
     parts = []
     for split, file in files.items():
-        content = read_instances(file, scan.findings)
+        content = read_instances(file, scan.findings, scan.folder)
         if content is not None:
             folder = _image_folder(scan.folder, settings["images"], split, content)
             parts.append(_Part(split, content, folder))
@@ -84,7 +84,7 @@ def coco_json(
             "with the first image"
         ),
     ] = None,
-    size: common.Size = 512,
+    size: common.Size = None,
     channels: common.Channels = 3,
     fit: common.Fit = "pad",
 ) -> None:

@@ -25,8 +25,11 @@ Folder = Annotated[
     AfterValidator(whole_path),
 ]
 Size = Annotated[
-    _Side | tuple[_Side, _Side],
-    Field(description="pixels of every image after scaling: a number, or [height, width]"),
+    _Side | tuple[_Side, _Side] | None,
+    Field(
+        description="pixels of every image after scaling: a number, or [height, width]; by default the most frequent "
+        "size of the images, at most 224 on the longer side"
+    ),
 ]
 Channels = Annotated[Literal[1, 3], Field(description="3 for colour, 1 for grey")]
 Fit = Annotated[

@@ -10,14 +10,17 @@ import codecs
 import csv
 import io
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedlens.core.errors import DataError, nearest
 from fedlens.data.diagnostics import Findings
+from fedlens.data.formats.texts import read_bytes
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_MOST_COLUMNS = 10_000
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:|~")
 
 
@@ -52,16 +55,17 @@ class CsvTable:
         return f"{self.path}, line {self.lines[row]}"
 
 
-def read_csv(path: Path, findings: Findings) -> CsvTable | None:
+def read_csv(path: Path, findings: Findings, folder: Path | None = None) -> CsvTable | None:
     """The table in a file; None if it cannot be read, for reasons that are added to `findings`.
 
     UTF-8 is read with and without a byte-order mark; cells are separated by commas, semicolons or tabs,
     whichever split the first line into the most cells. A quoted cell may hold line breaks. Empty lines are ignored.
 
     A line with too many or too few cells is a problem and is left out. Another encoding, a quote that is not
-    closed, an empty table, two columns of one name, and a missing column `path` are problems of the whole table.
+    closed, a cell of more than 131,072 characters, more than 10,000 columns, an empty table, two columns of one name,
+    and a missing column `path` are problems of the whole table. So is a link from within `folder` to a file outside.
     """
-    text = findings.attempt(_text, path, example=False)
+    text = findings.attempt(_text, path, folder, example=False)
     if text is None:
         return None
     content = text.removeprefix("\ufeff")
@@ -78,6 +82,8 @@ def read_csv(path: Path, findings: Findings) -> CsvTable | None:
             if any(row):
                 if not columns:
                     columns = row
+                    if len(columns) > _MOST_COLUMNS:
+                        break
                 elif len(row) == len(columns):
                     rows.append(row)
                     lines.append(line)
@@ -87,7 +93,15 @@ def read_csv(path: Path, findings: Findings) -> CsvTable | None:
             line = reader.line_num + 1
     except csv.Error as error:
         what = f"the table cannot be read from here on: {error}"
+        if "field limit" in str(error):
+            what = f"a cell has more than {csv.field_size_limit():,} characters"
         findings.add_whole(f"{path}, line {line}", what, "check the quotes")
+        return None
+    if len(columns) > _MOST_COLUMNS:
+        what = f"the first line has {len(columns):,} columns, and at most {_MOST_COLUMNS:,} are read"
+        findings.add_whole(
+            f"{path}, line {line}", what, "write one line per image, and a column per property"
+        )
         return None
     if not _columns_fit(path, columns, findings):
         return None
@@ -100,6 +114,12 @@ def read_csv(path: Path, findings: Findings) -> CsvTable | None:
     if content is not text:
         notes.append(f"{path.name} begins with a byte-order mark")
     return CsvTable(path, columns, tuple(rows), tuple(lines), tuple(notes))
+
+
+def table_path(given: str, folder: Path) -> Path:
+    """The file of a table: as seen from the current directory, or else in `folder`."""
+    here = Path(given).expanduser()
+    return here if here.exists() or not (folder / here).exists() else folder / here
 
 
 def inner_path(cell: str) -> str | None:
@@ -115,14 +135,14 @@ def inner_path(cell: str) -> str | None:
     return "/".join(parts)
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, folder: Path | None) -> str:
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        hint = "give its path from where you are"
-        raise DataError("the table does not exist", where=str(path), hint=hint) from None
-    except OSError as error:
-        raise DataError(f"the table cannot be read: {error.strerror}", where=str(path)) from error
+        data = read_bytes(path, folder)
+    except DataError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            hint = "give its path as seen from the current directory"
+            raise DataError("the table does not exist", where=str(path), hint=hint) from None
+        raise
     convert = f"save it as UTF-8, in a spreadsheet or by: iconv -f {{}} -t UTF-8 {path.name} > new.csv"
     if data.startswith(_UTF16) or b"\0" in data[:1000]:
         what = "the encoding of the table is UTF-16, and has to be UTF-8"
@@ -140,13 +160,21 @@ def _text(path: Path) -> str:
 def _delimiter(text: str) -> str:
     """The delimiter that splits the first line into the most cells; a comma if none does."""
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return max(_DELIMITERS, key=lambda delimiter: len(next(csv.reader([first], delimiter=delimiter), [])))
+
+    def cells(delimiter: str) -> int:
+        try:
+            return len(next(csv.reader([first], delimiter=delimiter), []))
+        except csv.Error:  # a cell that is too long; the reading of the table reports it
+            return 0
+
+    return max(_DELIMITERS, key=cells)
 
 
 def _columns_fit(path: Path, columns: tuple[str, ...], findings: Findings) -> bool:
     where, before = f"{path}, line 1", len(findings)
-    for name in sorted({name for name in columns if not name or columns.count(name) > 1}):
-        what = f"{columns.count(name)} columns are named '{name}'" if name else "a column has no name"
+    counts = Counter(columns)
+    for name in sorted(name for name, count in counts.items() if not name or count > 1):
+        what = f"{counts[name]:,} columns are named '{name}'" if name else "a column has no name"
         findings.add_whole(where, what, "give each column its own name")
     if columns and "path" not in columns:
         hint = f"name the columns in the first line; {nearest('path', columns)}"

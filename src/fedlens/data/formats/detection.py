@@ -11,7 +11,7 @@ from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.clients import describe, listed
 from fedlens.data.formats.folder_listing import stem
 from fedlens.data.formats.objects import RawBox, check_boxes
-from fedlens.data.formats.probe import probe_all
+from fedlens.data.formats.probe import probe_all, stored_sizes
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
 
@@ -82,7 +82,8 @@ def read_sizes(scan: Scan, stated: Sequence[Size | None], sources: Sequence[str]
     tag that turns them are noted, unless their stated size shows that they are annotated as stored: boxes are read
     as pixels of the stored image, and some tools draw on the turned one.
     """
-    scan.sizes = probe_all(scan.folder, scan.names, scan.findings, full=scan.full)
+    scan.headers = probe_all(scan.folder, scan.names, scan.findings, full=scan.full)
+    scan.sizes = stored_sizes(scan.headers)
     tagged = []
     for row, (name, size, wanted) in enumerate(zip(scan.names, scan.sizes, stated, strict=True)):
         if size is None:

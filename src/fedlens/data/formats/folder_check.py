@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
-from fedlens.data.diagnostics import Finding
+from fedlens.data.diagnostics import Finding, unique
+from fedlens.data.formats.clients import CLIENT_WORDS, closest
 from fedlens.data.formats.registry import find_format
-from fedlens.data.formats.scan import examine
+from fedlens.data.formats.scan import Scan, examine
 
 
 @dataclass(frozen=True)
@@ -21,21 +22,25 @@ class Check:
 
     Args:
         facts: counts of images, classes and so on; see `fedlens.data.formats.scan.Scan.facts`.
-        findings: what is wrong: first with the whole set, then with examples, each sorted by file, then line.
+        findings: the problems that stop a run: first those of the whole set, then those of examples, each sorted by
+            file, then line.
+        warnings: what is likely a mistake, but stops no run.
+        dataset: the table `data.dataset` of an experiment that reads the same data.
     """
 
     facts: Mapping[str, Any]
     findings: tuple[Finding, ...]
+    warnings: tuple[Finding, ...] = ()
+    dataset: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None = None) -> Check:
     """Reads the whole of `folder`, in a format of `fedlens.data.formats.registry.FORMATS`, and decodes every image.
 
-    `settings` are those of the dataset of that name. With the format `csv` the table may be left out where the
-    folder has one only.
+    `settings` are those of the dataset of that name. With the format `csv` the table may be left out if the folder has
+    only one.
 
-    Raises `ConfigError` where the format is not known or a setting is wrong. What is wrong with the data is in
-    the result.
+    Raises `ConfigError` if the format or a setting is wrong. Problems of the data are in the result.
 
     >>> import tempfile
     >>> check = check_folder(Path(tempfile.mkdtemp()), "image-folder")
@@ -49,8 +54,22 @@ def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None =
     # Paths stay as given, so that findings name files as the user sees them.
     paths = {key: given[key] for key in ("path", "table") if key in given}
     scan = examine(entry.fill(), read_settings(entry.reader(), given, "") | paths, full=True)
-    findings = sorted(scan.findings, key=lambda finding: (finding.example, natural(finding.where)))
-    return Check({**scan.facts(), "format": format}, tuple(findings))
+    findings = unique(sorted(scan.findings, key=lambda finding: (finding.example, natural(finding.where))))
+    if scan.described and "client" not in scan.columns:
+        scan.findings.warn(
+            folder,
+            "no client is named, so the partition has to make clients, as iid and dirichlet do",
+            _client_hint(scan),
+        )
+    facts = {**scan.facts(), "format": format}
+    return Check(facts, tuple(findings), tuple(scan.findings.warnings), {"name": scan.format, **given})
+
+
+def _client_hint(scan: Scan) -> str:
+    """How to name the clients, with the table's columns that may do so."""
+    column = closest(list(scan.columns), CLIENT_WORDS)
+    example = "" if column is None else f", such as client_column={column}"
+    return f"name a column of the table (client_column{example}), a folder (client_level) or a client_pattern"
 
 
 def natural(text: str) -> tuple[tuple[str, int], ...]:

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedlens.data.diagnostics import Findings
+from fedlens.data.formats.file_safety import LINK_HINT, is_below, refuse_link_out, special_file
 from fedlens.data.formats.probe import FORMATS
 
 _SYSTEM_FILES = {"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r"}
 
 
-def image_names(folder: Path) -> tuple[list[str], list[str]]:
+def image_names(folder: Path, root: Path, findings: Findings) -> tuple[list[str], list[str]]:
     """(images, others): the files below `folder`, with forward slashes, each list sorted.
 
     Images are recognized by their suffix. Hidden files and folders, and files that file managers create, are
-    ignored. Links to folders are followed, each once.
+    ignored. Links within the data folder `root` are followed. A link that leads out of it or to a folder above
+    itself, a pipe, a socket, a device, and a folder that cannot be read are problems, and are left out.
     """
     images: list[str] = []
     others: list[str] = []
-    for name in _walk(folder, "", {folder.resolve()}):
+    before = len(findings)
+    findings.attempt(refuse_link_out, folder, root, example=False)
+    if len(findings) > before:
+        return images, others
+    real = os.path.realpath(folder)
+    for name in _walk(folder, "", os.path.realpath(root), (real,), findings):
         (images if Path(name).suffix.lower() in FORMATS else others).append(name)
     return sorted(images), sorted(others)
 
 
-def folders(folder: Path) -> list[str]:
-    """The names of the folders in `folder`, sorted, without hidden ones."""
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not _hidden(entry.name))
+def folders(folder: Path, root: Path) -> list[str]:
+    """The names of the folders in `folder`, sorted, without hidden ones and links that lead out of `root`."""
+    within = os.path.realpath(root)
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:  # listing the images reports it
+        return []
+    return sorted(
+        entry.name
+        for entry in entries
+        if not _hidden(entry.name)
+        and _link_problem(entry, within, (os.path.realpath(folder),)) is None
+        and entry.is_dir()
+    )
 
 
 def add_misnamed(folder: Path, names: Iterable[str], findings: Findings) -> None:
@@ -47,19 +66,55 @@ def stem(name: str) -> str:
     return f"{folder}{slash}{file.rpartition('.')[0]}"
 
 
-def _walk(folder: Path, prefix: str, seen: set[Path]) -> Iterator[str]:
-    for entry in os.scandir(folder):
+def _walk(
+    folder: Path, prefix: str, within: str, above: tuple[str, ...], findings: Findings
+) -> Iterator[str]:
+    """The files below `folder`; `above` are the real paths of `folder` and the folders that it is in."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        findings.add(folder, f"the folder cannot be read: {error.strerror}", "check its permissions")
+        return
+    for entry in entries:
         if _hidden(entry.name):
             continue
-        if not entry.is_dir():
+        problem = _link_problem(entry, within, above) or _kind_problem(entry)
+        if problem is not None:
+            findings.add(folder / entry.name, *problem)
+        elif entry.is_dir():
+            linked = entry.is_symlink()
+            real = os.path.realpath(entry.path) if linked else os.path.join(above[-1], entry.name)
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", within, (*above, real), findings)
+        else:
             yield prefix + entry.name
-            continue
-        if entry.is_symlink():
-            target = Path(entry.path).resolve()
-            if target in seen:
-                continue
-            seen = seen | {target}
-        yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", seen)
+
+
+def _link_problem(entry: os.DirEntry[str], within: str, above: tuple[str, ...]) -> tuple[str, str] | None:
+    """(problem, hint) of a link that is not followed; None for others. A link to nothing is a file to report later."""
+    if not entry.is_symlink():
+        return None
+    try:
+        target = os.path.realpath(entry.path, strict=True)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "the link leads to itself", "remove the link"
+        target = os.path.realpath(entry.path)
+    if not is_below(target, within):
+        return f"the link leads out of the data folder, to {target}", LINK_HINT
+    if any(is_below(folder, target) for folder in above):
+        return "the link leads to a folder that it is in, a loop", "remove the link"
+    return None
+
+
+def _kind_problem(entry: os.DirEntry[str]) -> tuple[str, str] | None:
+    """(problem, hint) of a pipe, a socket or a device; None for files and folders."""
+    if entry.is_file() or entry.is_dir():
+        return None
+    try:
+        kind = special_file(entry.stat().st_mode)
+    except OSError:  # a link to nothing, which the reader of the file reports
+        return None
+    return None if kind is None else (f"it is {kind}, not a file with data", "remove it")
 
 
 def _hidden(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.cell_labels import as_setting, classes_in_cells, labels_of_cells
-from fedlens.data.formats.clients import describe, listed, table_path
+from fedlens.data.formats.clients import LABEL_WORDS, closest, describe, label_column, listed
+from fedlens.data.formats.csv_table import table_path
 from fedlens.data.formats.folder_listing import add_misnamed, folders, image_names
 from fedlens.data.formats.probe import probe_all
 from fedlens.data.formats.reader import reader
@@ -22,8 +24,8 @@ from fedlens.data.formats.splits import label_of_class, split_named, splits_of_f
 
 def fill(scan: Scan) -> None:
     """Completes the scan of a folder; problems are added to `scan.findings`."""
-    scan.format = "image-folder"
-    scan.names, others = image_names(scan.folder)
+    scan.format, scan.upright = "image-folder", True
+    scan.names, others = image_names(scan.folder, scan.folder, scan.findings)
     first = _FirstFolders.of(scan.folder, scan.settings.get("classes") or [])
     inner = [name.partition("/")[2] for name in scan.names] if first.are_splits else scan.names
     if describe(scan, inner=inner):
@@ -36,28 +38,36 @@ def fill(scan: Scan) -> None:
         # Files beside the folders of the classes do no harm; those within may be images.
         inside = [name for name in others if "/" in name and (scan.folder / name).resolve() != table_file]
         add_misnamed(scan.folder, inside, scan.findings)
-    sizes = probe_all(scan.folder, scan.names, scan.findings, full=scan.full)
-    scan.bad.update(row for row, size in enumerate(sizes) if size is None)
+    scan.headers = probe_all(scan.folder, scan.names, scan.findings, full=scan.full)
+    scan.bad.update(row for row, header in enumerate(scan.headers) if header is None)
 
 
-@reader(fill, upright=True)
+@reader(fill)
 def image_folder(
     *,
     path: common.Folder,
-    size: common.Size = 224,
+    size: common.Size = None,
     channels: common.Channels = 3,
     fit: common.Fit = "crop",
     classes: common.Classes = None,
+    label_column: Annotated[
+        str | None,
+        Field(min_length=1, description="column of the table with the class of an image; by default label"),
+    ] = None,
     label_level: Annotated[
         int | None,
-        Field(ge=1, description="folder of the class, counted as client_level is; by default 1, the first"),
+        Field(
+            ge=1,
+            description="folder of the class, counted as client_level is; by default 1 if there is no table",
+        ),
     ] = None,
 ) -> None:
     """Photographs in folders: `path/CLASS/*.jpg`, `path/SPLIT/CLASS/*.jpg`, or a table `path,label,client,split`.
 
     | what | source |
     |---|---|
-    | class | column `label` of the table: names, or whole numbers from 0 on; else the folder at `label_level` |
+    | class | column `label_column` of the table, by default `label`: names, or whole numbers from 0 on; else the
+    folder at `label_level`, which has to be set if there is a table |
     | split | column `split` of the table; else the first folders, if all are named train, test or val; else a
     share `test` of the images is held out, of each class and client alike |
     | client | `client_column`, `client_level` or `client_pattern`; else column `client` of the table, if any |
@@ -91,11 +101,11 @@ class _FirstFolders:
     @classmethod
     def of(cls, path: Path, classes: Sequence[str]) -> _FirstFolders:
         """The folders in `path`; `classes` are the given ones."""
-        names = folders(path)
+        names = folders(path, path)
         named = tuple(name for name in names if split_named(name) and name not in classes)
         others = tuple(name for name in names if name not in named)
         several = len({split_named(name) for name in named}) > 1
-        deep = any(folders(path / name) for name in named)
+        deep = any(folders(path / name, path) for name in named)
         return cls(named, others, bool(named) and (not others or several), deep)
 
     def check(self, scan: Scan) -> None:
@@ -125,11 +135,14 @@ def _label(scan: Scan, inner: Sequence[str], in_splits: bool) -> None:
     classes, level = scan.settings.get("classes"), scan.settings.get("label_level")
     if scan.cells is not None:
         if level is not None:
-            what = "the table has a column 'label', so label_level has no effect"
+            what = f"the table has a column '{label_column(scan)}', so label_level has no effect"
             raise ConfigError(what, where="label_level", hint="leave one of them out")
         table = table_path(scan.settings["table"], scan.folder)
         scan.classes = tuple(classes or classes_in_cells(scan.cells, table, scan.findings))
         scan.labels = labels_of_cells(scan)
+    elif scan.settings.get("table") is not None and level is None:
+        _add_no_label_column(scan)
+        return
     else:
         level = level or 1
         parents = [name.split("/")[:-1] for name in inner]
@@ -146,11 +159,25 @@ def _label(scan: Scan, inner: Sequence[str], in_splits: bool) -> None:
 def _add_unlabelled(scan: Scan, level: int) -> None:
     """Adds the problem that no image has a class."""
     what, hint = f"no image is {_depth(level)}", "make a folder for each class, or give a table with labels"
-    where, table = str(scan.folder), scan.settings.get("table")
-    if table is not None:
-        what, hint = f"there is no column 'label', and {what}", "name the column of the classes 'label'"
-        where = f"{table_path(table, scan.folder)}, line 1"
-    scan.findings.add_whole(where, what, hint)
+    scan.findings.add_whole(scan.folder, what, hint)
+
+
+def _add_no_label_column(scan: Scan) -> None:
+    """Adds the problem that the table has no column with the classes, and the columns that may be it."""
+    columns = [name for name in scan.columns if name not in ("client", scan.settings.get("client_column"))]
+    best = closest(columns, LABEL_WORDS)
+    folders_hint = "data.dataset.label_level = 1 takes the classes from the first folder instead"
+    if best is not None:
+        setting = f"data.dataset.label_column = {json.dumps(best, ensure_ascii=False)}"
+        hint = f"did you mean '{best}'? Rename it, or set {setting}; {folders_hint}"
+    elif columns:
+        hint = (
+            f"set data.dataset.label_column to the one of the classes, of {listed(columns)}; {folders_hint}"
+        )
+    else:
+        hint = f"add it; {folders_hint}"
+    where = f"{table_path(scan.settings['table'], scan.folder)}, line 1"
+    scan.findings.add_whole(where, "there is no column 'label'", hint)
 
 
 def _depth(level: int) -> str:
@@ -176,11 +203,6 @@ def _check_classes(scan: Scan, given: Sequence[str] | None) -> None:
             if label not in used and scan.names:
                 hint = "add some, or remove it from data.dataset.classes"
                 scan.findings.add_whole(scan.folder, f"no image has the class '{name}'", hint)
-    by_lower_case: dict[str, str] = {}
-    for name in scan.classes:
-        other = by_lower_case.setdefault(name.casefold(), name)
-        if other != name:
-            scan.notes.append(f"the classes '{other}' and '{name}' differ only in upper and lower case")
 
 
 def _check_empty(scan: Scan, in_splits: bool, level: int) -> None:
@@ -188,13 +210,15 @@ def _check_empty(scan: Scan, in_splits: bool, level: int) -> None:
     depth = level + in_splits
     used = {tuple(name.split("/")[:depth]) for name in scan.names if name.count("/") >= depth}
     split_and_class = {(parts[:in_splits], parts[-1]) for parts in used}
-    for parts in _folders_at(scan.folder, depth):
+    for parts in _folders_at(scan.folder, depth, scan.folder):
         if parts not in used and (parts[:in_splits], parts[-1]) not in split_and_class:
             where = scan.folder.joinpath(*parts)
             scan.findings.add(where, "the folder of a class has no image", "add images, or remove it")
 
 
-def _folders_at(path: Path, level: int) -> list[tuple[str, ...]]:
+def _folders_at(path: Path, level: int, root: Path) -> list[tuple[str, ...]]:
     if level == 0:
         return [()]
-    return [(name, *inner) for name in folders(path) for inner in _folders_at(path / name, level - 1)]
+    return [
+        (name, *inner) for name in folders(path, root) for inner in _folders_at(path / name, level - 1, root)
+    ]

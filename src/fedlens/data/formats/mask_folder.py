@@ -13,17 +13,16 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.threads import map_threads
 from fedlens.data.dataset import VOID
-from fedlens.data.decoding import orientation_of, stored_ids
+from fedlens.data.decoding import QUARTER_TURNS, orientation_of, stored_ids
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.clients import describe, listed
 from fedlens.data.formats.folder_listing import add_misnamed, folders, image_names, stem
-from fedlens.data.formats.probe import probe_all
+from fedlens.data.formats.probe import probe_all, stored_sizes
 from fedlens.data.formats.reader import reader
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named, splits_of_folders
 
 _NAMED = 5  # ids that a sentence lists
-_QUARTER_TURNS = range(5, 9)  # values of the EXIF tag "Orientation" that exchange width and height
 
 
 def fill(scan: Scan) -> None:
@@ -38,7 +37,7 @@ def fill(scan: Scan) -> None:
             scan.findings.add_whole(scan.folder / folder, f"the folder of {kind} does not exist", hint)
             return
     images = _match(scan, folder_of["images"], folder_of["masks"], str(scan.settings.get("suffix", "")))
-    first_folders = folders(scan.folder / folder_of["images"])
+    first_folders = folders(scan.folder / folder_of["images"], scan.folder)
     in_splits = bool(first_folders) and all(map(split_named, first_folders))
     without_mask, scan.bad = scan.bad, set()  # so that `describe` lists the problems of these images too
     describe(scan, inner=[name.partition("/")[2] for name in images] if in_splits else images)
@@ -62,7 +61,7 @@ def mask_folder(
         list[Annotated[int, Field(ge=0, le=255)]] | None,
         Field(description="id of each class in the masks; by default 0 for the first, then 1, ..."),
     ] = None,
-    size: common.Size = 256,
+    size: common.Size = None,
     channels: common.Channels = 3,
     fit: common.Fit = "crop",
     images: Annotated[str, Field(min_length=1, description="folder of the images, below `path`")] = "images",
@@ -116,8 +115,8 @@ def _match(scan: Scan, images: str, masks: str, suffix: str) -> list[str]:
 
     An image without a mask of its own is faulty.
     """
-    names, other_files = image_names(scan.folder / images)
-    mask_names, other_masks = image_names(scan.folder / masks)
+    names, other_files = image_names(scan.folder / images, scan.folder, scan.findings)
+    mask_names, other_masks = image_names(scan.folder / masks, scan.folder, scan.findings)
     add_misnamed(scan.folder / images, other_files, scan.findings)
     add_misnamed(scan.folder / masks, other_masks, scan.findings)
     mask_of: dict[str, str] = {}
@@ -152,12 +151,12 @@ def _check_pairs(scan: Scan, ids: Sequence[int], void: int) -> None:
     """Opens images and masks, and compares their sizes, modes and ids."""
     assert scan.masks is not None
     masks = scan.masks
-    sizes = probe_all(scan.folder, scan.names, scan.findings, full=scan.full)
+    scan.headers = probe_all(scan.folder, scan.names, scan.findings, full=scan.full)
+    sizes = stored_sizes(scan.headers)
     with_mask = [row for row, mask in enumerate(masks) if mask]
     mask_names = [masks[row] for row in with_mask]
-    mask_sizes = dict(
-        zip(with_mask, probe_all(scan.folder, mask_names, scan.findings, mask=True), strict=True)
-    )
+    mask_headers = probe_all(scan.folder, mask_names, scan.findings, mask=True)
+    mask_sizes = dict(zip(with_mask, stored_sizes(mask_headers), strict=True))
     scan.bad.update(row for row in range(len(masks)) if sizes[row] is None or mask_sizes.get(row) is None)
     readable = [row for row, size in mask_sizes.items() if size is not None]
     problems = map_threads(lambda row: _id_problem(scan.folder / masks[row], ids, void), readable)
@@ -170,7 +169,7 @@ def _check_pairs(scan: Scan, ids: Sequence[int], void: int) -> None:
         if size is None or mask_size is None or size == mask_size:
             continue
         what = f"the mask is {mask_size[0]}x{mask_size[1]}, and its image {size[0]}x{size[1]} pixels"
-        turned = orientation_of(scan.folder / scan.names[row]) in _QUARTER_TURNS and size == mask_size[::-1]
+        turned = orientation_of(scan.folder / scan.names[row]) in QUARTER_TURNS and size == mask_size[::-1]
         hint = "the image has a tag that turns it: save it turned" if turned else "export one of them again"
         scan.bad.add(row)
         scan.findings.add(scan.folder / masks[row], what, hint)

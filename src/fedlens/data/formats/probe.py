@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
 from fedlens.core.errors import DataError
 from fedlens.core.threads import map_threads
-from fedlens.data.decoding import MASK_MODES, mask_in_colour
+from fedlens.data.decoding import MASK_MODES, is_turned, mask_in_colour
 from fedlens.data.diagnostics import Findings
+from fedlens.data.formats.file_safety import LinkCheck, special_file
 
 _ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -46,21 +49,44 @@ _OTHERS = (
 _AGAIN = "copy or export it again"
 
 
-def probe(path: Path, mask: bool = False, full: bool = False) -> tuple[int, int]:
-    """(width, height) of the pixels stored in an image file, after cheap checks.
+class ImageHeader(NamedTuple):
+    """What the header of an image file states.
+
+    Args:
+        width, height: pixels as they are stored.
+        mode: Pillow's mode, such as "RGB" or "L" (grey).
+        turned: whether the EXIF tag of a photograph exchanges width and height.
+    """
+
+    width: int
+    height: int
+    mode: str
+    turned: bool = False
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) as stored."""
+        return self.width, self.height
+
+
+def probe(path: Path, mask: bool = False, full: bool = False) -> ImageHeader:
+    """The header of an image file, after cheap checks.
 
     Reads the header and the end of the file, and decodes it if `full` is set or the end is unexpected. Palettes and
     alpha channels are fine for photographs (see `fedlens.data.decoding.decode`). A mask has to be one channel of
-    whole numbers; its ids are not checked here. The EXIF tag that turns photographs is not applied: (width, height)
-    is as stored.
+    whole numbers; its ids are not checked here. The EXIF tag that turns photographs is not applied.
 
-    Raises `DataError` with the problem, the file and a hint: it does not exist, or is a folder, empty, not an image,
-    cut off, of another format than its name says, CMYK, deeper than 8 bits, animated, or too large.
+    Raises `DataError` with the problem, the file and a hint: it does not exist, or is a folder, a pipe or device,
+    empty, not an image, cut off, of another format than its name says, CMYK, deeper than 8 bits, animated, or too
+    large.
     """
     try:
-        size = path.stat().st_size
-        if path.is_dir():
+        status = path.stat()
+        size = status.st_size
+        if stat.S_ISDIR(status.st_mode):
             raise DataError("it is a folder, not an image file", where=str(path), hint="name the file")
+        if (kind := special_file(status.st_mode)) is not None:
+            raise DataError(f"it is {kind}, not an image file", where=str(path), hint="remove it")
         if size == 0:
             raise DataError("the file is empty (0 bytes)", where=str(path), hint=_AGAIN)
         with path.open("rb") as file:
@@ -79,7 +105,7 @@ def probe(path: Path, mask: bool = False, full: bool = False) -> tuple[int, int]
                 end = _ENDS.get(_format(image))
                 if full or end is None or not tail.rstrip(b"\0\n\r ").endswith(end):
                     image.load()
-                return image.size
+                return ImageHeader(*image.size, image.mode, is_turned(image))
     except UnidentifiedImageError:
         problem = _other_format(path)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -98,23 +124,32 @@ def probe_all(
     mask: bool = False,
     full: bool = False,
     threads: int | None = None,
-) -> list[tuple[int, int] | None]:
-    """(width, height) of each file `root / name`; None if it is faulty, which is added to `findings`.
+) -> list[ImageHeader | None]:
+    """The header of each file `root / name`; None if it is faulty, which is added to `findings`.
 
-    The findings come in the order of `names`. `threads` is by default one for each core.
+    A link that leads out of `root` is faulty, and is not opened. The findings come in the order of `names`.
+    `threads` is by default one for each core.
     """
 
-    def size_or_error(name: str) -> tuple[int, int] | DataError:
+    links = LinkCheck(root)
+
+    def header_or_error(name: str) -> ImageHeader | DataError:
         try:
+            links.refuse_outside(name)
             return probe(root / name, mask, full)
         except DataError as error:
             return error
 
-    results = map_threads(size_or_error, names, threads)
+    results = map_threads(header_or_error, names, threads)
     for error in results:
         if isinstance(error, DataError):
             findings.add(error.where, error.what, error.hint)
     return [None if isinstance(result, DataError) else result for result in results]
+
+
+def stored_sizes(headers: Sequence[ImageHeader | None]) -> list[tuple[int, int] | None]:
+    """(width, height) of each stored image; None if the file is faulty."""
+    return [None if header is None else header.size for header in headers]
 
 
 def _problem(image: Image.Image, path: Path, mask: bool) -> tuple[str, str] | None:
@@ -159,7 +194,9 @@ def _too_large(size: tuple[int, int] | None) -> tuple[str, str]:
 def _other_format(path: Path) -> tuple[str, str]:
     with path.open("rb") as file:
         head = file.read(256)
+    if b"<svg" in head:
+        return "the file is an SVG drawing, not an image of pixels", "export it as PNG"
     for position, start, what, hint in _OTHERS:
         if head[position:].lstrip(b" \r\n\t\xef\xbb\xbf").startswith(start):
             return f"the file is {what}, not an image", hint
-    return "the file is not an image that can be read", "convert it to PNG or JPEG, or remove it"
+    return "not a readable image", "convert it to PNG or JPEG, or remove it"

@@ -25,7 +25,7 @@ def _shared(
     """The settings that every format has, with the same defaults; they follow the format's own."""
 
 
-def reader(fill: Fill, *, upright: bool = False) -> Callable[[Callable[..., None]], Callable[..., Dataset]]:
+def reader(fill: Fill) -> Callable[[Callable[..., None]], Callable[..., Dataset]]:
     """Turns a function that only declares settings into the dataset factory of a format.
 
     The factory takes `root`, `download` and `seed`, and as keywords the declared settings followed by the shared
@@ -34,7 +34,6 @@ def reader(fill: Fill, *, upright: bool = False) -> Callable[[Callable[..., None
 
     Args:
         fill: completes the scan of a folder in this format.
-        upright: whether photographs are turned as their EXIF tag says.
 
     >>> from fedlens.data.formats.image_folder import image_folder
     >>> list(signature(image_folder).parameters)[:4], list(signature(image_folder).parameters)[-1]
@@ -46,11 +45,13 @@ def reader(fill: Fill, *, upright: bool = False) -> Callable[[Callable[..., None
         def factory(root: Path, download: bool, seed: int, **values: Any) -> Dataset:
             bound = full_signature.bind(root, download, seed, **values)
             bound.apply_defaults()
-            settings = {key: value for key, value in bound.arguments.items() if key not in positional}
-            return read(fill, settings, seed, upright=upright)
+            given = {key: value for key, value in bound.arguments.items() if key not in positional}
+            changed = {key: value for key, value in given.items() if value != defaults[key]}
+            return read(fill, given, seed, changed)
 
         positional = {name: Parameter(name, kind) for name in ("root", "download", "seed")}
         settings = [*signature(declared).parameters.values(), *signature(_shared).parameters.values()]
+        defaults = {setting.name: setting.default for setting in settings}
         full_signature = Signature([*positional.values(), *settings], return_annotation=Dataset)
         hints = [get_type_hints(function, include_extras=True) for function in (declared, _shared)]
         factory.__annotations__ = {**hints[0], **hints[1], "return": Dataset}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,11 @@ from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.common_settings import height_width
+from fedlens.data.formats.csv_table import table_path
+from fedlens.data.formats.image_sizes import ImageSizes
 from fedlens.data.formats.leaks import check_leaks, same_content
+from fedlens.data.formats.name_checks import check_names
+from fedlens.data.formats.probe import ImageHeader
 from fedlens.data.formats.splits import check_splits, draw_test
 from fedlens.data.images import ImageFiles, Paths, sample_moments
 
@@ -40,10 +46,13 @@ class Scan:
         boxes: [n] of float32 [k, 4], left, top, right, bottom in pixels of the stored image.
         box_labels: [n] of int64 [k].
         sizes: [n], (width, height) of each stored image; needed with boxes.
+        headers: [n], what the header of each image states; None if the image is faulty.
+        upright: whether photographs are turned as their EXIF tag says.
         columns: [n] by name; `client` assigns each image to a client.
         splits: [n], "train", "test" or "validation", if the data define splits.
         cells: [n], the table's column `label`, if it has one.
         sources: [n], the line of the table that describes each image; without a table, the file of the image.
+        described: whether the table and the paths have been read for columns, splits and clients.
         bad: the faulty rows, which are left out.
         notes: sentences on what was corrected.
     """
@@ -61,10 +70,13 @@ class Scan:
     boxes: list[NDArray[np.float32]] | None = None
     box_labels: list[NDArray[np.int64]] | None = None
     sizes: list[tuple[int, int] | None] | None = None
+    headers: list[ImageHeader | None] = field(default_factory=list)
+    upright: bool = False
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     splits: list[str] | None = None
     cells: list[str] | None = None
     sources: list[str] = field(default_factory=list)
+    described: bool = False
     bad: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -78,10 +90,26 @@ class Scan:
             self.findings.add(where, what, hint)
             self.bad.add(row)
 
+    def image_sizes(self) -> ImageSizes | None:
+        """The sizes of the images without a fault; None if no header was read."""
+        headers = [self.headers[row] for row in self.rows()] if self.headers else []
+        usable = [header for header in headers if header is not None]
+        return ImageSizes.of(usable, self.upright) if usable else None
+
     def facts(self) -> dict[str, Any]:
-        """Counts of images, classes, boxes, splits and clients, without the faulty rows."""
+        """Counts of images, classes, boxes, splits and clients, and the sizes, without the faulty rows."""
         rows = self.rows()
         facts: dict[str, Any] = {"format": self.format, "images": len(rows), "left_out": len(self.bad)}
+        if (sizes := self.image_sizes()) is not None:
+            training = sizes.training(self.settings.get("size"), self.settings.get("fit", "crop"))
+            facts["sizes"] = sizes.facts()
+            facts["training"] = {
+                "width": training.width,
+                "height": training.height,
+                "channels": self.settings.get("channels", 3),
+                "why": training.why,
+                "enlarged": training.enlarged,
+            }
         facts["classes"] = list(self.classes)
         labels = [] if self.labels is None else [self.labels[row] for row in rows]
         if self.box_labels is not None:
@@ -116,11 +144,12 @@ def examine(fill: Fill, settings: Mapping[str, Any], *, full: bool) -> Scan:
     fill(scan)
     if all(finding.example for finding in scan.findings):
         _check_whole(scan)
+        _check_names(scan)
     return scan
 
 
-def read(fill: Fill, settings: Mapping[str, Any], seed: int, *, upright: bool = False) -> Dataset:
-    """The dataset in the folder `settings["path"]`.
+def read(fill: Fill, settings: Mapping[str, Any], seed: int, changed: Mapping[str, Any]) -> Dataset:
+    """The dataset in the folder `settings["path"]`; `changed` are the settings that are not the default.
 
     Besides the reader's own settings, `settings` has `path`, `size`, `fit`, `channels`, `test` and `on_error`.
 
@@ -129,13 +158,25 @@ def read(fill: Fill, settings: Mapping[str, Any], seed: int, *, upright: bool = 
     scan = examine(fill, settings, full=False)
     skipped = scan.findings.settle(
         settings["on_error"],
-        advice=f"'fedlens data check {settings['path']} --format {scan.format}' lists all of them",
+        advice=f"this lists all: {_check_command(scan, changed)}",
     )
-    return assemble(scan, seed, upright=upright, notes=skipped)
+    return assemble(scan, seed, notes=skipped)
 
 
-def assemble(scan: Scan, seed: int, *, upright: bool = False, notes: Sequence[str] = ()) -> Dataset:
+def _check_command(scan: Scan, changed: Mapping[str, Any]) -> str:
+    """The command that checks the same data."""
+    words = ["fedlens", "data", "check", str(scan.settings["path"]), "--format", scan.format]
+    for key, value in changed.items():
+        if key not in ("path", "on_error"):
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(words)
+
+
+def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
     """The dataset of a scan, without the faulty rows.
+
+    Images are scaled to the setting `size`, or else to the size that `ImageSizes.training` chooses, which the first
+    note says.
 
     If the data define no splits, the share `test` is drawn from all classes and clients alike
     (`splits.draw_test`); an image whose content is in the training part too stays there. With "train" and
@@ -150,14 +191,14 @@ def assemble(scan: Scan, seed: int, *, upright: bool = False, notes: Sequence[st
     for rows, purpose in ((train, "to train on"), (test, "to test with")):
         if not len(rows):
             raise DataError(f"no example is left {purpose}", where=str(scan.folder))
-    height, width = height_width(settings["size"])
+    height, width, size_note, chosen = _training_size(scan)
     if scan.bad:
         corrections.append(f"left out {len(scan.bad):,} of {len(scan.names):,} images")
     splits = []
     for split, rows in (("train", train), ("test", test)):
         paths = Paths.of([scan.names[row] for row in rows])
         form = (settings["channels"], height, width, settings["fit"])
-        inputs = ImageFiles(scan.folder, paths, *form, upright=upright)
+        inputs = ImageFiles(scan.folder, paths, *form, upright=scan.upright)
         columns = {name: column[rows] for name, column in scan.columns.items()}
         targets, dropped = _targets(scan, rows, inputs, split)
         corrections += dropped
@@ -172,10 +213,39 @@ def assemble(scan: Scan, seed: int, *, upright: bool = False, notes: Sequence[st
         std=std,
         licence="your own",
         source=str(scan.folder),
-        notes=(*scan.notes, *corrections, *notes),
+        notes=(*size_note, *scan.notes, *corrections, *map(str, scan.findings.warnings), *notes),
         on_error=settings["on_error"],
         seeded=scan.splits is None,
+        chosen=chosen,
     )
+
+
+def _training_size(scan: Scan) -> tuple[int, int, list[str], dict[str, Any]]:
+    """(height, width, notes, the setting `size` if it was chosen here)."""
+    given, sizes = scan.settings["size"], scan.image_sizes()
+    if sizes is None:
+        return *height_width(given), [], {}
+    training = sizes.training(given, scan.settings["fit"])
+    notes = [] if training.note is None else [training.note]
+    return training.height, training.width, notes, {"size": training.setting} if training.chosen else {}
+
+
+def _check_names(scan: Scan) -> None:
+    """Adds warnings for near names and small counts of the classes and clients."""
+    rows, counts = scan.rows(), {}
+    if scan.labels is not None or scan.box_labels is not None:
+        labels = [
+            {scan.labels[row]} if scan.labels is not None else set((scan.box_labels or [])[row].tolist())
+            for row in rows
+        ]
+        images = Counter(label for of_image in labels for label in of_image)
+        counts["class"] = {name: images[label] for label, name in enumerate(scan.classes)}
+    if "client" in scan.columns:
+        counts["client"] = Counter(str(scan.columns["client"][row]) for row in rows)
+    table = scan.settings.get("table")
+    where = scan.folder if table is None else table_path(table, scan.folder)
+    for kind, of_name in counts.items():
+        check_names(kind, of_name, where, scan.findings)
 
 
 def _check_whole(scan: Scan) -> None:

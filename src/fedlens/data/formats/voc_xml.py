@@ -53,7 +53,7 @@ def fill(scan: Scan) -> None:
     layout = _layout(scan)
     if layout is None:
         return
-    listings = _listings(scan.folder / settings["lists"], settings["train_list"], findings)
+    listings = _listings(scan, scan.folder / settings["lists"], settings["train_list"])
     if listings is None:
         stems = sorted({*layout.image_files, *layout.xml_files})
         listings = [_Listing(stem, None, str(scan.folder)) for stem in stems]
@@ -94,7 +94,7 @@ def voc_xml(
         Field(description="1: boxes count pixels from 1 and include the last (VOC); 0: edges counted from 0"),
     ] = 1,
     classes: common.Classes = None,
-    size: common.Size = 512,
+    size: common.Size = None,
     channels: common.Channels = 3,
     fit: common.Fit = "pad",
 ) -> None:
@@ -123,21 +123,24 @@ def _layout(scan: Scan) -> _Layout | None:
     paths = {key: scan.folder / scan.settings[key] for key in ("images", "annotations")}
     missing = [key for key, path in paths.items() if not path.is_dir()]
     for key in missing:
-        inner = ", ".join(folders(scan.folder))
+        inner = ", ".join(folders(scan.folder, scan.folder))
         hint = (
             f"name it with the setting {key}; {f'its folders are: {inner}' if inner else 'it has no folders'}"
         )
         scan.findings.add_whole(scan.folder, f"there is no folder '{scan.settings[key]}' for the {key}", hint)
     if missing:
         return None
-    xml_files = {
-        stem(name): name for name in image_names(paths["annotations"])[1] if name.lower().endswith(".xml")
-    }
-    return _Layout(**paths, image_files=by_stem(image_names(paths["images"])[0]), xml_files=xml_files)
+    image_files, other_files = image_names(paths["images"], scan.folder, scan.findings)
+    # Both may be in one folder, whose problems are reported once.
+    if paths["annotations"].resolve() != paths["images"].resolve():
+        _, other_files = image_names(paths["annotations"], scan.folder, scan.findings)
+    xml_files = {stem(name): name for name in other_files if name.lower().endswith(".xml")}
+    return _Layout(**paths, image_files=by_stem(image_files), xml_files=xml_files)
 
 
-def _listings(folder: Path, train: str | None, findings: Findings) -> list[_Listing] | None:
+def _listings(scan: Scan, folder: Path, train: str | None) -> list[_Listing] | None:
     """The images that the lists in `folder` name; None if there are no lists."""
+    findings = scan.findings
     if train is None:
         train = "train" if (folder / "train.txt").is_file() else "trainval"
     elif not (folder / f"{train}.txt").is_file():
@@ -149,7 +152,7 @@ def _listings(folder: Path, train: str | None, findings: Findings) -> list[_List
     listings = []
     for split, file in files.items():
         first_lines: dict[str, int] = {}
-        for number, line in enumerate((findings.attempt(read_text, file) or "").splitlines(), 1):
+        for number, line in enumerate((findings.attempt(read_text, file, scan.folder) or "").splitlines(), 1):
             name, where = line.strip(), f"{file}, line {number}"
             if not name:
                 continue

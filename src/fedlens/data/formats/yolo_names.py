@@ -25,7 +25,7 @@ def find_names(folder: Path) -> list[str] | None:
     for name in (*LISTS, *YAMLS):
         path = folder / name
         if path.is_file():
-            text = read_text(path)
+            text = read_text(path, folder)
             return yaml_names(text, str(path)) if name in YAMLS else _lines(text, path)
     return None
 

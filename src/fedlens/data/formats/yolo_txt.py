@@ -28,7 +28,7 @@ def fill(scan: Scan) -> None:
     """Completes the scan of a folder; problems are added to `scan.findings`."""
     scan.format = "yolo-txt"
     folder, findings = scan.folder, scan.findings
-    images, others = image_names(folder)
+    images, others = image_names(folder, folder, findings)
     for names in by_stem(images).values():
         if len(names) > 1:
             add_same_stem(folder, names, findings)
@@ -62,7 +62,7 @@ def yolo_txt(
     *,
     path: common.Folder,
     classes: common.Classes = None,
-    size: common.Size = 512,
+    size: common.Size = None,
     channels: common.Channels = 3,
     fit: common.Fit = "pad",
 ) -> None:

@@ -27,8 +27,8 @@ def detection_frequency(
     to: Annotated[
         Literal["turns", "fewest", "rest"],
         Field(
-            description="who gets the next class: each client in turn; the one with the fewest images; or each "
-            "client once, and the last one all the rest"
+            description="the client of the next class: each client in turn; the client with the "
+            "fewest images; or each client once and the last client all remaining classes"
         ),
     ] = "turns",
 ) -> Partition:
@@ -75,7 +75,7 @@ def detection_frequency(
         turn += 1
     if turn < clients:
         raise ConfigError(
-            f"only {turn} of {clients} clients would get images, as each gets all images of a class",
+            f"only {turn} of {clients} clients would get images, because each client gets all images of a class",
             where="clients",
             hint=f"take clients = {turn}, or lda-multilabel" if turn else "take iid or quantity",
         )

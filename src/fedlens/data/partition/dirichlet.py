@@ -28,11 +28,13 @@ def dirichlet(
     *,
     clients: Clients,
     alpha: Annotated[
-        float, Field(ge=0, description="concentration: 0 is one class a client, inf is the prior itself")
+        float, Field(ge=0, description="concentration: 0 gives one class per client, inf gives the prior")
     ],
     prior: Annotated[
         Literal["uniform", "data"] | list[float],
-        Field(description="p: 'uniform', 'data' (the classes of the data), or a number for each class"),
+        Field(
+            description="p: 'uniform', 'data' (the class distribution of the data), or one number per class"
+        ),
     ] = "uniform",
     size: Size = None,
 ) -> Partition:
@@ -117,9 +119,11 @@ def _prior(prior: str | Sequence[float], counts: NDArray[np.int64]) -> NDArray[n
         p = np.array(prior, np.float64)
         if p.shape != counts.shape:
             raise ConfigError(
-                f"the prior has {p.size} numbers, and there are {len(counts)} classes", where="prior"
+                f"the prior has {p.size} numbers, but there are {len(counts)} classes", where="prior"
             )
         if not (np.isfinite(p).all() and p.min() >= 0 and p.sum() > 0):
-            raise ConfigError("the prior has to be finite and at least 0, not all of it 0", where="prior")
+            raise ConfigError(
+                "the numbers of the prior must be finite, at least 0, and not all 0", where="prior"
+            )
     normalized: NDArray[np.float64] = p / p.sum()
     return normalized

@@ -28,7 +28,7 @@ def dirichlet_classwise(
     *,
     clients: Clients,
     alpha: Alpha,
-    minimum: Annotated[int, Field(ge=1, description="least examples a client gets")] = 1,
+    minimum: Annotated[int, Field(ge=1, description="minimum number of examples per client")] = 1,
     redraws: Redraws = 20,
     balance: Balance = False,
 ) -> Partition:

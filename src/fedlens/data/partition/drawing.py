@@ -20,7 +20,7 @@ def streams(seed: int, count: int) -> list[np.random.RandomState]:
     Raises `ConfigError` if the seed is negative.
     """
     if seed < 0:
-        raise ConfigError(f"the seed is {seed}, and has to be at least 0")
+        raise ConfigError(f"the seed is {seed}, but must be at least 0")
     children = np.random.SeedSequence(seed).spawn(count)
     return [np.random.RandomState(np.random.PCG64(child)) for child in children]
 
@@ -28,12 +28,12 @@ def streams(seed: int, count: int) -> list[np.random.RandomState]:
 def check_population(examples: int, clients: int) -> None:
     """Raises `ConfigError` if there are fewer examples than clients, or no client."""
     if clients < 1:
-        raise ConfigError(f"there are {clients} clients, and there has to be at least 1", where="clients")
+        raise ConfigError(f"clients is {clients}, but must be at least 1", where="clients")
     if clients > examples:
         raise ConfigError(
-            f"{clients} clients cannot share {examples} examples",
+            f"{clients} clients are more than the {examples} examples",
             where="clients",
-            hint=f"take at most {examples} clients, or more data",
+            hint=f"set clients to at most {examples}",
         )
 
 
@@ -54,8 +54,8 @@ def equal_size(size: int | None, available: int, clients: int) -> int:
     each = available // clients if size is None else size
     if each * clients > available:
         raise ConfigError(
-            f"{clients} clients of {each} need {clients * each} examples, and there are {available}",
+            f"{clients} clients of {each} need {clients * each} examples, but there are only {available}",
             where="size",
-            hint=f"take a size of at most {available // clients}",
+            hint=f"set a size of at most {available // clients}",
         )
     return each

@@ -115,13 +115,13 @@ def _drawn(name: str, width: float, clients: int, stream: np.random.RandomState)
 def _check(widths: dict[str, float], single: bool) -> None:
     if not any(widths.values()):
         raise ConfigError(
-            "the clients would all see the same",
+            "all clients would see the same images",
             where="brightness",
-            hint=f"set one of {', '.join(widths)} above 0, or take iid",
+            hint=f"set one of {', '.join(widths)} above 0, or use iid",
         )
     if widths["rotation"] and not single:
         raise ConfigError(
-            "rotation would turn the images, and leave their masks or boxes as they are",
+            "rotation would turn the images, but not their masks or boxes",
             where="rotation",
             hint="set rotation = 0",
         )

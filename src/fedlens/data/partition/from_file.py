@@ -53,7 +53,7 @@ def from_file(
     rows = row[saved.indices]
     in_table = rows >= 0
     if not in_table.any():
-        raise DataError("no example of the partition is left to train on", where=path, hint="hold out fewer")
+        raise DataError("no example of the partition is left for training", where=path, hint="hold out fewer")
     kept = np.bincount(saved.owners()[in_table], minlength=len(saved))
     return replace(
         saved,
@@ -67,9 +67,9 @@ def from_file(
 def _check(saved: Partition, table: Table, total: int, path: str) -> None:
     if saved.dataset and table.dataset and saved.dataset != table.dataset:
         raise DataError(
-            f"the partition is of '{saved.dataset}', and the data are '{table.dataset}'",
+            f"the partition was made of '{saved.dataset}', but the dataset is '{table.dataset}'",
             where=path,
-            hint="take the dataset that it was made of, or make another partition",
+            hint="use the dataset that it was made of, or make another partition",
         )
     if saved.indices.size and saved.indices.max() >= total:
         raise DataError(

@@ -29,7 +29,7 @@ def iid(
     sigma: Sigma = None,
     exponent: Exponent = None,
     minimum: Annotated[
-        int | None, Field(ge=1, description="least examples a client gets by a law; 1 if not given")
+        int | None, Field(ge=1, description="minimum number of examples per client; by default 1")
     ] = None,
 ) -> Partition:
     """A random share of all examples for each client.
@@ -77,7 +77,7 @@ def _sizes(
         return n // clients + (np.arange(clients) < n % clients), {}
     if sizes not in ("log-normal", "power-law"):
         raise ConfigError(
-            f"there are no sizes '{sizes}'",
+            f"unknown sizes '{sizes}'",
             where="sizes",
             hint="take 'equal', 'log-normal', 'power-law' or whole numbers",
         )
@@ -90,17 +90,17 @@ def _sizes(
 def _given(sizes: Sequence[int], n: int, clients: int) -> NDArray[np.int64]:
     each = np.asarray(sizes)
     if each.ndim != 1 or each.dtype.kind not in "iu" or each.min(initial=1) < 1:
-        raise ConfigError("given sizes have to be whole numbers from 1 on", where="sizes")
+        raise ConfigError("sizes must be integers of at least 1", where="sizes")
     if len(each) != clients:
         raise ConfigError(
-            f"{len(each)} sizes are given, and there are {clients} clients",
+            f"{len(each)} sizes are given for {clients} clients",
             where="sizes",
             hint=f"set clients to {len(each)}",
         )
     if each.sum() > n:
         raise ConfigError(
-            f"the given sizes sum to {each.sum()}, and there are {n} examples",
+            f"the sizes sum to {each.sum()}, but there are only {n} examples",
             where="sizes",
-            hint="take smaller ones, or more data",
+            hint="use smaller sizes",
         )
     return each.astype(np.int64)

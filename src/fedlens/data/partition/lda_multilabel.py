@@ -25,16 +25,16 @@ def lda_multilabel(
     *,
     clients: Clients,
     alpha: Alpha,
-    minimum: Annotated[int, Field(ge=1, description="least images with a class that a client gets")] = 1,
+    minimum: Annotated[int, Field(ge=1, description="minimum number of images with a class per client")] = 1,
     redraws: Redraws = 20,
     balance: Balance = False,
     order: Annotated[
         Literal["rarest", "index"],
-        Field(description="an image counts for the rarest class that it shows, or for the first by number"),
+        Field(description="an image is assigned to the rarest class in it, or to the first by number"),
     ] = "rarest",
     ignore: Annotated[
         tuple[int | str, ...],
-        Field(description="classes, by name or number, that images do not count for"),
+        Field(description="classes, by name or number, that are ignored"),
     ] = (),
 ) -> Partition:
     """Divides the images class by class: those that show class c, and no earlier one, by p_c ~ Dir(alpha 1).

@@ -40,7 +40,7 @@ class Recipe:
             raise ConfigError(error.what, where=where, hint=error.hint) from error
         if not isinstance(partition, Partition):
             raise ConfigError(
-                f"the partition '{self.name}' made a {type(partition).__name__}, and has to make a Partition",
+                f"the partition '{self.name}' returned a {type(partition).__name__}; it must return a Partition",
                 where=f"{self.key}.name",
             )
         return partition
@@ -65,7 +65,7 @@ def read_recipe(given: Mapping[str, Any] | str, key: str) -> Recipe:
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(
-            "the table needs a 'name', which is a word",
+            "the table has no 'name' (a string)",
             where=f"{key}.name",
             hint=f'write {key} = {{name = "iid", clients = 4}}',
         )
@@ -79,7 +79,7 @@ def read_recipe(given: Mapping[str, Any] | str, key: str) -> Recipe:
         read = settings[setting]
         if isinstance(value, bool) and isinstance(read, int | float) and not isinstance(read, bool):
             raise ConfigError(
-                f"'{setting}' is {str(value).lower()}, and has to be a number", where=f"{key}.{setting}"
+                f"'{setting}' is {str(value).lower()}, but must be a number", where=f"{key}.{setting}"
             )
     return Recipe(factory, name, settings, key)
 
@@ -90,7 +90,7 @@ def _check_names(factory: Factory, name: str, table: Mapping[str, Any], key: str
         model = settings_model(factory)
     except Exception as error:
         raise ConfigError(
-            f"the settings of '{name}' cannot be read off its signature: {type(error).__name__}: {error}",
+            f"the signature of '{name}' cannot be read: {type(error).__name__}: {error}",
             where=f"{key}.name",
         ) from error
     for setting in table:
@@ -129,12 +129,13 @@ def mix(
         Field(description='a partition: a table such as {name = "natural", column = "city"}, or a name'),
     ],
     inner: Annotated[
-        _Table, Field(description='what each part is partitioned by: {name = "iid", clients = 4}, say')
+        _Table, Field(description='how each part is partitioned: {name = "iid", clients = 4}, say')
     ],
     small: Annotated[
         Literal["stop", "whole", "drop"],
         Field(
-            description="where a part is too small for the inner partition: an error; one client; or nobody's"
+            description="for a part that is too small for the inner partition: an error, a single "
+            "client, or leave it out"
         ),
     ] = "stop",
 ) -> Partition:
@@ -223,9 +224,9 @@ def _joined(first: Partition, parts: Mapping[int, Partition], names: Sequence[st
     twice = next((one for one, other in pairwise(ordered) if one == other), None)
     if twice is not None:
         raise ConfigError(
-            f"two clients would be called '{twice}'",
+            f"two clients would have the name '{twice}'",
             where="outer",
-            hint="give ids without '/' to the outer clients",
+            hint="use outer client names without '/'",
         )
     sizes = np.concatenate([part.sizes() for part in parts.values()])
     rows = [first[k][part.indices] for k, part in parts.items()]
@@ -241,7 +242,7 @@ def _features(first: Partition, parts: Mapping[int, Partition]) -> dict[str, NDA
     for name in sorted({name for part in parts.values() for name in part.features}):
         if name in features:
             raise ConfigError(
-                f"outer and inner both say the clients' {name}",
+                f"outer and inner both set the clients' '{name}'",
                 where="inner",
                 hint=f"set {name} = 0 in one of them",
             )
@@ -252,6 +253,6 @@ def _features(first: Partition, parts: Mapping[int, Partition]) -> dict[str, NDA
 def _values(part: Partition, name: str) -> NDArray[np.float64]:
     if name not in part.features and name not in NEUTRAL:
         raise ConfigError(
-            f"some clients have a '{name}', others have not, and there is no neutral one", where="inner"
+            f"some clients have a '{name}' and others do not, and it has no neutral value", where="inner"
         )
     return part.features.get(name, np.full(len(part), NEUTRAL.get(name, 0.0)))

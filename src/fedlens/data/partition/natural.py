@@ -23,11 +23,9 @@ def natural(
     *,
     column: Annotated[str, Field(description="the column that names the client of each example")] = "client",
     min_examples: Annotated[int, Field(ge=1, description="clients with fewer examples are dropped")] = 1,
-    min_classes: Annotated[
-        int, Field(ge=0, description="clients with fewer different classes are dropped")
-    ] = 0,
+    min_classes: Annotated[int, Field(ge=0, description="clients with fewer classes are dropped")] = 0,
     max_clients: Annotated[
-        int | None, Field(ge=2, description="keep this many clients, chosen at random; by default all")
+        int | None, Field(ge=2, description="keep this number of clients, chosen at random; by default all")
     ] = None,
 ) -> Partition:
     """One client for each value of a column (hsu2020 section 4: users, authors; chen2022 section 4.2: cities).
@@ -59,7 +57,7 @@ def natural(
     if len(stay) < 2:
         raise ConfigError(
             f"{len(stay)} of the {len(values)} clients in '{column}' have {min_examples} examples of "
-            f"{min_classes} classes or more, and there have to be two",
+            f"{min_classes} classes or more; at least two are needed",
             where="min_classes" if min_classes > 0 else "min_examples",
             hint="take a smaller number",
         )
@@ -83,7 +81,7 @@ def _clients(table: Table, column: str) -> tuple[NDArray[Any], NDArray[np.int64]
             f"{len(faults)} of {len(table)} examples have no value in the column '{column}', "
             f"the first of them example {table.where()[faults[0]]}",
             where=table.dataset or None,
-            hint="fill them in, or leave these examples out",
+            hint="add the values, or remove these examples",
         )
     if len(values) < 2:
         what = (
@@ -92,7 +90,7 @@ def _clients(table: Table, column: str) -> tuple[NDArray[Any], NDArray[np.int64]
         raise DataError(
             f"{what} in the column '{column}', which makes {len(values)} client{'s'[: 1 - len(values)]}",
             where=table.dataset or None,
-            hint="name another column, or split by labels, say with dirichlet",
+            hint="set another column, or partition by labels, for example with dirichlet",
         )
     return values, owners.astype(np.int64)
 

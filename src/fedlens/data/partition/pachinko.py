@@ -26,9 +26,15 @@ def pachinko(
     *,
     clients: Clients,
     alpha: Annotated[
-        float, Field(ge=0, description="concentration over the groups: 0 is one group a client, inf is even")
+        float,
+        Field(
+            ge=0,
+            description="concentration over the coarse classes: 0 gives one per client, inf an even distribution",
+        ),
     ] = 0.1,
-    beta: Annotated[float, Field(ge=0, description="concentration over the classes of each group")] = 10.0,
+    beta: Annotated[
+        float, Field(ge=0, description="concentration over the classes of each coarse class")
+    ] = 10.0,
     size: Size = None,
 ) -> Partition:
     """Each client draws a distribution over coarse groups, and for each group one over its fine classes.
@@ -108,13 +114,13 @@ def _groups(table: Table) -> NDArray[np.int64]:
     """int64 [classes]: the group of each class, from 0 on without gaps."""
     if table.coarse is None:
         raise ConfigError(
-            f"the classes of {table.dataset or 'this dataset'} have no coarse groups",
+            f"the classes of {table.dataset or 'this dataset'} have no coarse classes",
             where="partition",
-            hint="take a dataset that has them, say cifar100, or another partition, say dirichlet",
+            hint="use a dataset with coarse classes such as cifar100, or another partition such as dirichlet",
         )
     if len(table.coarse) != len(table.classes):
         raise DataError(
-            f"{len(table.coarse)} coarse groups are given, and there are {len(table.classes)} classes",
+            f"{len(table.coarse)} coarse classes are given for {len(table.classes)} classes",
             where=table.dataset or None,
         )
     _, groups = np.unique(table.coarse, return_inverse=True)

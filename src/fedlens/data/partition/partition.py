@@ -79,7 +79,7 @@ class Partition:
             if values.shape != (len(self.ids),) or not np.isfinite(values).all():
                 error = error or f"the feature '{name}' is not one finite number a client"
         if error:
-            raise DataError(f"this is no partition: {error}", where=self.dataset or None)
+            raise DataError(f"not a valid partition: {error}", where=self.dataset or None)
 
     @classmethod
     def of_owners(
@@ -101,9 +101,11 @@ class Partition:
         owner = np.asarray(owners)
         ids = tuple(map(str, range(clients))) if isinstance(clients, int) else tuple(clients)
         if owner.ndim != 1 or (owner.size and owner.dtype.kind not in "iu"):
-            raise DataError(f"owners are one whole number an example, not {owner.dtype} {list(owner.shape)}")
+            raise DataError(f"owners must be one integer per example, not {owner.dtype} {list(owner.shape)}")
         if owner.size and owner.max() >= len(ids):
-            raise DataError(f"an example belongs to client {owner.max()}, and there are {len(ids)} clients")
+            raise DataError(
+                f"an example belongs to client {owner.max()}, but there are only {len(ids)} clients"
+            )
         assigned = np.flatnonzero(owner >= 0)
         clients_of = owner[assigned].astype(np.int64)
         offsets = np.zeros(len(ids) + 1, np.int64)
@@ -245,7 +247,7 @@ class Partition:
         try:
             # For other files, NumPy's error is about pickled objects.
             if path.is_file() and not zipfile.is_zipfile(path):
-                raise DataError("this cannot be read as a partition: it is no npz file", where=str(path))
+                raise DataError("not a readable partition file: it is not an npz file", where=str(path))
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 version = _string(file["format"])
                 if version != FORMAT:
@@ -270,7 +272,7 @@ class Partition:
         except DataError as error:
             raise DataError(error.what, where=str(path), hint=error.hint) from None
         except _UNREADABLE as error:
-            raise DataError(f"this cannot be read as a partition: {error}", where=str(path)) from error
+            raise DataError(f"not a readable partition file: {error}", where=str(path)) from error
         if partition.digest != digest:
             raise DataError(f"the digest is {partition.digest}, and the file says {digest}", where=str(path))
         return partition
@@ -280,7 +282,7 @@ def _read_only(array: ArrayLike, name: str) -> NDArray[np.int64]:
     given = np.asarray(array)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise DataError(
-            f"this is no partition: {name} are {given.dtype} {list(given.shape)}, not whole numbers [n]"
+            f"not a valid partition: {name} are {given.dtype} {list(given.shape)}, not whole numbers [n]"
         )
     view = np.ascontiguousarray(given, np.int64).view()
     view.flags.writeable = False

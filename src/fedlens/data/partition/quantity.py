@@ -22,14 +22,14 @@ def quantity(
     *,
     clients: Clients,
     sizes: Annotated[
-        Literal["log-normal", "power-law", "dirichlet"], Field(description="the law of the sizes")
+        Literal["log-normal", "power-law", "dirichlet"], Field(description="distribution of the sizes")
     ] = "log-normal",
     sigma: Sigma = None,
     exponent: Exponent = None,
     alpha: Annotated[
-        float | None, Field(ge=0, description="concentration of sizes from Dir(alpha 1); 1 if not given")
+        float | None, Field(ge=0, description="concentration of sizes from Dir(alpha 1); by default 1")
     ] = None,
-    minimum: Annotated[int, Field(ge=1, description="least examples a client gets")] = 1,
+    minimum: Annotated[int, Field(ge=1, description="minimum number of examples per client")] = 1,
 ) -> Partition:
     """Unequal sizes by a law, and the class proportions of the population at every client.
 

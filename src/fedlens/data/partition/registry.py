@@ -9,31 +9,33 @@ _HERE = "fedlens.data.partition"
 PARTITIONS = Registry(
     "partition",
     {
-        "iid": Entry(f"{_HERE}.iid:iid", "every client a random share of all examples"),
+        "iid": Entry(f"{_HERE}.iid:iid", "each client gets a random share of all examples"),
         "quantity": Entry(
-            f"{_HERE}.quantity:quantity", "sizes differ, and every client has the same classes (hsu2020 5.3)"
+            f"{_HERE}.quantity:quantity",
+            "clients of different sizes with the same class distribution (hsu2020 5.3)",
         ),
         "shards": Entry(
-            f"{_HERE}.shards:shards", "every client a few shards, each of one class (McMahan; ghaemi2022)"
+            f"{_HERE}.shards:shards", "each client gets a few shards, each of one class (McMahan; ghaemi2022)"
         ),
         "dirichlet": Entry(
             f"{_HERE}.dirichlet:dirichlet",
-            "every client a class distribution of its own from Dir(alpha p) (hsu2019, hsu2020)",
+            "each client gets a class distribution from Dir(alpha p) (hsu2019, hsu2020)",
         ),
         "dirichlet-classwise": Entry(
             f"{_HERE}.dirichlet_classwise:dirichlet_classwise",
-            "every class is cut over the clients by Dir(alpha); sizes differ (chen2022, fedcv's LDA)",
+            "each class is divided among the clients by Dir(alpha); sizes differ (chen2022, fedcv's LDA)",
         ),
         "pachinko": Entry(
-            f"{_HERE}.pachinko:pachinko", "groups of classes, then classes, both drawn by client (fedcv)"
+            f"{_HERE}.pachinko:pachinko",
+            "Pachinko allocation: coarse classes, then classes, drawn per client (fedcv)",
         ),
         "lda-multilabel": Entry(
             f"{_HERE}.lda_multilabel:lda_multilabel",
-            "images that show several classes, cut class by class by Dir(alpha) (fedcv)",
+            "for images with several classes: each class divided by Dir(alpha) (fedcv)",
         ),
         "detection-frequency": Entry(
             f"{_HERE}.detection_frequency:detection_frequency",
-            "images dealt out by the most frequent object first (fedcv)",
+            "for detection: images assigned by their objects, most frequent class first (fedcv)",
         ),
         "natural": Entry(f"{_HERE}.natural:natural", "by user, writer, city or any other column (hsu2020)"),
         "s2": Entry(f"{_HERE}.s2:s2", "by place: S2 cells, split until none holds too many (hsu2020 4.1)"),
@@ -41,7 +43,7 @@ PARTITIONS = Registry(
             f"{_HERE}.feature:feature",
             "the same classes everywhere; brightness, blur, rotation and noise differ",
         ),
-        "mix": Entry(f"{_HERE}.mix:mix", "any of these inside any other"),
+        "mix": Entry(f"{_HERE}.mix:mix", "one partition inside another"),
         "federated-csv": Entry(
             "fedlens.data.datasets.federated_csv:federated_csv",
             "a published list of user_id, image_id, class (hsu2020)",

@@ -25,15 +25,14 @@ def s2(
     *,
     n_max: Annotated[int, Field(ge=1, description="cells with more examples are split into four")],
     n_min: Annotated[
-        int | None, Field(ge=1, description="cells with fewer are dropped; by default 0.01 n_max, rounded up")
+        int | None,
+        Field(ge=1, description="cells with fewer examples are dropped; by default 0.01 n_max, rounded up"),
     ] = None,
     lat: Annotated[str, Field(description="the column of the latitude, degrees")] = "lat",
     lon: Annotated[str, Field(description="the column of the longitude, degrees")] = "lon",
     missing: Annotated[
         Literal["stop", "skip"],
-        Field(
-            description="examples without a place on the sphere: 'stop' is an error, 'skip' leaves them out"
-        ),
+        Field(description="examples without valid coordinates: 'stop' is an error, 'skip' leaves them out"),
     ] = "stop",
 ) -> Partition:
     """One client for each S2 cell, from an adaptive subdivision of the sphere (hsu2020 section 4.1).
@@ -60,9 +59,9 @@ def s2(
     least = -(-n_max // 100) if n_min is None else n_min
     if least > n_max:
         raise ConfigError(
-            f"n_min is {least}, and cells have at most n_max = {n_max} examples",
+            f"n_min is {least}, but cells have at most n_max = {n_max} examples",
             where="n_min",
-            hint="take the default, 0.01 n_max",
+            hint="use the default, 0.01 n_max",
         )
     latitude, longitude, usable = read_places(table, lat, lon, skip=missing == "skip")
     cells = np.zeros(len(table), np.uint64)

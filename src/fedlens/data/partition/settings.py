@@ -19,27 +19,31 @@ WholePath = AfterValidator(whole_path)
 Clients = Annotated[int, Field(ge=1, description="number of clients")]
 
 Size = Annotated[
-    int | None, Field(ge=1, description="examples a client gets; by default as many as there are for all")
+    int | None, Field(ge=1, description="examples per client; by default all examples are divided evenly")
 ]
 
 # The laws of sizes: fedlens.data.partition.sizes.
 Sigma = Annotated[
-    float | None, Field(ge=0, allow_inf_nan=False, description="spread of log-normal sizes; 1 if not given")
+    float | None,
+    Field(
+        ge=0,
+        allow_inf_nan=False,
+        description="standard deviation of the logarithm of log-normal sizes; by default 1",
+    ),
 ]
 Exponent = Annotated[
     float | None,
-    Field(
-        ge=0, allow_inf_nan=False, description="size ~ rank^(-exponent) of power-law sizes; 1 if not given"
-    ),
+    Field(ge=0, allow_inf_nan=False, description="power-law sizes: size ~ rank^(-exponent); by default 1"),
 ]
 
 # Classes by proportions p_c ~ Dir(alpha 1) over the clients.
 Alpha = Annotated[
-    float, Field(ge=0, description="concentration: 0 is all of a class to one client, inf is even shares")
+    float, Field(ge=0, description="concentration: 0 gives each class to one client, inf gives even shares")
 ]
 Redraws = Annotated[
-    int, Field(ge=0, description="how often to draw again for the minimum before examples are moved")
+    int, Field(ge=0, description="number of draws to reach the minimum before examples are moved")
 ]
 Balance = Annotated[
-    bool, Field(description="a client that has its even share already gets no more of the next classes")
+    bool,
+    Field(description="a client that already has its even share of examples gets none of the next classes"),
 ]

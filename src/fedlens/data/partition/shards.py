@@ -22,11 +22,12 @@ def shards(
     seed: int,
     *,
     clients: Clients,
-    classes_per_client: Annotated[int, Field(ge=1, description="shards a client gets, each of a class")] = 2,
+    classes_per_client: Annotated[int, Field(ge=1, description="shards per client, each of one class")] = 2,
     scheme: Annotated[
         Literal["distinct", "mcmahan"],
         Field(
-            description="'distinct': each shard of a client of another class; 'mcmahan': sort, cut and deal"
+            description="'distinct': the shards of a client have different classes; 'mcmahan': sort "
+            "by label, cut, and assign at random"
         ),
     ] = "distinct",
 ) -> Partition:
@@ -75,7 +76,7 @@ def _distinct(labels: NDArray[np.int64], seed: int, clients: int, each: int) -> 
     if (counts > 0).sum() < each:
         classes = int((counts > 0).sum())
         raise ConfigError(
-            f"a client cannot have {each} different classes where there are {classes}",
+            f"a client cannot have {each} different classes: the dataset has {classes}",
             where="classes_per_client",
             hint=f"take at most {classes}, or scheme = 'mcmahan'",
         )
@@ -139,7 +140,7 @@ def _deal(
 
 def _too_few(examples: int, clients: int, each: int) -> ConfigError:
     return ConfigError(
-        f"{examples} examples are too few for {clients} clients with {each} shards each",
+        f"{examples} examples are not enough for {clients} clients with {each} shards each",
         where="clients",
-        hint="take fewer clients or a smaller classes_per_client",
+        hint="use fewer clients or a smaller classes_per_client",
     )

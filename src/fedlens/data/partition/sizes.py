@@ -66,7 +66,7 @@ def refuse_unused(sizes: str, given: Mapping[str, float | None]) -> None:
         if value is not None:
             laws = [law for law, (parameter, _) in LAWS.items() if parameter == name]
             raise ConfigError(
-                f"'{name}' has no use with sizes that are {sizes}",
+                f"'{name}' has no effect if sizes are {sizes}",
                 where=name,
                 hint=f"remove it, or take sizes = '{laws[0]}'" if laws else "remove it",
             )
@@ -98,12 +98,12 @@ def check_minimum(n: int, clients: int, minimum: int) -> None:
     """Raises `ConfigError` if `n` examples are too few for `minimum` per client, or `minimum` is below 1."""
     check_population(n, clients)
     if minimum < 1:
-        raise ConfigError(f"minimum is {minimum}, and has to be at least 1", where="minimum")
+        raise ConfigError(f"minimum is {minimum}, but must be at least 1", where="minimum")
     if clients * minimum > n:
         raise ConfigError(
-            f"{clients} clients of at least {minimum} need {clients * minimum} examples, and there are {n}",
+            f"{clients} clients of at least {minimum} need {clients * minimum} examples, but there are only {n}",
             where="minimum",
-            hint=f"take a minimum of at most {n // clients}, or fewer clients",
+            hint=f"set a minimum of at most {n // clients}, or fewer clients",
         )
 
 
@@ -113,7 +113,7 @@ def _log_weights(
     name, default = _parameter(law)
     value = default if parameter is None else parameter
     if not value >= 0 or (law != "dirichlet" and math.isinf(value)):
-        raise ConfigError(f"{name} is {value}, and has to be a number from 0 on", where=name, hint="take 1")
+        raise ConfigError(f"{name} is {value}, but must be a number of at least 0", where=name, hint="take 1")
     if law != "dirichlet":
         value = min(value, _EXTREME)
     if law == "log-normal":
@@ -125,5 +125,5 @@ def _log_weights(
 
 def _parameter(law: str) -> tuple[str, float]:
     if law not in LAWS:
-        raise ConfigError(f"there is no law of sizes '{law}'", where="sizes", hint=nearest(law, LAWS))
+        raise ConfigError(f"unknown distribution of sizes '{law}'", where="sizes", hint=nearest(law, LAWS))
     return LAWS[law]

@@ -58,6 +58,25 @@
       });
   };
 
+  // A click on a head sorts by its column, a second click the other way; cells without a value come last.
+  for (const table of document.querySelectorAll("table.sortable"))
+    table.tHead.addEventListener("click", ({ target }) => {
+      const head = target.closest("th");
+      if (!head) return;
+      const column = head.cellIndex, up = head.ariaSort !== "ascending", body = table.tBodies[0];
+      const numeric = column > 0; // the first column has the names
+      const key = ({ cells: { [column]: cell } }) => (numeric ? Number(cell.dataset.value ?? NaN) : cell.firstChild.data.trim());
+      const compare = (a, b) => {
+        if (!numeric) return (up ? 1 : -1) * a.localeCompare(b, undefined, { numeric: true });
+        if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
+        return up ? a - b : b - a;
+      };
+      const rows = [...body.rows].map((row) => [key(row), row]);
+      body.append(...rows.sort((a, b) => compare(a[0], b[0])).map((pair) => pair[1]));
+      for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+      head.ariaSort = up ? "ascending" : "descending";
+    });
+
   // plotly.js is in the page as gzip in base64, which makes the page a third as long.
   const unpack = async () => {
     const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (char) => char.charCodeAt(0));

@@ -121,7 +121,7 @@ def test_frames_without_masks_and_masks_without_frames_are_all_listed(written) -
     (root / "CamVid" / "train" / "0016E5_00390.png").unlink()
     with pytest.raises(DataError) as caught:
         camvid(root, False, 0)
-    assert "2 things are wrong" in caught.value.what
+    assert "2 problems in the data" in caught.value.what
     assert "there is no 0001TP_006690.png in CamVid/trainannot" in caught.value.what
     assert "there is no 0016E5_00390.png in CamVid/train" in caught.value.what
 
@@ -157,7 +157,7 @@ def test_where_nothing_is_the_way_to_get_it_is_told(tmp_path: Path) -> None:
 def test_settings() -> None:
     assert read_settings(camvid, {}, "") == {"size": None, "fit": "pad", "val": "train"}
     assert read_settings(camvid, {"size": 64}, "")["size"] == (64, 64)
-    with pytest.raises(ConfigError, match=r"'size' is 0: it has to be one number.*\(data.dataset.size\)"):
+    with pytest.raises(ConfigError, match=r"'size' is 0: it must be one number.*\(data.dataset.size\)"):
         read_settings(camvid, {"size": 0}, "data.dataset")
     with pytest.raises(ConfigError, match="size"):
         camvid(Path(), False, 0, size=(0, 1))  # called from Python, nobody else checks

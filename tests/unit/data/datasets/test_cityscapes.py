@@ -86,7 +86,7 @@ def test_an_image_without_mask_and_a_mask_without_image_are_listed(root: Path) -
     (root / "cityscapes/leftImg8bit/train/aachen/aachen_000001_000019_leftImg8bit.png").unlink()
     with pytest.raises(DataError) as caught:
         cityscapes(root, False, 0)
-    assert "2 things are wrong" in caught.value.what
+    assert "2 problems in the data" in caught.value.what
     assert (
         "there is no lindau_000000_000019_leftImg8bit.png in cityscapes/leftImg8bit/val/lindau"
         in caught.value.what

@@ -94,7 +94,7 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     assert read_csv(tmp_path, findings) is None
     assert [finding.what for finding in findings] == [
         "the table does not exist",
-        "the table cannot be read: Is a directory",
+        "the file cannot be read: Is a directory",
     ]
 
 
@@ -117,3 +117,29 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_paths_lead_below_the_folder_or_nowhere(cell: str, path: str | None) -> None:
     assert inner_path(cell) == path
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (",".join(["path", *(f"c{k}" for k in range(300_000))]) + "\na\n" * 50,
+         "t.csv, line 1: the first line has 300,001 columns, and at most 10,000 are read"),
+        ("path," + "c," * 300_000 + "d\na\n",
+         "t.csv, line 1: the first line has 300,002 columns, and at most 10,000 are read"),
+        ("path,label\na.png," + "x" * 200_000 + "\n", "t.csv, line 2: a cell has more than 131,072 characters"),
+        ("x" * 200_000 + ",path\na,b\n", "t.csv, line 1: a cell has more than 131,072 characters"),
+    ],
+    ids=["many columns", "of one name", "a huge cell", "a huge name"],
+)  # fmt: skip
+def test_a_table_of_absurd_size_is_one_sentence(tmp_path: Path, content: str, what: str) -> None:
+    found, findings = table(tmp_path, content)
+    assert found is None
+    assert told(findings) == [what]
+    assert findings.found[0].hint
+
+
+def test_a_long_cell_does_not_fill_the_screen(tmp_path: Path) -> None:
+    findings = Findings()
+    findings.add("t.csv, line 2", f"there is no class '{'x' * 100_000}'")
+    assert len(str(findings.found[0])) < 2200
+    assert "characters...]" in str(findings.found[0])

@@ -90,7 +90,7 @@ def test_folders_of_splits(tmp_path: Path, held: str) -> None:
     assert names(found.train) == ["train/cat/a.png", "train/dog/b.png"]
     assert names(found.test) == [f"{held}/cat/d.png", f"{held}/dog/c.png"]
     assert found.test.targets.tolist() == [0, 1]
-    assert len(found.notes) == (held == "val")
+    assert ("the split 'validation' is the test data" in found.notes[0]) == (held == "val")
 
 
 def test_a_validation_split_beside_a_test_split_is_left_out_and_noted(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_validation_split_beside_a_test_split_is_left_out_and_noted(tmp_path: 
         write(tmp_path / name, pixels(at))
     found = dataset(tmp_path)
     assert (len(found.train), len(found.test)) == (2, 2)
-    assert found.notes == (
+    assert found.notes[:1] == (
         "the 2 images of the split 'validation' are not used; data.validation holds out training data",
     )
 
@@ -207,10 +207,13 @@ def test_a_table_says_class_client_and_split(tmp_path: Path) -> None:
     assert found.classes == ("a", "b")
 
 
-def test_a_table_may_leave_the_class_to_the_folders(tmp_path: Path) -> None:
+def test_a_table_leaves_the_class_to_the_folders_only_if_label_level_says_so(tmp_path: Path) -> None:
     plain(tmp_path)
     lines = [f"{c}/{n}.png,h{n % 2}" for c in ("cat", "dog") for n in range(5)]
-    found = dataset(tmp_path, table=table(tmp_path, *lines, header="path,client"))
+    name = table(tmp_path, *lines, header="path,client")
+    with pytest.raises(DataError, match=r"there is no column 'label' .*line 1\); add it; .*label_level = 1"):
+        dataset(tmp_path, table=name)
+    found = dataset(tmp_path, table=name, label_level=1)
     assert found.classes == ("cat", "dog")
     assert set(found.train.columns["client"]) == {"h0", "h1"}
 
@@ -231,9 +234,53 @@ def test_that_no_image_has_a_label_is_told_once(tmp_path: Path) -> None:
     lay_out(tmp_path, *(f"{at}.png" for at in range(4)))
     assert check(tmp_path)[1] == [": no image is in a folder of a class"]
     assert check(tmp_path, label_level=2)[1] == [": no image is 2 folders deep"]
-    lines = [f"{at}.png,x" for at in range(4)]
-    told = check(tmp_path, table=str(tmp_path / table(tmp_path, *lines, header="path,Label")))[1]
-    assert told == ["t.csv, line 1: there is no column 'label', and no image is in a folder of a class"]
+    name = table(tmp_path, *(f"{at}.png,x" for at in range(4)), header="path,hospital")
+    assert check(tmp_path, table=name, label_level=1)[1] == [": no image is in a folder of a class"]
+
+
+@pytest.mark.parametrize("column", ["klass", "Label", "labels", "kategory", "diagnose"])
+def test_a_missing_label_column_is_an_error_that_suggests_the_nearest(tmp_path: Path, column: str) -> None:
+    plain(tmp_path)
+    rows = [(c, n) for c in ("cat", "dog") for n in range(5)]
+    lines = [f"{c}/{n}.png,h{n % 2},{'ab'[n % 2]}" for c, n in rows]
+    name = table(tmp_path, *lines, header=f"path,hospital,{column}")
+    with pytest.raises(DataError) as caught:
+        dataset(tmp_path, table=name, client_column="hospital")
+    assert caught.value.what == "there is no column 'label'"
+    assert str(caught.value.where).endswith("t.csv, line 1")
+    assert str(caught.value.hint).startswith(
+        f"did you mean '{column}'? Rename it, or set data.dataset.label_column = \"{column}\"; "
+    )
+    found = dataset(tmp_path, table=name, client_column="hospital", label_column=column)
+    assert found.classes == ("a", "b")
+    assert "klass" not in found.train.columns
+
+
+def test_without_a_near_column_the_others_are_listed(tmp_path: Path) -> None:
+    plain(tmp_path)
+    lines = [f"{c}/{n}.png,1,2" for c in ("cat", "dog") for n in range(5)]
+    with pytest.raises(DataError, match="to the one of the classes, of age, dose; "):
+        dataset(tmp_path, table=table(tmp_path, *lines, header="path,age,dose"))
+
+
+def test_a_label_column_has_to_be_one(tmp_path: Path) -> None:
+    plain(tmp_path)
+    name = table(tmp_path, "cat/0.png,x,h", header="path,klass,client")
+    for given, what in (
+        ({"table": name, "label_column": "klas"}, r"no column 'klas' \(label_column\); did you mean 'klass'"),
+        ({"table": name, "label_column": "path"}, r"the column 'path' gives its file, not its class"),
+        ({"label_column": "klass"}, "give a table with such a column"),
+        (
+            {"table": name, "label_column": "klass", "client_column": "klass"},
+            "the column 'klass' gives its class, not the client",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            dataset(tmp_path, **given)
+    empty = table(tmp_path, *(f"{c}/{n}.png,{c[n:]},h" for c in ("cat", "dog") for n in range(5)),
+                  header="path,klass,client")  # fmt: skip
+    told = check(tmp_path, table=empty, label_column="klass")[1]
+    assert "t.csv, line 5: the cell 'klass' is empty" in told
 
 
 def test_classes_fix_the_order(tmp_path: Path) -> None:
@@ -266,7 +313,16 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         "dog/notes.txt: the file name has no ending of an image",
         "cat/1.png: the file is empty (0 bytes)",
     ]
-    assert found.facts() == {
+    facts = found.facts()
+    assert facts.pop("sizes")["most_frequent"] == [8, 8]
+    assert facts.pop("training") == {
+        "width": 8,
+        "height": 8,
+        "channels": 3,
+        "why": "the most frequent size of the files",
+        "enlarged": 0,
+    }
+    assert facts == {
         "format": "image-folder",
         "images": 9,
         "left_out": 2,
@@ -274,12 +330,15 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         "columns": [],
         "notes": [],
     }
-    with pytest.raises(DataError, match=r"4 things are wrong[^$]*fedlens data check"):
-        dataset(tmp_path)
+    with pytest.raises(DataError, match=r"4 problems in the data") as caught:
+        dataset(tmp_path, client_pattern="([0-9]|stray)", test=0.5)
+    command = f"fedlens data check {tmp_path} --format image-folder --set size=8 --set test=0.5"
+    assert f"{command} --set 'client_pattern=([0-9]|stray)'; or leave" in str(caught.value)
     skipping = dataset(tmp_path, on_error="skip")
     assert len(skipping.train) + len(skipping.test) == 9
     assert skipping.notes[0] == "left out 2 of 11 images"
-    assert len(skipping.notes) == 5
+    assert "1 class has fewer than 5 images: 'cat' 4;" in skipping.notes[1]
+    assert len(skipping.notes) == 6
 
 
 def test_damage_within_a_file_is_found_by_the_check(tmp_path: Path) -> None:
@@ -349,21 +408,11 @@ def test_a_label_level_has_nothing_to_say_beside_a_label_column(tmp_path: Path) 
         check(tmp_path, table=name, label_level=1)
 
 
-def test_classes_that_differ_by_case_only_are_noted(tmp_path: Path) -> None:
-    lay_out(tmp_path, "Cat/a.png", "cat/b.png")
-    assert check(tmp_path)[0].notes == ["the classes 'Cat' and 'cat' differ only in upper and lower case"]
-
-
-def test_links_to_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
-    plain(tmp_path / "real")
-    data = tmp_path / "data"
-    (data / "dog").mkdir(parents=True)
-    write(data / "dog/x.png", pixels(50))
-    (data / "cat").symlink_to(tmp_path / "real/cat")
-    (data / "dog/loop").symlink_to(data)
-    found, told = check(data)
-    assert told == []
-    assert found.names == [*(f"cat/{at}.png" for at in range(5)), "dog/x.png"]
+def test_classes_that_differ_by_case_only_are_a_warning_that_a_run_says_too(tmp_path: Path) -> None:
+    lay_out(tmp_path, *(f"Cat/{at}.png" for at in range(6)), *(f"cat/{at}.png" for at in range(6, 12)))
+    (warning,) = check(tmp_path)[0].findings.warnings
+    assert warning.what == "the class 'cat' (6 images) looks like 'Cat' (6 images)"
+    assert dataset(tmp_path).notes == (str(warning),)
 
 
 def test_a_split_of_which_every_image_is_at_fault_is_named(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_everything_that_does_not_match_is_told(tmp_path: Path) -> None:
         "masks/e.png: the mask is 8x4, and its image 8x8 pixels",
     ]
     assert [found.names[row][7] for row in found.rows()] == ["c", "d"]
-    with pytest.raises(DataError, match="8 things are wrong"):
+    with pytest.raises(DataError, match="8 problems in the data"):
         dataset(tmp_path)
     skipping = dataset(tmp_path, on_error="skip", test=0.5)
     assert len(skipping.train) == len(skipping.test) == 1

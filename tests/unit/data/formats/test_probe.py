@@ -8,7 +8,7 @@ from PIL import Image
 
 from fedlens.core.errors import DataError
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.probe import FORMATS, probe, probe_all
+from fedlens.data.formats.probe import FORMATS, probe, probe_all, stored_sizes
 from tests.unit.data.pictures import pixels, write
 
 
@@ -26,14 +26,14 @@ def test_a_good_file_of_every_format_has_its_size(tmp_path: Path, ending: str) -
     path = tmp_path / f"a{ending.upper()}"
     made = Image.fromarray(image)
     made.convert("1" if ending == ".pbm" else made.mode).save(path, format=FORMATS[ending])
-    assert probe(path) == (9, 6)
-    assert probe(path, full=True) == (9, 6)
+    assert probe(path).size == (9, 6)
+    assert probe(path, full=True).size == (9, 6)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_every_usual_mode_is_fine_for_a_photograph(tmp_path: Path, mode: str) -> None:
     Image.fromarray(pixels(0)).convert(mode).save(tmp_path / "a.png")
-    assert probe(tmp_path / "a.png") == (8, 8)
+    assert probe(tmp_path / "a.png").size == (8, 8)
 
 
 def test_a_file_is_missing_a_folder_or_empty(tmp_path: Path) -> None:
@@ -47,9 +47,10 @@ def test_a_file_is_missing_a_folder_or_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"hello", "the file is not an image that can be read"),
+        (b"hello", "not a readable image"),
         (b"<!DOCTYPE html><html>", "the file is a web page"),
         (b"\xef\xbb\xbf \n<html>", "the file is a web page"),
+        (b"<?xml version='1.0'?>\n<svg xmlns='http://www.w3.org/2000/svg'/>", "the file is an SVG drawing"),
         (b'{"error": 404}', "the file is JSON text"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "the file is a Git LFS pointer"),
         (b"\0" * 128 + b"DICM" + b"\0" * 99, "the file is a DICOM file"),
@@ -85,7 +86,7 @@ def test_a_cut_off_file_is_found_without_a_full_look(tmp_path: Path, ending: str
 def test_what_cameras_write_behind_the_end_is_no_fault(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jpg", pixels(1, 64, 64))
     path.write_bytes(path.read_bytes() + b"maker's notes" * 500)
-    assert probe(path) == (64, 64)
+    assert probe(path).size == (64, 64)
 
 
 def test_damage_in_the_middle_shows_only_in_a_full_look(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_damage_in_the_middle_shows_only_in_a_full_look(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(bytes(content))
-    assert probe(path) == (64, 64)
+    assert probe(path).size == (64, 64)
     assert "cannot be decoded" in fault(path, full=True)
 
 
@@ -149,7 +150,7 @@ def test_what_a_photograph_cannot_be(tmp_path: Path, make: Callable[[Path], Path
 def test_the_second_image_of_a_cameras_file_is_no_film(tmp_path: Path) -> None:
     frames = [Image.fromarray(pixels(seed)) for seed in range(2)]
     frames[0].save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=frames[1:])
-    assert probe(tmp_path / "a.jpg", full=True) == (8, 8)
+    assert probe(tmp_path / "a.jpg", full=True).size == (8, 8)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -167,7 +168,7 @@ def test_a_mask_has_one_channel_of_whole_numbers(tmp_path: Path, mode: str) -> N
         Image.fromarray(array.astype(np.uint16)) if mode == "I;16" else Image.fromarray(array).convert(mode)
     )
     image.save(tmp_path / "m.png")
-    assert probe(tmp_path / "m.png", mask=True) == (8, 8)
+    assert probe(tmp_path / "m.png", mask=True).size == (8, 8)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
@@ -184,8 +185,8 @@ def test_many_files_are_looked_at_in_their_order(tmp_path: Path) -> None:
     for at in (3, 17, 30):
         (tmp_path / names[at]).write_bytes(b"")
     findings = Findings()
-    sizes = probe_all(tmp_path, names, findings, threads=4)
-    assert sizes == [None if at in (3, 17, 30) else (at + 1, 4) for at in range(40)]
+    headers = probe_all(tmp_path, names, findings, threads=4)
+    assert stored_sizes(headers) == [None if at in (3, 17, 30) else (at + 1, 4) for at in range(40)]
     assert [finding.where for finding in findings] == [str(tmp_path / names[at]) for at in (3, 17, 30)]
     assert all(finding.example and finding.hint for finding in findings)
 

@@ -263,7 +263,7 @@ def test_what_does_not_match_is_named(tmp_path: Path) -> None:
         "DATA/JPEGImages/b.png: the image has no 'b.xml' in Annotations; "
         "write one, without any <object> if it shows none, or remove the image.",
     ]
-    with pytest.raises(DataError, match="4 things are wrong"):
+    with pytest.raises(DataError, match="4 problems in the data"):
         voc_xml(tmp_path, False, 0, path=str(tmp_path), size=16)
 
 

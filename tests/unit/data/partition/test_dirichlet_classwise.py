@@ -228,9 +228,9 @@ def test_the_partitions_are_pinned() -> None:
     [
         ({"alpha": -0.1}, "'alpha' is -0.1: input should be greater than or equal to 0"),
         ({"alpha": math.nan}, "'alpha' is nan"),
-        ({"clients": 111}, "111 clients cannot share 110 examples.*at most 110"),
+        ({"clients": 111}, "111 clients are more than the 110 examples.*at most 110"),
         ({"clients": 0}, "'clients' is 0"),
-        ({"minimum": 12}, "10 clients of at least 12 need 120 examples, and there are 110.*at most 11"),
+        ({"minimum": 12}, "10 clients of at least 12 need 120 examples, but there are only 110.*at most 11"),
         ({"minimum": 0}, "'minimum' is 0"),
         ({"redraws": -1}, "'redraws' is -1"),
     ],

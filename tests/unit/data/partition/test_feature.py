@@ -58,7 +58,7 @@ def test_examples_without_a_single_label_are_dealt_at_random() -> None:
     assert np.sort(p.sizes()).tolist() == [15, 15, 15, 16, 16, 16]
     assert sorted(p.indices.tolist()) == list(range(93))
     assert p.indices.tolist() != sorted(p.indices.tolist())
-    with pytest.raises(ConfigError, match=r"leave their masks or boxes.*rotation.*set rotation = 0"):
+    with pytest.raises(ConfigError, match=r"not their masks or boxes.*rotation.*set rotation = 0"):
         feature(table, 0, clients=6)
 
 
@@ -96,12 +96,12 @@ def test_numbers_are_saved(tmp_path: object) -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        (dict.fromkeys(SETTINGS, 0.0), "would all see the same.*above 0, or take iid"),
+        (dict.fromkeys(SETTINGS, 0.0), "would see the same images.*above 0, or use iid"),
         ({"brightness": 1.5}, r"'brightness' is 1.5: input should be less than or equal to 1 \(brightness\)"),
         ({"blur": -1.0}, "'blur' is -1.0"),
         ({"noise": float("nan")}, "'noise' is nan"),
         ({"rotation": 181.0}, "less than or equal to 180"),
-        ({"clients": 112}, "112 clients cannot share 111 examples"),
+        ({"clients": 112}, "112 clients are more than the 111 examples"),
     ],
 )
 def test_what_cannot_be_done_is_an_error(settings: dict[str, float], what: str) -> None:

@@ -26,7 +26,7 @@ def test_the_partition_is_pinned() -> None:
 
 
 def test_more_clients_than_examples_is_an_error_with_a_hint() -> None:
-    with pytest.raises(ConfigError, match=r"11 clients cannot share 10 examples.*at most 10 clients"):
+    with pytest.raises(ConfigError, match=r"11 clients are more than the 10 examples.*at most 10"):
         iid(np.zeros(10, int), 0, clients=11)
 
 
@@ -105,18 +105,18 @@ def test_partitions_of_unequal_sizes_are_pinned() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"sizes": [60, 41]}, "the given sizes sum to 101, and there are 100 examples"),
-        ({"sizes": [1, 2, 3]}, "3 sizes are given, and there are 2 clients.*set clients to 3"),
-        ({"sizes": [0, 5]}, "whole numbers from 1 on"),
-        ({"sizes": [1.5, 2.0]}, "whole numbers from 1 on"),
-        ({"sizes": []}, "0 sizes|whole numbers"),
-        ({"sizes": "pareto"}, "no sizes 'pareto'"),
-        ({"sigma": 0.0}, "'sigma' has no use with sizes that are equal"),
-        ({"minimum": 2}, "'minimum' has no use with sizes that are equal"),
-        ({"sizes": [5, 5], "exponent": 1.0}, "'exponent' has no use with sizes that are given"),
-        ({"sizes": [5, 5], "minimum": 1}, "'minimum' has no use with sizes that are given"),
-        ({"sizes": "power-law", "sigma": 1.0}, "'sigma' has no use with sizes that are power-law"),
-        ({"sizes": "log-normal", "exponent": 1.0}, "'exponent' has no use with sizes that are log-normal"),
+        ({"sizes": [60, 41]}, "the sizes sum to 101, but there are only 100 examples"),
+        ({"sizes": [1, 2, 3]}, "3 sizes are given for 2 clients.*set clients to 3"),
+        ({"sizes": [0, 5]}, "integers of at least 1"),
+        ({"sizes": [1.5, 2.0]}, "integers of at least 1"),
+        ({"sizes": []}, "0 sizes|integers"),
+        ({"sizes": "pareto"}, "unknown sizes 'pareto'"),
+        ({"sigma": 0.0}, "'sigma' has no effect if sizes are equal"),
+        ({"minimum": 2}, "'minimum' has no effect if sizes are equal"),
+        ({"sizes": [5, 5], "exponent": 1.0}, "'exponent' has no effect if sizes are given"),
+        ({"sizes": [5, 5], "minimum": 1}, "'minimum' has no effect if sizes are given"),
+        ({"sizes": "power-law", "sigma": 1.0}, "'sigma' has no effect if sizes are power-law"),
+        ({"sizes": "log-normal", "exponent": 1.0}, "'exponent' has no effect if sizes are log-normal"),
         ({"sizes": "log-normal", "sigma": -1.0}, "sigma is -1.0"),
         ({"sizes": "log-normal", "minimum": 51}, "2 clients of at least 51 need 102 examples.*at most 50"),
     ],

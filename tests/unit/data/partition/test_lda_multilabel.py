@@ -144,7 +144,7 @@ def test_the_partition_is_pinned_and_everything_is_recorded() -> None:
     [
         ({"alpha": -1.0}, r"'alpha' is -1.0.*\(alpha\)"),
         ({"alpha": math.nan}, "'alpha' is nan"),
-        ({"clients": 201}, "201 clients cannot share 200 examples"),
+        ({"clients": 201}, "201 clients are more than the 200 examples"),
         ({"minimum": 51}, r"4 clients of at least 51.*\(minimum\)"),
         ({"minimum": 0}, "'minimum' is 0"),
         ({"ignore": ["bakground"]}, r"no class 'bakground'.*\(ignore\); did you mean 'background'"),

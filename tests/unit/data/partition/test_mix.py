@@ -139,7 +139,7 @@ def test_features_of_outer_and_inner_are_put_together() -> None:
     assert set(p.features) == {"brightness", "rotation"}
     assert len(set(p.features["brightness"])) == 2
     assert len(set(p.features["rotation"])) == 6
-    with pytest.raises(ConfigError, match=r"both say the clients' brightness.*inner.*set brightness = 0"):
+    with pytest.raises(ConfigError, match=r"both set the clients' 'brightness'.*inner.*set brightness = 0"):
         mix(LABELS, 0, outer=light, inner=light)
 
 
@@ -154,8 +154,8 @@ def test_a_part_that_is_too_small(small: str) -> None:
         with pytest.raises(ConfigError) as found:
             mix(TABLE, 0, **settings)
         assert str(found.value) == (
-            "'Zug', with 5 examples, cannot be partitioned: 9 clients cannot share 5 examples (inner.clients); "
-            "take at most 5 clients, or more data; or small = 'whole' leaves such a client whole, 'drop' leaves "
+            "'Zug', with 5 examples, cannot be partitioned: 9 clients are more than the 5 examples (inner.clients); "
+            "set clients to at most 5; or small = 'whole' leaves such a client whole, 'drop' leaves "
             "it out."
         )
         return
@@ -207,7 +207,7 @@ def test_an_inner_partition_that_takes_no_part_is_an_error_as_it_stands(small: A
     with pytest.raises(ConfigError) as found:
         mix(LABELS, 0, outer={"name": "iid", "clients": 3}, inner={"name": "iid", "clients": 70}, small=small)
     assert str(found.value) == (
-        "70 clients cannot share 44 examples (inner.clients); take at most 44 clients, or more data."
+        "70 clients are more than the 44 examples (inner.clients); set clients to at most 44."
     )
 
 
@@ -219,7 +219,7 @@ def test_an_inner_partition_that_takes_no_part_is_an_error_as_it_stands(small: A
             r"no partition 'dirichlt' \(inner.name\); did you mean 'dirichlet'",
         ),
         ({"outer": "dirichlt"}, r"\(outer.name\)"),
-        ({"inner": {"clients": 3}}, r"needs a 'name'.*\(inner.name\); write inner ="),
+        ({"inner": {"clients": 3}}, r"has no 'name'.*\(inner.name\); write inner ="),
         ({"inner": {"name": 3}}, r"\(inner.name\)"),
         (
             {"inner": {"name": "shards", "shceme": 1}},
@@ -236,12 +236,12 @@ def test_an_inner_partition_that_takes_no_part_is_an_error_as_it_stands(small: A
         ({"inner": {"name": "dirichlet", "clients": 2, "alpha": -1}}, r"\(inner.alpha\)"),
         (
             {"outer": {"name": "iid", "clients": True}},
-            r"'clients' is true, and has to be a number \(outer.cl",
+            r"'clients' is true, but must be a number \(outer.cl",
         ),
-        ({"outer": {"name": "iid", "clients": 132}}, r"132 clients cannot share.*\(outer.clients\)"),
+        ({"outer": {"name": "iid", "clients": 132}}, r"132 clients are more than.*\(outer.clients\)"),
         ({"outer": own("nothing")}, r"made no client \(outer.name\)"),
-        ({"inner": own("a_list")}, r"made a list, and has to make a Partition \(inner.name\)"),
-        ({"inner": own("with_warmth")}, r"some clients have a 'warmth', others have not.*\(inner\)"),
+        ({"inner": own("a_list")}, r"returned a list; it must return a Partition \(inner.name\)"),
+        ({"inner": own("with_warmth")}, r"some clients have a 'warmth' and others do not.*\(inner\)"),
         ({"inner": {"name": MIX, "outer": "iid", "inner": "iid"}}, r"\(inner.outer.clients\)"),
         ({"small": "keep"}, r"'small' is 'keep'.*\(small\)"),
     ],
@@ -254,7 +254,7 @@ def test_what_is_wrong_is_named_by_its_key(settings: dict[str, Any], what: str) 
 
 def test_two_clients_of_one_name_are_an_error() -> None:
     table = Table.of(np.zeros(41, int), {"city": np.array(["a"] * 40 + ["a/0"])})
-    with pytest.raises(ConfigError, match=r"two clients would be called 'a/0' \(outer\)"):
+    with pytest.raises(ConfigError, match=r"two clients would have the name 'a/0' \(outer\)"):
         mix(table, 0, outer=BY_CITY, inner={"name": "iid", "clients": 2}, small="whole")
 
 

@@ -177,8 +177,8 @@ def test_the_recipe_is_in_the_spec_and_the_partition_pinned() -> None:
     [
         ({"alpha": -0.1}, "'alpha' is -0.1"),
         ({"beta": math.nan}, "'beta' is nan"),
-        ({"clients": 121}, "121 clients cannot share 120 examples"),
-        ({"size": 13}, "10 clients of 13 need 130 examples, and there are 120.*at most 12"),
+        ({"clients": 121}, "121 clients are more than the 120 examples"),
+        ({"size": 13}, "10 clients of 13 need 130 examples, but there are only 120.*at most 12"),
         ({"size": 0}, "'size' is 0"),
     ],
 )
@@ -188,9 +188,9 @@ def test_what_cannot_be_drawn_is_an_error(settings: dict[str, object], what: str
 
 
 def test_classes_without_groups_are_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"classes of mnist have no coarse groups.*say cifar100"):
+    with pytest.raises(ConfigError, match=r"classes of mnist have no coarse classes.*such as cifar100"):
         pachinko(Table.of(np.arange(10), dataset="mnist"), 0, clients=2)
-    with pytest.raises(DataError, match="3 coarse groups are given, and there are 10 classes"):
+    with pytest.raises(DataError, match="3 coarse classes are given for 10 classes"):
         pachinko(Table.of(np.arange(10), coarse=np.zeros(3, int)), 0, clients=2)
 
 

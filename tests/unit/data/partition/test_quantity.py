@@ -150,10 +150,10 @@ def test_the_partitions_are_pinned() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"sizes": "equal"}, "no law of sizes 'equal'"),
-        ({"alpha": 1.0}, "'alpha' has no use with sizes that are log-normal.*'dirichlet'"),
-        ({"sizes": "dirichlet", "sigma": 1.0}, "'sigma' has no use"),
-        ({"clients": 1001}, "1001 clients cannot share 1000 examples"),
+        ({"sizes": "equal"}, "unknown distribution of sizes 'equal'"),
+        ({"alpha": 1.0}, "'alpha' has no effect if sizes are log-normal.*'dirichlet'"),
+        ({"sizes": "dirichlet", "sigma": 1.0}, "'sigma' has no effect"),
+        ({"clients": 1001}, "1001 clients are more than the 1000 examples"),
         ({"minimum": 101}, "10 clients of at least 101 need 1010"),
         ({"minimum": 0}, "minimum is 0"),
     ],

@@ -197,7 +197,7 @@ def test_where_no_place_is_left_skipping_is_no_way_out() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"n_max": 5, "n_min": 6}, "n_min is 6, and cells have at most n_max = 5"),
+        ({"n_max": 5, "n_min": 6}, "n_min is 6, but cells have at most n_max = 5"),
         ({"n_max": 0}, "'n_max' is 0"),
         ({"n_max": 5, "n_min": 0}, "'n_min' is 0"),
         ({"n_max": 5, "missing": "drop"}, "'missing' is 'drop': input should be 'stop' or 'skip'"),

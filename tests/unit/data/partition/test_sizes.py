@@ -136,12 +136,12 @@ def test_the_sizes_are_pinned() -> None:
         ("power-law", {"parameter": math.nan}, "exponent is nan"),
         ("power-law", {"parameter": math.inf}, "exponent is inf"),
         ("dirichlet", {"parameter": -0.1}, "alpha is -0.1"),
-        ("zipf", {}, "no law of sizes 'zipf'.*known: dirichlet, log-normal, power-law"),
+        ("zipf", {}, "unknown distribution of sizes 'zipf'.*known: dirichlet, log-normal, power-law"),
         ("power-law", {"minimum": 0}, "minimum is 0"),
         (
             "power-law",
             {"minimum": 4},
-            "3 clients of at least 4 need 12 examples, and there are 10.*at most 3",
+            "3 clients of at least 4 need 12 examples, but there are only 10.*at most 3",
         ),
     ],
 )
@@ -151,9 +151,9 @@ def test_what_cannot_be_drawn_is_an_error(law: str, settings: dict[str, float], 
 
 
 def test_a_setting_of_another_law_is_refused() -> None:
-    what = "'sigma' has no use with sizes that are power-law.*sizes = 'log-normal'"
+    what = "'sigma' has no effect if sizes are power-law.*sizes = 'log-normal'"
     with pytest.raises(ConfigError, match=what):
         law_setting("power-law", {"sigma": 0.5, "exponent": 1.0})
-    with pytest.raises(ConfigError, match=r"'minimum' has no use with sizes that are equal.*remove it"):
+    with pytest.raises(ConfigError, match=r"'minimum' has no effect if sizes are equal.*remove it"):
         refuse_unused("equal", {"sigma": None, "minimum": 2})
     refuse_unused("equal", {"sigma": None})

@@ -1,0 +1,85 @@
+"""The results of a run's clients as lines for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlens.report.format import count, metric_gap, metric_value
+
+ALL_UP_TO = 20  # clients of which the table has every one
+_WORST = 5  # of more clients
+_NAME = 32  # characters of a name
+
+
+def worst_text(summary: Mapping[str, Any], metric: str, tenth: float | None) -> str:
+    """The worst client of a summary by name, after a comma; empty without a per-client evaluation.
+
+    With 20 clients or more it begins with `tenth`, the value at the worst tenth of them.
+
+    >>> clients = {"metric": "accuracy", "measured": 8, "worst": {"client": "mercy", "value": 0.61}}
+    >>> worst_text({"clients": clients}, "accuracy", 0.61)
+    ', 61.0 % at the worst client (mercy)'
+    >>> worst_text({"clients": clients | {"measured": 40}}, "accuracy", 0.66)
+    ', 66.0 % at the worst tenth of the clients, 61.0 % at the worst client (mercy)'
+    """
+    from fedlens.report.client_results import FEW
+
+    clients = summary.get("clients") or {}
+    worst = clients.get("worst") if clients.get("metric") == metric else None
+    parts = []
+    if tenth is not None and (worst is None or clients["measured"] >= FEW):
+        parts.append(f"{metric_value(metric, tenth)} at the worst tenth of the clients")
+    if worst is not None:
+        parts.append(f"{metric_value(metric, worst['value'])} at the worst client ({worst['client']})")
+    return "".join(f", {part}" for part in parts)
+
+
+def client_lines(directory: Path) -> list[str]:
+    """A table of the clients of a run, the worst first: all of up to 20, else the five worst and where the rest is.
+
+    Empty if the run measured no clients. Raises `RunDirectoryError` if the run cannot be read.
+    """
+    from fedlens.report.client_results import client_results
+    from fedlens.report.client_section import classes_text
+    from fedlens.report.read import read_run
+
+    run = read_run(directory)
+    results = client_results(run)
+    shown = results if len(results) <= ALL_UP_TO else results[:_WORST]
+    metric = run.metric()
+    rows = [
+        [
+            row.client if len(row.client) <= _NAME else f"{row.client[: _NAME - 3]}...",
+            metric_value(metric, row.last),
+            metric_gap(metric, row.gap),
+            metric_value(metric, row.best),
+            count(row.examples),
+            count(row.held_out),
+            classes_text(row),
+        ]
+        for row in shown
+    ]
+    if not rows:
+        return []
+    head = ["client", metric.replace("_", " "), "from the mean", "best", "examples", "held out", "classes"]
+    lines = _columns([head, *rows], left=(0, len(head) - 1))
+    if len(shown) < len(results):
+        lines.append(
+            f"These are the {len(shown)} worst of {len(results):,} clients; the result page lists all of them."
+        )
+    return lines
+
+
+def _columns(rows: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
+    """The rows with their cells under each other, two spaces apart; columns that are not in `left` end alike."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        pads = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        cells = [c + pad if k in left else pad + c for k, (c, pad) in enumerate(zip(row, pads, strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return lines

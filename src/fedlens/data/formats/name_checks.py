@@ -1,0 +1,139 @@
+"""Warns about classes and clients with few images, and about names that look like misspellings of another."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+from fedlens.data.diagnostics import Findings, shortened
+
+FEW = 5  # a class or client with fewer images is listed
+_LISTED = 10  # names that a warning lists
+_SHOWN = 60  # characters of a name in a warning
+_COMPARED = 1000  # with more names, only the same spelling in another form is looked for
+_LONGEST = 40  # characters of a name that is compared letter by letter
+_RARE = 0.1  # of the images of the other name: below it, a name may be a misspelling
+
+
+def check_names(kind: str, counts: Mapping[str, int], where: object, findings: Findings) -> None:
+    """Adds a warning for near names, and one for names with fewer than five images.
+
+    Args:
+        kind: "class" or "client".
+        counts: the number of images of each name.
+        where: the table or folder that the names come from.
+
+    >>> findings = Findings()
+    >>> check_names("class", {"dog": 90, "dogg": 2, "cat": 80}, "scans.csv", findings)
+    >>> print(*findings.warnings, sep="\\n")
+    scans.csv: the class 'dogg' (2 images) looks like 'dog' (90 images); if they are the same, use one spelling.
+    scans.csv: 1 class has fewer than 5 images: 'dogg' 2; check the spelling, or add images.
+    """
+    plural = "classes" if kind == "class" else f"{kind}s"
+    pairs = sorted(near_names(counts), key=lambda pair: (counts[pair[0]], pair))
+    for rare, usual in pairs[:_LISTED]:
+        names = (f"'{shortened(name, _SHOWN)}' ({_images(counts[name])})" for name in (rare, usual))
+        what = f"the {kind} {' looks like '.join(names)}"
+        findings.warn(where, what, "if they are the same, use one spelling")
+    if len(pairs) > _LISTED:
+        findings.warn(
+            where, f"{len(pairs) - _LISTED:,} more {plural} look like another", "check the spelling"
+        )
+    few = sorted(
+        (name for name, count in counts.items() if count < FEW), key=lambda name: (counts[name], name)
+    )
+    if few:
+        shown = ", ".join(f"'{shortened(name, _SHOWN)}' {counts[name]}" for name in few[:_LISTED])
+        more = f" and {len(few) - _LISTED:,} more" if len(few) > _LISTED else ""
+        number = f"1 {kind} has" if len(few) == 1 else f"{len(few):,} {plural} have"
+        what = f"{number} fewer than {FEW} images: {shown}{more}"
+        findings.warn(where, what, "check the spelling, or add images")
+
+
+def near_names(counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """(rarer, more frequent) of each pair of names that may be meant to be one.
+
+    | names | near |
+    |---|---|
+    | the same but for case, accents, white space, hyphens, underscores or Unicode form | always |
+    | one letter added, left out, changed or exchanged (two from 8 letters on) | if one of them is rare: fewer than
+    five images, or fewer than a tenth of the other |
+    | different digits, a different part of one or two letters, a Roman number, another last letter | never |
+
+    >>> list(near_names({"Mainz": 90, "mainz": 2, "site1": 50, "site2": 1}))
+    [('mainz', 'Mainz')]
+    """
+    by_form: defaultdict[str, list[str]] = defaultdict(list)
+    for name in counts:
+        by_form[_form(name)].append(name)
+    for names in by_form.values():
+        usual, *others = sorted(names, key=lambda name: (-counts[name], name))
+        yield from ((other, usual) for other in others)
+    if len(by_form) > _COMPARED:
+        return
+    forms = {form: max(names, key=lambda name: (counts[name], name)) for form, names in by_form.items()}
+    for first, second in _candidates([form for form in forms if 3 <= len(form) <= _LONGEST]):
+        rare, usual = sorted((forms[first], forms[second]), key=lambda name: (counts[name], name))
+        few, many = counts[rare], counts[usual]
+        if (few < FEW or few < _RARE * many) and few < many and _misspelt(first, second):
+            yield rare, usual
+
+
+def _form(name: str) -> str:
+    """A name without case, accents and the kind of its separators."""
+    words = re.sub(r"(?<=[a-zß-ÿ])(?=[A-Z][a-z])", " ", name)  # siteA and siteB stay words of their own
+    decomposed = unicodedata.normalize("NFKD", words).casefold()
+    letters = "".join(c for c in decomposed if not unicodedata.combining(c))
+    return " ".join(re.split(r"[\s_\-]+", letters.strip())).strip()
+
+
+def _candidates(forms: list[str]) -> set[tuple[str, str]]:
+    """Pairs that may be at most two edits apart: those that leave the same letters after at most two deletions."""
+    of_rest: defaultdict[str, list[str]] = defaultdict(list)
+    for form in forms:
+        for number in range(1 + _allowed(form)):
+            for gone in combinations(range(len(form)), number):
+                of_rest["".join(c for at, c in enumerate(form) if at not in gone)].append(form)
+    pairs = set()
+    for close in of_rest.values():
+        pairs |= {(a, b) if a < b else (b, a) for a, b in combinations(set(close), 2)}
+    return pairs
+
+
+def _allowed(form: str) -> int:
+    """How many edits a misspelling of this length has at most."""
+    return 1 if len(form) < 8 else 2
+
+
+def _misspelt(first: str, second: str) -> bool:
+    if re.findall(r"\d+", first) != re.findall(r"\d+", second):
+        return False
+    if len(first) == len(second) and (len(first) == 3 or first[:-1] == second[:-1]):
+        return False  # cat and bat, ward a and ward b
+    words = first.split(), second.split()
+    if len(words[0]) == len(words[1]):
+        different = [word for pair in zip(*words, strict=True) if pair[0] != pair[1] for word in pair]
+        if any(len(word) < 3 or re.fullmatch("[ivx]+", word) for word in different):
+            return False
+    return _edits(first, second) <= min(_allowed(first), _allowed(second))
+
+
+def _edits(first: str, second: str) -> int:
+    """Letters added, left out, changed, or exchanged with their neighbour (optimal string alignment)."""
+    rows = [list(range(len(second) + 1))]
+    for i, a in enumerate(first, 1):
+        row = [i]
+        for j, b in enumerate(second, 1):
+            best = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (a != b))
+            if i > 1 and j > 1 and (a, b) == (second[j - 2], first[i - 2]):
+                best = min(best, rows[-2][j - 2] + 1)
+            row.append(best)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'s' * (count != 1)}"

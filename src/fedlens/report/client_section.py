@@ -1,0 +1,168 @@
+"""The section "Clients" in the page of a run: the spread over clients, one dot a client, and a table by name."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlens.report import figures
+from fedlens.report.client_results import ClientHistories, ClientResult
+from fedlens.report.figures import Axis, Figure, Series
+from fedlens.report.format import MISSING, count, is_share, label, many, metric_gap, metric_value
+from fedlens.report.plotly_figures import DOTS
+from fedlens.report.read import Run, subtable
+from fedlens.report.render import Plot
+
+SCROLLS_FROM = 50  # rows from which the table has a height of its own
+_ROWS = 5000
+_CLASSES_NAMED = 3
+_SPREAD_COLUMNS = {
+    "mean": "mean",
+    "mean_before": "mean before tuning",
+    "std": "standard deviation",
+    "worst_decile": "worst tenth of the clients",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the table; `value` is what its column is sorted by, the text if it is None."""
+
+    text: str
+    value: float | None = None
+    title: str = ""
+
+
+def client_section(run: Run) -> dict[str, Any] | None:
+    """The section of a run that measured clients; None of any other run."""
+    spread, histories = run.spread(), ClientHistories.of(run)
+    metric, rows = run.metric(), histories.results()
+    if not spread and not rows:
+        return None
+    return {
+        "spread": _spread(histories, spread),
+        "lead": _lead(histories),
+        "plot": _dots(rows, metric, histories.mean(metric)),
+        "head": _head(rows[:1]),
+        "rows": [_cells(row, metric, rows) for row in rows[:_ROWS]],
+        "left_out": many(len(rows) - _ROWS, "client") if len(rows) > _ROWS else "",
+        "scrolls": len(rows) > SCROLLS_FROM,
+    }
+
+
+def measuring_command(run: Run) -> str:
+    """The command of the same run with its clients measured, for a run that measured none."""
+    data = subtable(run.config, "data")
+    changes = [] if data.get("validation") else ["data.validation=0.2"]
+    changes += [] if data.get("validation_from") == "client" else ["data.validation_from=client"]
+    words = [word for change in [*changes, "evaluation.clients=all"] for word in ("--set", change)]
+    return shlex.join(["fedlens", "run", f"{run.start_directory}/config.toml", *words])
+
+
+def _spread(
+    histories: ClientHistories, spread: dict[str, dict[str, float]]
+) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of the table of means and deviations."""
+    columns = {k: title for k, title in _SPREAD_COLUMNS.items() if any(k in row for row in spread.values())}
+    worst = {metric: found for metric in spread if (found := histories.worst(metric))}
+    if "worst_decile" in columns and any(found.client for found in worst.values()):
+        columns["worst_decile"] = next(found.label for found in worst.values() if found.client)
+    rows = []
+    for metric, row in sorted(spread.items()):
+        cells = {key: metric_value(metric, row.get(key)) for key in columns}
+        if metric in worst:
+            cells["worst_decile"] = worst[metric].text(metric)
+        rows.append([label(metric), *cells.values()])
+    return ["", *columns.values()], rows
+
+
+def _lead(histories: ClientHistories) -> str:
+    text = "The model at each client, measured on the examples that the client holds out of its own data."
+    if histories.rounds is None:
+        return text
+    first, last = histories.rounds
+    start = "round 0 (untrained)" if first == 0 else f"round {first}"
+    return f"{text} First, best and last value are over the evaluations from {start} to round {last}."
+
+
+def _head(rows: Sequence[ClientResult]) -> list[str]:
+    """The title of each column: what a narrow screen must show comes first."""
+    tuned = ["before tuning"] if any(row.before is not None for row in rows) else []
+    return [
+        "client",
+        "last",
+        "from the mean",
+        "first",
+        "best",
+        *tuned,
+        "examples",
+        "held out",
+        "classes",
+    ]
+
+
+def _cells(row: ClientResult, metric: str, rows: Sequence[ClientResult]) -> dict[str, Any]:
+    def value(of: float | None) -> Cell:
+        return Cell(metric_value(metric, of), of)
+
+    cells = [
+        Cell(row.client),
+        value(row.last),
+        Cell(metric_gap(metric, row.gap), row.gap),
+        value(row.first),
+        value(row.best),
+        *([value(row.before)] if "before tuning" in _head(rows[:1]) else []),
+        Cell(count(row.examples), row.examples),
+        Cell(count(row.held_out), row.held_out),
+        Cell(classes_text(row), len(row.classes), ", ".join(row.classes[:30])),
+    ]
+    return {"cells": cells, "worst": row is rows[0] and row.last is not None}
+
+
+def classes_text(row: ClientResult) -> str:
+    """The number of a client's classes, and the most frequent ones: "5: cat, dog, bird, ..."."""
+    if not row.classes:
+        return MISSING
+    named = ", ".join(row.classes[:_CLASSES_NAMED])
+    return f"{len(row.classes)}: {named}" + (", ..." if len(row.classes) > _CLASSES_NAMED else "")
+
+
+def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Plot | None:
+    """One dot a client: its training examples, and its last value."""
+    measured = [row for row in rows if row.last is not None]
+    if not measured or mean is None:
+        return None
+    sizes = [row.examples for row in measured]
+    values = [row.last for row in measured if row.last is not None]
+    texts = [row.client for row in measured]
+    drawn = f"; {count(DOTS)} of {many(len(values), 'client')} drawn" if len(values) > DOTS + 1 else ""
+    hover = f"<b>%{{text}}</b><br>%{{x:,}} training examples<br>{figures.hover(metric)}<extra></extra>"
+    wide = min(sizes) > 0 and max(sizes) > 50 * min(sizes)
+    pad = 0 if wide else max(0.04 * (max(sizes) - min(sizes)), 0.01 * max(sizes), 1)
+    low, high = (min(sizes) * 0.8, max(sizes) * 1.25) if wide else (min(sizes) - pad, max(sizes) + pad)
+    title = label(metric).capitalize()
+    worst = metric_value(metric, values[0])
+    mean_text = metric_value(metric, mean)
+    series = [
+        Series(
+            [low, high],
+            [mean, mean],
+            color="var(--local)",
+            dash="dash",
+            width=1.5,
+            hover=f"mean {mean_text}<extra></extra>",
+        ),
+        Series(sizes[1:], values[1:], kind="dots", texts=texts[1:], hover=hover),
+        Series(sizes[:1], values[:1], kind="dots", color="var(--bad)", texts=texts[:1], hover=hover),
+    ]
+    figure = Figure(
+        title=f"{title} of each client by its training examples",
+        about=f"One dot a client. The mean is {mean_text}; the worst client is {texts[0]} with {worst}.",
+        x=Axis("training examples", "count", log=wide, limits=(low, high)),
+        y=figures.curves(series, metric, "", "").y if is_share(metric) else Axis(label(metric)),
+        series=series,
+        note=f"dashed: the mean, {mean_text}; red: {texts[0]}, {worst}{drawn}",
+    )
+    return Plot.of(figure, legend=False)
