@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.core.errors import FedlensError, RunDirectoryError
+from fedlens.core.errors import FedlensError, RunDirectoryError, told
+from fedlens.core.interrupts import watched
 from fedlens.core.summary_text import as_call, as_html, as_text
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
@@ -126,14 +127,19 @@ def resume(
     data_dir: Path | str | None = None,
     progress: Progress | None = None,
     report: bool = True,
+    accept_changes: bool = False,
 ) -> Result:
-    """Goes on with a run that was interrupted or killed, to the same numbers as if it had not been.
+    """Resumes a run that was interrupted or killed, with the same numbers as if it had not been.
 
-    A run that is finished is given back as it is. `report=False` skips report.html. Raises `RunDirectoryError` where
-    `directory` is no run, is from another version, or has no whole checkpoint left; `DataError` where the data are
-    not what they were.
+    A finished run is returned as it is. Settings in config.toml that were edited since, and lines missing from
+    metrics.jsonl or clients.jsonl, are an error. With `accept_changes` the run continues with them, and summary.json
+    and the report list them. To train a run for longer, raise `rounds` in its config.toml and accept the change.
+    `report=False` skips report.html.
+
+    Raises `RunDirectoryError` if `directory` is not a run, is of another version, was edited, or has no intact
+    checkpoint left; `DataError` if the data differ from those at the start.
     """
-    from fedlens.experiment import checkpoint
+    from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory, plan
     from fedlens.experiment.rundir import RunDir
     from fedlens.experiment.runner import RunState
@@ -145,12 +151,18 @@ def resume(
     config = read_config(source.values, source.locate)
     with run.lock():
         summary = run.read_summary()
-        if summary is not None and summary["status"] == "finished":
+        round, about = checkpoint.peek(run.checkpoint_path) or (0, {})
+        done = summary is not None and summary.get("status") == "finished"
+        # A finished run need not find a user's own file any more: its settings are compared as they are written.
+        planned = None if done else plan(config, source)
+        filled = config if planned is None else planned.config
+        edited = changes.check_settings(run, round, about, filled, source, accept_changes)
+        if done and not (edited and config.rounds > round):
             listener.note(f"the run {run.path} is finished: nothing is left to do")
             return Result(run.path)
         environment = run.read_environment() or {}
         root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
-        planned = plan(config, source)
+        planned = planned or plan(config, source)
         engine = planned.engine()
         try:
             engine.warm()
@@ -161,7 +173,21 @@ def resume(
             loaded = checkpoint.load_latest(run.checkpoint_path)
             for sentence in loaded.skipped if loaded else []:
                 listener.note(sentence)
-            run_state = RunState.of(loaded.payload) if loaded else None
+            run_state, edited = None, []
+            if loaded is not None:
+                run_state = RunState.of(loaded.payload)
+                edited = changes.check(
+                    run, run_state.round, loaded.about, planned.config, source, accept_changes
+                )
+                _check_fits(run, built, run_state, bool(edited))
+                for change in edited:
+                    listener.note(f"accepted: {changes.sentence(change)}")
+                if "settings" not in loaded.about:
+                    listener.note(
+                        "an older version of fedlens saved no settings: edits of config.toml are not noticed"
+                    )
+                earlier = loaded.about.get("changes")
+                edited = [*(earlier if isinstance(earlier, list) else ()), *edited]
             del loaded  # the states of clients are in it too, and would be there twice
             run.truncate_metrics(run_state.round - 1 if run_state else -1)
             run.truncate_clients(run_state.round - 1 if run_state else -1)
@@ -169,11 +195,30 @@ def resume(
                 run.append_metrics(run_state.line)
                 if run_state.rows:
                     run.append_clients(run_state.rows)
-                listener.note(f"going on after round {run_state.round} of {config.rounds}")
+                listener.note(f"resuming after round {run_state.round} of {config.rounds}")
             run.summary_path.unlink(missing_ok=True)  # it tells of an end that is none any more
-            return _carry_out(built, run, listener, run_state, None if described else root, report)
+            return _carry_out(built, run, listener, run_state, None if described else root, report, edited)
         finally:
             engine.close()
+
+
+def _check_fits(run: RunDir, built: Built, run_state: RunState, edited: bool) -> None:
+    from fedlens.core.schema import nbytes
+    from fedlens.core.tree import HEAVY
+    from fedlens.experiment import changes
+
+    if edited:
+        changes.check_fits(run, built.algorithm.init(built.model, built.federation), run_state.state)
+    elif nbytes(run_state.state) < HEAVY:
+        try:
+            model, tree = built.algorithm.model(run_state.state)
+            fits = {name: value.shape for name, value in model.build().state_dict().items()}
+            right = fits == {name: value.shape for name, value in tree.items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            right = False
+        if not right:
+            what = "the checkpoint does not hold a model of this run"
+            raise RunDirectoryError(what, where=str(run.checkpoint_path), hint="start a new run")
 
 
 _NOTES = 5  # sentences on the data that are said aloud
@@ -214,6 +259,7 @@ def _carry_out(
     run_state: RunState | None,
     root: Path | None,
     report: bool,
+    changes: Sequence[dict[str, Any]] = (),
 ) -> Result:
     """Runs, and writes the end down whatever it is: summary, model, report.
 
@@ -227,12 +273,13 @@ def _carry_out(
         progress.note(sentence)
     if len(built.notes) > _NOTES:
         progress.note(f"and {len(built.notes) - _NOTES} more such notes, in summary.json")
-    runner = Runner(built, directory, progress, run_state)
+    runner = Runner(built, directory, progress, run_state, changes)
     status, error = "failed", None
     try:
         if root is not None:
             _describe(directory, built, root)
-        runner.run()
+        with watched():
+            runner.run()
         for sentence in write_final(built, directory, runner.run_state):
             progress.note(sentence)
         status = "finished"
@@ -242,8 +289,8 @@ def _carry_out(
     except FedlensError as failure:
         error = str(failure)
         raise
-    except Exception as failure:
-        error = f"{type(failure).__name__}: {failure}"
+    except BaseException as failure:
+        error = told(failure)
         raise
     finally:
         summary = summarize(built, directory, runner, status, error)
@@ -272,7 +319,7 @@ def _report(directory: Path, progress: Progress) -> None:
     try:
         write_report(directory)
     except Exception as error:
-        progress.note(f"the result page could not be written: {type(error).__name__}: {error}")
+        progress.note(f"the result page could not be written: {told(error)}")
 
 
 class Metrics(list[dict[str, Any]]):

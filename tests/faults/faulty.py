@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import Client, Op, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
+from fedlens.local.rules import ClientRule, LocalContext, Traits
 
 NAME = "1.weight"  # of the linear model
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -62,6 +64,68 @@ FAULTS: dict[str, tuple[Change, str]] = {
 }
 
 
+class Mute(Exception):
+    """An exception that says nothing: looking at it raises."""
+
+    def __str__(self) -> str:
+        raise SystemExit(9)
+
+    __repr__ = __str__
+
+
+class Bare(BaseException):
+    pass
+
+
+class Trap(dict[str, Any]):
+    """A reply that raises when it is looked into."""
+
+    def keys(self) -> Any:
+        raise GeneratorExit
+
+
+def _raising(make: Callable[[], BaseException]) -> Change:
+    def change(reply: dict[str, Any]) -> dict[str, Any]:
+        raise make()
+
+    return change
+
+
+def _deep(reply: dict[str, Any]) -> dict[str, Any]:
+    return _deep(reply)
+
+
+# What no client should be able to end a run with: the fault, and the beginning of the sentence that counts it.
+HOSTILE: dict[str, tuple[Change, str]] = {
+    "sparse": (
+        _update(lambda t: t.to_sparse()),
+        f"update.{NAME} is a sparse_coo tensor where a dense one is expected",
+    ),
+    "meta": (
+        _update(lambda t: t.to("meta")),
+        f"update.{NAME} is a meta tensor where a dense one is expected",
+    ),
+    "exit": (_raising(lambda: SystemExit(3)), "SystemExit: 3 (faulty.py, line "),
+    "generator": (_raising(GeneratorExit), "GeneratorExit (faulty.py, line "),
+    "stop": (_raising(StopIteration), "StopIteration (faulty.py, line "),
+    "interrupt": (_raising(KeyboardInterrupt), "KeyboardInterrupt (faulty.py, line "),
+    "bare": (_raising(lambda: Bare("x")), "Bare: x (faulty.py, line "),
+    "mute": (_raising(Mute), "Mute: (its message cannot be read) (faulty.py, line "),
+    "long": (
+        _raising(lambda: RuntimeError("m" * 5_000_000)),
+        "RuntimeError: " + "m" * 200 + "... (faulty.py, line ",
+    ),
+    "control": (
+        _raising(lambda: RuntimeError("\x1b[2J\x07gone\nand more")),
+        "RuntimeError: \\x1b[2J\\x07gone (faulty.py, line ",
+    ),
+    "recursion": (_deep, "RecursionError: maximum recursion depth exceeded"),
+    "memory": (_raising(MemoryError), "MemoryError (faulty.py, line "),
+    "trap": (lambda reply: Trap(reply), "GeneratorExit (faulty.py, line "),
+    "name": (lambda reply: {**reply, "\x1b]0;owned\x07": 1}, "there is an extra \\x1b]0;owned\\x07"),
+}
+
+
 @dataclass(frozen=True)
 class Faulty:
     """Local training, and then the fault; where there is a file `cured` nothing is wrong any more."""
@@ -77,7 +141,11 @@ class Faulty:
             return outcome
         if self.faults[at] == "kills":
             os._exit(9)
-        change, _ = FAULTS[self.faults[at]]
+        if self.faults[at] == "crashes":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        change, _ = (FAULTS | HOSTILE)[self.faults[at]]
+        if self.faults[at] == "trap":
+            return Outcome(change(dict(outcome.payload)))
         return Outcome(change(dict(outcome.payload)), {"marked": True}, outcome.metrics)
 
 
@@ -101,6 +169,16 @@ def algorithm(parts: Parts, *, beta: float = 0.0, first: int = 0, faults: list[s
     """FedAvg, or FedAvgM where beta is not 0."""
     server = momentum(momentum=beta) if beta else ServerSGD()
     return Wrapped(averaging(parts, server=server), first, tuple(faults))
+
+
+def hostile_rule(*, fault: str) -> ClientRule:
+    """A rule whose `start` raises at each client with 71 examples."""
+
+    def start(context: LocalContext) -> None:
+        if len(context.problem.data) == 71:
+            HOSTILE[fault][0]({})
+
+    return ClientRule(start=start, traits=Traits(stackable=True))
 
 
 @dataclass(frozen=True)

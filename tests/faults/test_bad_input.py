@@ -168,7 +168,30 @@ VALUES = {
     "model.name.x=3": "the name of the model is {'name': 'linear', 'x': 3}, and has to be a word "
     "(base.toml, line 10: model.name, with --set model.name.x)",
     "server={name='momentum',momentum=0,nesterov=true}": "nesterov needs a momentum above 0 (--set server.nesterov)",
-    "engine.workers=2": "the table [engine] has no 'name' (--set engine.workers)",
+    "engine.workers=-2": "'workers' is -2, and has to be greater than or equal to 0 (--set engine.workers)",
+    "engine.group=4": "the engine 'default' has no setting 'group' (--set engine.group); engines with it: "
+    "'vectorized', 'processes', 'ray'; add --set engine.name=vectorized",
+    "engine.device=gpu": "'device' is 'gpu', and has to be 'cpu', 'cuda', or 'cuda:' with a number (--set engine.device)",
+    "lr=0.1": "there is no setting 'lr' here (--set lr); did you mean 'local.lr'",
+    "batch_size=3": "there is no setting 'batch_size' here (--set batch_size); did you mean 'local.batch_size' or "
+    "'evaluation.batch_size'",
+    "local.rounds=3": "there is no setting 'rounds' here (--set local.rounds); did you mean 'rounds'",
+    "algorithm.nam=fedprox": "the table [algorithm] has no 'name', but 'nam' (--set algorithm.nam)",
+    "model.nam=mlp": "the model 'linear' has no setting 'nam' (--set model.nam); did you mean 'name'",
+    "rounds=3\nseed=4": "'rounds=3\\nseed=4' has more than one line (--set); give each setting a --set of its own, e.g. "
+    "--set rounds=3 --set seed=4",
+    "rounds=1e308": "'rounds' is 1e+308, and has to be a whole number of at most 9223372036854775807 (--set rounds)",
+    f"rounds={2**70}": f"'rounds' is {2**70}, and has to be at most 9223372036854775807 (--set rounds)",
+    f"rounds={10**400}": f"'rounds' is 1{'0' * 76}..., and has to be at most 9223372036854775807 (--set rounds)",
+    f"rounds={'9' * 5000}": "a number has more than 4300 digits (--set rounds); use a smaller one",
+    f"local.epochs={2**70}": f"'epochs' is {2**70}, and has to be at most 9223372036854775807 (--set local.epochs)",
+    "local.lr=1e308": "'lr' is 1e+308, and has to be at most 3.4028234663852886e+38 (--set local.lr)",
+    f"select={{name='fixed',clients=[{2**70}]}}": f"'clients' is {2**70}, and has to be at most 9223372036854775807 "
+    "(--set select.clients)",
+    f"rounds={'[' * 3000}{']' * 3000}": "tables or lists are nested more than 32 deep (--set rounds); see the page on "
+    "settings for what a table holds",
+    f"{'a.' * 100}b=1": f"tables or lists are nested more than 32 deep (--set {('a.' * 100)[:77]}...); see the page on "
+    "settings for what a table holds",
     "name=a/b": "the name 'a/b' cannot be a directory's name; take a short one without path separators, or name the "
     "directory with --out",
     "local.lr": "'local.lr' is not key=value (--set); write, say, --set local.lr=0.1",
@@ -331,7 +354,7 @@ def test_a_wrong_file_names_the_line(
 def test_what_is_no_recipe_and_no_file(folder: Path) -> None:
     assert refused("digts") == "there is no recipe 'digts'; did you mean 'digits'"
     assert refused("nowhere.toml").startswith(
-        "the file nowhere.toml is not there; give a path, or a recipe of"
+        "the file nowhere.toml does not exist; give a path, or a recipe of"
     )
     assert refused("none") == "none is a directory, not a recipe or a file; name a TOML file in it"
     assert "the file is not TOML: 'utf-8' codec can't decode" in _of_bytes(folder, b"\xff\xfe")
@@ -432,3 +455,36 @@ def test_json_has_standard_output_to_itself(folder: Path, tmp_path: Path) -> Non
         assert process.returncode == 0, err
         assert json.loads(out)["status"] == "finished"
         assert (err.count("printed"), err.count("written"), err.count("built")) == (8, 8, 1)
+
+
+@pytest.mark.parametrize(
+    "text", [f"x = {'[' * 3000}{']' * 3000}", f"a{'.a' * 3000} = 1", f"x = {'{a=' * 400}1{'}' * 400}"]
+)
+def test_a_file_that_is_nested_too_deeply_is_one_sentence(here: Path, text: str) -> None:
+    file = here / "typo.py"  # which is there anyway: nothing may be left
+    before = file.read_text()
+    file.write_text(text)
+    try:
+        said = refused(str(file))
+    finally:
+        file.write_text(before)
+    assert said.startswith(f"tables or lists are nested more than 32 deep ({file})")
+
+
+def test_an_option_that_is_a_setting_is_answered_with_set() -> None:
+    for arguments, wanted in {
+        ("--lr", "0.1"): "--lr; use --set local.lr=0.1",
+        ("--lr=0.1",): "--lr; use --set local.lr=0.1",
+        ("--batch-size", "8"): "--batch-size; use --set local.batch_size=8 or --set evaluation.batch_size=8",
+        ("--alpha",): "--alpha; use --set data.partition.alpha=VALUE",
+    }.items():
+        assert refused("base.toml", *arguments) == f"no such option: {wanted}"
+    assert "No such option: --colour" in CliRunner().invoke(app, ["run", "base.toml", "--colour"]).output
+
+
+def test_nobody_is_sent_to_edit_an_installed_recipe() -> None:
+    said = refused("digits", "--set", "data.partition.name=dirichlet")
+    assert said == (
+        "the setting 'alpha' is missing (recipe digits, line 12: data.partition.alpha); "
+        "add --set data.partition.alpha=VALUE, or copy the recipe and edit it: fedlens show digits > my.toml"
+    )

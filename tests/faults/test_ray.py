@@ -105,7 +105,7 @@ def test_a_block_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
     )
     found = answers_to(gate, wanted)
     assert isinstance(found[2], Failure)
-    assert found[2].reason == "its worker was lost 3 times (out of memory?)"
+    assert found[2].reason == "its worker ended 3 times: it exited, crashed, or ran out of memory"
     assert len(list(tmp_path.iterdir())) == 3
     rest = [0, 1, 3, 4]
     assert same(vectors([found[k] for k in rest]), [expected(wanted)[k] for k in rest])

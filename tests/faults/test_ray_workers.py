@@ -179,7 +179,7 @@ def test_workers_that_die_as_they_start_do_not_end_a_run_that_has_others(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith(
-        "a worker on the local Ray died 3 times as it started (out of memory?): it died: it is left out, and"
+        "a worker on the local Ray died 3 times as it started: it died: it is left out, and"
     )
 
 

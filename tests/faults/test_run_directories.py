@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_costs_a_round_and_nothing_else(here: Path, damage:
     assert resume("run", progress=told).summary["status"] == "finished"
     assert told.notes[0].startswith("the checkpoint of round 4 is damaged (")
     assert told.notes[0].endswith(") and was passed over")
-    assert told.notes[1] == f"going on after round 3 of {ROUNDS}"
+    assert told.notes[1] == f"resuming after round 3 of {ROUNDS}"
     assert outcome(here / "run") == outcome(here / "ref")
 
 

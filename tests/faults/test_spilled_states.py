@@ -182,7 +182,7 @@ def test_a_disk_that_has_no_room_for_a_state(tmp_path: Path) -> None:
     assert [life["code"] for life in (full, again, resumed, whole)] == [1, 1, 0, 0], (full, again, resumed)
     for life in (full, again):
         assert (
-            "error: the state of a client could not be written: it is larger than a file may be"
+            "error: the state of a client could not be written: it is larger than the largest allowed file"
             in life["err"]
         )
         assert "fedlens resume broken" in life["err"]
@@ -277,7 +277,7 @@ def test_a_damaged_state_falls_back_to_the_checkpoint_before(whole: dict[str, An
     listener = Listening()
     resume(path, progress=listener)
     assert listener.notes[0].startswith("the checkpoint of round 5 is damaged (the state of a client, ")
-    assert listener.notes[1] == "going on after round 4 of 8"
+    assert listener.notes[1] == "resuming after round 4 of 8"
     assert ended(path) == whole
     check_files(path)
     for key in before:
@@ -303,7 +303,7 @@ def test_the_best_round_that_is_saved_late_has_its_states(whole: dict[str, Any])
         (path / "states" / f"{key}.safetensors").unlink()
     listener = Listening()
     resume(path, progress=listener)
-    assert "going on after round 6 of 8" in listener.notes
+    assert "resuming after round 6 of 8" in listener.notes
     other = Experiment.load("run.toml", [every]).run("other")
     assert ended(path) == ended(other.directory) != whole
     check_files(path)

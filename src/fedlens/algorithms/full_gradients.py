@@ -49,7 +49,7 @@ class Gradient:
             gradient, _ = context.problem.gradient()
         return self._reply(context, context.tree(gradient))
 
-    def together(self, calls: Sequence[Call]) -> list[Outcome | Exception]:
+    def together(self, calls: Sequence[Call]) -> list[Outcome | BaseException]:
         """Takes the gradients of several clients at once."""
         return gradients_together(self.train, calls, self._reply)
 

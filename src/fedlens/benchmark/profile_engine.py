@@ -57,7 +57,7 @@ class TimedBatchedOp(TimedOp):
 
     op: BatchedOp
 
-    def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | Exception]:
+    def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | BaseException]:
         """The outcome of each call."""
         outcomes, seconds = self.timed(lambda: self.op.together(calls))
         shares = {name: value / len(calls) for name, value in seconds.items()}
@@ -65,7 +65,7 @@ class TimedBatchedOp(TimedOp):
             columns = {name: [share] * (max(outcomes.rows) + 1) for name, share in shares.items()}
             return StackedOutcomes(outcomes.payload, {**outcomes.metrics, **columns}, outcomes.rows)
         return [
-            outcome if isinstance(outcome, Exception) else outcome._replace(metrics={**outcome.metrics, **shares})
+            outcome if isinstance(outcome, BaseException) else outcome._replace(metrics={**outcome.metrics, **shares})
             for outcome in outcomes
         ]  # fmt: skip
 

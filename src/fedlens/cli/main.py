@@ -15,7 +15,7 @@ from fedlens.cli.list import list_names
 from fedlens.cli.partition import partition
 from fedlens.cli.report import report
 from fedlens.cli.resume import resume
-from fedlens.cli.run import run
+from fedlens.cli.run import RunCommand, run
 from fedlens.cli.show import show
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(run)
+app.command("run", cls=RunCommand)(run)
 app.command("resume")(resume)
 app.command("list")(list_names)
 app.command("show")(show)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from fedlens.cli.options import DataDir, Debug, Json, Quiet, Report, RunDirectory
 from fedlens.cli.output import reported
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 def resume(
     directory: RunDirectory,
     data_dir: DataDir = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes", help="Continue with edited settings, such as more rounds, or missing lines."
+        ),
+    ] = False,
     report: Report = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -26,7 +34,9 @@ def resume(
     def start(progress: ProgressDisplay) -> Result:
         from fedlens import api
 
-        return api.resume(directory, data_dir=data_dir, progress=progress, report=report)
+        return api.resume(
+            directory, data_dir=data_dir, progress=progress, report=report, accept_changes=accept_changes
+        )
 
     with reported(debug):
         train(start, quiet=quiet, as_json=as_json)

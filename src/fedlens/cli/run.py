@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
 from fedlens.cli.output import reported
@@ -15,6 +16,42 @@ from fedlens.cli.run_with_progress import train
 if TYPE_CHECKING:
     from fedlens.api import Result
     from fedlens.cli.progress_display import ProgressDisplay
+
+
+class RunCommand(TyperCommand):
+    """Answers an unknown option that is the name of a setting with the `--set` to use."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for option in (arg.partition("=")[0] for arg in args if arg.startswith("--")):
+            if option not in known and option not in ctx.help_option_names:
+                with reported(False):
+                    _refuse_option(option, args)
+        return super().parse_args(ctx, args)
+
+
+def _refuse_option(option: str, args: Sequence[str]) -> None:
+    from fedlens.core.errors import ConfigError
+    from fedlens.experiment.config import settings_named
+
+    keys = settings_named(option.lstrip("-").replace("-", "_"))
+    if keys:
+        wanted = " or ".join(f"--set {key}={_value_of(option, args)}" for key in keys)
+        raise ConfigError(f"no such option: {option}", hint=f"use {wanted}")
+
+
+def _value_of(option: str, args: Sequence[str]) -> str:
+    """What follows an option on a command line.
+
+    >>> _value_of("--lr", ["digits", "--lr", "0.1"]), _value_of("--lr", ["--lr=0.2"]), _value_of("--lr", ["--lr"])
+    ('0.1', '0.2', 'VALUE')
+    """
+    for at, arg in enumerate(args):
+        if arg.startswith(f"{option}="):
+            return arg.partition("=")[2]
+        if arg == option and at + 1 < len(args) and not args[at + 1].startswith("--"):
+            return args[at + 1]
+    return "VALUE"
 
 
 def run(

@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from traceback import walk_tb
 
+from fedlens.core.interrupts import from_code
+
+_LISTED = 3_000  # characters of a list of names
+_READ, _SHOWN = 10_000, 200  # characters of a message of a user's exception
 _FEDLENS = str(Path(__file__).parent.parent)
 
 
@@ -74,7 +78,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'" if close else f"known: {', '.join(names)}"
+    if close:
+        return f"did you mean '{close[0]}'"
+    shown, length = 0, 0
+    while shown < len(names) and length < _LISTED:
+        length += len(names[shown]) + 2
+        shown += 1
+    more = f", and {len(names) - shown} more" if shown < len(names) else ""
+    return f"known: {', '.join(names[:shown])}{more}"
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -85,7 +96,9 @@ def out_of_memory(error: BaseException) -> bool:
     """
     import torch  # the command line reads this module without it
 
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in text_of(
+        error
+    )
 
 
 def told(error: BaseException) -> str:
@@ -93,5 +106,36 @@ def told(error: BaseException) -> str:
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(_FEDLENS)]
     where = f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
-    text = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
+    text = next(iter(text_of(error).splitlines()), "")
+    return f"{one_line(type(error).__name__)}{': ' if text else ''}{one_line(text)}{one_line(where)}"
+
+
+def text_of(error: BaseException) -> str:
+    """The first 10,000 characters of an exception's message, which need not exist: its `__str__` may raise.
+
+    >>> class Mute(Exception):
+    ...     def __str__(self) -> str:
+    ...         raise RuntimeError
+    >>> text_of(Mute())
+    '(its message cannot be read)'
+    """
+    try:
+        return str(error)[:_READ]
+    except KeyboardInterrupt as stop:
+        if not from_code(stop):
+            raise
+    except BaseException:  # whatever the code of a user raises
+        pass
+    return "(its message cannot be read)"
+
+
+def one_line(text: str) -> str:
+    """A text of a user's code for a message: its first 200 characters, with control characters escaped.
+
+    >>> one_line("red \\x1b[31m" + 500 * "!")[:22], len(one_line(500 * "!"))
+    ('red \\\\x1b[31m!!!!!!!!!!', 203)
+    """
+    short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    if short.isprintable():
+        return short
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in short)

@@ -199,7 +199,7 @@ class BatchedOp(Op, Protocol):
     that compute clients in groups, and by `auto`. An operation without it is answered one call after the other.
     """
 
-    def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | Exception]:
+    def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | BaseException]:
         """The outcome of each call, or the exception that is that client's own; raises what is no client's own.
 
         `fedlens.core.outcomes.StackedOutcomes` are checked and counted all at once.

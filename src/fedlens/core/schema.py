@@ -155,9 +155,13 @@ class Schema:
 
 
 def finite_fault(payload: Mapping[str, Any]) -> str | None:
-    """The first name in a payload whose tensors are not all finite, as a sentence; None if there is none."""
+    """What is wrong with the first tensors in a payload that are not dense and finite; None if all are."""
     for name, value in payload.items():
-        if not all_finite(tensors_in(value)):
+        tensors = tensors_in(value)
+        for tensor in tensors:
+            if (fault := _kind_fault(name, tensor)) is not None:
+                return fault
+        if not all_finite(tensors):
             return f"{name} holds NaN or Inf"
     return None
 
@@ -195,4 +199,14 @@ def _tensor_fault(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dt
         return f"{name} has shape {tuple(value.shape)} where {shape} is expected"
     if value.dtype != dtype:
         return f"{name} is {value.dtype} where {dtype} is expected"
+    return _kind_fault(name, value)
+
+
+def _kind_fault(name: str, value: Tensor) -> str | None:
+    """What is wrong with a tensor whose values do not lie in memory one by one: sparse, quantized, nested, meta."""
+    if value.layout != torch.strided:
+        return f"{name} is a {str(value.layout).removeprefix('torch.')} tensor where a dense one is expected"
+    if value.is_meta or value.is_quantized or value.is_nested:
+        kind = "meta" if value.is_meta else "quantized" if value.is_quantized else "nested"
+        return f"{name} is a {kind} tensor where a dense one is expected"
     return None

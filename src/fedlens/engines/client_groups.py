@@ -11,6 +11,7 @@ from pydantic import Field
 
 from fedlens.core.arithmetic import Layout
 from fedlens.core.errors import ConfigError, out_of_memory, told
+from fedlens.core.interrupts import from_code
 from fedlens.core.protocol import Answer, BatchedOp, ClientId, Failure, Op, Payload, Program, Reduce
 from fedlens.core.schema import Schema
 from fedlens.engines.devices import Computing
@@ -136,7 +137,9 @@ class Groups:
     ) -> list[Answer]:
         try:
             return together(items)
-        except Exception as error:
+        except BaseException as error:
+            if not from_code(error):
+                raise
             # The retry is outside of this block: the error's frames hold all the memory of the group.
             no_memory, reason = out_of_memory(error), told(error)
         if no_memory and len(items) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fedlens.core.arithmetic import Arithmetic, Layout, Precision
 from fedlens.core.errors import ConfigError, RunFailed
@@ -23,9 +24,14 @@ _FREE = (
     "print(json.dumps([torch.cuda.mem_get_info(k)[0] for k in range(torch.cuda.device_count())]))"
 )
 
-Device = Annotated[
-    str, Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="'cpu', 'cuda', 'cuda:1' and so on")
-]
+
+def _a_device(name: str) -> str:
+    if re.fullmatch(r"cpu|cuda(:[0-9]{1,4})?", name) is None:
+        raise ValueError("has to be 'cpu', 'cuda', or 'cuda:' with a number")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_a_device), Field(description="'cpu', 'cuda', 'cuda:1' and so on")]
 PrecisionSetting = Annotated[
     Precision,
     Field(

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fedlens.core.calls import Calls
-from fedlens.core.errors import told
+from fedlens.core.errors import one_line, told
+from fedlens.core.interrupts import from_code
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.profiling import scope
 from fedlens.core.protocol import (
@@ -93,7 +94,9 @@ class Executor:
                 torch.cuda.manual_seed(call.rng.seed("torch"))
             with scope("client"):
                 outcome = Outcome(*self.program.ops[op](*call))
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # SystemExit, GeneratorExit and others are the client's failure, too
+            if not from_code(error):
+                raise
             return Failure(item.id, item.client, told(error))
         return _checked(item, outcome, expect)
 
@@ -120,7 +123,7 @@ class Executor:
                 return _replies(items, outcomes, reduce)
         answers: list[Answer] = [
             Failure(item.id, item.client, told(outcome))
-            if isinstance(outcome, Exception)
+            if isinstance(outcome, BaseException)
             else _checked(item, outcome, expect)
             for item, outcome in zip(items, outcomes, strict=True)
         ]
@@ -208,12 +211,15 @@ def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
         with scope("client.check"):
             metrics = {name: float(value) for name, value in outcome.metrics.items()}
             fault = expect.fault(outcome.payload) or _fault(outcome, metrics)
-    except Exception as error:
+            given = frozenset(outcome.given)
+    except BaseException as error:  # a reply may be of any class, with methods that raise
+        if not from_code(error):
+            raise
         return Failure(item.id, item.client, told(error))
     if fault is not None:
-        return Failure(item.id, item.client, fault)
+        return Failure(item.id, item.client, one_line(fault))
     size = nbytes(outcome.payload)
-    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size, given=outcome.given)
+    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size, given=given)
 
 
 def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:

@@ -50,7 +50,6 @@ Timeout = Annotated[
 ]
 Window = Annotated[int, Field(ge=1, description="maximum MiB of finished replies that wait for earlier ones")]
 
-_KILLED = f"its worker process was killed {DEATHS} times (out of memory?)"
 _SHORT = 0.02  # seconds: below it a worker gets its next task before it has finished, so that it never waits
 
 
@@ -318,7 +317,7 @@ class Processes(EngineBase):
             self._pool.give(task.region)
         return task
 
-    def _replace(self, dead: Worker, reason: str = _KILLED, unsent: int | None = None) -> None:
+    def _replace(self, dead: Worker, reason: str | None = None, unsent: int | None = None) -> None:
         """A worker is gone: its unfinished tasks go back to the front, and a new worker takes its place.
 
         The task that was `unsent` cannot have been what ended it.
@@ -326,6 +325,7 @@ class Processes(EngineBase):
         assert self._schedule is not None
         dead.close()
         self._workers.remove(dead)
+        reason = reason or f"its worker process {self._nursery.ending(dead.pid)}, {DEATHS} times"
         for number in reversed(dead.tasks):
             task = self._end(number)
             # Only the first of its tasks was being worked on; the others merely waited.
@@ -340,10 +340,11 @@ class Processes(EngineBase):
                 worker.send("program", worker.show(self._program), self._envelope)
             except OSError:
                 worker.close()  # killed as it started
+                how = self._nursery.ending(worker.pid)
             else:
                 return worker
         raise RunFailed(
-            f"{DEATHS} local workers died at start-up (out of memory?)",
+            f"{DEATHS} local workers died at start-up: the last one {how}",
             hint="engine.name=inline runs without them",
         )
 

@@ -192,7 +192,7 @@ class RayPool:
             for other in worker.blocks:
                 other.blameless = True
             late = f"no answer came within {self.timeout:g} s, {DEATHS} times"
-            gone = f"its worker was lost {DEATHS} times (out of memory?)"
+            gone = f"its worker ended {DEATHS} times: it exited, crashed, or ran out of memory"
             self.schedule.lost(sent.job, sent.block, guilty, late if worker.hung else gone)
             # One block at a time for now: a worker can end before the answer to the block before is sent, and then
             # the wrong one counts as the cause.
@@ -262,7 +262,7 @@ class RayPool:
             if worker.started:
                 self.workers[self.workers.index(worker)] = self._new()
                 return
-            what = f"a worker on {self._cluster} died {DEATHS} times as it started (out of memory?): {lost}"
+            what = f"a worker on {self._cluster} died {DEATHS} times as it started: {lost}"
             self._leave_out(worker, RunFailed(what, hint="engine.name=inline runs without workers"))
             return
         if versions != self._versions:

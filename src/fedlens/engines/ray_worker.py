@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlens.core import interrupts
 from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.registry import USER_MODULE_PREFIX
 from fedlens.data.images import DecodedImages
@@ -43,6 +44,7 @@ class RayWorker:
 
     def __init__(self, size: tuple[int, int], sources: Sequence[Source], program: Any) -> None:
         threads, group = size
+        interrupts.no_user()
         keep_freed_memory()
         torch.set_num_threads(threads)
         for source in sources:
@@ -86,7 +88,7 @@ class Relay(io.StringIO):
                 value = call(*arguments)
             except FedlensError as error:
                 failure = RunFailed(error.what, where=error.where, hint=error.hint)
-            except Exception as error:
+            except BaseException as error:  # Ray would end the worker for some of them
                 traceback.print_exc()
                 hint = "its traceback is above; engine.name=inline runs without workers"
                 failure = RunFailed(f"a worker of Ray failed: {told(error)}", hint=hint)

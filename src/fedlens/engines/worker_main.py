@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from fedlens.core.errors import FedlensError
+from fedlens.core import interrupts
+from fedlens.core.errors import FedlensError, told
 from fedlens.core.protocol import Program
 from fedlens.core.registry import load_file
 from fedlens.core.tree import HEAVY
@@ -30,6 +31,7 @@ from fedlens.engines.shared_memory import LARGE, Packer, Region, roomy, unpack
 
 def main(driver: Connection, settings: dict[str, Any]) -> None:
     """Serves the driver until it says so or is gone."""
+    interrupts.no_user()
     keep_freed_memory()
     torch.set_num_threads(settings["threads"])
     sys.path[:] = settings["path"]
@@ -47,9 +49,8 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
             driver.send_bytes(pickle.dumps(("broken", error.what, error.where, error.hint)))
         except BaseException as error:
             traceback.print_exc()
-            what = traceback.format_exception_only(error)[-1].strip()
-            hint = "where is above; engine.name=inline runs without local workers"
-            driver.send_bytes(pickle.dumps(("broken", f"a local worker could not go on: {what}", None, hint)))
+            hint = "its traceback is above; engine.name=inline runs without local workers"
+            driver.send_bytes(pickle.dumps(("broken", f"a local worker failed: {told(error)}", None, hint)))
 
 
 class _Worker:

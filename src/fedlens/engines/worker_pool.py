@@ -81,6 +81,15 @@ class WorkerPool:
                     ) from error
         return self.worker(device, group, again=False)
 
+    def ending(self, pid: int) -> str:
+        """How a worker that is gone has ended, in words."""
+        try:
+            self._control.send_bytes(pickle.dumps(pid))
+            status = self._control.recv_bytes()
+        except (EOFError, OSError):
+            return "ended"
+        return ended(None if status == b"None" else int(status))
+
     @property
     def started(self) -> bool:
         """Whether workers can be had without waiting for the process that makes them."""
@@ -95,6 +104,22 @@ class WorkerPool:
         self._process.wait()
         self._control.close()
         self._process = None
+
+
+def ended(code: int | None) -> str:
+    """An exit code in words.
+
+    >>> ended(3), ended(-11), ended(None)
+    ('ended with exit code 3', 'was killed by SIGSEGV', 'ended')
+    """
+    if code is None or code >= 0:
+        return "ended" if code is None else f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    # Linux ends a process this way when memory runs out; a person or a scheduler may, too.
+    return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
 class Worker:

@@ -1,24 +1,82 @@
-"""Files that are whole or not there at all, and the sentence when a disk refuses."""
+"""Atomic writes that follow no planted link, reads that never block, and the error when a disk refuses."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
+import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from fedlens.core.errors import RunFailed
+from fedlens.core.errors import RunDirectoryError, RunFailed
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_SERIALIZING = re.compile(r"\.tmp\w{6}")  # what the safetensors library writes to before it renames
+# Opening a FIFO must not wait, and opening a link must not reach its target.
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def temporary_beside(path: Path) -> Path:
+    """An unused name in the same folder: `.NAME.<16 random hexadecimal digits>.tmp`."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def create(path: Path) -> int:
+    """A descriptor of a new file, to write to. Raises `FileExistsError` for any entry of that name, links included."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666)
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """A descriptor of the regular file at `path`; symbolic links, FIFOs and devices are refused without waiting.
+
+    Raises `RunDirectoryError` if it is anything else, and `OSError` if it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | _SAFELY, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR) and os.path.lexists(path):
+            raise not_regular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise not_regular(path)
+    return descriptor
+
+
+def not_regular(path: Path) -> RunDirectoryError:
+    """The error for an entry of a run directory that is not a regular file."""
+    what = f"{path.name} is a symbolic link" if path.is_symlink() else f"{path.name} is not a regular file"
+    return RunDirectoryError(what, where=str(path), hint="fedlens does not create such entries; remove it")
+
+
+def read_regular(path: Path) -> bytes:
+    """The contents of a file of a run directory.
+
+    A link to a regular file is read. Raises `RunDirectoryError` for a FIFO or a device, which might never end, and
+    `OSError` if the file cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise not_regular(path)
+    with open(descriptor, "rb") as file:
+        return file.read()
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`, which becomes `path` when the block ends well and else is removed.
+    """A temporary name beside `path`, which becomes `path` when the block ends without an error, else is removed.
 
-    Whoever reads `path` sees the old content or the new, whole, even where the process is killed in between.
-    The block writes the temporary file and fsyncs it (`write_atomically` and `tensorfile.write` do).
+    Readers of `path` see the old content or the new, even if the process is killed in between. The block creates the
+    temporary file and fsyncs it (`write_atomically` and `tensorfile.write` do). A link at `path` is replaced itself.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "note.txt"
@@ -27,7 +85,7 @@ def replacing(path: Path) -> Iterator[Path]:
     >>> path.read_text(), [p.name for p in path.parent.iterdir()]
     ('new', ['note.txt'])
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_beside(path)
     try:
         yield temporary
         os.replace(temporary, path)
@@ -47,18 +105,60 @@ def write_atomically(path: Path, content: bytes) -> None:
     b'{}'
     """
     try:
-        with replacing(path) as temporary:
-            write_durably(temporary, content)
+        with ExitStack() as held, replacing(path) as temporary:
+            file = held.enter_context(open(create(temporary), "wb"))
+            # Locked until it has its name: `sweep` of another process leaves it alone.
+            with suppress(OSError):
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write(file.fileno(), content)
     except OSError as error:
         raise refused(error, path.name, path) from error
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write `content` and wait until the disk has it; raises `OSError`."""
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    """Create the file `path` with this content and wait until the disk has it; raises `OSError`."""
+    with open(create(path), "wb") as file:
+        _write(file.fileno(), content)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+    os.fsync(descriptor)
+
+
+def sweep(directory: Path) -> None:
+    """Remove the temporary files that killed processes left in `directory`; those being written stay.
+
+    >>> import tempfile
+    >>> directory = Path(tempfile.mkdtemp())
+    >>> (directory / ".summary.json.0123456789abcdef.tmp").touch()
+    >>> sweep(directory)
+    >>> list(directory.iterdir())
+    []
+    """
+    with suppress(OSError):  # a leftover that cannot be removed is no reason to end a run
+        for path in list(directory.iterdir()):
+            if _LEFTOVER.fullmatch(path.name) or _SERIALIZING.fullmatch(path.name):
+                with suppress(OSError):
+                    if (
+                        path.is_symlink()
+                        or not stat.S_ISREG(path.lstat().st_mode)
+                        or not _being_written(path)
+                    ):
+                        path.unlink()
+
+
+def _being_written(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | _SAFELY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EAGAIN)
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def fsync_directory(directory: Path) -> None:
@@ -76,13 +176,14 @@ def refused(error: OSError, thing: str, where: Path, hint: str | None = None) ->
     >>> print(refused(OSError(errno.ENOSPC, "No space left on device"), "summary.json", Path("runs/a")))
     the disk is full, so summary.json could not be written (runs/a); free some space.
     >>> print(refused(OSError(errno.EACCES, "Permission denied"), "summary.json", Path("runs/a")))
-    summary.json could not be written: Permission denied (runs/a); put that right.
+    summary.json could not be written: Permission denied (runs/a); check the disk and the permissions.
     """
     if error.errno in _FULL:
         what, advice = f"the disk is full, so {thing} could not be written", "free some space"
     elif error.errno == errno.EFBIG:
-        what = f"{thing} could not be written: it is larger than a file may be here"
-        advice = "raise the limit (ulimit -f), or take another file system"
+        what = f"{thing} could not be written: it is larger than the largest allowed file"
+        advice = "raise the limit (ulimit -f), or use another file system"
     else:
-        what, advice = f"{thing} could not be written: {error.strerror or error}", "put that right"
+        what = f"{thing} could not be written: {error.strerror or error}"
+        advice = "check the disk and the permissions"
     return RunFailed(what, where=str(where), hint=f"{advice}, {hint}" if hint else advice)

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -26,24 +27,36 @@ from torch import Tensor
 from fedlens import __version__
 from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
 from fedlens.experiment import state_files, tensorfile
-from fedlens.experiment.atomic_files import fsync_directory, refused, replacing, write_durably
+from fedlens.experiment.atomic_files import (
+    fsync_directory,
+    not_regular,
+    read_regular,
+    refused,
+    replacing,
+    sweep,
+    write_durably,
+)
 from fedlens.experiment.payload import Payload, decode, encode
 
 FORMAT = 1
 
 _TENSORS, _MANIFEST = "tensors.safetensors", "manifest.json"
-_NAME = re.compile(r"round-(\d{6,})(\.saving|\.replaced|\.removing)?")
+_NAME = re.compile(r"round-(\d{6,18})((?:\.[0-9a-f]{16})?\.saving|\.replaced|\.removing)?")
 _ENVELOPE = re.compile(rb'\{"sha256": "([0-9a-f]{64})", "content": (.*)\}\n', re.DOTALL)
 _DIGEST = "fedlens.digest"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was read; `skipped` has a sentence for each newer one that is corrupt."""
+    """A checkpoint that was read.
+
+    `about` is what was saved besides the payload, `skipped` has a sentence for each newer checkpoint that is corrupt.
+    """
 
     round: int
     payload: dict[str, Any]
     path: Path
+    about: dict[str, Any] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
 
 
@@ -51,10 +64,17 @@ class _Damaged(Exception):
     """A corrupt checkpoint; the text says how it shows."""
 
 
-def save(directory: Path, round: int, payload: Payload, states: Iterable[str] = ()) -> Path:
+def save(
+    directory: Path,
+    round: int,
+    payload: Payload,
+    states: Iterable[str] = (),
+    about: Mapping[str, Any] | None = None,
+) -> Path:
     """Save `payload` as the checkpoint of `round` below `directory`, and return its path.
 
     `states` are the hashes of the files in `states_beside(directory)` that belong to it; they are already on the disk.
+    `about` is JSON that `peek` reads without the payload.
 
     Checkpoints of later rounds are removed once this one is on the disk: the run was resumed from before them. A tensor
     that occurs twice in the payload is stored once and read back as one tensor.
@@ -71,13 +91,12 @@ def save(directory: Path, round: int, payload: Payload, states: Iterable[str] = 
     """
     structure, tensors = encode(payload)
     final = path_of(directory, round)
-    temporary = final.with_name(final.name + ".saving")
+    temporary = final.with_name(f"{final.name}.{secrets.token_hex(8)}.saving")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         written = tensorfile.write(temporary / _TENSORS, tensors)
-        write_durably(temporary / _MANIFEST, _manifest(round, structure, written, sorted(set(states))))
+        write_durably(temporary / _MANIFEST, _manifest(round, structure, written, states, about))
         fsync_directory(temporary)
         _take_place(temporary, final)
         fsync_directory(directory)
@@ -107,11 +126,12 @@ def load_latest(directory: Path) -> Loaded | None:
     skipped: list[str] = []
     damaged = False
     for number, suffix, path in sorted(_entries(directory), key=lambda entry: (-entry[0], entry[1])):
-        if suffix == ".saving":
+        if suffix.endswith(".saving"):
             skipped.append(f"the checkpoint of round {number} was not finished: its save was cut off")
         elif suffix != ".removing":
             try:
-                return Loaded(number, _read(path, number, with_states=True), path, skipped)
+                payload, about = _read(path, number, with_states=True)
+                return Loaded(number, payload, path, about, skipped)
             except _Damaged as fault:
                 damaged = True
                 skipped.append(f"the checkpoint of round {number} is damaged ({fault}) and was passed over")
@@ -119,6 +139,22 @@ def load_latest(directory: Path) -> Loaded | None:
         hint = f"start anew: 'fedlens run {directory.parent / 'config.toml'} --out ANOTHER_DIRECTORY'"
         what = f"no checkpoint can be read: {'; '.join(skipped)}"
         raise RunDirectoryError(what, where=str(directory), hint=hint)
+    return None
+
+
+def peek(directory: Path) -> tuple[int, dict[str, Any]] | None:
+    """The round and `about` of the newest checkpoint whose manifest can be read; None if there is none.
+
+    >>> import tempfile
+    >>> directory = Path(tempfile.mkdtemp())
+    >>> _ = save(directory, 3, {}, about={"note": "x"})
+    >>> peek(directory)
+    (3, {'note': 'x'})
+    """
+    for number, suffix, path in sorted(_entries(directory), key=lambda entry: (-entry[0], entry[1])):
+        if suffix in ("", ".replaced"):
+            with suppress(_Damaged, OSError, RunDirectoryError):
+                return number, _content(path)["about"]
     return None
 
 
@@ -135,7 +171,8 @@ def load(path: Path) -> Loaded:
     if match is None or not path.is_dir():
         raise RunDirectoryError("there is no checkpoint here", where=str(path))
     try:
-        return Loaded(int(match[1]), _read(path, int(match[1])), path)
+        payload, about = _read(path, int(match[1]))
+        return Loaded(int(match[1]), payload, path, about)
     except _Damaged as fault:
         raise RunDirectoryError(f"the checkpoint is damaged ({fault})", where=str(path)) from None
 
@@ -164,7 +201,7 @@ def states_of_all(directory: Path) -> set[str]:
     for _, suffix, path in _entries(directory):
         if suffix in ("", ".replaced"):
             with suppress(_Damaged, FileNotFoundError):
-                found.update(_content(path).get("states", ()))
+                found.update(_content(path)["states"])
     return found
 
 
@@ -197,7 +234,7 @@ def prune(directory: Path, keep: int = 2, best: int | None = None) -> None:
     usable = sorted(whole | {number for number, suffix, _ in entries if suffix == ".replaced"})
     kept = {*usable[-keep:], best}
     for number, suffix, path in entries:
-        leftover = suffix in (".saving", ".removing") or (suffix == ".replaced" and number in whole)
+        leftover = suffix.endswith((".saving", ".removing")) or (suffix == ".replaced" and number in whole)
         if leftover or number not in kept:
             _remove(path)
 
@@ -236,10 +273,7 @@ def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, s
     ({'w': tensor([1., 1.])}, {'classes': '["cat", "dog"]'})
     """
     try:
-        for leftover in path.parent.glob(".tmp*"):
-            if tensorfile.LEFTOVER.fullmatch(leftover.name) and leftover.is_file():
-                with suppress(OSError):  # a file that cannot be removed is no reason to lose the model
-                    leftover.unlink()
+        sweep(path.parent)
         with replacing(path) as temporary:
             tensorfile.write(temporary, tree, {**metadata, _DIGEST: _model_digest(tree, metadata)})
     except OSError as error:
@@ -279,6 +313,8 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
     """Each checkpoint, or what is left of one, as (round, suffix, path)."""
     if not directory.is_dir():
         return []
+    if directory.is_symlink():
+        raise not_regular(directory)  # checkpoints are removed here, and would be removed elsewhere
     matches = [(_NAME.fullmatch(path.name), path) for path in directory.iterdir()]
     return [(int(match[1]), match[2] or "", path) for match, path in matches if match]
 
@@ -298,21 +334,31 @@ def _remove(path: Path) -> None:
 
     What the disk does not let go of stays: a run does not end for that.
     """
-    doomed = path.with_suffix(".removing")
+    doomed = path.with_name(path.name.partition(".")[0] + ".removing")
     with suppress(OSError):
+        if path.is_symlink():  # the target is not ours
+            path.unlink()
+            return
         if path != doomed:
             shutil.rmtree(doomed, ignore_errors=True)
             os.rename(path, doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _manifest(round: int, structure: Any, written: tensorfile.Written, states: list[str]) -> bytes:
+def _manifest(
+    round: int,
+    structure: Any,
+    written: tensorfile.Written,
+    states: Iterable[str],
+    about: Mapping[str, Any] | None,
+) -> bytes:
     content = {
         "fedlens": __version__,
         "format": FORMAT,
         "round": round,
         "tensors": {"file": _TENSORS, "bytes": written.size, "sha256": written.sha256},
-        "states": states,
+        "states": sorted(set(states)),
+        "about": dict(about or {}),
         "payload": structure,
     }
     text = json.dumps(content).encode()
@@ -320,35 +366,65 @@ def _manifest(round: int, structure: Any, written: tensorfile.Written, states: l
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """What a manifest says, after its checksum."""
-    match = _ENVELOPE.fullmatch((path / _MANIFEST).read_bytes())
+    """The contents of a manifest, after its checksum and its types are checked."""
+    if path.is_symlink():
+        raise _Damaged("it is a symbolic link")
+    match = _ENVELOPE.fullmatch(read_regular(path / _MANIFEST))
     if match is None or hashlib.sha256(match[2]).hexdigest().encode() != match[1]:
         raise _Damaged(f"{_MANIFEST} does not have the checksum it should")
-    content: dict[str, Any] = json.loads(match[2])
+    try:
+        content = json.loads(match[2])
+    except (ValueError, RecursionError):
+        raise _Damaged(f"{_MANIFEST} is not JSON") from None
+    # A checksum only shows accidents: whoever wrote the file may have written anything.
+    if not isinstance(content, dict) or "payload" not in content:
+        raise _Damaged(f"{_MANIFEST} is not a manifest")
+    content = {"states": [], "about": {}, **content}
+    tensors = content.get("tensors")
+    if not (
+        isinstance(content.get("round"), int)
+        and isinstance(content.get("format"), int)
+        and isinstance(tensors, dict)
+        and isinstance(tensors.get("sha256"), str)
+        and isinstance(content["about"], dict)
+        and isinstance(content["states"], list)
+        and all(state_files.is_key(key) for key in content["states"])
+    ):
+        raise _Damaged(f"{_MANIFEST} has a value of a wrong type")
     return content
 
 
-def _read(path: Path, number: int, with_states: bool = False) -> dict[str, Any]:
+def _read(path: Path, number: int, with_states: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The payload of a checkpoint, and what was saved about it."""
     try:
         content = _content(path)
         _check_format(content, path)
         if content["round"] != number:
             raise _Damaged(f"it is that of round {content['round']}")
         contents = tensorfile.read(path / _TENSORS)
+    except RunDirectoryError as error:
+        if error.where == str(path):  # of another version
+            raise
+        raise _Damaged(error.what) from None
     except OSError as error:
         name = Path(error.filename).name if error.filename else "a file"
         raise _Damaged(f"{name}: {error.strerror or error}") from error
     except ValueError as error:
         raise _Damaged(f"{_TENSORS}: {error}") from error
-    said = tensorfile.Written(content["tensors"]["bytes"], content["tensors"]["sha256"])
+    said = tensorfile.Written(content["tensors"].get("bytes"), content["tensors"]["sha256"])
     if contents.written != said:
         raise _Damaged(f"{_TENSORS} does not have the checksum it should")
-    for key in content.get("states", ()) if with_states else ():
+    for key in content["states"] if with_states else ():
         fault = state_files.fault_of(states_beside(path.parent), key)
         if fault is not None:
             raise _Damaged(f"the state of a client, {key[:16]}...: {fault}")
-    payload: dict[str, Any] = decode(content["payload"], contents.tensors)
-    return payload
+    try:
+        payload = decode(content["payload"], contents.tensors)
+    except Exception as error:  # a forged manifest can name tensors, types and shapes that do not exist
+        raise _Damaged(f"{_MANIFEST} does not fit {_TENSORS}") from error
+    if not isinstance(payload, dict):
+        raise _Damaged(f"{_MANIFEST} has a payload of a wrong type")
+    return payload, content["about"]
 
 
 def _check_format(content: Mapping[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedlens.algorithms.registry import usual
+from fedlens.core.errors import nearest
 from fedlens.core.random import derive
 from fedlens.experiment.config_errors import explained, refuse_loose
 from fedlens.local.settings import LocalSettings
@@ -18,7 +19,8 @@ def _named(value: Any) -> Any:
     if isinstance(value, str) or (callable(value) and not isinstance(value, Mapping)):
         return {"name": value}
     if isinstance(value, Mapping) and "name" not in value:
-        raise ValueError("the table has no 'name'")
+        near = [key for key in value if nearest(str(key), ["name"]).startswith("did you mean")]
+        raise ValueError("the table has no 'name'" + (f", but '{near[0]}'" if near else ""))
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -167,6 +169,9 @@ class Config(_Table):
         filled = dict(values)
         if isinstance(given, Mapping) and isinstance(seed, int):
             filled["seeds"] = {name: derive(seed, "seeds", name) for name in Seeds.model_fields} | dict(given)
+        engine = values.get("engine")
+        if isinstance(engine, Mapping) and "name" not in engine:
+            filled["engine"] = {"name": "default", **engine}
         # A slot needs no name as long as it is what the algorithm fills it with.
         for slot in ("select", "aggregate", "server"):
             table = values.get(slot)
@@ -187,9 +192,31 @@ def read_config(values: Mapping[str, Any], locate: Callable[[str], str] = str) -
     try:
         config = Config.model_validate(dict(values))
     except ValidationError as error:
-        raise explained(error, values, "", locate, _fields_at) from None
+        raise explained(error, values, "", locate, _fields_at, settings_named) from None
     refuse_loose(values, config, "", locate, finite=True)
     return config
+
+
+def settings_named(name: str) -> list[str]:
+    """The full keys of the settings called `name`, in any table.
+
+    >>> settings_named("lr"), settings_named("alpha"), settings_named("nothing")
+    (['local.lr'], ['data.partition.alpha'], [])
+    """
+    tables = {"": list(Config.model_fields)}
+    tables |= {f"{key}.": _fields_at(key) for key in Config.model_fields}
+    found = [f"{table}{name}" for table, names in tables.items() if name in names]
+    return found + [f"{table}.{name}" for table, names in _OF_NAMED.items() if name in names]
+
+
+# Settings that many things of a kind have: those of a named thing are only known with its name.
+_OF_NAMED = {
+    "data.partition": ("alpha", "classes_per_client"),
+    "select": ("clients_per_round", "fraction"),
+    "algorithm": ("mu",),
+    "model": ("width",),
+    "engine": ("device", "workers", "threads", "precision", "group"),
+}
 
 
 def _fields_at(key: str) -> list[str]:

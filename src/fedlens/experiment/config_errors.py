@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.experiment.config_source import NOT_SET
+from fedlens.experiment.config_source import NOT_SET, RECIPE
 
 Locate = Callable[[str], str]
 
 _SHOULD = re.compile(r"input should be (?:a |an )?(.*?)(?:, (?:unable|got|but) .*)?", re.IGNORECASE)
+_SHOWN = 80  # characters of a value
+_NEAR = "did you mean"
+_LARGEST_INT = 2**63 - 1
+_LARGEST_FLOAT = 3.4028234663852886e38  # of 32 bits, in which models are trained
 _PLAINER = {
     "valid integer": "a whole number",
     "valid number": "a number",
@@ -33,14 +37,16 @@ def explained(
     key: str,
     locate: Locate,
     known: Callable[[str], list[str]],
+    elsewhere: Callable[[str], list[str]] = lambda name: [],
 ) -> ConfigError:
-    """The fault of a pydantic error that says most, as one sentence.
+    """The most telling part of a pydantic error, as one sentence.
 
     Args:
-        values: what was checked.
-        key: where that stands, such as `data.partition`; empty for the whole of the settings.
-        locate: turns a key into where a person finds it.
-        known: the settings that there are in a table, by its key below `key`.
+        values: the checked values.
+        key: their table, such as `data.partition`; empty for all settings.
+        locate: turns a key into its file and line, or the option that sets it.
+        known: the settings of a table, by its key below `key`.
+        elsewhere: the full keys of settings of this name in other tables.
     """
     faults = error.errors()
     # A misspelled key that is required is also missing: what was written says more than what was not.
@@ -49,13 +55,15 @@ def explained(
     full = ".".join(filter(None, [key, *path]))
     last = path[-1] if path else key.rpartition(".")[2]
     if first["type"] == "extra_forbidden":
-        return no_such_setting(last, locate(full), known(".".join(path[:-1])))
+        return no_such_setting(last, locate(full), known(".".join(path[:-1])), others=elsewhere(last))
     if first["type"] == "missing" and len(path) == len(first["loc"]):
-        return ConfigError(
-            f"the setting '{last}' is missing",
-            where=locate(full).removesuffix(NOT_SET),  # said already
-            hint=f"write it there, or say --set {full}=VALUE",
-        )
+        where = locate(full).removesuffix(NOT_SET)  # said already
+        name = where.removeprefix(RECIPE).partition(",")[0]
+        other = f"copy the recipe and edit it: fedlens show {name} > my.toml"
+        hint = f"write it there, or say --set {full}=VALUE"
+        if where.startswith(RECIPE):
+            hint = f"add --set {full}=VALUE, or {other}"
+        return ConfigError(f"the setting '{last}' is missing", where=where, hint=hint)
     value = _at(values, path)
     messages = [fault["msg"] for fault in faults if _path(fault["loc"], values) == path]
     told = _told(messages, first["loc"][len(path) :])
@@ -65,18 +73,35 @@ def explained(
     return ConfigError(what, where=locate(full), hint=_meant(value, messages))
 
 
-def no_such_setting(name: str, where: str, known: list[str], thing: str = "") -> ConfigError:
-    """What to say of a key that there is not.
+def no_such_setting(
+    name: str, where: str, known: list[str], thing: str = "", others: Sequence[str] = (), hint: str = ""
+) -> ConfigError:
+    """The error for an unknown key.
+
+    Args:
+        known: the settings of its table.
+        thing: what the table belongs to.
+        others: full keys that the user may have meant if none of `known` is near.
+        hint: what to say instead of the known settings if none is near.
 
     >>> print(no_such_setting("alpha", "my.toml, line 3: data.partition.alpha", ["clients"], "the partition 'iid'"))
     the partition 'iid' has no setting 'alpha' (my.toml, line 3: data.partition.alpha); known: clients.
     """
     what = f"{thing} has no setting '{name}'" if thing else f"there is no setting '{name}' here"
-    return ConfigError(what, where=where, hint=nearest(name, known) if known else "it has none: take it out")
+    near = nearest(name, known) if known else "it has none: take it out"
+    if not near.startswith(_NEAR):
+        listed = "' or '".join(others)
+        near = f"{_NEAR} '{listed}'" if others else hint or near
+        if thing and nearest(name, ["name"]).startswith(_NEAR):
+            near = f"{_NEAR} 'name'"
+    return ConfigError(what, where=where, hint=near)
 
 
 def refuse_loose(values: Mapping[str, Any], checked: Any, key: str, locate: Locate, *, finite: bool) -> None:
-    """Raises `ConfigError` for `true` where a number is wanted, and with `finite` for a number that is not finite."""
+    """Raises `ConfigError` for `true` in place of a number, and for numbers that no computation can use.
+
+    These are whole numbers beyond 64 bits and, with `finite`, those that are not finite or beyond 32-bit floats.
+    """
     for name, value in values.items():
         full = ".".join(filter(None, [key, name]))
         read = checked.get(name) if isinstance(checked, Mapping) else getattr(checked, name, None)
@@ -84,8 +109,23 @@ def refuse_loose(values: Mapping[str, Any], checked: Any, key: str, locate: Loca
             raise ConfigError(f"'{name}' is {_shown(value)}, and has to be a number", where=locate(full))
         if finite and isinstance(read, float) and not math.isfinite(read):
             raise ConfigError(f"'{name}' is {read}, and has to be a finite number", where=locate(full))
+        for number in _numbers(read):
+            most: float | None = None
+            if isinstance(number, int) and abs(number) > _LARGEST_INT:
+                most = _LARGEST_INT
+            elif finite and isinstance(number, float) and _LARGEST_FLOAT < abs(number) < math.inf:
+                most = _LARGEST_FLOAT
+            if most is not None:
+                bound = f"at most {most}" if number > 0 else f"at least -{most}"
+                raise ConfigError(f"'{name}' is {_shown(number)}, and has to be {bound}", where=locate(full))
         if isinstance(value, Mapping) and isinstance(read, BaseModel):
             refuse_loose(value, read, full, locate, finite=finite)
+
+
+def _numbers(value: Any) -> list[float]:
+    if isinstance(value, list | tuple):
+        return [number for item in value for number in _numbers(item)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
 def _path(location: tuple[int | str, ...], values: Any) -> list[str]:
@@ -119,6 +159,10 @@ def _told(messages: list[str], rest: tuple[int | str, ...]) -> str:
         return f"{part} to be {' or '.join(dict.fromkeys(wanted))}"
     if others[0] == "Field required":
         return "has too few numbers in it"
+    if "exceeded maximum size" in others[0]:
+        return f"has to be a whole number of at most {_LARGEST_INT}"
+    if others[0].startswith("String should match pattern"):
+        return "has a character or a form that is not allowed here"
     other = re.sub(r"^(List|String|Tuple) should have", "has to have", others[0]).replace(
         " after validation", ""
     )
@@ -126,8 +170,15 @@ def _told(messages: list[str], rest: tuple[int | str, ...]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as it stands in TOML."""
-    return {"True": "true", "False": "false"}.get(repr(value), repr(value))
+    """A value as it is written in TOML, shortened."""
+    try:
+        text = repr(value)
+    except ValueError:  # more digits than Python prints
+        return f"a number of {value.bit_length()} bits"
+    except RecursionError:
+        return f"a {type(value).__name__} nested too deeply"
+    text = {"True": "true", "False": "false"}.get(text, text)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def _meant(value: Any, messages: list[str]) -> str | None:

@@ -19,6 +19,8 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
 
 
 NOT_SET = ", which is not set there"
+RECIPE = "recipe "  # what the place of a key in an installed recipe begins with
+_DEEPEST = 32  # tables and lists in each other; the settings need six
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,17 @@ class Source:
         if changed and key not in self.lines:
             return changed
         line = next((self.lines[prefix] for prefix in prefixes if prefix in self.lines), None)
-        if line is not None and self.path is not None:
+        file = self._file()
+        if line is not None and file is not None:
             more = f", with {changed}" if changed else "" if self._has(parts) else NOT_SET
-            return f"{self.path}, line {line}: {key}{more}"
-        return f"{self.path}: {key}" if self.path else key
+            return f"{file}, line {line}: {key}{more}"
+        return f"{file}: {key}" if file else key
+
+    def _file(self) -> str | None:
+        """The file in words: an installed recipe has its name, since nobody should edit it."""
+        if self.path is None or not self.path.is_relative_to(_RECIPES):
+            return None if self.path is None else str(self.path)
+        return RECIPE + self.path.relative_to(_RECIPES).with_suffix("").as_posix()
 
     def _has(self, parts: Sequence[str]) -> bool:
         found: Any = self.values
@@ -86,23 +95,49 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
         run = (path / "config.toml").is_file()
         raise ConfigError(
             f"{path} is a directory, not a recipe or a file",
-            hint=f"'fedlens resume {path}' goes on with the run in it" if run else "name a TOML file in it",
+            hint=f"'fedlens resume {path}' resumes the run in it" if run else "name a TOML file in it",
         )
     looks_like_file = path.suffix == ".toml" or path.is_file()
     if not looks_like_file:
         path = recipe_path(recipe_or_file)
     try:
         text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
+        values = _parsed(text, str(path))
     except FileNotFoundError:
         raise ConfigError(
-            f"the file {path} is not there", hint="give a path, or a recipe of 'fedlens list recipes'"
+            f"the file {path} does not exist", hint="give a path, or a recipe of 'fedlens list recipes'"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file is not TOML: {error}", where=str(path)) from None
     except OSError as error:
         raise ConfigError(f"the file cannot be read: {error.strerror}", where=str(path)) from None
     return override(Source(values, path, key_lines(text)), overrides)
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    """The values in a TOML text. Raises `ConfigError` for what is nested too deeply or has too many digits."""
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise
+    except RecursionError:
+        raise _too_deep(where) from None
+    except ValueError:  # of Python's `int`, whose message speaks of the interpreter
+        raise ConfigError(
+            "a number has more than 4300 digits", where=where, hint="use a smaller one"
+        ) from None
+    level: list[Any] = [values]
+    for _ in range(_DEEPEST):
+        tables = [item for item in level if isinstance(item, dict | list)]
+        level = [item for table in tables for item in (table.values() if isinstance(table, dict) else table)]
+        if not level:
+            return values
+    raise _too_deep(where)
+
+
+def _too_deep(where: str) -> ConfigError:
+    what = f"tables or lists are nested more than {_DEEPEST} deep"
+    return ConfigError(what, where=where, hint="see the page on settings for what a table holds")
 
 
 def override(source: Source, overrides: Sequence[str]) -> Source:
@@ -115,11 +150,19 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
     for text in overrides:
         key, equals, value = text.partition("=")
         key = key.strip()
+        if len(value.strip().splitlines()) > 1 or len(key.splitlines()) > 1:
+            raise ConfigError(
+                f"{_short(text)!r} has more than one line",
+                where="--set",
+                hint="give each setting a --set of its own, e.g. --set rounds=3 --set seed=4",
+            )
         if not equals or not key:
             raise ConfigError(
                 f"'{text}' is not key=value", where="--set", hint="write, say, --set local.lr=0.1"
             )
         path = key.split(".")
+        if len(path) > _DEEPEST:
+            raise _too_deep(f"--set {_short(key)}")
         if path[-1] == "name" and len(path) > 1:
             renamed.add(".".join(path[:-1]))
         if key == "seed":
@@ -127,6 +170,10 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
         _put(values, path, _value(key, value.strip()), text)
         keys.add(key)
     return Source(values, source.path, source.lines, frozenset(keys), frozenset(renamed))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any, text: str) -> None:
@@ -151,13 +198,13 @@ def _forget_derived_seeds(values: dict[str, Any]) -> None:
 
 def _value(key: str, text: str) -> Any:
     try:
-        return tomllib.loads(f"x = {text}")["x"]
+        return _parsed(f"x = {text}", f"--set {key}")["x"]
     except tomllib.TOMLDecodeError as error:
         if text.startswith(("{", "[")):
             raise ConfigError(
-                f"{text} is neither a table nor a list of TOML: {error}",
+                f"{_short(text)} is neither a table nor a list of TOML: {error}",
                 where=f"--set {key}",
-                hint="words in it are quoted, and all of it for the shell: "
+                hint="quote strings, and quote the whole argument for your shell, e.g. "
                 """--set 'client=[{name = "proximal", mu = 0.1}]'""",
             ) from None
         return text

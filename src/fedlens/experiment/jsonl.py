@@ -1,4 +1,4 @@
-"""Files with one JSON object a line, written while a run goes on and read while it does."""
+"""Files of one JSON object per line, appended and read during a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.atomic_files import refused, write_atomically
+from fedlens.experiment.atomic_files import open_regular, read_regular, refused, write_atomically
 
 
 def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add `rows` in one write, all or none; raises `RunFailed` where the disk is full or refuses.
+    """Append `rows` in one write, all or none.
+
+    Raises `RunFailed` if the disk is full or refuses, `RunDirectoryError` if `path` is a link or not a regular file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "metrics.jsonl"
@@ -23,8 +25,12 @@ def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """
     content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
     try:
-        with open(path, "ab", buffering=0) as file:
-            before = file.tell()
+        descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with open(descriptor, "ab", buffering=0) as file:
+            if os.fstat(descriptor).st_nlink > 1:  # the line would appear in the file of the other name, too
+                hint = "replace it with a copy: cp FILE COPY, then mv COPY FILE"
+                raise RunDirectoryError(f"{path.name} is a hard link", where=str(path), hint=hint)
+            before = os.fstat(descriptor).st_size
             try:
                 _write_all(file.fileno(), content)
             except BaseException:
@@ -40,11 +46,13 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk has what was appended; a file that is not there has nothing to wait for."""
+    """Wait until the disk has the appended lines; a missing file has none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise refused(error, path.name, path) from error
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -54,9 +62,9 @@ def sync(path: Path) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The objects, first line first: none where there is no file, and without a last line that was cut.
+    """The objects in order, without a truncated last line; none if there is no file.
 
-    Raises `RunDirectoryError` that names the line where one before the last cannot be read.
+    Raises `RunDirectoryError` with the line number if an earlier line cannot be read.
     """
     return [row for _, row in _parse(path)]
 
@@ -81,9 +89,9 @@ def stream(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def truncate(path: Path, after_round: int) -> int:
-    """Drop the lines whose `round` is past `after_round`, and a last line that was cut; how many they were.
+    """Drop the lines of later rounds than `after_round` and a truncated last line; returns how many.
 
-    The lines that stay are not touched, and the file is replaced as a whole.
+    The other lines are unchanged; the file is replaced atomically.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "metrics.jsonl"
@@ -95,7 +103,7 @@ def truncate(path: Path, after_round: int) -> int:
         return 0
     kept = [line for line, row in _parse(path) if row.get("round", 0) <= after_round]
     content = b"".join(line + b"\n" for line in kept)
-    before = path.read_bytes()
+    before = read_regular(path)
     if content != before:
         write_atomically(path, content)
     return len(before.splitlines()) - len(kept)
@@ -103,7 +111,7 @@ def truncate(path: Path, after_round: int) -> int:
 
 def _parse(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     try:
-        texts = path.read_bytes().split(b"\n")
+        texts = read_regular(path).split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -1,26 +1,30 @@
-"""A lock that one process holds, and that goes with it when it dies."""
+"""A lock that one process holds, released when the process dies."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.atomic_files import open_regular
 
 _BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
+_PROCESS = re.compile(rb"(\d{1,20}\n)?")  # a process id, or nothing yet
 _held: set[int] = set()
 
 
 @contextmanager
 def locked(path: Path, thing: str) -> Iterator[None]:
-    """Hold the lock file at `path` for the length of the block; the file itself stays.
+    """Hold the lock file at `path` during the block; the file itself stays.
 
-    Raises `RunDirectoryError` at once where another holds it, in this process or in another. On a file system
-    that has no locks (some network ones) nothing is held.
+    Raises `RunDirectoryError` at once if it is held already, by this process or another, or if `path` is not a lock
+    file: a link, a FIFO, a file with other contents. On a file system without locks (some network ones) nothing is
+    held.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / ".lock"
@@ -31,17 +35,22 @@ def locked(path: Path, thing: str) -> Iterator[None]:
     fedlens.core.errors.RunDirectoryError: ...
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise RunDirectoryError(f"{thing} cannot be locked: {error.strerror}", where=str(path)) from error
     try:
+        if not _PROCESS.fullmatch(os.pread(descriptor, 64, 0)):
+            # A hard link to a file of the user would be overwritten below.
+            raise RunDirectoryError(
+                f"{path.name} is not a lock file of fedlens", where=str(path), hint="remove it"
+            )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _BUSY:
                 raise _busy(descriptor, thing) from None
         _held.add(descriptor)
-        with suppress(OSError):  # the number is for the sentence of `_busy` alone
+        with suppress(OSError):  # the number is only for the message of `_busy`
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield

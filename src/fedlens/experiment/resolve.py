@@ -115,7 +115,7 @@ def resolve(
         }
     # An infinite alpha is the prior itself (hsu2020 appendix B.1).
     finite = registry.kind != "partition"
-    settings = _settings(model, values, key, f"the {registry.kind} '{name}'", locate, finite)
+    settings = _settings(model, values, key, f"the {registry.kind} '{name}'", locate, finite, registry)
     return Resolved(factory, name, settings, key, registry.kind, locate)
 
 
@@ -144,11 +144,13 @@ def _settings(
     thing: str,
     locate: Locate,
     finite: bool,
+    registry: Registry,
 ) -> dict[str, Any]:
     names = list(model.model_fields)
     for name in values:
         if name not in names:
-            raise no_such_setting(name, locate(_below(key, name)), names, thing)
+            hint = _with_setting(registry, name) if registry.kind == "engine" else ""
+            raise no_such_setting(name, locate(_below(key, name)), names, thing, hint=hint)
     try:
         checked = model.model_validate(dict(values))
     except ValidationError as error:
@@ -156,6 +158,15 @@ def _settings(
     settings = {name: getattr(checked, name) for name in names}
     refuse_loose(values, settings, key, locate, finite=finite)
     return settings
+
+
+def _with_setting(registry: Registry, setting: str) -> str:
+    """A hint that names the factories with this setting; empty if none has it."""
+    names = [name for name in registry.entries if setting in settings_model(registry.find(name)).model_fields]
+    if not names:
+        return ""
+    listed = ", ".join(f"'{name}'" for name in names)
+    return f"{registry.kind}s with it: {listed}; add --set {registry.kind}.name={names[0]}"
 
 
 def _below(key: str, name: str) -> str:

@@ -76,6 +76,7 @@ def summarize(
         "algorithm": config.algorithm["name"],
         "dataset": config.data.dataset["name"],
         "notes": list(built.notes),
+        "changes": list(runner.changes),
         "disclosures": list(built.algorithm.discloses),
         "engine": config.engine["name"],
         "seed": config.seed,

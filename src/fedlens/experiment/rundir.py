@@ -7,9 +7,10 @@ import math
 import os
 import re
 import secrets
+import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +19,12 @@ from typing import Any
 from fedlens import __version__
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment import jsonl as lines
-from fedlens.experiment.atomic_files import write_atomically
+from fedlens.experiment.atomic_files import not_regular, read_regular, sweep, write_atomically
 from fedlens.experiment.lock import locked
 
 FORMAT = 1
+_FOLDERS = ("checkpoint", "states")
+_APPENDED = ("metrics.jsonl", "clients.jsonl")
 _PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
 _SEARCH_DEPTH = 3
 
@@ -114,10 +117,22 @@ class RunDir:
     def lock(self) -> Iterator[None]:
         """Prevent other processes from writing to this run while the block or this process lasts.
 
-        Raises `RunDirectoryError` if another process holds the lock.
+        Raises `RunDirectoryError` if another process holds the lock, or if a file that is appended to is a link,
+        a FIFO or a device, or a folder a link: a directory from somebody else may contain such entries.
         """
         with locked(self.path / ".lock", f"the run {self.path}"):
+            self._refuse_planted()
+            sweep(self.path)
             yield
+
+    def _refuse_planted(self) -> None:
+        """What is appended to, or removed from a folder, must not lie elsewhere. Other files are replaced whole."""
+        for name in (*_APPENDED, *_FOLDERS):
+            path = self.path / name
+            with suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                if not (stat.S_ISDIR(mode) if name in _FOLDERS else stat.S_ISREG(mode)):
+                    raise not_regular(path)
 
     def write_config(self, text: str) -> None:
         """Write `config.toml` atomically."""
@@ -171,7 +186,7 @@ class RunDir:
         """The settings in `config.toml`. Raises `RunDirectoryError` if it is missing or cannot be read."""
         where = str(self.config_path)
         try:
-            return tomllib.loads(self.config_path.read_text(encoding="utf-8"))
+            return tomllib.loads(read_regular(self.config_path).decode())
         except OSError as error:
             raise RunDirectoryError(f"config.toml cannot be read: {error.strerror}", where=where) from error
         except ValueError as error:
@@ -279,7 +294,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fedlens.core.driver import Driven, Driver, Tally
-from fedlens.core.errors import FedlensError, RunFailed
+from fedlens.core.errors import FedlensError, RunDirectoryError, RunFailed
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
@@ -23,9 +23,10 @@ from fedlens.core.tree import HEAVY
 from fedlens.core.user_objects import offered
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
+from fedlens.experiment.changes import Change, defining
 from fedlens.experiment.progress import Progress
 from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.state_files import StateFiles
+from fedlens.experiment.state_files import StateFiles, is_key
 
 _HEAVY = 2**28  # bytes of a server state: larger best states are kept on disk, not in memory
 
@@ -42,6 +43,7 @@ class RunState:
     best: dict[str, Any] | None = None
     failures: dict[str, Counter[str]] = field(default_factory=dict)
     measured: dict[str, Any] | None = None  # the last per-client evaluation; see `client_summary`
+    client_lines: int = 0  # of clients.jsonl before this round
 
     def payload(self) -> dict[str, Any]:
         """The payload of a checkpoint. Client states that belong in files are written first."""
@@ -60,11 +62,26 @@ class RunState:
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> RunState:
-        """The state in a checkpoint's payload."""
-        fields = dict(payload)
-        states, keys = _by_client(fields.pop("clients")), _by_client(fields.pop("client_files", {}))
-        failures = {client: Counter(reasons) for client, reasons in payload["failures"].items()}
-        return cls(**{**fields, "clients": Saved(states, keys), "failures": failures})
+        """The state in a checkpoint's payload. Raises `RunDirectoryError` if it is not that of a run."""
+        try:
+            fields = {**{"client_files": {}}, **payload}
+            states, keys = _by_client(fields.pop("clients")), _by_client(fields.pop("client_files"))
+            failures = {client: Counter(reasons) for client, reasons in payload["failures"].items()}
+            run_state = cls(**{**fields, "clients": Saved(states, keys), "failures": failures})
+            right = (
+                isinstance(run_state.round, int)
+                and isinstance(run_state.state, Mapping)
+                and run_state.line["round"] == run_state.round
+                and all(isinstance(row, Mapping) for row in run_state.rows)
+                and (run_state.best is None or isinstance(run_state.best["round"], int))
+                and all(map(is_key, keys.values()))
+                and all(isinstance(state, Mapping) for state in states.values())
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            right = False
+        if not right:  # its checksum fits: it was not written by this version, or not by fedlens
+            raise RunDirectoryError("the checkpoint does not hold the state of a run", hint="start a new run")
+        return run_state
 
 
 @dataclass
@@ -108,10 +125,18 @@ class Runner:
     """Runs one experiment into one run directory, from the start or from a checkpoint."""
 
     def __init__(
-        self, built: Built, directory: RunDir, progress: Progress, run_state: RunState | None = None
+        self,
+        built: Built,
+        directory: RunDir,
+        progress: Progress,
+        run_state: RunState | None = None,
+        changes: Sequence[Change] = (),
     ) -> None:
         self.built, self.directory, self.progress = built, directory, progress
-        self.run_state = run_state
+        self.run_state, self.changes = run_state, changes
+        # Checked when the run is resumed: what was edited, and what is missing.
+        self._settings = defining(built.config)
+        self._lines_of_clients = len(directory.read_clients()) if run_state is not None else 0
         # By client and reason. Unlike those of `run_state`, they include a round that failed.
         self.failures = {} if run_state is None else run_state.failures
         self._elapsed = 0.0 if run_state is None else self._elapsed_before()
@@ -247,7 +272,11 @@ class Runner:
         # From here on the round is complete: a run that is stopped below writes its lines when it is resumed.
         clients = trained.clients or self._states.mark()
         rows += at_clients
-        self.run_state = RunState(round, trained.state, clients, line, rows, best, self.failures, latest)
+        before = self._lines_of_clients
+        self._lines_of_clients += len(rows)
+        self.run_state = RunState(
+            round, trained.state, clients, line, rows, best, self.failures, latest, client_lines=before
+        )
         if best and best["round"] == round:
             self._best = self.run_state
         elif self._best is not None and nbytes(self._best.state) >= _HEAVY:
@@ -356,7 +385,12 @@ class Runner:
         keys = set(payload["client_files"].values())
         self._files.sync(keys)
         self._files.saving(keys)
-        checkpoint.save(self.directory.checkpoint_path, run_state.round, payload, keys)
+        about = {
+            "settings": self._settings,
+            "changes": list(self.changes),
+            "client_lines": run_state.client_lines,
+        }
+        checkpoint.save(self.directory.checkpoint_path, run_state.round, payload, keys, about)
 
     def _keep_marks(self) -> None:
         """Releases the client states of rounds that will not be saved."""

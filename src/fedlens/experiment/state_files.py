@@ -16,13 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import RunFailed
+from fedlens.core.errors import RunDirectoryError, RunFailed
 from fedlens.experiment import tensorfile
-from fedlens.experiment.atomic_files import fsync_directory, refused
+from fedlens.experiment.atomic_files import fsync_directory, open_regular, refused, sweep, temporary_beside
 from fedlens.experiment.payload import Payload, decode, encode
 
+_KEY = re.compile(r"[0-9a-f]{1,64}")
 _NAME = re.compile(r"([0-9a-f]{64})\.safetensors")
-_WRITING = ".writing"
+_WRITING = "state"
 _PIECE = 1 << 20
 
 
@@ -53,7 +54,7 @@ class StateFiles:
         Raises `RunFailed` where the disk is full or refuses, or where the state has in it what no file can hold.
         """
         structure, tensors = encode(payload)
-        temporary = self.directory / _WRITING
+        temporary = temporary_beside(self.directory / _WRITING)
         try:
             self.directory.mkdir(exist_ok=True)
             metadata = {"state": json.dumps(structure)}
@@ -76,6 +77,8 @@ class StateFiles:
         try:
             contents = tensorfile.read(path)
             fault = "its checksum is another" if contents.written.sha256 != key else None
+        except RunDirectoryError as error:
+            fault = error.what
         except OSError as error:
             fault = error.strerror or str(error)
         except ValueError as error:
@@ -121,14 +124,12 @@ class StateFiles:
     def sweep(self, saved: Set[str], live: Set[str]) -> None:
         """Remove every file but those of the checkpoints that there are, and of the states that there are."""
         self._saved = saved
+        sweep(self.directory)
         with suppress(FileNotFoundError):
             for path in list(self.directory.iterdir()):
                 match = _NAME.fullmatch(path.name)
                 if match and match[1] not in saved and match[1] not in live:
                     self._remove(match[1])
-                elif path.name == _WRITING or tensorfile.LEFTOVER.fullmatch(path.name):
-                    with suppress(OSError):
-                        path.unlink()
 
     def _remove(self, key: str) -> None:
         """What the disk does not let go of stays: a run does not end for that."""
@@ -150,12 +151,23 @@ class StateFiles:
         return refused(error, "the state of a client", self.directory, hint)
 
 
+def is_key(key: object) -> bool:
+    """Whether this can be the hash of a state: nothing else may become part of a path.
+
+    >>> is_key("ab12"), is_key("../ab12"), is_key(7)
+    (True, False, False)
+    """
+    return isinstance(key, str) and _KEY.fullmatch(key) is not None
+
+
 def path_of(directory: Path, key: str) -> Path:
-    """Where the state of this hash is or would be.
+    """Where the state of this hash is or would be. Raises `ValueError` if `key` is not a hash.
 
     >>> path_of(Path("states"), "ab12").name
     'ab12.safetensors'
     """
+    if not is_key(key):
+        raise ValueError(f"{key!r} is not the hash of a state")
     return directory / f"{key}.safetensors"
 
 
@@ -167,9 +179,11 @@ def fault_of(directory: Path, key: str) -> str | None:
     """
     digest = hashlib.sha256()
     try:
-        with open(path_of(directory, key), "rb", buffering=0) as file:
+        with open(open_regular(path_of(directory, key), os.O_RDONLY), "rb", buffering=0) as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
+    except RunDirectoryError as error:
+        return error.what
     except OSError as error:
         return error.strerror or str(error)
     return None if digest.hexdigest() == key else "its checksum is another"

@@ -21,6 +21,8 @@ from safetensors import SafetensorError, TensorSpec, serialize_file
 from safetensors.torch import load
 from torch import Tensor
 
+from fedlens.experiment.atomic_files import create, read_regular
+
 DTYPES = frozenset(
     {
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -28,7 +30,6 @@ DTYPES = frozenset(
         torch.uint16, torch.uint8, torch.bool,
     }
 )  # fmt: skip
-LEFTOVER = re.compile(r"\.tmp\w{6}")  # what `serialize_file` was writing to when the process was killed
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -73,10 +74,11 @@ def raw(tensor: Tensor) -> memoryview:
 def write(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, sync: bool = True
 ) -> Written:
-    """Writes a safetensors file and, with `sync`, waits until the disk has it.
+    """Writes a new safetensors file and, with `sync`, waits until the disk has it.
 
-    Tensors may share memory, be strided, empty or without dimensions, and be on any device.
-    Raises `OSError` if the disk refuses and `ValueError` for a dtype that the format does not have.
+    `path` must not exist: the library replaces whatever has its name, even a device. Tensors may share memory, be
+    strided, empty or without dimensions, and be on any device.
+    Raises `OSError` if the file exists or the disk refuses, and `ValueError` for a dtype that the format does not have.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
@@ -102,10 +104,9 @@ def write(
         )
         for name, tensor in plain.items()
     }
-    with open(path, "wb") as file:
-        mode = stat.S_IMODE(
-            os.fstat(file.fileno()).st_mode
-        )  # what the umask allows; the library's file is private
+    with open(create(path), "wb") as file:
+        # What the umask allows; the library's own file, which replaces this one, is private.
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
         serialize_file(specs, path, dict(metadata) if metadata else None)
     except SafetensorError as error:
@@ -143,7 +144,7 @@ def read(path: Path) -> Contents:
     Raises `OSError` if it cannot be read and `ValueError` if it is not a whole safetensors file. A flipped bit is
     not detected here: compare `written.sha256`.
     """
-    data = path.read_bytes()
+    data = read_regular(path)
     try:
         tensors = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])

@@ -37,6 +37,7 @@ def write_report(run_dir: Path) -> Path:
         "partition": partition_section(run.partition),
         "disclosures": disclosures if isinstance(disclosures, list) else [],
         "failures": _failures(run),
+        "changes": _changes(run),
         "settings": _settings(run),
         "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
         "environment": list(_flat(run.environment)),
@@ -91,6 +92,21 @@ def _failures(run: Run) -> list[tuple[str, str, int]]:
         for reason, times in reasons.items()
     ]
     return sorted(rows, key=lambda row: (-row[2], row[0], row[1]))
+
+
+def _changes(run: Run) -> list[tuple[str, str, str, str]]:
+    """What was edited while the run was stopped: round, setting, value before and after."""
+    changes = run.summary.get("changes")
+    rows = [row for row in changes if isinstance(row, Mapping)] if isinstance(changes, list) else []
+    return [
+        (
+            str(row.get("after_round")),
+            str(row.get("key")),
+            setting(row.get("before")),
+            setting(row.get("after")),
+        )
+        for row in rows
+    ]
 
 
 def _settings(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:

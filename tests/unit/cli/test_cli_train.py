@@ -44,7 +44,8 @@ def test_run_changes_nothing_that_was_not_asked_for(api: Api, recipe: Path) -> N
 def test_resume_hands_the_directory_on(api: Api) -> None:
     calls = api("finishes")
     assert runner.invoke(app, ["resume", "somewhere", "--data-dir", "d", "--no-report"]).exit_code == 0
-    assert calls == [("resume", Path("somewhere"), {"data_dir": Path("d"), "report": False})]
+    options = {"data_dir": Path("d"), "report": False, "accept_changes": False}
+    assert calls == [("resume", Path("somewhere"), options)]
 
 
 def test_without_a_terminal_a_round_is_a_line(api: Api, recipe: Path) -> None:

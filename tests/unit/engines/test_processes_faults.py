@@ -88,7 +88,7 @@ def test_a_task_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
     )
     found = answers_to(gate, wanted)
     assert isinstance(found[2], Failure)
-    assert found[2].reason == "its worker process was killed 3 times (out of memory?)"
+    assert found[2].reason == "its worker process was killed by SIGKILL (out of memory?), 3 times"
     assert len(list(tmp_path.iterdir())) == 3
     rest = [k for k in range(6) if k != 2]
     assert same(vectors([found[k] for k in rest]), [expected(wanted)[k] for k in rest])

@@ -498,7 +498,7 @@ def test_a_small_file_system_that_fills_up_keeps_what_was_there(tmp_path: Path) 
 
 def test_a_limit_on_the_size_of_a_file_keeps_what_was_there(tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))"
-    program = FILL.format(limit=limit, words="larger than a file may be")
+    program = FILL.format(limit=limit, words="larger than the largest allowed file")
     done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True)
     assert done.stdout == b"passed\n", done.stderr.decode()
 

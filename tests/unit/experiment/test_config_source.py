@@ -131,8 +131,8 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest
     Path("bad.toml").write_text("rounds 3")
     for name, said in {
         "digits.tml": "there is no recipe 'digits.tml'; did you mean 'digits'.",
-        "gone.toml": "the file gone.toml is not there; give a path, or a recipe of 'fedlens list recipes'.",
-        "run": "run is a directory, not a recipe or a file; 'fedlens resume run' goes on with the run in it.",
+        "gone.toml": "the file gone.toml does not exist; give a path, or a recipe of 'fedlens list recipes'.",
+        "run": "run is a directory, not a recipe or a file; 'fedlens resume run' resumes the run in it.",
         "bad.toml": "the file is not TOML: Expected '=' after a key in a key/value pair "
         "(at line 1, column 8) (bad.toml).",
     }.items():

@@ -194,7 +194,7 @@ def test_a_dropped_file_goes_unless_a_checkpoint_has_it(files: StateFiles) -> No
     for key in (saved, neither):
         files.drop(key)
     assert names(files) == {f"{saved}.safetensors", f"{live}.safetensors"}
-    (files.directory / ".writing").touch()
+    (files.directory / ".state.0123456789abcdef.tmp").touch()
     (files.directory / "mine.txt").touch()
     files.sweep(set(), {live})
     assert names(files) == {f"{live}.safetensors", "mine.txt"}

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -210,10 +211,11 @@ class Partition:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the partition as an npz file without pickled objects; an error leaves no partial file."""
         path = Path(path)
-        part = path.with_name(path.name + ".part")
+        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
+            # A new file of a random name: a link that someone planted is never followed.
+            with part.open("xb") as file:
                 np.savez(
                     file,
                     format=_text(FORMAT),

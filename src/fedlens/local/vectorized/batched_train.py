@@ -22,7 +22,7 @@ from fedlens.local.vectorized.train_group import train_together
 class BatchedTrain(Train):
     """`Train`, as a `BatchedOp`: the form that algorithms offer to the engines."""
 
-    def together(self, calls: Sequence[Call]) -> Sequence[Outcome | Exception]:
+    def together(self, calls: Sequence[Call]) -> Sequence[Outcome | BaseException]:
         """Trains at several clients at once; see `fedlens.local.vectorized.train_group`."""
         return train_together(self, calls)
 

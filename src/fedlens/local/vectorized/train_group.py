@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from fedlens.core.calls import Calls
-from fedlens.core.errors import ConfigError, out_of_memory, told
+from fedlens.core.errors import ConfigError, out_of_memory
+from fedlens.core.interrupts import from_code
 from fedlens.core.modules import loadable
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import Call, GroupExamples, Outcome
@@ -39,10 +40,10 @@ class _Member:
     masks: torch.Generator | None = None
 
 
-Results = dict[int, Outcome | Exception]
+Results = dict[int, Outcome | BaseException]
 
 
-def train_together(train: Train, calls: Sequence[Call]) -> Sequence[Outcome | Exception]:
+def train_together(train: Train, calls: Sequence[Call]) -> Sequence[Outcome | BaseException]:
     """Local training of several clients, as `Train` does it for one.
 
     A client that fails by itself has its exception in its place. Raises what the common computation raises.
@@ -52,14 +53,14 @@ def train_together(train: Train, calls: Sequence[Call]) -> Sequence[Outcome | Ex
 
 def gradients_together(
     train: Train, calls: Sequence[Call], reply: Callable[[LocalContext, Tree], Outcome]
-) -> list[Outcome | Exception]:
+) -> list[Outcome | BaseException]:
     """A reply with the gradient of each client's objective over all its examples; else as `train_together`."""
     return _by_kind(train, calls, partial(_gradient_replies, train, reply))
 
 
 def _by_kind(
     train: Train, calls: Sequence[Call], work: Callable[[StackedModel, list[_Member]], Results]
-) -> list[Outcome | Exception]:
+) -> list[Outcome | BaseException]:
     """Does the work for the clients with the same model and rate, which may be all, and then for the others."""
     results: Results = {}
     made: dict[int, Call] = {}
@@ -67,7 +68,7 @@ def _by_kind(
     for at in range(len(calls)):
         try:
             made[at] = calls[at]
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             results[at] = _failure(error)
         else:
             payload = made[at].payload
@@ -83,7 +84,7 @@ def _by_kind(
                     call = made[at]
                     context = train.context(call.payload, call.client, call.rng, closing, load=False)
                     members.append(_Member(at, call, context))
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
                     results[at] = _failure(error)
             if members:
                 results |= work(StackedModel(learner, client.scratch), members)
@@ -215,7 +216,7 @@ def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> R
                 train.rule.start(member.context)
                 member.context.problem.shared = None
                 changed = changed or [id(v) for v in member.context.anchor] != [id(v) for v in anchor]
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             failed[member.at] = _failure(error)
         if model.random:
             member.masks = torch.Generator()
@@ -240,13 +241,13 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
         solved = Solved([], loss[0], loss[1], member.context.steps)
         try:
             results[member.at] = train.outcome(member.call.client, member.context, list(end), update, solved)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             results[member.at] = _failure(error)
     return results
 
 
-def _failure(error: BaseException) -> Exception:
-    """A client's failure; raises the error if memory ran out, since that is the group's failure."""
-    if out_of_memory(error):
+def _failure(error: BaseException) -> BaseException:
+    """A client's failure; raises the error if memory ran out, the group's failure, or if the user stops the run."""
+    if out_of_memory(error) or not from_code(error):
         raise error
-    return error if isinstance(error, Exception) else RuntimeError(told(error))
+    return error

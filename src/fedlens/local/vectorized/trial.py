@@ -121,7 +121,7 @@ def _updates(
     ]
     updates = []
     for outcome in run(train, [Call({"model": tree, "lr": 0.1}, c, Rng((c.id, "trial"))) for c in clients]):
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, BaseException):
             raise outcome
         sent = {part: outcome.payload[part] for part in ("update", "buffers", "counters")}
         updates.append({f"{part}.{n}": value.clone() for part in sent for n, value in sent[part].items()})

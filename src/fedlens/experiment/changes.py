@@ -1,0 +1,236 @@
+"""Compares a run directory with its checkpoint before the run is resumed: edited settings and missing lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.config import Config, plain
+from fedlens.experiment.config_source import Source
+from fedlens.experiment.rundir import RunDir
+
+FREE = frozenset({"name", "data.cache", "evaluation.beside", "checkpoint.seconds"})
+"""Settings that change no number: `resume` accepts any value."""
+
+SAME_BITS = frozenset({"default", "inline", "processes", "ray"})
+"""Engines with equal results, bit for bit, for equal values of `ENGINE`: `resume` accepts any of them."""
+
+ENGINE: Mapping[str, Any] = {
+    "threads": 1,
+    "device": "cpu",
+    "precision": "fp32",
+    "channels_last": "auto",
+    "group": 1,
+    "gpus": 0.0,
+}
+"""Settings of an engine that results depend on, in the last bit or more, with their defaults."""
+
+_LONG = 60  # characters of a value in a message
+_MANY = 8  # changes in a message
+_NOT_SET = "not set"
+
+Change = dict[str, Any]
+"""`after_round`, `key`, `before` and `after`, as summary.json has it."""
+
+
+def defining(config: Config) -> dict[str, Any]:
+    """The settings that define an experiment's numbers, by dotted key, as JSON can hold them.
+
+    >>> from fedlens.experiment.config import read_config
+    >>> config = read_config({
+    ...     "rounds": 3, "model": "linear", "local": {"lr": 0.1}, "engine": {"name": "processes", "workers": 2},
+    ...     "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}})
+    >>> found = defining(config)
+    >>> found["local.lr"], found["engine.name"], found["engine.threads"], "engine.workers" in found
+    (0.1, 'processes', 1, False)
+    """
+    tables = plain(config)
+    engine = tables.pop("engine")
+    settings = dict(_flat(tables))
+    for key in FREE:
+        settings.pop(key, None)
+    settings["engine.name"] = engine["name"]
+    return settings | {f"engine.{key}": engine.get(key, default) for key, default in ENGINE.items()}
+
+
+def changed(before: Mapping[str, Any], config: Config, source: Source) -> list[Change]:
+    """The settings that differ from those of a checkpoint, each with `key`, `before` and `after` (None: not set).
+
+    A setting that the checkpoint does not have, and that `source` does not set, is new in this version of fedlens.
+    """
+    now = json.loads(json.dumps(defining(config)))
+    written = dict(_flat(source.values))
+    changes = []
+    for key in sorted({*before, *now}):
+        old, new = before.get(key), now.get(key)
+        added = key not in before and not any(name == key or name.startswith(f"{key}.") for name in written)
+        if not added and not _same(key, old, new):
+            changes.append({"key": key, "before": old, "after": new})
+    return changes
+
+
+def check(
+    run: RunDir, round: int, about: Mapping[str, Any], config: Config, source: Source, accept: bool
+) -> list[Change]:
+    """What was edited or lost since the checkpoint of `round`. Raises `RunDirectoryError` unless it is accepted."""
+    lines = about.get("client_lines")
+    edited = check_settings(run, round, about, config, source, accept)
+    return edited + check_lines(run, round, lines if isinstance(lines, int) else None, accept)
+
+
+def check_settings(
+    run: RunDir, round: int, about: Mapping[str, Any], config: Config, source: Source, accept: bool
+) -> list[Change]:
+    """The settings changed since the checkpoint of `round`. Raises `RunDirectoryError` unless they are accepted.
+
+    Nothing is compared with a checkpoint of an older version, which has no settings in it.
+    """
+    before = about.get("settings")
+    changes = changed(before, config, source) if isinstance(before, Mapping) else []
+    if config.rounds < round:
+        new = f"'fedlens run {run.config_path} --out DIR'"
+        raise RunDirectoryError(
+            f"rounds is {config.rounds}, but {round} rounds are done",
+            where=source.locate("rounds"),
+            hint=f"set rounds to {round} or more, or start a new run with {new}",
+        )
+    if changes and not accept:
+        one = len(changes) == 1
+        raise RunDirectoryError(
+            f"config.toml was edited since round {round}: {_listed(changes)}",
+            where=source.locate(changes[0]["key"]) if one else str(run.config_path),
+            hint=f"undo the {'change' if one else 'changes'}, or continue with {'it' if one else 'them'}: "
+            f"fedlens resume {run.path} --accept-changes",
+        )
+    return [{"after_round": round, **change} for change in changes]
+
+
+def check_lines(run: RunDir, round: int, client_lines: int | None, accept: bool) -> list[Change]:
+    """The lines missing from metrics.jsonl and clients.jsonl before `round`, or there twice.
+
+    Args:
+        client_lines: how many lines clients.jsonl had before `round`; None if it is unknown.
+
+    Raises `RunDirectoryError` unless they are accepted.
+    """
+    faults: list[tuple[Path, str]] = []
+    rounds = [row.get("round") for row in run.read_metrics()]
+    kept = [number for number in rounds if isinstance(number, int) and number < round]
+    missing = [number for number in range(round) if number not in set(kept)]
+    twice = (
+        sorted({number for number in kept if kept.count(number) > 1}) if len(kept) > len(set(kept)) else []
+    )
+    if missing:
+        faults.append((run.metrics_path, f"{_rounds(missing)} missing"))
+    if twice:
+        faults.append((run.metrics_path, f"{_rounds(twice)} there more than once"))
+    if client_lines is not None:
+        now = [row.get("round") for row in run.read_clients()]
+        counted = [number for number in now if isinstance(number, int) and number < round]
+        if len(counted) != client_lines:
+            of = {row["round"] for row in run.read_metrics() if row.get("clients") and row["round"] < round}
+            gone = sorted(of - set(counted))
+            what = f"{len(counted)} of {client_lines} lines are there"
+            faults.append((run.clients_path, f"{_rounds(gone)} missing" if gone else what))
+    if faults and not accept:
+        path, what = faults[0]
+        raise RunDirectoryError(
+            f"{path.name} was edited or cut: {what}, and the run is at round {round}",
+            where=str(path),
+            hint=f"restore the file, or continue without these lines: fedlens resume {run.path} --accept-changes",
+        )
+    return [{"after_round": round, "key": path.name, "before": None, "after": what} for path, what in faults]
+
+
+def check_fits(run: RunDir, initial: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raises `RunDirectoryError` if the server state of a checkpoint cannot belong to the changed settings.
+
+    Args:
+        initial: the state that a run of the changed settings would start from.
+        saved: the state in the checkpoint.
+    """
+    misfit = _misfit("", initial, saved)
+    if misfit is not None:
+        raise RunDirectoryError(
+            f"the changed settings do not fit the checkpoint: {misfit}",
+            where=str(run.config_path),
+            hint=f"undo them, or start a new run with 'fedlens run {run.config_path} --out DIR'",
+        )
+
+
+def sentence(change: Change) -> str:
+    """One change in words.
+
+    >>> sentence({"key": "local.lr", "before": 0.1, "after": 0.5, "after_round": 4})
+    'local.lr is 0.5, was 0.1'
+    """
+    if change["key"].endswith(".jsonl"):
+        return f"{change['key']}: {change['after']}"
+    return f"{change['key']} is {_shown(change['after'])}, was {_shown(change['before'])}"
+
+
+def _listed(changes: Sequence[Change]) -> str:
+    more = f"; and {len(changes) - _MANY} more" if len(changes) > _MANY else ""
+    return "; ".join(map(sentence, changes[:_MANY])) + more
+
+
+def _shown(value: Any) -> str:
+    text = _NOT_SET if value is None else json.dumps(value)
+    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in table.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        elif value is not None:
+            yield name, value
+
+
+def _same(key: str, before: Any, after: Any) -> bool:
+    if before == after and isinstance(before, bool) == isinstance(after, bool):
+        return True
+    if not (isinstance(before, str) and isinstance(after, str)):
+        return False
+    if key == "engine.name":
+        return {before, after} <= SAME_BITS
+    # A user's own file may have been moved together with the run.
+    return ".py:" in before and ".py:" in after and Path(before).name == Path(after).name
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    """
+    >>> _rounds([2]), _rounds([0, 1, 2, 7])
+    ('round 2 is', 'rounds 0 to 2 and 7 are')
+    """
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    words = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
+    shown = [*words[:_MANY], f"{len(words) - _MANY} more spans"] if len(words) > _MANY else words
+    text = ", ".join(shown[:-1]) + " and " + shown[-1] if len(shown) > 1 else shown[0]
+    return f"round{'s' if len(numbers) > 1 else ''} {text} {'are' if len(numbers) > 1 else 'is'}"
+
+
+def _misfit(place: str, initial: Any, saved: Any) -> str | None:
+    """The first place where two states differ in kind, keys or shape; a state that is empty at first may fill."""
+    if isinstance(initial, Mapping) and isinstance(saved, Mapping):
+        if place == "" or (initial and saved):
+            for key in sorted(initial.keys() ^ saved.keys()):
+                return f"{place}{key} is {'missing from it' if key in initial else 'only in it'}"
+        for key in sorted(initial.keys() & saved.keys()):
+            if (misfit := _misfit(f"{place}{key}.", initial[key], saved[key])) is not None:
+                return misfit
+        return None
+    if isinstance(initial, Tensor) and isinstance(saved, Tensor) and initial.shape != saved.shape:
+        return f"{place.rstrip('.')} has shape {tuple(saved.shape)} in it, and {tuple(initial.shape)} now"
+    return None

@@ -1,0 +1,117 @@
+"""Clients whose code does its worst: each is that client's failure in one sentence, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens import Experiment
+from fedlens.core.errors import one_line, told
+from fedlens.experiment.progress import Silent
+from tests.faults import faulty
+from tests.faults.run_kit import sha
+from tests.faults.test_refused_replies import ENGINES, FILE, experiment
+from tests.unit.engines.ray_kit import NEEDS_RAY
+
+RULES = ["exit", "generator", "stop", "interrupt", "bare", "mute", "long", "control", "recursion"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("hostile") / "ref"
+    experiment([0, 1, 2]).run(out)
+    return out
+
+
+def check(out: Path, reference: Path, engine: Any) -> None:
+    bad = [3 + k for k in range(len(faulty.HOSTILE))]
+    algorithm = {"name": f"{FILE}:algorithm", "first": 3, "faults": list(faulty.HOSTILE)}
+    run = experiment([0, 1, 2, *bad], algorithm=algorithm, **({"engine": engine} if engine else {})).run(out)
+    assert sha(out / "model.safetensors") == sha(reference / "model.safetensors")
+    assert set(run.summary["failures"]) == set(map(str, bad))
+    for client, (_, said) in zip(bad, faulty.HOSTILE.values(), strict=True):
+        ((reason, times),) = run.summary["failures"][str(client)].items()
+        assert reason.startswith(said)
+        assert times == 3
+        assert reason.isprintable()
+        assert len(reason) < 300
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_whatever_a_client_raises_or_sends_is_its_own_failure(
+    tmp_path: Path, reference: Path, engine: str
+) -> None:
+    check(tmp_path / "run", reference, ENGINES[engine])
+
+
+@NEEDS_RAY
+@pytest.mark.nightly
+def test_whatever_a_client_raises_or_sends_is_its_own_failure_on_ray(tmp_path: Path, reference: Path) -> None:
+    check(tmp_path / "run", reference, {"name": "ray", "workers": 2})
+
+
+@pytest.mark.parametrize("fault", RULES)
+def test_a_hook_that_raises_among_stacked_clients_is_its_clients_failure(tmp_path: Path, fault: str) -> None:
+    settings: dict[str, Any] = {
+        "rounds": 1,
+        "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 20}},
+        "model": "linear",
+        "client": {"name": f"{FILE}:hostile_rule", "fault": fault},
+        "local": {"lr": 0.1, "batch_size": "all"},
+        "engine": "vectorized",
+    }
+    run = Experiment(**settings).run(tmp_path / "run")
+    assert run.metrics[-1]["failed"] == 3
+    for reasons in run.summary["failures"].values():
+        ((reason, _),) = reasons.items()
+        assert reason.startswith(faulty.HOSTILE[fault][1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("kills", "its worker process ended with exit code 9, 3 times"),
+        ("crashes", "its worker process was killed by SIGSEGV, 3 times"),
+    ],
+)
+def test_a_worker_that_ends_is_reported_with_its_exit_code_or_signal(
+    tmp_path: Path, fault: str, said: str
+) -> None:
+    algorithm = {"name": f"{FILE}:algorithm", "first": 3, "faults": [fault]}
+    engine = {"name": "processes", "workers": 1}
+    run = experiment([0, 1, 3], rounds=1, algorithm=algorithm, engine=engine).run(tmp_path / "run")
+    assert run.summary["failures"] == {"3": {said: 1}}
+
+
+class PressesCtrlC(Silent):
+    """Ctrl-C at the end of round 1, as a signal that arrives in the middle of round 2."""
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        if metrics["round"] == 1:
+            threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_a_ctrl_c_still_ends_a_run_in_this_process(tmp_path: Path) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    algorithm = {"name": f"{FILE}:algorithm", "first": 3, "faults": ["interrupt"]}
+    long = experiment([0, 1, 2, 3], rounds=100_000, algorithm=algorithm)
+    with pytest.raises(KeyboardInterrupt):
+        long.run(tmp_path / "run", progress=PressesCtrlC())
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_an_exception_is_told_in_one_short_printable_line() -> None:
+    for make, _ in faulty.HOSTILE.values():
+        try:
+            make({"update": {faulty.NAME: None}})
+        except BaseException as error:
+            said = told(error)
+            assert said.isprintable()
+            assert len(said) < 300
+    assert told(type("A\x1b" * 300, (Exception,), {})("x")).isprintable()
+    assert one_line("\ud800 \u202e") == "\\ud800 \\u202e"
