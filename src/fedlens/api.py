@@ -375,6 +375,14 @@ class Result:
         return self._run.read_summary() or {}
 
     @property
+    def warnings(self) -> list[dict[str, Any]]:
+        """What is wrong with the result, such as a loss that diverges: `kind`, `since`, `until`, `sentence`, `try`, ...
+
+        Empty if nothing is; see `fedlens.experiment.divergence`.
+        """
+        return list(self.summary.get("warnings", ()))
+
+    @property
     def config(self) -> dict[str, Any]:
         """config.toml."""
         return self._run.read_config()

@@ -150,6 +150,31 @@ class Faulty:
 
 
 @dataclass(frozen=True)
+class Huge:
+    """Local training; one client answers with +-`value` everywhere once `after` of its replies were accepted."""
+
+    train: Op
+    client: int
+    after: int
+    value: float
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        outcome = self.train(payload, client, rng)
+        if client.id != self.client:
+            return outcome
+        visits = client.state.get("visits", 0)
+        reply = dict(outcome.payload)
+        if visits >= self.after:
+            reply["update"] = {n: self._huge(t) for n, t in reply["update"].items()}
+        return Outcome(reply, {"visits": visits + 1}, outcome.metrics)
+
+    def _huge(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of different signs for different classes: equal logits of all would be no harm."""
+        signs = torch.arange(len(tensor)).view(-1, *[1] * (tensor.dim() - 1)) % 2 * 2 - 1
+        return torch.full_like(tensor, self.value) * signs
+
+
+@dataclass(frozen=True)
 class Wrapped:
     """An algorithm around another one, as a user may write it."""
 
@@ -179,6 +204,28 @@ def hostile_rule(*, fault: str) -> ClientRule:
             HOSTILE[fault][0]({})
 
     return ClientRule(start=start, traits=Traits(stackable=True))
+
+
+@dataclass(frozen=True)
+class WithHuge:
+    """FedAvg with one client that becomes `Huge`."""
+
+    inner: Averaging
+    client: int
+    after: int
+    value: float
+
+    @property
+    def ops(self) -> dict[str, Op]:
+        train = Huge(self.inner.ops["train"], self.client, self.after, self.value)
+        return {**self.inner.ops, "train": train}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def huge(parts: Parts, *, client: int, after: int, value: float = 3e38) -> WithHuge:
+    return WithHuge(averaging(parts), client, after, value)
 
 
 @dataclass(frozen=True)

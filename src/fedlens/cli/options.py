@@ -24,4 +24,10 @@ DataDir = Annotated[
 Report = Annotated[
     bool, typer.Option("--report/--no-report", help="Write the result page when the run ends.")
 ]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Exit with code 1 if the run ends with a warning, such as a loss that diverges."
+    ),
+]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory: runs/<name>/<run-id>.")]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.cli.client_table import client_lines, worst_text
-from fedlens.report.format import count, duration, finite, metric_value, number, size, split_of
+from fedlens.report.format import (
+    count,
+    duration,
+    finite,
+    metric_value,
+    number,
+    rounds_of,
+    size,
+    split_of,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +77,8 @@ class ProgressDisplay:
     def note(self, text: str) -> None:
         """Prints a sentence that the user should read, for example that a damaged checkpoint was skipped."""
         if not self._quiet:
-            self._console.print(f"note: {text}", style="yellow", soft_wrap=True)
+            kind = "" if text.startswith("warning: ") else "note: "
+            self._console.print(f"{kind}{text}", style="yellow", soft_wrap=True)
 
     def finished(self, summary: dict[str, Any]) -> None:
         """Called after the last round; `result` prints the outcome."""
@@ -89,8 +100,12 @@ class ProgressDisplay:
                 *(client_lines(directory) if summary.get("clients") else ()),
             ]:
                 self._console.print(line, soft_wrap=True)
+            for line in warning_lines(summary):
+                self._console.print(line, style="yellow", soft_wrap=True)
             self._console.print(f"result page: {page}", style="bold", soft_wrap=True)
         elif not self._console.stderr:
+            for line in warning_lines(summary):
+                print(line, file=sys.stderr)
             print(page)
 
 
@@ -177,6 +192,18 @@ def opening_lines(plan: dict[str, Any]) -> list[str]:
         f"{clients} clients, {cohort} per round, {rounds} rounds, engine {plan.get('engine')}",
         *(f"beyond model updates: {sentence}" for sentence in plan.get("disclosures", ())),
         f"run directory: {plan.get('directory')}",
+    ]
+
+
+def warning_lines(summary: dict[str, Any]) -> list[str]:
+    """One line for each warning of a run, with the affected rounds.
+
+    >>> warning_lines({"warnings": [{"since": 3, "until": 9, "sentence": "The loss jumped.", "try": "Try less."}]})
+    ['warning, rounds 3 to 9: The loss jumped. Try less.']
+    """
+    return [
+        f"warning, {rounds_of(warning)}: {warning['sentence']} {warning['try']}"
+        for warning in summary.get("warnings") or ()
     ]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.options import DataDir, Debug, Json, Quiet, Report, RunDirectory
+from fedlens.cli.options import DataDir, Debug, Json, Quiet, Report, RunDirectory, Strict
 from fedlens.cli.output import reported
 from fedlens.cli.run_with_progress import train
 
@@ -27,6 +27,7 @@ def resume(
     report: Report = True,
     quiet: Quiet = False,
     as_json: Json = False,
+    strict: Strict = False,
     debug: Debug = False,
 ) -> None:
     """Continue an interrupted or killed run from its last checkpoint."""
@@ -39,4 +40,4 @@ def resume(
         )
 
     with reported(debug):
-        train(start, quiet=quiet, as_json=as_json)
+        train(start, quiet=quiet, as_json=as_json, strict=strict)

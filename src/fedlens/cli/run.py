@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
+from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report, Strict
 from fedlens.cli.output import reported
 from fedlens.cli.run_with_progress import train
 
@@ -70,6 +70,7 @@ def run(
     report: Report = True,
     quiet: Quiet = False,
     as_json: Json = False,
+    strict: Strict = False,
     debug: Debug = False,
 ) -> None:
     """Train a federation, and write a run directory with a result page."""
@@ -83,7 +84,7 @@ def run(
             experiment = Experiment.load(recipe, settings)
             return experiment.run(out, data_dir=data_dir, download=download, progress=progress, report=report)
 
-        train(start, quiet=quiet, as_json=as_json)
+        train(start, quiet=quiet, as_json=as_json, strict=strict)
 
 
 def overrides(changes: Sequence[str], rounds: int | None, seed: int | None, engine: str | None) -> list[str]:

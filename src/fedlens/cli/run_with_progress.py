@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from fedlens.cli.output import Interrupted, print_json, stdout_kept_clean
 from fedlens.cli.progress_display import ProgressDisplay, make_display
 
@@ -18,10 +20,13 @@ if TYPE_CHECKING:
     from fedlens.api import Result
 
 
-def train(start: Callable[[ProgressDisplay], Result], *, quiet: bool, as_json: bool) -> None:
+def train(
+    start: Callable[[ProgressDisplay], Result], *, quiet: bool, as_json: bool, strict: bool = False
+) -> None:
     """Calls `start` with a progress display, and prints the outcome.
 
-    Raises what `start` raises; `Interrupted` says how to continue.
+    Raises what `start` raises; `Interrupted` says how to continue. With `strict`, raises `typer.Exit` with code 1 if
+    the run has warnings.
     """
     display = make_display(quiet=quiet, stderr=as_json)
     try:
@@ -43,6 +48,9 @@ def train(start: Callable[[ProgressDisplay], Result], *, quiet: bool, as_json: b
     if as_json:
         print_json(result.summary)
     display.result(result.summary, Path(result.directory))
+    if strict and result.warnings:
+        print(f"error: --strict, and the run has warnings: {len(result.warnings)}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _ended(directory: Path, status: str, error: str | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from fedlens.core.errors import RunFailed
+from fedlens.core.norm_bounds import NormBounds
 from fedlens.core.profiling import scope, scoped
 from fedlens.core.protocol import (
     Answer,
@@ -37,6 +38,9 @@ class Tally:
     batches: dict[ClientId, int] = field(default_factory=lambda: defaultdict(int))
     per_client: list[dict[str, Any]] = field(default_factory=list)
     replied: set[ClientId] = field(default_factory=set)
+    norms: list[tuple[ClientId, int, float]] = field(
+        default_factory=list
+    )  # client, exchange, norm of the update
     failures: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     @property
@@ -74,6 +78,8 @@ class Tally:
         for name, value in reply.metrics.items():
             self.sums[name] += value
         self.per_client.append({"client": reply.client, "exchange": reply.id.exchange, **reply.metrics})
+        if norm := reply.norms.get("update"):
+            self.norms.append((reply.client, reply.id.exchange, norm))
 
     def failure(self, client: ClientId, reason: str) -> None:
         """Counts a reply that is missing or was refused."""
@@ -95,28 +101,36 @@ class Driver:
     It alone decides which answers count. A second answer to the same request is refused. A proposed client state is
     committed once the algorithm has taken the reply without refusing it. All requests of an ask see the states as
     they were when it was sent; of the proposals of a client that appears twice, the later slot's is kept.
+
+    In `drive`, the asks of the federation's clients carry bounds from the norms of the replies accepted before.
     """
 
     def __init__(self, engine: Engine, states: ClientStates) -> None:
         self.engine = engine
         self.states = states
         self.tally = Tally()
+        self.norms = NormBounds()
         self._out: set[Id] = set()
         # The number of the next exchange by round: evaluation counts on where training ended.
         self._next: dict[int, int] = {}
 
     def drive(self, steps: Generator[Ask, Answers, Any], round: int) -> Any:
         """Runs a generator of asks to its end and returns its value."""
-        return self.begin(steps, round, ahead=False).finish()
+        return self.begin(steps, round, ahead=False, bounded=True).finish()
 
-    def begin(self, steps: Generator[Ask, Answers, Any], round: int, ahead: bool = True) -> Driven:
-        """Takes the first ask of a generator; `ahead` sends it, so that an engine with idle workers can begin."""
+    def begin(
+        self, steps: Generator[Ask, Answers, Any], round: int, ahead: bool = True, bounded: bool = False
+    ) -> Driven:
+        """Takes the first ask of a generator; `ahead` sends it, so that an engine with idle workers can begin.
+
+        `bounded` refuses replies whose norms are far beyond those accepted before (`fedlens.core.norm_bounds`).
+        """
         if not isinstance(steps, Generator):
             raise RunFailed(
                 f"the algorithm returned a {type(steps).__name__}, not a generator of asks",
                 hint="write round() and evaluate() as generators: 'yield' every Ask, return the result",
             )
-        return Driven(self, steps, round, ahead)
+        return Driven(self, steps, round, ahead, bounded)
 
     def number(self, round: int) -> int:
         """The number of the next exchange of this round."""
@@ -126,16 +140,18 @@ class Driver:
         return number
 
     def exchange(
-        self, ask: Ask, round: int, exchange: int, ahead: bool = False
+        self, ask: Ask, round: int, exchange: int, ahead: bool = False, bounded: bool = False
     ) -> Generator[Answer, None, None]:
         """The answers to one ask, each checked for being the first to its request.
 
         In request order the ask is sent when the first answer is read, unless it is `ahead`; in arrival order at once,
         since its answers may be read in a later exchange.
         """
+        if bounded:
+            ask = self.norms.bounded(ask)
         if not ahead or ask.order == "arrival":
             sent = self._send(ask, round, exchange) if ask.order == "arrival" else None
-            return self._answers(ask, round, exchange, sent)
+            return self._answers(ask, round, exchange, sent, bounded)
         answers = self._ahead(ask, round, exchange)
         next(answers)  # sends the ask; from here on closing the answers takes it back
         return answers
@@ -164,7 +180,12 @@ class Driver:
         return self.engine.answer(ask, round, exchange)
 
     def _answers(
-        self, ask: Ask, round: int, exchange: int, sent: Generator[Answer, None, None] | None
+        self,
+        ask: Ask,
+        round: int,
+        exchange: int,
+        sent: Generator[Answer, None, None] | None,
+        bounded: bool = False,
     ) -> Generator[Answer, None, None]:
         staged = self.states.staging()
         answers = sent or self._send(ask, round, exchange)
@@ -179,6 +200,8 @@ class Driver:
                     yield answer
                 finally:
                     self._settle(answer, staged, at_once=ask.order == "arrival")
+                    if bounded and isinstance(answer, Reply) and answer.refused is None:
+                        self.norms.accepted(ask.op, answer)
                 del answer  # frees its tree before the next answer comes
         finally:
             answers.close()
@@ -203,8 +226,16 @@ class Driver:
 class Driven:
     """A generator of asks in progress; see `Driver.begin`."""
 
-    def __init__(self, driver: Driver, steps: Generator[Ask, Answers, Any], round: int, ahead: bool) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        steps: Generator[Ask, Answers, Any],
+        round: int,
+        ahead: bool,
+        bounded: bool = False,
+    ) -> None:
         self._driver, self._steps, self._round, self._ahead = driver, steps, round, ahead
+        self._bounded = bounded
         self._value: Any = None
         self._answers = self._asked(lambda: next(steps), ahead)
 
@@ -224,7 +255,8 @@ class Driven:
                 f"the evaluation of round {self._round} asks several times, but the next round has already started",
                 hint="set evaluation.beside=false",
             )
-        return self._driver.exchange(ask, self._round, self._driver.number(self._round), ahead)
+        number = self._driver.number(self._round)
+        return self._driver.exchange(ask, self._round, number, ahead, self._bounded)
 
     def finish(self) -> Any:
         """Runs to the end and returns the generator's value."""

@@ -91,7 +91,8 @@ class Reply:
     """A client's answer. Its proposed state is committed when the algorithm has taken it, unless it was refused.
 
     `allocate` is set by an engine that has memory from which it sends without a copy: it returns an uninitialized tree
-    like its argument, in that memory. A sum that becomes the next model is best computed there.
+    like its argument, in that memory. A sum that becomes the next model is best computed there. `norms` has the
+    Euclidean norms of the payload's trees, also of those that were folded.
     """
 
     id: Id
@@ -104,6 +105,7 @@ class Reply:
     refused: str | None = None
     given: frozenset[str] = frozenset()  # see `Outcome`
     allocate: Callable[[Tree], dict[str, Tensor]] | None = field(default=None, compare=False, repr=False)
+    norms: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     def refuse(self, reason: str) -> None:
         """Turns the reply down after a look at it: the client's state stays as it was, and the run counts it.

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlens.core.stacked import Column, Row, StackedTrees
-from fedlens.core.tree import TreeSpec, all_finite, part
+from fedlens.core.tree import TreeSpec, all_finite, finite_norm, part
 
+NORM_LIMIT = 1e4  # a tree of a reply whose norm is more than so many times the typical one is refused
 _MAPPINGS = (dict, Mapping)  # the one that nearly all are first: to ask an abstract class takes much longer
 
 
@@ -38,8 +39,19 @@ class TreeField:
 
     def fault(self, name: str, value: Any) -> str | None:
         """What is wrong with `value`, or None."""
+        return self.check(name, value)[0]
+
+    def check(self, name: str, value: Any) -> tuple[str | None, float]:
+        """What is wrong with `value`, or None; and its Euclidean norm, 0 if its leaves are wrong."""
         if type(value) is Row and value.stacked.like(self.leaves):
-            return None if value.finite else f"{name} holds NaN or Inf"
+            norm = value.norm
+        elif (fault := self._misfit(name, value)) is not None:
+            return fault, 0.0
+        else:
+            norm = finite_norm(list(value.values()))
+        return (None if math.isfinite(norm) else f"{name} holds NaN or Inf"), norm
+
+    def _misfit(self, name: str, value: Any) -> str | None:
         if not isinstance(value, _MAPPINGS):
             return f"{name} is {type(value).__name__}, not a tree"
         if value.keys() != self.leaves.keys():
@@ -52,7 +64,7 @@ class TreeField:
             fault = _tensor_fault(f"{name}.{leaf}", value[leaf], shape, dtype)
             if fault:
                 return fault
-        return None if all_finite(list(value.values())) else f"{name} holds NaN or Inf"
+        return None
 
 
 @dataclass(frozen=True)
@@ -104,29 +116,50 @@ Field = TreeField | TensorField | NumberField
 class Schema:
     """The fields that a reply's payload must have, and no others.
 
-    With `fields=None`, the default, any payload is good whose tensors are finite.
+    With `fields=None`, the default, any payload is good whose tensors are finite. `typical` bounds the Euclidean norms
+    of trees: more than `NORM_LIMIT` times the typical norm of that name is refused. The driver sets it from the replies
+    accepted so far; see `fedlens.core.norm_bounds`.
 
     >>> schema = Schema({"weight": NumberField(above=0)})
     >>> schema.fault({"weight": 0})
     'weight is 0, outside (0, inf]'
     >>> schema.fault({"weight": 3.0, "note": 1})
     'there is an extra note'
+    >>> Schema(typical={"update": 2.0}).fault({"update": {"w": torch.full((4,), 1e30)}})
+    'update norm 2e+30 is 10^30 times the median of accepted replies (limit: 10,000 times)'
     """
 
     fields: Mapping[str, Field] | None = None
+    typical: Mapping[str, float] = field(default_factory=dict)
 
     def fault(self, payload: Any) -> str | None:
         """Why this payload is refused, or None if it is good."""
+        return self.check(payload)[0]
+
+    def check(self, payload: Any) -> tuple[str | None, dict[str, float]]:
+        """Why this payload is refused, or None if it is good; and the norms of its trees by name."""
+        norms: dict[str, float] = {}
         if not isinstance(payload, _MAPPINGS):
-            return f"the payload is {type(payload).__name__}, not a mapping"
+            return f"the payload is {type(payload).__name__}, not a mapping", norms
+        fault = self._fault(payload, norms)
+        if fault is None:
+            large = (n for n, typical in self.typical.items() if norms.get(n, 0.0) > NORM_LIMIT * typical)
+            fault = next((_excess(name, norms[name], self.typical[name]) for name in large), None)
+        return fault, norms
+
+    def _fault(self, payload: Mapping[str, Any], norms: dict[str, float]) -> str | None:
+        """What is wrong with the fields, or None; notes the norms of trees in `norms`."""
         if self.fields is None:
-            return finite_fault(payload)
+            return finite_fault(payload, norms)
         if payload.keys() != self.fields.keys():
             missing = next((name for name in self.fields if name not in payload), None)
             extra = next((name for name in payload if name not in self.fields), None)
             return f"{missing} is missing" if missing is not None else f"there is an extra {extra}"
-        for name, field in self.fields.items():
-            fault = field.fault(name, payload[name])
+        for name, expected in self.fields.items():
+            if isinstance(expected, TreeField):
+                fault, norms[name] = expected.check(name, payload[name])
+            else:
+                fault = expected.fault(name, payload[name])
             if fault:
                 return fault
         return None
@@ -140,30 +173,66 @@ class Schema:
         if self.fields is None or columns.keys() != self.fields.keys():
             return [False] * rows
         good = [True] * rows
-        for name, field in self.fields.items():
+        for name, expected in self.fields.items():
             column = columns[name]
             if isinstance(column, StackedTrees):
-                fits = isinstance(field, TreeField) and column.like(field.leaves)
+                fits = isinstance(expected, TreeField) and column.like(expected.leaves)
                 each = column.finite if fits else [False] * rows
+                if fits and name in self.typical:
+                    most = NORM_LIMIT * self.typical[name]
+                    each = [norm <= most for norm in column.norms]  # neither does NaN, nor an infinity
             elif isinstance(column, list):
-                known = {value: field.fault(name, value) is None for value in set(column)}
+                known = {value: expected.fault(name, value) is None for value in set(column)}
                 each = [known[value] for value in column]
             else:
-                each = [field.fault(name, column) is None] * rows
+                each = [Schema({name: expected}, self.typical).fault({name: column}) is None] * rows
             good = [a and b for a, b in zip(good, each, strict=True)]
         return good
 
 
-def finite_fault(payload: Mapping[str, Any]) -> str | None:
-    """What is wrong with the first tensors in a payload that are not dense and finite; None if all are."""
+def finite_fault(payload: Mapping[str, Any], norms: dict[str, float] | None = None) -> str | None:
+    """What is wrong with the first tensors in a payload that are not dense and finite; None if all are.
+
+    The norms of the names before it are written into `norms`.
+    """
     for name, value in payload.items():
         tensors = tensors_in(value)
         for tensor in tensors:
             if (fault := _kind_fault(name, tensor)) is not None:
                 return fault
-        if not all_finite(tensors):
+        norm = finite_norm(tensors)
+        if not math.isfinite(norm):
             return f"{name} holds NaN or Inf"
+        if norms is not None:
+            norms[name] = norm
     return None
+
+
+def column_norms(columns: Mapping[str, Column], rows: int) -> list[dict[str, float]]:
+    """The norms of the trees in each row of these columns, by name.
+
+    >>> column_norms({"update": StackedTrees({"w": torch.tensor([[3.0, 4.0], [0.0, 2.0]])}), "weight": [1.0, 1.0]}, 2)
+    [{'update': 5.0}, {'update': 2.0}]
+    """
+    norms: list[dict[str, float]] = [{} for _ in range(rows)]
+    for name, column in columns.items():
+        if isinstance(column, StackedTrees):
+            for row, norm in zip(norms, column.norms, strict=True):
+                row[name] = norm
+        elif isinstance(column, Mapping) and column:
+            norm = finite_norm(list(column.values()))
+            for row in norms:
+                row[name] = norm
+    return norms
+
+
+def _excess(name: str, norm: float, typical: float) -> str:
+    ratio = norm / typical
+    times = f"{ratio:,.0f}" if ratio < 1e6 else f"10^{math.floor(math.log10(ratio))}"
+    return (
+        f"{name} norm {norm:.2g} is {times} times the median of accepted replies "
+        f"(limit: {NORM_LIMIT:,.0f} times)"
+    )
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.core.tree import finite_norm
+
 Kind = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and type of each leaf
 
 
@@ -46,19 +48,26 @@ class StackedTrees:
         return self._compared[1]
 
     @cached_property
-    def finite(self) -> list[bool]:
-        """For each tree, whether its floating-point leaves hold neither NaN nor an infinity.
+    def norms(self) -> list[float]:
+        """The Euclidean norm of each tree, as `fedlens.core.tree.finite_norm` has it."""
+        floats = [leaf for leaf in self.leaves.values() if leaf.is_floating_point()]
+        if not floats:
+            return [0.0] * len(next(iter(self.leaves.values())))
+        parts = [
+            torch.linalg.vector_norm(leaf.flatten(1), dim=1) if leaf.dim() > 1 else leaf for leaf in floats
+        ]
+        norms: list[float] = torch.linalg.vector_norm(
+            torch.stack([p.double() for p in parts]), dim=0
+        ).tolist()
+        return [
+            norm if math.isfinite(norm) else finite_norm([leaf[k] for leaf in floats])
+            for k, norm in enumerate(norms)
+        ]
 
-        A sum is finite only if every value is. The other way round it may overflow, so then each value is looked at.
-        """
-        good = [True] * len(next(iter(self.leaves.values())))
-        for leaf in self.leaves.values():
-            if not leaf.is_floating_point() or not leaf.numel():
-                continue
-            for k, total in enumerate(leaf.flatten(1).sum(1).tolist() if leaf.dim() > 1 else leaf.tolist()):
-                if not math.isfinite(total):
-                    good[k] = good[k] and bool(leaf[k].isfinite().all())
-        return good
+    @cached_property
+    def finite(self) -> list[bool]:
+        """For each tree, whether its floating-point leaves hold neither NaN nor an infinity."""
+        return [math.isfinite(norm) for norm in self.norms]
 
     @cached_property
     def row_bytes(self) -> int:
@@ -82,6 +91,11 @@ class Row(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.stacked.leaves)
+
+    @property
+    def norm(self) -> float:
+        """Its Euclidean norm; NaN or infinite if it holds such a value."""
+        return self.stacked.norms[self.at]
 
     @property
     def finite(self) -> bool:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -157,22 +158,36 @@ def norm(tree: Tree) -> Tensor:
     return total
 
 
+def finite_norm(tensors: Sequence[Tensor]) -> float:
+    """The Euclidean norm over all floating-point tensors; NaN or infinite exactly if one of them holds such a value.
+
+    A norm is finite only if every value is. The other way round its squares may overflow, so then the largest magnitude
+    decides, and the norm is computed relative to it, in float64; at most the largest float is returned.
+
+    >>> finite_norm([torch.tensor([3.0]), torch.tensor([[4.0]])]), finite_norm([torch.tensor([1.0, float("nan")])])
+    (5.0, nan)
+    >>> f"{finite_norm([torch.full((4,), 3e38)]):.3g}"
+    '6e+38'
+    """
+    floats = [t for t in tensors if t.is_floating_point()]
+    total = math.hypot(*[torch.linalg.vector_norm(t).item() for t in floats])
+    if math.isfinite(total):
+        return total
+    if not all(t.isfinite().all() for t in floats):
+        return total
+    floats = [t for t in floats if t.numel()]
+    scale = max(t.abs().max().item() for t in floats)
+    parts = [torch.linalg.vector_norm(t.double() / scale).item() for t in floats]
+    return min(scale * math.hypot(*parts), sys.float_info.max)
+
+
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no floating-point tensor holds a NaN or an infinity.
-
-    A sum is finite only if every value is. The other way round it may overflow, so then the largest magnitude decides.
 
     >>> all_finite([torch.tensor([1.0]), torch.tensor([float("nan")])])
     False
     """
-    floats = [t for t in tensors if t.is_floating_point() and t.numel()]
-    if not floats:
-        return True
-    doubtful = [t for t in floats if not math.isfinite(t.sum().item())]
-    if not doubtful:
-        return True
-    largest = torch._foreach_norm(doubtful, float("inf"))
-    return all(math.isfinite(value.item()) for value in largest)
+    return math.isfinite(finite_norm(tensors))
 
 
 def count(spec: TreeSpec) -> int:

@@ -319,6 +319,12 @@ class ClientDatasets(ClientDataSource):
         counts = torch.from_numpy(np.diff(offsets))
         return {name: values.repeat_interleave(counts) for name, values in self.features.items()}
 
+    def class_counts(self, client: ClientId) -> Tensor | None:
+        """int64 [classes]: how many examples of this holder have each class; None if examples have no single class."""
+        if self.dataset.kind != "classification":
+            return None
+        return torch.bincount(self.holder(client).labels(), minlength=len(self.dataset.classes))
+
     def held(self) -> dict[str, int]:
         """The number of examples of each of the server's datasets, by name."""
         sizes = {"@test": len(self.dataset.test), "@train": len(self.indices)}

@@ -28,7 +28,7 @@ from fedlens.core.protocol import (
     Reply,
 )
 from fedlens.core.reduction import fold, fold_columns, fold_rows
-from fedlens.core.schema import Schema, finite_fault, nbytes
+from fedlens.core.schema import Schema, column_norms, finite_fault, nbytes
 from fedlens.core.stacked import Row, row_of
 from fedlens.core.tree import copied
 
@@ -186,6 +186,7 @@ def _replies(items: Sequence[Item], outcomes: StackedOutcomes, reduce: Reduce | 
     columns, rows = outcomes.payload, outcomes.rows
     size = nbytes(row_of(columns, rows[0]))  # the same for all
     kept = {name: column for name, column in columns.items() if not reduce or name not in reduce.fields}
+    norms = column_norms(columns, len(rows))
     replies: list[Answer] = [
         Reply(
             item.id,
@@ -194,6 +195,7 @@ def _replies(items: Sequence[Item], outcomes: StackedOutcomes, reduce: Reduce | 
             {name: float(values[row]) for name, values in outcomes.metrics.items()},
             None,
             size,
+            norms=norms[row],
         )
         for item, row in zip(items, rows, strict=True)
     ]
@@ -210,7 +212,8 @@ def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
     try:
         with scope("client.check"):
             metrics = {name: float(value) for name, value in outcome.metrics.items()}
-            fault = expect.fault(outcome.payload) or _fault(outcome, metrics)
+            fault, norms = expect.check(outcome.payload)
+            fault = fault or _fault(outcome, metrics)
             given = frozenset(outcome.given)
     except BaseException as error:  # a reply may be of any class, with methods that raise
         if not from_code(error):
@@ -219,7 +222,7 @@ def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
     if fault is not None:
         return Failure(item.id, item.client, one_line(fault))
     size = nbytes(outcome.payload)
-    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size, given=given)
+    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size, given=given, norms=norms)
 
 
 def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:
@@ -297,7 +300,15 @@ class Fold:
             for name, value in answer.payload.items()
             if name not in self.reduce.fields
         }
-        left = Reply(answer.id, answer.client, rest, answer.metrics, copied(answer.state), answer.nbytes)
+        left = Reply(
+            answer.id,
+            answer.client,
+            rest,
+            answer.metrics,
+            copied(answer.state),
+            answer.nbytes,
+            norms=answer.norms,
+        )
         if any(type(answer.payload.get(name)) is Row for name in self.reduce.fields):
             self.rows.append(answer.payload)  # nobody works on in the memory of a group's rows
         else:

@@ -64,6 +64,7 @@ def summarize(
         "best": run_state.best if run_state else None,
         "totals": {"seconds": metrics[-1]["elapsed"] if metrics else 0.0, **totals},
         "failures": {client: dict(reasons) for client, reasons in runner.failures.items()},
+        "warnings": runner.warnings,
         "clients": run_state.measured if run_state else None,
         "partition": {
             "clients": len(built.partition),

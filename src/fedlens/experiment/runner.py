@@ -15,15 +15,17 @@ from torch import Tensor
 
 from fedlens.core.driver import Driven, Driver, Tally
 from fedlens.core.errors import FedlensError, RunDirectoryError, RunFailed
+from fedlens.core.norm_bounds import NormBounds
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
 from fedlens.core.states import ClientStates, Mark, Saved
-from fedlens.core.tree import HEAVY
+from fedlens.core.tree import HEAVY, all_finite
 from fedlens.core.user_objects import offered
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.changes import Change, defining
+from fedlens.experiment.divergence import Extremes, divergence_of, text_of
 from fedlens.experiment.progress import Progress
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.state_files import StateFiles, is_key
@@ -44,6 +46,8 @@ class RunState:
     failures: dict[str, Counter[str]] = field(default_factory=dict)
     measured: dict[str, Any] | None = None  # the last per-client evaluation; see `client_summary`
     client_lines: int = 0  # of clients.jsonl before this round
+    norms: dict[str, Any] = field(default_factory=dict)  # of the replies so far; see `NormBounds`
+    divergence: Mapping[str, Any] | None = None  # see `Divergence.state`
 
     def payload(self) -> dict[str, Any]:
         """The payload of a checkpoint. Client states that belong in files are written first."""
@@ -58,6 +62,8 @@ class RunState:
             "best": self.best,
             "failures": {client: dict(reasons) for client, reasons in self.failures.items()},
             "measured": self.measured,
+            "norms": self.norms,
+            "divergence": self.divergence,
         }
 
     @classmethod
@@ -92,6 +98,7 @@ class _Trained:
     state: State
     tally: Tally
     seconds: float
+    norms: dict[str, Any] = field(default_factory=dict)  # of all replies so far
     clients: Mark | None = None  # the client states after the round, if another round has begun since
     measuring: Tally = field(default_factory=Tally)
     evaluation: Driven | None = None
@@ -139,6 +146,7 @@ class Runner:
         self._lines_of_clients = len(directory.read_clients()) if run_state is not None else 0
         # By client and reason. Unlike those of `run_state`, they include a round that failed.
         self.failures = {} if run_state is None else run_state.failures
+        self._divergence = divergence_of(built, None if run_state is None else run_state.divergence)
         self._elapsed = 0.0 if run_state is None else self._elapsed_before()
         self._ahead: _Trained | None = None  # the last round, until it is recorded
         self._best: RunState | None = None  # the best round, until it is saved
@@ -157,6 +165,8 @@ class Runner:
                 engine.resume(self.run_state.round, config.rounds)
             engine.open(Program(self.built.algorithm.ops, self.built.holders, config.seeds.training), states)
             driver = Driver(engine, states)
+            if self.run_state is not None:
+                driver.norms = NormBounds.of(self.run_state.norms)
             self._sweep()
             if self.run_state is None:
                 # Not in a variable of this function, which would keep the first state in memory for the whole run.
@@ -218,6 +228,8 @@ class Runner:
         self._record(driver)
         if (tally.failed and tally.clients == 0) or not math.isfinite(tally.sums.get("loss", 0.0)):
             self.failures = self._with(tally)
+            if any("NaN or Inf" in reason for counts in tally.failures.values() for reason in counts):
+                self._watch({"round": round, "local_loss": math.nan}, tally)
             raise hopeless(round, tally, self.built.config.local.lr)
         self._measured(round, state, driver, tally, seconds)
         if time.monotonic() - self._saved_at >= self.built.config.checkpoint.seconds:
@@ -229,7 +241,7 @@ class Runner:
         An evaluation that may run beside the next round is only started here, and the rest follows after that round.
         """
         config = self.built.config
-        trained = _Trained(round, state, tally, seconds)
+        trained = _Trained(round, state, tally, seconds, driver.norms.payload())
         self._ahead = trained
         if round % config.evaluation.every == 0 or round == config.rounds:
             driver.tally = trained.measuring
@@ -257,12 +269,11 @@ class Runner:
         if trained.evaluation is not None:
             driver.tally = trained.measuring
             measured = trained.evaluation.finish()
-            lost = measured.get("test_loss", measured.get("validation_loss", 0.0))
-            if round and not math.isfinite(lost):
-                self.failures = self._with(tally)
-                raise diverged(round, config.local.lr)
             tally.and_measuring(trained.measuring)
         line = self._line(round, measured, tally, trained.seconds)
+        self._watch(line, tally)
+        if round and any(not math.isfinite(value) for name, value in measured.items() if "loss" in name):
+            self._refuse_broken(trained)
         rows = self._client_lines(round, tally) if config.record.clients else []
         at_clients = self._measured_lines(round, trained.measuring)
         latest = client_summary(at_clients, self.built.task.score) or (
@@ -275,7 +286,17 @@ class Runner:
         before = self._lines_of_clients
         self._lines_of_clients += len(rows)
         self.run_state = RunState(
-            round, trained.state, clients, line, rows, best, self.failures, latest, client_lines=before
+            round,
+            trained.state,
+            clients,
+            line,
+            rows,
+            best,
+            self.failures,
+            latest,
+            client_lines=before,
+            norms=trained.norms,
+            divergence=self._divergence.state,
         )
         if best and best["round"] == round:
             self._best = self.run_state
@@ -288,6 +309,23 @@ class Runner:
         if rows:
             self.directory.append_clients(rows)
         self.progress.round_done(line)
+
+    @property
+    def warnings(self) -> list[dict[str, Any]]:
+        """What is wrong with the results so far; see `fedlens.experiment.divergence`."""
+        return self._divergence.warnings
+
+    def _watch(self, line: Mapping[str, Any], tally: Tally) -> None:
+        """Reports at once what a round shows of divergence."""
+        for warning in self._divergence.after(line, Extremes.of(tally, self._name)):
+            self.progress.note(f"warning: {text_of(warning)}")
+
+    def _refuse_broken(self, trained: _Trained) -> None:
+        """Raises `RunFailed` if the model itself is not finite, from which no round can go on."""
+        _, model = self.built.algorithm.model(trained.state)
+        if not all_finite(list(model.values())):
+            self.failures = self._with(trained.tally)
+            raise diverged(trained.round, self.built.config.local.lr)
 
     def _context(self, round: int) -> RoundContext:
         rng = Rng((self.built.config.seeds.selection, "round", round))
@@ -352,7 +390,7 @@ class Runner:
         best = self.run_state.best if self.run_state else None
         on = "validation" if "@validation" in self.built.federation.held else "test"
         metric = f"{on}_{self.built.task.score}"
-        if metric not in line or (best is not None and line[metric] <= best["value"]):
+        if not math.isfinite(line.get(metric, math.nan)) or (best and line[metric] <= best["value"]):
             return best
         test = line.get(f"test_{self.built.task.score}")
         at_test = {} if on == "test" or test is None else {"test_value": test}
@@ -444,7 +482,7 @@ def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
         return diverged(round, lr)
     reason, times = reasons.most_common(1)[0]
     usual = "the same fault at every client is usually in the model, the data or the algorithm"
-    if "NaN or Inf" in reason:
+    if "NaN or Inf" in reason or "times the median" in reason:
         usual = _too_high(lr)
     return RunFailed(f"no reply of round {round} was good: {reason} ({times} of {tally.failed})", hint=usual)
 

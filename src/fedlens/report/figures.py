@@ -63,6 +63,15 @@ class VerticalLine:
 
 
 @dataclass(frozen=True)
+class Band:
+    """A shaded stretch of the x axis, from `first` to `last`, with its label."""
+
+    first: float
+    last: float
+    label: str
+
+
+@dataclass(frozen=True)
 class Figure:
     """One or several series on two axes.
 
@@ -80,10 +89,13 @@ class Figure:
     series: Sequence[Series]
     note: str = ""
     mark: VerticalLine | None = None
+    bands: Sequence[Band] = ()
     hover_title: str = ""
 
 
-def curves(series: Sequence[Series], metric: str, title: str, about: str) -> Figure:
+def curves(
+    series: Sequence[Series], metric: str, title: str, about: str, bands: Sequence[Band] = ()
+) -> Figure:
     """A figure of one metric over rounds, with all values of a round in one hover box."""
     values = [value for line in series for value in line.y if value is not None]
     last = int(max((max(line.x, default=0) for line in series), default=0))
@@ -94,7 +106,7 @@ def curves(series: Sequence[Series], metric: str, title: str, about: str) -> Fig
         y = Axis("log scale", log=True)
     else:
         y = Axis()
-    return Figure(title, about, x, y, series, hover_title="round %{x:,~r}")
+    return Figure(title, about, x, y, series, bands=bands, hover_title="round %{x:,~r}")
 
 
 def hover(metric: str) -> str:

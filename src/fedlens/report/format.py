@@ -167,5 +167,15 @@ def finite(value: Any) -> float | None:
     return value
 
 
+def rounds_of(warning: Mapping[str, Any]) -> str:
+    """The rounds that a warning of summary.json is about.
+
+    >>> rounds_of({"since": 3, "until": 9}), rounds_of({"since": 3, "until": 3})
+    ('rounds 3 to 9', 'round 3')
+    """
+    since, until = warning.get("since"), warning.get("until")
+    return f"round {since}" if since == until else f"rounds {since} to {until}"
+
+
 def _unknown(value: float | None) -> bool:
     return value is None or not math.isfinite(value)

@@ -137,6 +137,8 @@ def _draw(axes: Axes, figure: figures.Figure) -> None:
         else:
             axes.plot(x, y, ".-" if points <= figures.MARKERS_UP_TO else "-", color=color, linewidth=1.4)
             axes.grid(visible=True)
+    for band in figure.bands:
+        axes.axvspan(band.first - 0.5, band.last + 0.5, color=_MEAN, alpha=0.12, linewidth=0)
     if (mark := figure.mark) is not None:
         axes.axvline(mark.x, color=_MEAN, linestyle="--", linewidth=1.2)
         above = axes.get_xaxis_transform()

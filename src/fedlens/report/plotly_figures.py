@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.report.downsample import PartitionSample, short
-from fedlens.report.figures import MARKERS_UP_TO, Axis, Figure, Series, VerticalLine
+from fedlens.report.figures import MARKERS_UP_TO, Axis, Band, Figure, Series, VerticalLine
 from fedlens.report.palette import class_colors
 from fedlens.report.partition_figures import CLIENTS_IN_ORDER
 
@@ -30,6 +30,8 @@ _TICK_FORMATS = {"number": "~g", "count": "~s", "share": ".1~%"}
 def draw(figure: Figure) -> PlotlyFigure:
     """The figure as traces and a layout."""
     layout = {"xaxis": _axis(figure.x), "yaxis": _axis(figure.y), **_mark(figure.mark)}
+    if figure.bands:
+        layout |= _bands(figure.bands)
     if figure.hover_title:
         layout["hovermode"] = "x unified"
         layout["xaxis"] |= {"showspikes": False, "unifiedhovertitle": {"text": figure.hover_title}}
@@ -92,6 +94,18 @@ def _mark(mark: VerticalLine | None) -> dict[str, Any]:
         ],
         "annotations": [{"x": mark.x, "y": 1, "yref": "paper", "showarrow": False, **label}],
     }
+
+
+def _bands(bands: Sequence[Band]) -> dict[str, Any]:
+    """Stretches of the x axis, half a round wider on both sides, so that a single round can be seen."""
+    color = "var(--bad)"
+    place = {"yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+    shapes = [
+        {"type": "rect", "x0": band.first - 0.5, "x1": band.last + 0.5, **place}
+        | {"fillcolor": color, "opacity": 0.12, "line": {"width": 0}}
+        for band in bands
+    ]
+    return {"shapes": shapes}
 
 
 def class_bars(sample: PartitionSample) -> PlotlyFigure:

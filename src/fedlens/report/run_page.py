@@ -11,7 +11,7 @@ from typing import Any
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.client_section import client_section, measuring_command
-from fedlens.report.format import SPLITS, finite, label, metric_value, setting, size, split_of
+from fedlens.report.format import SPLITS, finite, label, metric_value, rounds_of, setting, size, split_of
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.report.render import Plot, write_page
@@ -32,6 +32,7 @@ def write_report(run_dir: Path) -> Path:
         "aside": " · ".join(filter(None, [run.run_id, _start_time(run.environment)])),
         "run": run,
         "curves": _curves(run),
+        "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in _warnings(run)],
         "clients": client_section(run),
         "measuring": measuring_command(run),
         "partition": partition_section(run.partition),
@@ -53,6 +54,22 @@ def _start_time(environment: Mapping[str, Any]) -> str:
         return datetime.fromisoformat(started).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
         return started
+
+
+def _warnings(run: Run) -> list[Mapping[str, Any]]:
+    warnings = run.summary.get("warnings")
+    known = warnings if isinstance(warnings, list) else []
+    return [w for w in known if isinstance(w, Mapping) and {"since", "until"} <= w.keys()]
+
+
+def _bands(run: Run, metric: str) -> list[figures.Band]:
+    """The rounds of each warning about this metric; of one about a loss on the main metric's figure, too."""
+    about = {metric, "loss"} if metric == run.metric() else {metric}
+    return [
+        figures.Band(w["since"], w["until"], str(w.get("kind")))
+        for w in _warnings(run)
+        if (pair := split_of(str(w.get("metric")))) and pair[1] in about
+    ]
 
 
 def _curves(run: Run) -> list[Plot]:
@@ -79,7 +96,10 @@ def _curve(run: Run, metric: str) -> Plot | None:
     at, best, chosen_on = run.best(metric) if metric == run.metric() else (None, None, None)
     if at is not None and best is not None and len(run.metrics) > 1:
         lines.append(figures.Series([at], [best], f"best, chosen on {chosen_on}", "ring"))
-    return Plot.of(figures.curves(lines, metric, title, f"{title} over rounds: {'; '.join(ends)}."))
+    bands = _bands(run, metric)
+    shaded = [f" Shaded: {band.label}, rounds {band.first} to {band.last}." for band in bands]
+    about = f"{title} over rounds: {'; '.join(ends)}.{''.join(shaded)}"
+    return Plot.of(figures.curves(lines, metric, title, about, bands))
 
 
 def _failures(run: Run) -> list[tuple[str, str, int]]:

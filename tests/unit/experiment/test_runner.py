@@ -140,13 +140,31 @@ class Breaks:
         return getattr(self.inner, name)
 
 
-def test_a_model_whose_loss_is_no_number_ends_the_run_before_it_counts(tmp_path: Path) -> None:
+def test_a_test_loss_that_is_no_number_is_a_warning_while_the_model_is_finite(tmp_path: Path) -> None:
+    result = Experiment(**LEAST, algorithm=Breaks).run(tmp_path / "run")
+    assert result.summary["status"] == "finished"
+    assert [line["test_loss"] is None for line in result.metrics] == [False, False, True, True, True]
+    (warning,) = result.warnings
+    assert (warning["kind"], warning["since"], warning["until"]) == ("loss-not-finite", 2, 4)
+
+
+class Gone(Breaks):
+    """From the second round on the model itself is not finite."""
+
+    def round(self, state: Any, ctx: Any) -> Any:
+        new = yield from self.inner.round(state, ctx)
+        gone = {name: value * float("inf") for name, value in new["model"].items()}
+        return new if ctx.round < 2 else {**new, "model": gone}
+
+
+def test_a_model_that_is_not_finite_ends_the_run_before_it_counts(tmp_path: Path) -> None:
     with pytest.raises(
         RunFailed, match=r"the loss of round 2 is not a finite number; usually the learning rate"
     ):
-        Experiment(**LEAST, algorithm=Breaks).run(tmp_path / "run")
+        Experiment(**LEAST, algorithm=Gone).run(tmp_path / "run")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["status"], summary["rounds_done"], summary["rounds"]) == ("failed", 1, 4)
+    assert [warning["since"] for warning in summary["warnings"]] == [2]
     loaded = checkpoint.load_latest(tmp_path / "run/checkpoint")
     assert loaded is not None
     assert loaded.round == 1
@@ -205,6 +223,8 @@ def test_a_standing_survives_a_checkpoint(tmp_path: Path) -> None:
         [{"round": 7, "client": "3"}],
         {"round": 5, "metric": "test_accuracy", "value": 0.5, "chosen_on": "test"},
         {"3": Counter({"late": 2})},
+        norms={"train": {"update": {"seen": 1, "every": 1, "norms": [0.5], "largest_median": 0.0}}},
+        divergence={"levels": {}, "warnings": [{"since": 2}]},
     )
     checkpoint.save(tmp_path, 7, before.payload())
     loaded = checkpoint.load_latest(tmp_path)
@@ -216,7 +236,11 @@ def test_a_standing_survives_a_checkpoint(tmp_path: Path) -> None:
         before.rows,
         before.best,
     )
-    assert after.failures == before.failures
+    assert (after.failures, after.norms, after.divergence) == (
+        before.failures,
+        before.norms,
+        before.divergence,
+    )
     clients = after.clients.saved()
     assert list(clients.states) == [3, "@train"]
     assert torch.equal(clients.states[3]["c"], torch.zeros(1))
@@ -232,6 +256,9 @@ def test_what_is_said_when_there_is_no_hope() -> None:
         str(hopeless(4, tally, 0.5))
         == f"no reply of round 4 was good: update holds NaN or Inf (2 of 3); {high}"
     )
+    large = Tally()
+    large.failure(1, "update norm 1e+09 is 10^9 times the median of accepted replies (limit: 10,000 times)")
+    assert str(hopeless(4, large, 0.5)).endswith(high)
     assert str(diverged(4, 0.5)) == f"the loss of round 4 is not a finite number; {high}"
     assert str(hopeless(4, Tally(), 0.5)) == str(diverged(4, 0.5))
 

@@ -1,0 +1,113 @@
+"""What the norms of accepted replies are, so that a finite but huge reply is refused.
+
+A reply with entries of 3e38 is finite, and one of them destroys the model. A reply is refused if the Euclidean norm of
+one of its trees is more than `NORM_LIMIT` (10^4) times the typical norm of that tree. Each tree of a reply counts by
+itself, by the name of the operation and of the field: a control variate, a gradient and an update have different
+scales, and a huge one of any of them is as harmful.
+
+The typical norm is the median over the replies accepted so far, once there are `FIRST` (20). It never falls during a
+run: towards the end of training updates are small, and a client that was not yet asked may well send one of the size
+that they had at the beginning. Norms of 0 are not counted; they belong to clients that did not move. The bound of an
+ask depends on the replies to earlier asks alone, so it does not depend on the engine.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedlens.core.protocol import Ask, Reply
+
+FIRST = 20  # accepted replies before there is a bound
+KEPT = 256  # norms kept, at most
+
+
+@dataclass
+class NormSample:
+    """Up to `KEPT` norms, evenly spaced over all that were added.
+
+    Every norm is kept at first. Whenever the sample is full, every second one is dropped, and from then on half as many
+    are kept. The same norms in the same order give the same sample.
+
+    >>> sample = NormSample()
+    >>> for norm in range(1, 1001):
+    ...     sample.add(float(norm))
+    >>> sample.every, len(sample.norms), sample.norms[:3]
+    (4, 250, [1.0, 5.0, 9.0])
+    """
+
+    seen: int = 0
+    every: int = 1
+    norms: list[float] = field(default_factory=list)
+    largest_median: float = 0.0
+
+    def add(self, norm: float) -> None:
+        """Counts a norm, and keeps it if it is its turn."""
+        if self.seen % self.every == 0:
+            self.norms.append(norm)
+            if len(self.norms) == KEPT:
+                self.norms = self.norms[::2]
+                self.every *= 2
+        self.seen += 1
+
+    def typical(self) -> float | None:
+        """The largest median that was ever asked for, this one included; None before `FIRST` norms."""
+        if self.seen < FIRST:
+            return None
+        self.largest_median = max(self.largest_median, statistics.median(self.norms))
+        return self.largest_median
+
+
+class NormBounds:
+    """The norms of the replies that a run has accepted, by operation and by name of the tree.
+
+    >>> from fedlens.core.protocol import Id, Request
+    >>> bounds = NormBounds()
+    >>> for _ in range(20):
+    ...     bounds.accepted("train", Reply(Id(1, 0, 0), 0, {}, norms={"update": 2.0}))
+    >>> dict(bounds.bounded(Ask("train", [Request(0)])).expect.typical)
+    {'update': 2.0}
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[str, dict[str, NormSample]] = {}
+
+    def accepted(self, op: str, reply: Reply) -> None:
+        """Counts an accepted reply of a client by the norms of its trees."""
+        if isinstance(reply.client, str):
+            return
+        samples = self._samples.setdefault(op, {})
+        for name, norm in reply.norms.items():
+            if norm:
+                sample = samples.get(name)
+                if sample is None:
+                    sample = samples[name] = NormSample()
+                sample.add(norm)
+
+    def bounded(self, ask: Ask) -> Ask:
+        """The ask with the typical norms in what it expects of replies."""
+        if not ask.requests or isinstance(ask.requests[0].client, str):
+            return ask  # the server's own work is not a client's fault
+        samples = self._samples.get(ask.op, {})
+        typical = {name: t for name, sample in samples.items() if (t := sample.typical()) is not None}
+        return replace(ask, expect=replace(ask.expect, typical=typical)) if typical else ask
+
+    def payload(self) -> dict[str, Any]:
+        """A copy of everything, for a checkpoint."""
+        return {
+            op: {name: {**vars(sample), "norms": list(sample.norms)} for name, sample in samples.items()}
+            for op, samples in self._samples.items()
+        }
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> NormBounds:
+        """The norms in the `payload` of a checkpoint."""
+        bounds = cls()
+        for op, samples in payload.items():
+            bounds._samples[op] = {
+                name: NormSample(**{**sample, "norms": list(sample["norms"])})
+                for name, sample in samples.items()
+            }
+        return bounds

@@ -1,0 +1,299 @@
+"""Notices a run that diverges while it goes on: since when, which clients stood out, and what to try.
+
+| kind | when |
+|---|---|
+| `loss-not-finite` | a loss is NaN or infinite |
+| `loss-jump` | a loss is a hundred times its earlier level in three measured rounds in a row |
+| `accuracy-at-chance` | the accuracy is at chance for a third of the run, and for three rounds at least |
+
+Each kind is reported once. A warning is a dictionary: `kind`, `metric`, `since` and `until` (the first and the last
+affected round), `sentence`, `clients` (those with the largest update and the largest local loss, by name) and `try`.
+
+The earlier level of a loss on held-out data is its lowest value. That of the local loss is the median of the last
+hundred rounds, because each round has other clients. A level below a thousandth of the first value counts as that.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from fedlens.core.driver import Tally
+from fedlens.core.types import ClientId
+from fedlens.data.client_datasets import ClientDatasets
+from fedlens.experiment.build import Built
+
+JUMP = 100.0  # times the earlier level
+STAYS = 3  # measured rounds in a row
+SHARE = 1 / 3  # of the run's rounds
+RECENT = 100  # rounds whose local losses are kept
+LOSSES = ("test_loss", "validation_loss", "train_loss", "local_loss")
+ACCURACIES = ("test_accuracy", "validation_accuracy")
+_FAR = 100.0  # times the median of the round: an update that is not that of a usual client
+_NOTABLE = 2.0  # times: from here on the ratio is worth mentioning
+
+Warned = dict[str, Any]
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What a model that has learned nothing reaches: n examples of C classes, `share` of them of the most frequent.
+
+    >>> chance = Chance(classes=10, examples=1000, share=0.25)
+    >>> chance.has(0.117), chance.has(0.2), chance.has(0.25), chance.has(0.3)
+    (True, False, True, False)
+    """
+
+    classes: int
+    examples: int
+    share: float
+
+    def has(self, accuracy: float) -> bool:
+        """At most 1/C within two standard errors, or the share of the most frequent class."""
+        p = 1 / self.classes
+        error = math.sqrt(p * (1 - p) / self.examples)
+        return accuracy <= p + 2 * error or abs(accuracy - self.share) * self.examples < 0.5
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The clients of a round whose replies stood out.
+
+    Args:
+        update: name and norm of the update furthest above the median norm of its exchange, and how many times that is.
+        loss: name and mean loss of the client with the largest local loss.
+    """
+
+    update: tuple[str, float, float] | None = None
+    loss: tuple[str, float] | None = None
+
+    @classmethod
+    def of(cls, tally: Tally, name: Callable[[ClientId], str]) -> Extremes:
+        """Those among the replies of a tally."""
+        by_exchange: dict[int, list[tuple[float, ClientId]]] = defaultdict(list)
+        for client, exchange, norm in tally.norms:
+            by_exchange[exchange].append((norm, client))
+        largest = [
+            (max(norms, key=itemgetter(0)), statistics.median(map(itemgetter(0), norms)))
+            for norms in by_exchange.values()
+        ]
+        update = max(
+            ((norm / median, norm, client) for (norm, client), median in largest),
+            key=itemgetter(0, 1),
+            default=None,
+        )
+        losses = [
+            (row["loss"] / row["examples"], row["client"])
+            for row in tally.per_client
+            if "loss" in row and row.get("examples")
+        ]
+        loss = max(losses, key=itemgetter(0), default=None)
+        return cls(
+            None if update is None else (name(update[2]), update[1], update[0]),
+            None if loss is None else (name(loss[1]), loss[0]),
+        )
+
+
+class Divergence:
+    """Follows the lines of a run. The same lines and replies give the same warnings.
+
+    Args:
+        rounds: of the whole run.
+        lr: the local learning rate, and
+        clip_norm: the bound of gradients, or None, for what to try.
+        chance: by the name of an accuracy, what chance is; accuracies without an entry are not looked at.
+        state: `state` of a run's Divergence at an earlier round, to go on from.
+
+    >>> watch = Divergence(rounds=10, lr=0.5)
+    >>> for round, loss in enumerate([2.3, 900.0, 800.0, 950.0]):
+    ...     warned = watch.after({"round": round, "test_loss": loss}, Extremes(update=("mainz", 7.0, 3.5)))
+    >>> [(w["kind"], w["since"], w["clients"][0]["client"]) for w in warned]
+    [('loss-jump', 1, 'mainz')]
+    """
+
+    def __init__(
+        self,
+        rounds: int,
+        lr: float,
+        clip_norm: float | None = None,
+        chance: Mapping[str, Chance] | None = None,
+        state: State | None = None,
+    ) -> None:
+        self._rounds, self._lr, self._clip_norm, self._chance = rounds, lr, clip_norm, chance or {}
+        # Replaced, never changed in place: a checkpoint may hold it while the run goes on.
+        self.state: State = state or {
+            "levels": {}, "streaks": {}, "learned": 0, "extremes": {}, "warnings": []
+        }  # fmt: skip
+
+    @property
+    def warnings(self) -> list[Warned]:
+        """The warnings so far."""
+        return [dict(warning) for warning in self.state["warnings"]]
+
+    def after(self, line: Mapping[str, Any], extremes: Extremes) -> list[Warned]:
+        """Takes a round's line of metrics.jsonl and its extreme replies; returns the warnings that are new."""
+        round = line["round"]
+        before = len(self.state["warnings"])
+        self._set(extremes=_more_extreme(self.state["extremes"], round, extremes))
+        for metric in LOSSES:
+            if line.get(metric) is not None:
+                self._loss(round, metric, line[metric])
+        for metric in ACCURACIES:
+            if metric in self._chance and line.get(metric) is not None:
+                self._accuracy(line, metric)
+                break
+        if any(line.get(metric) is not None for metric in (*LOSSES[:-1], *ACCURACIES)):
+            self._set(extremes={})
+        return self.warnings[before:]
+
+    def _loss(self, round: int, metric: str, loss: float) -> None:
+        name = metric.replace("_", " ")
+        if not math.isfinite(loss):
+            if round:  # an untrained model may well have no loss
+                sentence = f"The {name} of round {round} is not finite."
+                self._warn("loss-not-finite", metric, round, round, sentence, self.state["extremes"])
+            return
+        levels, streaks = self.state["levels"], self.state["streaks"]
+        level = _level(metric, levels[metric]) if metric in levels else math.inf
+        if level <= 0 or loss < JUMP * level:
+            self._set(
+                levels={**levels, metric: _with(levels.get(metric), loss)},
+                streaks={k: v for k, v in streaks.items() if k != metric},
+            )
+            return
+        streak = streaks.get(metric) or {"since": round, "times": 0, "extremes": self.state["extremes"]}
+        streak = {**streak, "times": streak["times"] + 1}
+        self._set(streaks={**streaks, metric: streak})
+        if streak["times"] >= STAYS:
+            earlier = "median of the rounds before" if metric == "local_loss" else "lowest value before"
+            sentence = (
+                f"The {name} has been more than {JUMP:g} times the {earlier} ({level:.3g}) since round "
+                f"{streak['since']}: it is {loss:.3g} in round {round}."
+            )
+            self._warn("loss-jump", metric, streak["since"], round, sentence, streak["extremes"])
+
+    def _accuracy(self, line: Mapping[str, Any], metric: str) -> None:
+        round, accuracy, streaks = line["round"], line[metric], self.state["streaks"]
+        if round == 0:
+            return
+        if not self._chance[metric].has(accuracy):
+            self._set(learned=round, streaks={k: v for k, v in streaks.items() if k != metric})
+            return
+        streak = streaks.get(metric) or {
+            "since": self.state["learned"] + 1, "extremes": self.state["extremes"]
+        }  # fmt: skip
+        self._set(streaks={**streaks, metric: streak})
+        if round + 1 - streak["since"] >= max(STAYS, SHARE * self._rounds):
+            name, classes = metric.replace("_", " "), self._chance[metric].classes
+            sentence = (
+                f"The {name} has been at chance since round {streak['since']}: it is {accuracy:.3f} with "
+                f"{classes} classes in round {round}, as of a model that has learned nothing."
+            )
+            self._warn("accuracy-at-chance", metric, streak["since"], round, sentence, streak["extremes"])
+
+    def _warn(
+        self, kind: str, metric: str, since: int, until: int, sentence: str, extremes: Mapping[str, Any]
+    ) -> None:
+        """A new warning, or a longer one where there is one of the kind."""
+        warnings = list(self.state["warnings"])
+        for k, warning in enumerate(warnings):
+            if warning["kind"] == kind:
+                warnings[k] = {**warning, "until": max(until, warning["until"])}
+                self._set(warnings=warnings)
+                return
+        clients = [extremes[name] for name in ("update", "loss") if name in extremes]
+        warning = {
+            "kind": kind,
+            "metric": metric,
+            "since": since,
+            "until": until,
+            "sentence": " ".join([sentence, *_named(clients)]),
+            "clients": clients,
+            "try": self._advice(kind, clients),
+        }
+        self._set(warnings=[*warnings, warning])
+
+    def _advice(self, kind: str, clients: Sequence[Mapping[str, Any]]) -> str:
+        tenth = f"local.lr = {self._lr / 10:g} (a tenth)"
+        clip = "set local.clip_norm" if self._clip_norm is None else "lower local.clip_norm"
+        first = clients[0] if clients else {}
+        if first.get("times_median", 0.0) >= _FAR:
+            return f"Check the data of client '{first['client']}'; then try {tenth}, or {clip}."
+        if kind == "accuracy-at-chance":
+            return f"Try {tenth}; if the loss then falls too slowly, local.lr = {self._lr * 10:g}."
+        return f"Try {tenth}, or {clip}."
+
+    def _set(self, **changes: Any) -> None:
+        self.state = {**self.state, **changes}
+
+
+def divergence_of(built: Built, state: State | None) -> Divergence:
+    """The Divergence of a run, from the start or from a checkpoint's `state`."""
+    local = built.config.local
+    return Divergence(built.config.rounds, local.lr, local.clip_norm, chance_levels(built.holders), state)
+
+
+def chance_levels(data: ClientDatasets) -> dict[str, Chance]:
+    """What chance is for the accuracy on each split of held-out data; none where examples have no single class."""
+    levels: dict[str, Chance] = {}
+    for split, size in data.held().items():
+        counts = data.class_counts(split) if split != "@train" and size else None
+        if counts is not None:
+            share = int(counts.max()) / size
+            levels[f"{split[1:]}_accuracy"] = Chance(len(counts), size, share)
+    return levels
+
+
+def text_of(warning: Mapping[str, Any]) -> str:
+    """What happened and what to try, for the user."""
+    return f"{warning['sentence']} {warning['try']}"
+
+
+def _more_extreme(before: Mapping[str, Any], round: int, now: Extremes) -> dict[str, Any]:
+    """The update and the local loss that stood out the most: those before, or those of this round."""
+    new = dict(before)
+    if now.update is not None:
+        client, norm, times = now.update
+        if times > new.get("update", {}).get("times_median", -1.0):
+            new["update"] = {"client": client, "round": round, "update_norm": norm, "times_median": times}
+    if now.loss is not None:
+        client, loss = now.loss
+        if loss > new.get("loss", {}).get("local_loss", -math.inf):
+            new["loss"] = {"client": client, "round": round, "local_loss": loss}
+    return new
+
+
+def _with(level: Mapping[str, Any] | None, loss: float) -> dict[str, Any]:
+    """What is kept of a loss, with one more value."""
+    if level is None:
+        return {"first": loss, "lowest": loss, "recent": [loss]}
+    recent = [*level["recent"], loss][-RECENT:]
+    return {"first": level["first"], "lowest": min(level["lowest"], loss), "recent": recent}
+
+
+def _level(metric: str, level: Mapping[str, Any]) -> float:
+    earlier = statistics.median(level["recent"]) if metric == "local_loss" else level["lowest"]
+    return max(float(earlier), float(level["first"]) / 1000)
+
+
+def _named(clients: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The clients that stood out, as sentences."""
+    told = []
+    for one in clients:
+        if "update_norm" in one:
+            times = one["times_median"]
+            ratio = f"{times:.2g}" if times < 1e4 else f"10^{math.floor(math.log10(times))}"
+            ratio = f", {ratio} times the median of that round" if times >= _NOTABLE else ""
+            what = f"largest update: client '{one['client']}' in round {one['round']}"
+            told.append(f"{what} (norm {one['update_norm']:.3g}{ratio})")
+        else:
+            what = f"largest local loss: client '{one['client']}' in round {one['round']}"
+            told.append(f"{what} ({one['local_loss']:.3g})")
+    text = "; ".join(told)
+    return [f"{text[0].upper()}{text[1:]}."] if text else []

@@ -1,0 +1,192 @@
+"""A reply that is finite and huge, and a run that diverges: refused or reported at once, by the client's name."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlens import Experiment, resume
+from fedlens.cli.main import app
+from fedlens.core.errors import RunFailed
+from fedlens.experiment.progress import Silent
+from tests.faults import faulty
+from tests.faults.run_kit import outcome, sha
+from tests.unit.engines.ray_kit import NEEDS_RAY
+
+FILE = str(Path(faulty.__file__))
+ENGINES: dict[str, Any] = {
+    "inline": "inline",
+    "processes": {"name": "processes", "workers": 2},
+    "groups": {"name": "processes", "workers": 2, "group": 4},
+    "vectorized": {"name": "vectorized"},
+    "ray": {"name": "ray", "workers": 2},
+}
+
+
+class Listener(Silent):
+    """Collects what is said, and may stop the run after a round."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.stop, self.notes = stop, list[str]()
+        self.round = -1
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        self.round = metrics["round"]
+        if self.round == self.stop:
+            raise KeyboardInterrupt
+
+    def note(self, text: str) -> None:
+        self.notes.append(f"after round {self.round}: {text}")
+
+
+def experiment(after: int, value: float = 3e38, clients: int = 12, **more: Any) -> Experiment:
+    """The linear model; all clients take part, and client 3 turns huge after some accepted replies."""
+    settings: dict[str, Any] = {
+        "rounds": 6,
+        "seed": 1,
+        "data": {"dataset": "digits", "partition": {"name": "iid", "clients": clients}},
+        "model": "linear",
+        "select": {"name": "uniform", "clients_per_round": clients},
+        "algorithm": {"name": f"{FILE}:huge", "client": 3, "after": after, "value": value},
+        "local": {"lr": 0.1, "batch_size": 20},
+        "checkpoint": {"seconds": 0},
+    }
+    return Experiment(**{**settings, **more})
+
+
+def refused(run: Any) -> dict[str, int]:
+    """How often each client's reply was refused for its norm."""
+    failures = run.summary["failures"]
+    assert all("times the median of accepted replies" in r for reasons in failures.values() for r in reasons)
+    return {client: sum(reasons.values()) for client, reasons in failures.items()}
+
+
+@pytest.fixture(scope="module")
+def inline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 good replies in two rounds; from the third on client 3 sends 3e38."""
+    out = tmp_path_factory.mktemp("divergence") / "inline"
+    experiment(after=2).run(out)
+    return out
+
+
+def test_a_huge_reply_is_refused_by_name_and_the_run_goes_on(inline_run: Path) -> None:
+    from fedlens import load_result
+
+    run = load_result(inline_run)
+    assert refused(run) == {"3": 4}
+    (reason,) = run.summary["failures"]["3"]
+    assert reason.startswith("update norm 7.6e+39 is 10^")
+    assert reason.endswith(" times the median of accepted replies (limit: 10,000 times)")
+    assert (run.summary["status"], run.summary["warnings"]) == ("finished", [])
+    assert [line["failed"] for line in run.metrics] == [0, 0, 0, 1, 1, 1, 1]
+    assert run.metrics[-1]["test_loss"] < run.metrics[2]["test_loss"]
+
+
+@pytest.mark.parametrize("engine", ["processes", "groups", "vectorized"])
+def test_the_bound_holds_on_every_engine(tmp_path: Path, inline_run: Path, engine: str) -> None:
+    """... also where several clients are computed together."""
+    run = experiment(after=2, engine=ENGINES[engine]).run(tmp_path / "run")
+    assert refused(run) == {"3": 4}
+    assert math.isfinite(run.metrics[-1]["test_loss"])
+    if engine == "processes":
+        assert sha(tmp_path / "run/model.safetensors") == sha(inline_run / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["inline", "processes", "vectorized", pytest.param("ray", marks=[pytest.mark.nightly, NEEDS_RAY])],
+)
+def test_the_bound_holds_where_blocks_are_folded_in_the_worker(tmp_path: Path, engine: str) -> None:
+    more: dict[str, Any] = {"rounds": 3, "engine": ENGINES[engine], "evaluation": {"every": 3}}
+    run = experiment(after=1, clients=150, **more).run(tmp_path / "run")
+    assert refused(run) == {"3": 2}
+    assert math.isfinite(run.metrics[-1]["test_loss"])
+
+
+def test_a_resumed_run_refuses_the_same(tmp_path: Path, inline_run: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        experiment(after=2).run(tmp_path / "run", progress=Listener(stop=2))
+    assert refused(resume(tmp_path / "run")) == {"3": 4}
+    assert outcome(tmp_path / "run") == outcome(inline_run)
+
+
+def test_before_twenty_replies_the_bound_does_not_apply_and_the_warning_names_the_client(
+    tmp_path: Path,
+) -> None:
+    listener = Listener()
+    with pytest.raises(RunFailed, match=r"the loss of round 2 is not a finite number; .* local\.lr is 0\.1"):
+        experiment(after=1).run(tmp_path / "run", progress=listener)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    (warning,) = summary["warnings"]
+    assert (warning["kind"], warning["since"], warning["until"]) == ("loss-not-finite", 2, 2)
+    assert warning["clients"][0]["client"] == "3"
+    assert warning["try"] == (
+        "Check the data of client '3'; then try local.lr = 0.01 (a tenth), or set local.clip_norm."
+    )
+    (said,) = [note for note in listener.notes if "warning: " in note]
+    assert said.startswith("after round 1: warning: The test loss of round 2 is not finite. Largest update: ")
+    assert "client '3' in round 2 (norm 7.65e+39, 10^" in said
+
+
+@pytest.mark.parametrize(("every", "since", "reported"), [(1, 5, 7), (2, 7, 9)])
+def test_a_loss_that_jumps_and_stays_is_reported_once_with_the_client_that_caused_it(
+    tmp_path: Path, every: int, since: int, reported: int
+) -> None:
+    """Large but below the limit of 10^4: accepted, and the model is gone; a resumed run says the same.
+
+    Where the test loss is measured in every second round, the local loss shows it first.
+    """
+    more = {"rounds": 10, "evaluation": {"every": every}}
+    listener = Listener()
+    ref = experiment(after=3, value=200.0, **more).run(tmp_path / "ref", progress=listener)
+    assert refused(ref) == {}
+    assert ref.summary["status"] == "finished"
+    (warning,) = [w for w in ref.summary["warnings"] if w["kind"] == "loss-jump"]
+    assert (warning["since"], warning["until"]) == (since, 10)
+    assert (warning["clients"][0]["client"], warning["clients"][0]["round"]) == ("3", since)
+    said = [note for note in listener.notes if "has been more than 100 times" in note]
+    assert [note[:14] for note in said] == [f"after round {reported - 1}:"]
+    with pytest.raises(KeyboardInterrupt):
+        experiment(after=3, value=200.0, **more).run(tmp_path / "run", progress=Listener(stop=since + 1))
+    resumed = resume(tmp_path / "run")
+    assert resumed.summary["warnings"] == ref.summary["warnings"]
+
+
+@pytest.mark.report_page
+def test_strict_makes_a_warning_exit_with_1_and_the_page_shades_the_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.toml").write_text(
+        """
+        rounds = 6
+        model = "mlp"
+        data.dataset = "digits"
+        data.partition = { name = "iid", clients = 4 }
+        local.lr = 3.0
+        """
+    )
+    cli = CliRunner()
+    loose = cli.invoke(app, ["run", "own.toml", "--out", "loose", "--json"])
+    assert loose.exit_code == 0
+    summary = json.loads(loose.stdout)
+    assert summary["status"] == "finished"
+    (chance,) = [w for w in summary["warnings"] if w["kind"] == "accuracy-at-chance"]
+    assert (chance["since"], chance["until"], chance["metric"]) == (1, 6, "test_accuracy")
+    assert "Try local.lr = 0.3 (a tenth); if the loss then falls too slowly, local.lr = 30." in loose.stderr
+    page = (tmp_path / "loose/report.html").read_text()
+    assert "<b>Rounds 1 to 6.</b> The test accuracy has been at chance since round 1" in page
+    assert '"type": "rect"' in page or '"type":"rect"' in page
+    for verb in (["run", "own.toml", "--out", "strict"], ["resume", "strict"]):
+        strict = cli.invoke(app, [*verb, "--strict", "--quiet"])
+        assert strict.exit_code == 1
+        assert "warning, rounds 1 to 6: The test accuracy has been at chance" in strict.stderr
+    sound = cli.invoke(
+        app, ["run", "own.toml", "--set", "local.lr=0.1", "--out", "sound", "--strict", "--quiet"]
+    )
+    assert (sound.exit_code, sound.stderr) == (0, "")
