@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from fedlens.core.interrupts import watched
 from fedlens.core.summary_text import as_call, as_html, as_text
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
-from fedlens.experiment.progress import Progress, Silent
+from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent
 from fedlens.report.format import split_of
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Experiment:
         engine = planned.engine()
         try:
             engine.warm()
-            listener = progress or Silent()
+            listener = BareProgress.wrap(progress or Silent())
             built = build(planned, root, download, engine, listener.note)
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
             with directory.lock():
@@ -145,7 +146,7 @@ def resume(
     from fedlens.experiment.runner import RunState
 
     run = RunDir.open(Path(directory))
-    listener = progress or Silent()
+    listener = BareProgress.wrap(progress or Silent())
     values = run.read_config()
     source = Source(values, run.config_path, key_lines(run.config_path.read_text(encoding="utf-8")))
     config = read_config(source.values, source.locate)
@@ -255,7 +256,7 @@ def _describe(directory: RunDir, built: Built, root: Path) -> None:
 def _carry_out(
     built: Built,
     directory: RunDir,
-    progress: Progress,
+    progress: ProgressBase,
     run_state: RunState | None,
     root: Path | None,
     report: bool,
@@ -301,7 +302,10 @@ def _carry_out(
                 raise
             progress.note(str(failure))  # what went wrong first says more
         if report:
-            _report(directory.path, progress)
+            if unwritten := _report(directory.path, progress):
+                summary["notes"].append(unwritten)
+                with suppress(FedlensError):  # the disk is full, say, and the summary without it is there
+                    directory.write_summary(summary)
         else:
             directory.report_path.unlink(
                 missing_ok=True
@@ -312,14 +316,17 @@ def _carry_out(
     return Result(directory.path, model)
 
 
-def _report(directory: Path, progress: Progress) -> None:
-    """Writes the result page; a page that cannot be written is no reason to lose a result."""
+def _report(directory: Path, progress: ProgressBase) -> str | None:
+    """Writes the result page. If it cannot be written, the run goes on to its end: a sentence says why."""
     from fedlens.report.run_page import write_report
 
     try:
         write_report(directory)
     except Exception as error:
-        progress.note(f"the result page could not be written: {told(error)}")
+        sentence = f"the result page could not be written: {told(error)}"
+        progress.problem(sentence)
+        return sentence
+    return None
 
 
 class Metrics(list[dict[str, Any]]):

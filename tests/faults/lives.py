@@ -6,7 +6,11 @@ or with `"auto"` for `run` the first time and `resume` from then on, and with
 - `call`, `signal`: the signal it gets right before its n-th step in writing to disk (a sync, a rename, a tensor);
 - `after`, `signal`: the signal it gets so many seconds after it began, or, with `lines`, after so many rounds of its
   own were written to metrics.jsonl in `out`;
-- `limit`: the largest file that it may write, in bytes.
+- `times`: how often it gets the signal;
+- `ignored`: the signal that it ignores from the start, as under nohup;
+- `limit`: the largest file that it may write, in bytes;
+- `stdout`: "closed", "full", or "broken pipe";
+- `page`: a directory lies where its result page is to be written.
 
 Writes a line of JSON for each: how it ended, in what time, and what it said.
 """
@@ -28,11 +32,12 @@ from typing import Any
 
 import fedlens.report.run_page
 from fedlens import api
+from fedlens.__main__ import main as command
 from fedlens.cli.main import app
 from fedlens.experiment import atomic_files as files
 from fedlens.experiment import build, checkpoint, environment, results, runner, tensorfile
 
-PRELOADED = (api, build, checkpoint, environment, files, results, runner, fedlens.report.run_page)
+PRELOADED = (api, app, build, checkpoint, environment, files, results, runner, fedlens.report.run_page)
 
 
 def arguments(life: dict[str, Any]) -> list[str]:
@@ -64,6 +69,31 @@ def dying_at(call: int, number: int) -> None:
     tensorfile.serialize_file = counted(tensorfile.serialize_file)
 
 
+def occupy_page() -> None:
+    """Makes a directory of the name of the result page, right before it is written."""
+    write_report = fedlens.report.run_page.write_report
+
+    def occupied(directory: Path) -> Path:
+        (directory / "report.html").mkdir()
+        return write_report(directory)
+
+    fedlens.report.run_page.write_report = occupied
+
+
+def lose_output(how: str | None) -> None:
+    """Makes standard output one that cannot be written."""
+    if how == "closed":
+        os.close(1)
+        sys.stdout = None  # type: ignore[assignment]  # as Python does
+    elif how == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    elif how is not None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        os.dup2(writer, 1)
+        os.close(writer)
+
+
 def live(life: dict[str, Any]) -> None:
     """The child's whole life; does not return."""
     if "limit" in life:
@@ -72,14 +102,19 @@ def live(life: dict[str, Any]) -> None:
         )
     if "call" in life:
         dying_at(life["call"], getattr(signal, life["signal"]))
+    if "ignored" in life:
+        signal.signal(getattr(signal, life["ignored"]), signal.SIG_IGN)
+    if "page" in life:
+        occupy_page()
+    lose_output(life.get("stdout"))
     sys.argv = ["fedlens", *arguments(life)]
     code: Any = 0
     try:
-        app(prog_name="fedlens")
+        command()
     except SystemExit as end:
         code = end.code or 0
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
     os._exit(int(code))
 
 
@@ -105,7 +140,9 @@ def outcome(life: dict[str, Any]) -> dict[str, Any]:
                 time.sleep(life["after"])
                 waiting = False
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, getattr(signal, life["signal"]))
+                    for _ in range(life.get("times", 1)):
+                        os.killpg(pid, getattr(signal, life["signal"]))
+                        time.sleep(0.005)
             time.sleep(0.002)
         status = os.waitstatus_to_exitcode(ended[1])
         said = []

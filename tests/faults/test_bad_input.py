@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,7 +81,9 @@ def refused(*arguments: str) -> str:
     """What is said, the request being refused as every one is."""
     answer = CliRunner().invoke(app, ["run", *arguments, "--json"])
     assert answer.exit_code == 2, answer.stderr
-    assert answer.stdout == ""
+    said = json.loads(answer.stdout)
+    assert (said["status"], said["exit_code"]) == ("error", 2)
+    assert said["error"]["what"] in answer.stderr
     assert answer.stderr.startswith("error: ")
     assert answer.stderr.endswith(".\n")
     assert answer.stderr.count("\n") == 1
@@ -423,7 +426,7 @@ def test_real_processes(folder: Path, arguments: list[str], said: str) -> None:
     """As typed in a terminal, also where the workers had begun to start."""
     process = fedlens("run", *arguments, "--json", cwd=folder)
     out, err = process.communicate(timeout=300)
-    assert (process.returncode, out) == (2, "")
+    assert (process.returncode, json.loads(out)["status"]) == (2, "error")
     assert err.replace(f"{folder}/own.py", "own.py").startswith(said)
     assert err.count("\n") == 1
 

@@ -11,7 +11,6 @@ import typer
 
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName
 from fedlens.cli.output import print_json, reported, stdout_kept_clean
-from fedlens.cli.run_with_progress import terminated_like_interrupted
 
 _STANDARD_OUTPUT = Path("-")
 _OF_MODEL = ("shape", "classes")
@@ -26,28 +25,26 @@ def profile(
     ] = None,
     changes: Changes = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds to time; by default as many as take about 20 s.")
+        int | None, typer.Option(min=1, help="Number of measured rounds; default about 20 s of them.")
     ] = None,
     engine: EngineName = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Without a recipe: show the cost of this model alone.")
+        str | None, typer.Option(metavar="NAME", help="Profile this model alone, without a recipe.")
     ] = None,
-    shape: Annotated[
-        str, typer.Option(metavar="C,H,W", help="With --model: the shape of its images.")
-    ] = "3,32,32",
-    classes: Annotated[int, typer.Option(min=1, help="With --model: the number of classes.")] = 10,
+    shape: Annotated[str, typer.Option(metavar="C,H,W", help="Image shape for --model.")] = "3,32,32",
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes for --model.")] = 10,
     layers: Annotated[bool, typer.Option("--layers", help="Show every layer of the model.")] = False,
     peak: Annotated[
-        float | None, typer.Option(metavar="TFLOPS", help="The chip's peak, in 10^12 FLOP/s.")
+        float | None,
+        typer.Option(metavar="TFLOPS", help="Peak speed of the processor or GPU, in 10^12 FLOP/s."),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers here; '-' prints them.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write all numbers to this file; '-' prints them."),
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a Chrome trace of one more round here, with every operator."
-        ),
+        typer.Option(metavar="FILE", help="Write a Chrome trace of one extra round, with every operator."),
     ] = None,
     data_dir: DataDir = None,
     download: Download = False,
@@ -57,9 +54,9 @@ def profile(
 
     Runs some rounds, half of them with a clock and half without. Their results are discarded.
     """
-    with reported(debug):
+    with reported(debug, json_file == _STANDARD_OUTPUT):
         _check(context, recipe, model, peak)
-        with stdout_kept_clean(json_file == _STANDARD_OUTPUT), terminated_like_interrupted():
+        with stdout_kept_clean(json_file == _STANDARD_OUTPUT):
             from fedlens.benchmark import profile as module
             from fedlens.cli.bench_profile_tables import print_profile
             from fedlens.cli.run import overrides

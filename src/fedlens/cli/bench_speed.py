@@ -11,7 +11,6 @@ import typer
 
 from fedlens.cli.options import Debug
 from fedlens.cli.output import print_columns, reported
-from fedlens.cli.run_with_progress import terminated_like_interrupted
 
 if TYPE_CHECKING:
     from fedlens.benchmark.comparison import ComparisonRow
@@ -40,40 +39,36 @@ Engines = Annotated[
     ),
 ]
 Pairs = Annotated[
-    int, typer.Option(min=1, help="Turns of each: one round, or as many as take half a second.")
+    int, typer.Option(min=1, help="Number of paired measurements; each takes at least half a second.")
 ]
 Seconds = Annotated[
     float | None,
-    typer.Option(
-        metavar="S", min=0, help="Begin no turn of a workload after this time; one is always taken."
-    ),
+    typer.Option(metavar="S", min=0, help="Time limit per workload; one measurement is always taken."),
 ]
 Peers = Annotated[
     bool,
     typer.Option(
         "--peers",
-        help="Measure other libraries too. Each is installed into its own environment: gigabytes in all.",
+        help="Measure other libraries too, each in an environment of its own (several gigabytes).",
     ),
 ]
 PeerNames = Annotated[
     list[str] | None,
-    typer.Option("--peer", metavar="NAME", help="Measure this other library; may be repeated."),
+    typer.Option("--peer", metavar="NAME", help="Measure only this library; may be repeated."),
 ]
 PeersDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The environments of other libraries; default $XDG_CACHE_HOME/fedlens/peers, else "
+        help="Directory of the environments of other libraries; default $XDG_CACHE_HOME/fedlens/peers, else "
         "~/.cache/fedlens/peers.",
     ),
 ]
-Out = Annotated[Path, typer.Option(metavar="DIR", help="The directory of the two files.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the results file and the picture.")]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help=f"The figures; default {_NAME}.json in --out.")
+    Path | None, typer.Option("--json", metavar="FILE", help=f"Results file; default {_NAME}.json in --out.")
 ]
-Picture = Annotated[
-    Path | None, typer.Option(metavar="FILE", help=f"The picture; default {_NAME}.png in --out.")
-]
+Picture = Annotated[Path | None, typer.Option(metavar="FILE", help=f"Picture; default {_NAME}.png in --out.")]
 
 
 def speed(
@@ -105,7 +100,7 @@ def speed(
         drawn = _drawable(drawing, picture is not None)
         rows = _measured(loads, plan, file)
         _print(rows)
-        print(f"figures: {file}")
+        print(f"results: {file}")
         if drawn:
             draw(rows, drawing)
             print(f"picture: {drawing}")
@@ -163,8 +158,7 @@ def _measured(loads: Sequence[Workload], plan: BenchmarkPlan, file: Path) -> lis
 
     rows: list[ComparisonRow] = []
     for load in loads:
-        with terminated_like_interrupted():
-            rows += measure(load, plan, _say)
+        rows += measure(load, plan, _say)
         try:
             write(as_record(rows, loads, ["fedlens", *sys.argv[1:]]), file)
         except FedlensError:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.options import Debug, Json
-from fedlens.cli.output import print_columns, print_json, reported
+from fedlens.cli.output import print_columns, print_json, printable, reported
 
 
 def compare(
@@ -20,7 +20,7 @@ def compare(
     debug: Debug = False,
 ) -> None:
     """Compare runs: accuracy, accuracy relative to a centralized run, EMD, time and bytes."""
-    with reported(debug):
+    with reported(debug, as_json):
         from fedlens.report import compare as comparison
 
         rows = comparison.compare(directories)
@@ -33,4 +33,4 @@ def compare(
             print_columns([list(row.values()) for row in texts], list(texts[0]), numeric)
         if html is not None:
             page = comparison.write_comparison(directories, html)
-            typer.echo(f"page: {page}", err=as_json)
+            typer.echo(printable(f"page: {page}"), err=as_json)

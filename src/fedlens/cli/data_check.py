@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.cli.options import Debug, Json
-from fedlens.cli.output import print_columns, print_json, reported
+from fedlens.cli.output import print_columns, print_json, reported, say
 from fedlens.data.diagnostics import shortened
 from fedlens.report.format import many
 
@@ -43,7 +43,7 @@ def check(
     debug: Debug = False,
 ) -> None:
     """Read all of your data, decode every image, and list problems (exit code 1) and warnings (exit code 0)."""
-    with reported(debug):
+    with reported(debug, as_json):
         from fedlens.data.formats.folder_check import check_folder
         from fedlens.experiment.config_source import Source, override
 
@@ -90,21 +90,21 @@ def _working(sentence: str) -> Iterator[None]:
 
 def _show(checked: Check) -> None:
     for finding in checked.findings:
-        print(finding)
+        say(finding)
     if checked.findings:
-        print()
+        say("")
     facts = checked.facts
     print_columns([(name, value) for name, value in _lines(facts) if value])
     for note in facts.get("notes", ()):
-        print(f"note: {note}")
+        say(f"note: {note}")
     for warning in checked.warnings:
-        print(f"warning: {warning}")
-    print(_verdict(checked))
+        say(f"warning: {warning}")
+    say(_verdict(checked))
     if not checked.findings:
         table = ", ".join(
             f"{key} = {json.dumps(v, ensure_ascii=False)}" for key, v in checked.dataset.items()
         )
-        print(f"to train on it, write in an experiment: [data] dataset = {{ {table} }}")
+        say(f"to train on it, write in an experiment: [data] dataset = {{ {table} }}")
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ import typer
 
 from fedlens.cli.data_list import SAID, as_object
 from fedlens.cli.options import DataDir, Debug, Json
-from fedlens.cli.output import print_columns, print_json, reported
+from fedlens.cli.output import print_columns, print_json, reported, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def info(
     debug: Debug = False,
 ) -> None:
     """Show the facts of a dataset: counts, licence, source, files, and the settings of its reader."""
-    with reported(debug):
+    with reported(debug, as_json):
         from fedlens.core.registry import settings_model
         from fedlens.data.catalogue import presence
         from fedlens.data.datasets.registry import DATASETS
@@ -58,9 +58,9 @@ def info(
             )
             return
         _print(record, found, root)
-        print(f'\nsettings in data.dataset, next to name = "{name}"')
+        say(f'\nsettings in data.dataset, next to name = "{name}"')
         if not settings:
-            print("none")
+            say("none")
             return
         rows = [(one.name, one.type, one.default or "required", one.description) for one in settings]
         print_columns(rows, ("setting", "type", "default", "description"))
@@ -83,7 +83,7 @@ def _record(name: str) -> DatasetFacts:
 
 
 def _print(record: DatasetFacts, found: Presence, root: Path) -> None:
-    print(f"{record.name}: {record.summary}\n")
+    say(f"{record.name}: {record.summary}\n")
     unit = f" ({record.unit})" if record.unit else ""
     clients = f"{record.clients:,}{unit}" if record.clients else f"not counted{unit}" if unit else "none"
     rows = [
@@ -100,9 +100,9 @@ def _print(record: DatasetFacts, found: Presence, root: Path) -> None:
     print_columns(rows)
     if not record.files:
         return
-    print(f"\non this machine: {SAID[found.state]}; looked in {root}")
+    say(f"\non this machine: {SAID[found.state]}; looked in {root}")
     here = [("found", path.relative_to(root).as_posix()) for path in found.found]
-    print_columns([*here, *(("not there", pattern.replace("|", " or ")) for pattern in found.lacking)])
+    print_columns([*here, *(("missing", pattern.replace("|", " or ")) for pattern in found.lacking)])
 
 
 def _count(count: int | None) -> str:

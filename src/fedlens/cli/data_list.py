@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedlens.cli.options import DataDir, Debug, Json
-from fedlens.cli.output import print_columns, print_json, reported
+from fedlens.cli.output import print_columns, print_json, reported, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ def list_datasets(
     debug: Debug = False,
 ) -> None:
     """List the datasets: which are on this machine, their sizes and licences, and how to get the others."""
-    with reported(debug):
+    with reported(debug, as_json):
         from fedlens.data.catalogue import CATALOGUE, presence
         from fedlens.experiment.datadir import data_directory
 
@@ -35,13 +35,13 @@ def list_datasets(
             rows = [as_object(CATALOGUE[name], one) for name, one in found.items()]
             print_json({"data_dir": str(root), "datasets": rows})
             return
-        print(f"data folder: {root}")
+        say(f"data directory: {root}")
         groups: dict[str, list[DatasetFacts]] = {}
         for name in found:
             record = CATALOGUE[name]
             groups.setdefault(OWN if record.own else record.task, []).append(record)
         for task, records in groups.items():
-            print(f"\n{task}")
+            say(f"\n{task}")
             _print_group(records, found)
         _print_how([CATALOGUE[name] for name, one in found.items() if one.state in ("absent", "partly")])
 
@@ -52,8 +52,8 @@ def _print_how(absent: list[DatasetFacts]) -> None:
         names.setdefault(record.how, []).append(record.name)
     for number, (how, those) in enumerate(names.items()):
         if not number:
-            print("\nhow to get the missing datasets")
-        print(f"- {', '.join(those)}: {how}")
+            say("\nhow to get the missing datasets")
+        say(f"- {', '.join(those)}: {how}")
 
 
 def _print_group(records: list[DatasetFacts], found: dict[str, Presence]) -> None:

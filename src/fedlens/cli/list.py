@@ -39,7 +39,7 @@ REGISTRIES = {
 def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)], debug: Debug = False
 ) -> None:
-    """List the names that settings may use, each with one line of description."""
+    """List the available recipes, algorithms, datasets, models, partitions or engines."""
     with reported(debug):
         if kind is Kind.RECIPES:
             from fedlens.experiment.config_source import recipes

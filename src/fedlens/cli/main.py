@@ -3,23 +3,106 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedlens import __version__
 from fedlens.cli.bench import bench
 from fedlens.cli.compare import compare
 from fedlens.cli.data import data
 from fedlens.cli.list import list_names
+from fedlens.cli.output import (
+    INTERRUPTED,
+    OutputLost,
+    complain,
+    discard,
+    error_object,
+    flush_output,
+    from_printing,
+    open_standard_streams,
+    print_json,
+    printable,
+)
 from fedlens.cli.partition import partition
 from fedlens.cli.report import report
 from fedlens.cli.resume import resume
 from fedlens.cli.run import RunCommand, run
 from fedlens.cli.show import show
+from fedlens.cli.signals import ignore_signals, stopped_by_signals
+
+# typer has no public name for the error of a wrong command line, which this is a kind of.
+_UsageError: Any = typer.BadParameter.__base__
+
+
+class _Commands(TyperGroup):
+    """The commands, with what holds for all of them: how wrong arguments are reported, and lost output."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Runs a command and exits with its code, or another if its output could not be written."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        try:
+            with stopped_by_signals():
+                return super().main(
+                    arguments, prog_name, complete_var, standalone_mode, windows_expand_args, **extra
+                )
+        except OSError as error:  # of --help, say
+            if not from_printing(error):
+                raise
+            discard(sys.stdout)
+            lost = OutputLost(error)
+            lost.report()
+            raise SystemExit(lost.exit_code) from None
+        except SystemExit as end:
+            try:
+                flush_output()
+            except OutputLost as lost:
+                lost.report()
+                raise SystemExit(end.code or lost.exit_code) from None
+            raise
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **more: Any) -> Any:
+        """Reads the arguments of the group."""
+        self._as_json = "--json" in args and ("bench" not in args or "-" in args)  # there it names a file
+        try:
+            return super().make_context(info_name, args, parent, **more)
+        except _UsageError as error:
+            raise self._explained(error) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Reads the arguments of the command, and calls it."""
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            raise self._explained(error) from None
+        except KeyboardInterrupt:  # before the command has begun
+            complain("interrupted", "nothing was started")
+            raise typer.Exit(INTERRUPTED) from None
+
+    def _explained(self, error: Any) -> Any:
+        """The error, which typer prints; with --json an object on standard output too."""
+        error.message = printable(error.message)
+        if self._as_json and error.exit_code:
+            where = error.ctx.command_path if error.ctx else None
+            what = error.format_message().rstrip(".")
+            hint = f"Try '{where} --help'" if where else None
+            print_json(error_object("error", error.exit_code, what, where, hint))
+        return error
+
 
 app = typer.Typer(
     name="fedlens",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -53,8 +136,10 @@ def fedlens(
 
 
 def main() -> None:
-    """The entry point of the `fedlens` command."""
-    try:
-        app(prog_name="fedlens")
-    except KeyboardInterrupt:  # before a run has started
-        sys.exit(130)
+    """Runs the command of the command line."""
+    open_standard_streams()
+    with stopped_by_signals():
+        try:
+            app(prog_name="fedlens")
+        finally:
+            ignore_signals()

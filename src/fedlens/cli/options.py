@@ -1,4 +1,4 @@
-"""The options that several verbs share."""
+"""The options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import Annotated
 import typer
 
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting, for example local.lr=0.1; may be repeated."
+    ),
 ]
 EngineName = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="The engine that trains the clients.")
+    str | None, typer.Option("--engine", metavar="NAME", help="The execution backend (fedlens list engines).")
 ]
-Download = Annotated[bool, typer.Option("--download", help="Download missing data.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Download = Annotated[bool, typer.Option("--download", help="Download the dataset if it is missing.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the path of the result.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print only JSON on standard output; an error is JSON too.")
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="The data directory; default $FEDLENS_DATA, else ~/.cache/fedlens."),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.options import DataDir, Debug, Download, Json
-from fedlens.cli.output import print_columns, print_json, reported
+from fedlens.cli.output import print_columns, print_json, reported, say
 
 
 def make(
@@ -19,7 +19,7 @@ def make(
         str,
         typer.Argument(metavar="PARTITION", help="A name (fedlens list partitions), or file.py:function."),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to save it in (.npz).")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file (.npz).")],
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -28,13 +28,13 @@ def make(
             help="A setting of the partition, or dataset.KEY=VALUE; may be repeated.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The seed of the partition: a run's seeds.partition.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the partition (seeds.partition in a run).", min=0)] = 0,
     data_seed: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=0,
-            help="A run's seeds.data, for datasets that draw random data; default that of a run with seed 0.",
+            help="seeds.data of the run, for datasets with random data; default as in a run with seed 0.",
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -43,8 +43,8 @@ def make(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Distribute the training examples of a dataset over clients, and save the partition."""
-    with reported(debug):
+    """Partition the training examples of a dataset over clients, and save the partition."""
+    with reported(debug, as_json):
         from fedlens.experiment.datadir import data_directory
         from fedlens.experiment.make_partition import check_free, make_partition
         from fedlens.report.partition_statistics import describe, readable
@@ -65,10 +65,10 @@ def make(
             print_json(describe(made.partition) | {"file": str(out), "run": options})
             return
         print_columns(readable(made.partition))
-        typer.echo(f"saved: {out}")
+        say(f"saved: {out}")
         if options is None:
-            typer.echo(
+            say(
                 f"fedlens cannot train on {made.kind} yet; 'fedlens partition plot {out}' draws the partition"
             )
         else:
-            typer.echo(f"to train on it, take a recipe with the same data: fedlens run RECIPE {options}")
+            say(f"to train on it, use a recipe with the same dataset: fedlens run RECIPE {options}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.options import Debug
-from fedlens.cli.output import reported
+from fedlens.cli.output import reported, say
 from fedlens.cli.partition_show import PartitionFile
 
 
@@ -23,13 +23,13 @@ class PictureFormat(StrEnum):
 
 def plot(
     file: PartitionFile,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The directory for the files.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory.")],
     formats: Annotated[
-        list[PictureFormat], typer.Option("--format", help="The file format; may be repeated.")
+        list[PictureFormat], typer.Option("--format", help="File format; may be repeated.")
     ] = [PictureFormat.PNG, PictureFormat.PDF],  # noqa: B006
     debug: Debug = False,
 ) -> None:
-    """Draw a partition: figures for papers, their captions, and a page that opens offline."""
+    """Draw a partition: figures for papers with captions, and a page that opens offline."""
     with reported(debug):
         from fedlens.report.partition_page import write_captions, write_page
         from fedlens.report.pictures import draw
@@ -39,4 +39,4 @@ def plot(
         written = draw(partition, out, [str(ending) for ending in dict.fromkeys(formats)])
         written.append(write_captions(partition, out / "captions.txt"))
         for path in [*written, write_page(partition, out / "partition.html")]:
-            typer.echo(path)
+            say(path)

@@ -10,9 +10,7 @@ import typer
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.output import print_columns, print_json, reported
 
-PartitionFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A saved partition, or a run directory that has one.")
-]
+PartitionFile = Annotated[Path, typer.Argument(metavar="FILE", help="A saved partition or a run directory.")]
 
 
 def show(
@@ -21,7 +19,7 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Print clients, examples, sizes, classes per client, EMD, imbalance and digest of a partition."""
-    with reported(debug):
+    with reported(debug, as_json):
         from fedlens.report.partition_statistics import describe, readable
         from fedlens.report.read import read_partition
 

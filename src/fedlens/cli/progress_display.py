@@ -1,12 +1,18 @@
-"""Shows the progress of a run: a progress bar on a terminal, one line per round elsewhere."""
+"""Shows the progress of a run: a progress bar on a terminal, elsewhere a line per round and after 15 s of silence."""
 
 from __future__ import annotations
 
-import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.cli.client_table import client_lines, worst_text
+from fedlens.cli.heartbeat import Heartbeat
+from fedlens.cli.output import complain, console, discard, printable, unwritten
+from fedlens.cli.status_line import StatusLine, roughly
+from fedlens.experiment.progress import Forecast, ProgressBase
 from fedlens.report.format import (
     count,
     duration,
@@ -22,71 +28,150 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+    from fedlens.core.work import Work
 
-class ProgressDisplay:
+SILENCE = 15.0  # seconds after which a line is printed, without a terminal
+_BEAT, _TERMINAL_BEAT = 1.0, 0.25  # seconds
+
+
+class ProgressDisplay(ProgressBase):
     """The progress of a run, for `Experiment.run`; keeps the run directory for the messages at the end.
 
-    With `quiet`, only the path of the result is printed.
+    Args:
+        console: where it is printed.
+        quiet: print only the path of the result, and problems.
+        clock: seconds, for the estimates.
+        beating: move the display in the background too, from `started` to `close`; else only what arrives moves it.
     """
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        console: Console,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        beating: bool = False,
+    ) -> None:
         self.directory: Path | None = None
-        self._console = console
-        self._quiet = quiet
+        self.lost: OSError | None = None  # why nothing more can be printed
+        self._console, self._quiet, self._clock = console, quiet, clock
         self._rounds: int | None = None
         self._bar: Progress | None = None
-        self._pace = Pace()
-        self._tested = ""
+        self._forecast = Forecast()
+        self._line = StatusLine(self._forecast)
+        self._last = ""  # of the last round, on a terminal
+        self._done = 0  # the last round that is done
+        self._due = 0.0  # when silence has lasted too long
+        self._busy = threading.Lock()
+        self._beating = beating
+        self._heartbeat: Heartbeat | None = None
 
     def started(self, plan: dict[str, Any]) -> None:
         """Called before the first round."""
         self.directory = Path(plan["directory"])
-        self._rounds = plan.get("rounds")
+        self._rounds = self._forecast.rounds = plan.get("rounds")
         if self._quiet:
             return
         for line in opening_lines(plan):
-            self._console.print(line, soft_wrap=not self._console.is_terminal)
-        if self._console.is_terminal:
+            self._print(line, soft_wrap=not self._console.is_terminal)
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
             self._bar = Progress(
                 SpinnerColumn(),
-                TextColumn("round {task.completed}/{task.total}"),
+                TextColumn("round {task.fields[round]}/{task.total}"),
                 BarColumn(bar_width=24),
                 TextColumn("{task.description}", markup=False),
                 console=self._console,
                 transient=True,
+                auto_refresh=False,  # what cannot be printed is handled here
             )
-            self._bar.add_task("evaluating the untrained model", total=self._rounds)
-            self._bar.start()
+            self._bar.add_task("evaluating the untrained model", total=self._rounds, round=0)
+            self._guarded(self._bar.start)
+        if self._beating:
+            self._heartbeat = Heartbeat(self.tick, _TERMINAL_BEAT if self._bar else _BEAT)
+            self._heartbeat.start()
+
+    def working(self, work: Work) -> None:
+        """Called when clients are asked, and after each answer."""
+        if self._quiet:
+            return
+        now = self._clock()
+        self._forecast.follow(work, now)
+        if self._bar is None:
+            self._tick(now)
+
+    def tick(self) -> None:
+        """Updates the display, however long nothing has arrived; called by another thread."""
+        self._tick(self._clock())
+
+    def _tick(self, now: float) -> None:
+        # Never waits: the other thread is printing already.
+        if not self._busy.acquire(blocking=False):
+            return
+        try:
+            if self._bar is not None:
+                self._update_bar(now)
+                return
+            estimate = self._line.first_estimate(now)
+            if estimate:
+                self._print(estimate, soft_wrap=True)
+            elif now >= self._due and (line := self._line.text(now)):
+                self._print(line, soft_wrap=True)
+        finally:
+            self._busy.release()
+
+    def _update_bar(self, now: float) -> None:
+        assert self._bar is not None
+        work, left = self._forecast.work, self._forecast.run_left(now)
+        parts = [self._line.short(now), self._last, f"{roughly(left)} left" if left else ""]
+        done: float = self._done
+        if work is not None and work.phase == "training":
+            done = work.round - 1 + work.fraction
+        self._bar.update(
+            self._bar.task_ids[0],
+            completed=done,
+            description="  ".join(filter(None, parts)),
+            round=self._done,
+        )
+        self._guarded(self._bar.refresh)
 
     def round_done(self, metrics: dict[str, Any]) -> None:
         """Called after each round; `metrics` is its line of metrics.jsonl."""
         if self._quiet:
             return
+        now, self._done = self._clock(), int(metrics["round"])
+        self._forecast.round_done(
+            self._done, finite(metrics.get("elapsed")), finite(metrics.get("seconds")), now
+        )
         if self._bar is None:
-            self._console.print(round_line(metrics, self._rounds), soft_wrap=True)
+            self._print(round_line(metrics, self._rounds), soft_wrap=True)
+            if better := self._line.better_estimate(now):
+                self._print(better, soft_wrap=True)
             return
-        if values := tested(metrics):
-            self._tested = "  ".join(f"{metric} {metric_value(metric, value)}" for metric, value in values)
-        left = self._pace.left(metrics, self._rounds)
-        parts = [self._tested, speed(metrics), f"{duration(left)} left" if left is not None else ""]
-        task = self._bar.task_ids[0]
-        self._bar.update(task, completed=metrics["round"], description="  ".join(filter(None, parts)))
+        values = [f"{metric} {metric_value(metric, value)}" for metric, value in tested(metrics)]
+        self._last = "  ".join(
+            filter(None, [*(values or [self._last.partition("  images")[0]]), speed(metrics)])
+        )
+        self._tick(now)
 
     def note(self, text: str) -> None:
         """Prints a sentence that the user should read, for example that a damaged checkpoint was skipped."""
         if not self._quiet:
-            kind = "" if text.startswith("warning: ") else "note: "
-            self._console.print(f"{kind}{text}", style="yellow", soft_wrap=True)
+            self._print(f"note: {text}", style="yellow", soft_wrap=True)
+
+    def problem(self, text: str) -> None:
+        """Prints on standard error what went wrong and did not end the run, also with --quiet."""
+        complain("warning", text)
 
     def finished(self, summary: dict[str, Any]) -> None:
         """Called after the last round; `result` prints the outcome."""
 
     def close(self) -> None:
         """Removes the progress bar; may be called twice."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         if self._bar is not None:
-            self._bar.stop()
+            self._guarded(self._bar.stop)
 
     def result(self, summary: dict[str, Any], directory: Path) -> None:
         """Prints the outcome and the path of the result page; with --quiet only the path."""
@@ -99,43 +184,34 @@ class ProgressDisplay:
                 *closing_lines(summary),
                 *(client_lines(directory) if summary.get("clients") else ()),
             ]:
-                self._console.print(line, soft_wrap=True)
+                self._print(line, soft_wrap=True)
             for line in warning_lines(summary):
-                self._console.print(line, style="yellow", soft_wrap=True)
-            self._console.print(f"result page: {page}", style="bold", soft_wrap=True)
+                self._print(line, style="yellow", soft_wrap=True)
+            self._print(f"result page: {page}", style="bold", soft_wrap=True)
         elif not self._console.stderr:
-            for line in warning_lines(summary):
-                print(line, file=sys.stderr)
-            print(page)
+            self._print(str(page), soft_wrap=True)
+
+    def _print(self, text: str, **how: Any) -> None:
+        self._due = self._clock() + SILENCE
+        self._guarded(lambda: self._console.print(printable(text), **how))
+
+    def _guarded(self, show: Callable[[], None]) -> None:
+        """Calls `show`, unless the output is lost. A lost output does not end a run: it is said once."""
+        if self.lost is not None:
+            return
+        try:
+            show()
+        except OSError as error:
+            self.lost = error
+            self._quiet = True
+            discard(self._console.file)
+            if not self._console.stderr:
+                complain("warning", f"{unwritten(error)}; the run continues without output")
 
 
 def make_display(*, quiet: bool, stderr: bool) -> ProgressDisplay:
     """The display of a run, on standard output or standard error."""
-    from rich.console import Console
-
-    return ProgressDisplay(Console(stderr=stderr, highlight=False, markup=False, emoji=False), quiet)
-
-
-class Pace:
-    """Estimates the remaining time from the rounds seen so far (a resumed run starts at a later round)."""
-
-    def __init__(self) -> None:
-        self._first: tuple[int, float] | None = None
-
-    def left(self, metrics: dict[str, Any], rounds: int | None) -> float | None:
-        """Seconds until `rounds` are done, or None before two rounds are seen.
-
-        >>> pace = Pace()
-        >>> pace.left({"round": 0, "elapsed": 0.0}, 10), pace.left({"round": 2, "elapsed": 3.0}, 10)
-        (None, 12.0)
-        """
-        at, elapsed = int(metrics["round"]), finite(metrics.get("elapsed"))
-        if elapsed is None or rounds is None:
-            return None
-        if self._first is None:
-            self._first = (at, elapsed)
-        done, since = at - self._first[0], elapsed - self._first[1]
-        return since / done * (rounds - at) if done > 0 else None
+    return ProgressDisplay(console(stderr=stderr), quiet, beating=True)
 
 
 def tested(metrics: dict[str, Any]) -> list[tuple[str, float | None]]:

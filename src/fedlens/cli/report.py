@@ -7,20 +7,20 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.options import Debug, RunDirectory
-from fedlens.cli.output import reported
+from fedlens.cli.output import reported, say
 
 
 def report(
     directory: RunDirectory,
-    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write the result page of a run again, and print its path; this works during a run too."""
+    """Write the result page of a run and print its path. Works during a run, too."""
     with reported(debug):
         from fedlens.report.run_page import write_report
 
         page = write_report(directory)
-        typer.echo(page)
+        say(page)
         if show:
             import webbrowser
 

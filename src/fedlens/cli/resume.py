@@ -1,4 +1,4 @@
-"""`fedlens resume`: continue a stopped run."""
+"""`fedlens resume`: resumes a stopped run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resume(
     strict: Strict = False,
     debug: Debug = False,
 ) -> None:
-    """Continue an interrupted or killed run from its last checkpoint."""
+    """Resume an interrupted or killed run from its last checkpoint."""
 
     def start(progress: ProgressDisplay) -> Result:
         from fedlens import api
@@ -39,5 +39,5 @@ def resume(
             directory, data_dir=data_dir, progress=progress, report=report, accept_changes=accept_changes
         )
 
-    with reported(debug):
-        train(start, quiet=quiet, as_json=as_json, strict=strict)
+    with reported(debug, as_json) as output:
+        train(start, quiet=quiet, output=output, strict=strict)

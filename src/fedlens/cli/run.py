@@ -59,8 +59,8 @@ def run(
         str, typer.Argument(metavar="RECIPE_OR_FILE", help="A recipe (fedlens list recipes) or a TOML file.")
     ],
     changes: Changes = None,
-    rounds: Annotated[int | None, typer.Option(help="The number of rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed of all random numbers.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     engine: EngineName = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The run directory; default runs/<name>/<run-id>.")
@@ -73,9 +73,9 @@ def run(
     strict: Strict = False,
     debug: Debug = False,
 ) -> None:
-    """Train a federation, and write a run directory with a result page."""
+    """Run an experiment, and write its results and a result page to a run directory."""
 
-    with reported(debug):
+    with reported(debug, as_json) as output:
         settings = overrides(changes or (), rounds, seed, engine)
 
         def start(progress: ProgressDisplay) -> Result:
@@ -84,7 +84,7 @@ def run(
             experiment = Experiment.load(recipe, settings)
             return experiment.run(out, data_dir=data_dir, download=download, progress=progress, report=report)
 
-        train(start, quiet=quiet, as_json=as_json, strict=strict)
+        train(start, quiet=quiet, output=output, strict=strict)
 
 
 def overrides(changes: Sequence[str], rounds: int | None, seed: int | None, engine: str | None) -> list[str]:

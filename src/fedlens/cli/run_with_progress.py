@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shlex
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedlens.cli.output import Interrupted, print_json, stdout_kept_clean
+from fedlens.cli.output import (
+    CommandOutput,
+    Interrupted,
+    OutputLost,
+    complain,
+    flush_output,
+    stdout_kept_clean,
+)
 from fedlens.cli.progress_display import ProgressDisplay, make_display
 
 if TYPE_CHECKING:
@@ -21,16 +24,16 @@ if TYPE_CHECKING:
 
 
 def train(
-    start: Callable[[ProgressDisplay], Result], *, quiet: bool, as_json: bool, strict: bool = False
+    start: Callable[[ProgressDisplay], Result], *, quiet: bool, output: CommandOutput, strict: bool = False
 ) -> None:
     """Calls `start` with a progress display, and prints the outcome.
 
-    Raises what `start` raises; `Interrupted` says how to continue. With `strict`, raises `typer.Exit` with code 1 if
-    the run has warnings.
+    Raises what `start` raises; `Interrupted` says how to resume, `OutputLost` that the result could not be printed.
+    With `strict`, raises `typer.Exit` with code 1 if the run has warnings.
     """
-    display = make_display(quiet=quiet, stderr=as_json)
+    display = make_display(quiet=quiet, stderr=output.as_json)
     try:
-        with stdout_kept_clean(as_json), terminated_like_interrupted():
+        with stdout_kept_clean(output.as_json):
             try:
                 result = start(display)
             finally:
@@ -38,19 +41,29 @@ def train(
     except KeyboardInterrupt:
         if display.directory is None:
             raise Interrupted("nothing was started") from None
-        if as_json:
-            print_json(_ended(display.directory, "interrupted", None))
-        raise Interrupted(f"continue with: fedlens resume {shlex.quote(str(display.directory))}") from None
+        if output.as_json:
+            output.json(_ended(display.directory, "interrupted", None))
+        raise Interrupted(f"resume with: fedlens resume {shlex.quote(str(display.directory))}") from None
     except Exception as error:
-        if as_json and display.directory is not None:
-            print_json(_ended(display.directory, "failed", str(error)))
+        if output.as_json and display.directory is not None:
+            output.json(_ended(display.directory, "failed", str(error)))
         raise
-    if as_json:
-        print_json(result.summary)
+    if output.as_json:
+        output.json(result.summary)
     display.result(result.summary, Path(result.directory))
+    _check_written(display, output)
     if strict and result.warnings:
-        print(f"error: --strict, and the run has warnings: {len(result.warnings)}", file=sys.stderr)
+        complain("error", f"the run has warnings ({len(result.warnings)}), and --strict is set")
         raise typer.Exit(1)
+
+
+def _check_written(display: ProgressDisplay, output: CommandOutput) -> None:
+    """Raises `OutputLost` if what the command prints on standard output was lost for another reason than its reader."""
+    flush_output()
+    if display.lost is not None and not output.as_json:
+        lost = OutputLost(display.lost, f"; the run is in {display.directory}")
+        if not lost.broken_pipe:
+            raise lost
 
 
 def _ended(directory: Path, status: str, error: str | None) -> dict[str, Any]:
@@ -65,20 +78,3 @@ def _ended(directory: Path, status: str, error: str | None) -> dict[str, Any]:
         return outcome
     # A resumed run that was killed leaves the summary of the run before.
     return summary if summary and summary.get("status") == status else {**(summary or {}), **outcome}
-
-
-@contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """Treats SIGTERM like Ctrl-C: workers are stopped in order, and a run saves its state and can be resumed."""
-    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from fedlens.cli.options import Debug
-from fedlens.cli.output import reported
+from fedlens.cli.output import reported, say
 
 
 def show(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe (fedlens list recipes).")],
     debug: Debug = False,
 ) -> None:
-    """Print a recipe's TOML; `fedlens show digits > my.toml` starts your own."""
+    """Print a recipe's TOML, for example to edit a copy: `fedlens show digits > my.toml`."""
     with reported(debug):
         from fedlens.experiment.config_source import recipe_path
 
-        sys.stdout.write(recipe_path(recipe).read_text(encoding="utf-8"))
+        say(recipe_path(recipe).read_text(encoding="utf-8").removesuffix("\n"))

@@ -24,6 +24,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import nbytes
 from fedlens.core.states import Staging
+from fedlens.core.work import Work
 
 
 @dataclass
@@ -110,6 +111,7 @@ class Driver:
         self.states = states
         self.tally = Tally()
         self.norms = NormBounds()
+        self.work = Work()  # of the phase in progress
         self._out: set[Id] = set()
         # The number of the next exchange by round: evaluation counts on where training ended.
         self._next: dict[int, int] = {}
@@ -188,6 +190,8 @@ class Driver:
         bounded: bool = False,
     ) -> Generator[Answer, None, None]:
         staged = self.states.staging()
+        work = self.work
+        work.ask([request.client for request in ask.requests])
         answers = sent or self._send(ask, round, exchange)
         try:
             for answer in scoped("engine", answers):
@@ -196,6 +200,7 @@ class Driver:
                     self.tally.failure(answer.client, "answered a request twice, or one that was not asked")
                     continue
                 self._out.discard(answer.id)
+                work.answer()
                 try:
                     yield answer
                 finally:

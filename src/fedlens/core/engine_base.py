@@ -19,6 +19,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.states import STATE_MEMORY
 from fedlens.core.user_objects import offers_all
+from fedlens.core.work import StepCount
 
 
 class EngineBase(Engine):
@@ -38,6 +39,11 @@ class EngineBase(Engine):
     ahead: bool = False
     state_memory: int = STATE_MEMORY
     table: Mapping[str, Any] | None = None
+
+    @property
+    def local_steps(self) -> StepCount | None:
+        """The local steps that are taken in this process (`inline`); None where clients train elsewhere."""
+        return None
 
     def warm(self) -> None:
         """Begins to start up in the background, before the data is read (`processes`, `ray`)."""

@@ -27,6 +27,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.states import STATE_MEMORY
 from fedlens.core.tree import Tree
+from fedlens.core.work import StepCount
 from fedlens.engines.client_groups import GROUP_MEMORY
 from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting, default_workers, usable_cores
 from fedlens.engines.inline import StateMemory, inline
@@ -175,6 +176,11 @@ class Auto(EngineBase):
         return min(times[1:] or times)
 
     # ---- as an engine
+
+    @property
+    def local_steps(self) -> StepCount | None:
+        """The local steps taken in this process, if clients train in it at the moment."""
+        return self.running.local_steps
 
     def applied(self, program: Program) -> Program:
         """The program as the chosen engine computes it."""

@@ -13,6 +13,7 @@ from fedlens.core.protocol import Answer, Ask, ClientDataSource, ClientId, Clien
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY
 from fedlens.core.tree import Tree
+from fedlens.core.work import StepCount
 from fedlens.engines.devices import ChannelsLast, Computing, Device, PrecisionSetting, default_workers
 from fedlens.engines.inline import Inline, StateMemory, Threads
 from fedlens.engines.memory import free_memory
@@ -93,6 +94,11 @@ class Default(EngineBase):
     def resume(self, done: int, rounds: int) -> None:
         """Leaves out what an earlier process has trained: only what is left can pay for workers."""
         self._images *= (rounds - done) / rounds
+
+    @property
+    def local_steps(self) -> StepCount | None:
+        """The local steps taken in this process, if clients train in it at the moment."""
+        return self.running.local_steps
 
     def applied(self, program: Program) -> Program:
         """The program on this engine's device, in its arithmetic."""

@@ -222,7 +222,9 @@ def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
     if fault is not None:
         return Failure(item.id, item.client, one_line(fault))
     size = nbytes(outcome.payload)
-    return Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size, given=given, norms=norms)
+    return Reply(
+        item.id, item.client, outcome.payload, metrics, outcome.state, size, given=given, norms=norms
+    )
 
 
 def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:

@@ -15,6 +15,7 @@ from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Pa
 from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.core.tree import HEAVY
+from fedlens.core.work import StepCount
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
 from fedlens.engines.executor import Executor, Item, taken
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
@@ -60,11 +61,17 @@ class Inline(EngineBase):
         self._released = False  # the memory that a heavy model was built in
         self._undo: Callable[[], None] = lambda: None
         self._scratch: dict[Any, Any] = {}
+        self._steps = StepCount()
         self._queue: deque[tuple[Ask, Id, Version, float | None]] = deque()
 
     def check(self, ops: Mapping[str, Op]) -> None:
         """Raises `ConfigError` where this machine has no such device, or the device no such precision."""
         self.computing.check()
+
+    @property
+    def local_steps(self) -> StepCount:
+        """The local steps taken so far."""
+        return self._steps
 
     def applied(self, program: Program) -> Program:
         """The program on this engine's device, in its arithmetic."""
@@ -75,6 +82,7 @@ class Inline(EngineBase):
         self.check(program.ops)
         self._before = torch.get_num_threads()  # from here on there is something to give back
         self._undo = self.computing.begin()
+        self._scratch[StepCount] = self._steps
         self._executor, self._states = Executor(self.applied(program), self._scratch), states
         keep_freed_memory()
         torch.set_num_threads(self.threads)

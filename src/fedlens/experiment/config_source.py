@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.random import derive
+from fedlens.core.regular_file import open_regular
 
 _RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 _TABLE = re.compile(r"\s*\[([A-Za-z0-9_. -]+)\]\s*(#.*)?")
@@ -91,17 +93,19 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
     Raises `ConfigError` where the file is not there or is no TOML (with the line), or an override is not `key=value`.
     """
     path = Path(recipe_or_file)
-    if path.is_dir() and recipe_or_file not in recipes():
+    directory = os.path.isdir(path)  # False, too, where the name is too long for a file
+    if directory and recipe_or_file not in recipes():
         run = (path / "config.toml").is_file()
         raise ConfigError(
             f"{path} is a directory, not a recipe or a file",
             hint=f"'fedlens resume {path}' resumes the run in it" if run else "name a TOML file in it",
         )
-    looks_like_file = path.suffix == ".toml" or path.is_file()
+    looks_like_file = path.suffix == ".toml" or (os.path.exists(path) and not directory)
     if not looks_like_file:
         path = recipe_path(recipe_or_file)
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_regular(path) as file:
+            text = file.read().decode()
         values = _parsed(text, str(path))
     except FileNotFoundError:
         raise ConfigError(

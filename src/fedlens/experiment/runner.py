@@ -22,11 +22,12 @@ from fedlens.core.schema import nbytes
 from fedlens.core.states import ClientStates, Mark, Saved
 from fedlens.core.tree import HEAVY, all_finite
 from fedlens.core.user_objects import offered
+from fedlens.core.work import Phase, Work
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.changes import Change, defining
 from fedlens.experiment.divergence import Extremes, divergence_of, text_of
-from fedlens.experiment.progress import Progress
+from fedlens.experiment.progress import BareProgress, Progress
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.state_files import StateFiles, is_key
 
@@ -98,6 +99,7 @@ class _Trained:
     state: State
     tally: Tally
     seconds: float
+    work: Work  # the evaluation
     norms: dict[str, Any] = field(default_factory=dict)  # of all replies so far
     clients: Mark | None = None  # the client states after the round, if another round has begun since
     measuring: Tally = field(default_factory=Tally)
@@ -139,7 +141,7 @@ class Runner:
         run_state: RunState | None = None,
         changes: Sequence[Change] = (),
     ) -> None:
-        self.built, self.directory, self.progress = built, directory, progress
+        self.built, self.directory, self.progress = built, directory, BareProgress.wrap(progress)
         self.run_state, self.changes = run_state, changes
         # Checked when the run is resumed: what was edited, and what is missing.
         self._settings = defining(built.config)
@@ -215,6 +217,7 @@ class Runner:
 
     def _round(self, round: int, driver: Driver) -> None:
         driver.tally = tally = Tally()
+        driver.work = self._work("training", round)
         began = time.perf_counter()
         try:
             state = self._placed(
@@ -241,10 +244,11 @@ class Runner:
         An evaluation that may run beside the next round is only started here, and the rest follows after that round.
         """
         config = self.built.config
-        trained = _Trained(round, state, tally, seconds, driver.norms.payload())
+        work = self._work("evaluating", round)
+        trained = _Trained(round, state, tally, seconds, work, driver.norms.payload())
         self._ahead = trained
         if round % config.evaluation.every == 0 or round == config.rounds:
-            driver.tally = trained.measuring
+            driver.tally, driver.work = trained.measuring, trained.work
             steps = self.built.algorithm.evaluate(state, self._context(round))
             # An engine that starts workers in the middle of a run takes asks ahead from then on.
             beside = (
@@ -267,7 +271,7 @@ class Runner:
         config, tally, round = self.built.config, trained.tally, trained.round
         measured: dict[str, float] = {}
         if trained.evaluation is not None:
-            driver.tally = trained.measuring
+            driver.tally, driver.work = trained.measuring, trained.work
             measured = trained.evaluation.finish()
             tally.and_measuring(trained.measuring)
         line = self._line(round, measured, tally, trained.seconds)
@@ -318,7 +322,7 @@ class Runner:
     def _watch(self, line: Mapping[str, Any], tally: Tally) -> None:
         """Reports at once what a round shows of divergence."""
         for warning in self._divergence.after(line, Extremes.of(tally, self._name)):
-            self.progress.note(f"warning: {text_of(warning)}")
+            self.progress.problem(text_of(warning))
 
     def _refuse_broken(self, trained: _Trained) -> None:
         """Raises `RunFailed` if the model itself is not finite, from which no round can go on."""
@@ -330,6 +334,25 @@ class Runner:
     def _context(self, round: int) -> RoundContext:
         rng = Rng((self.built.config.seeds.selection, "round", round))
         return RoundContext(round, self.built.config.rounds, self.built.federation, rng)
+
+    def _work(self, phase: Phase, round: int) -> Work:
+        config, engine, sizes = self.built.config, self.built.engine, self.built.federation.sizes
+        evaluations = config.rounds // config.evaluation.every
+
+        def weigh(clients: Sequence[ClientId]) -> list[float]:
+            return [1.0 if isinstance(client, str) else float(sizes[client]) for client in clients]
+
+        # Epochs take as many steps as a client has batches.
+        equal = phase == "training" and (config.local.steps or config.local.examples)
+        return Work(
+            phase,
+            round,
+            config.rounds,
+            evaluations,
+            None if equal else weigh,
+            lambda: engine.local_steps,
+            self.progress.working,
+        )
 
     def _line(
         self, round: int, measured: Mapping[str, float], tally: Tally, seconds: float

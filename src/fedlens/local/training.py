@@ -19,6 +19,7 @@ from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.tree import Tree, TreeSpec, part
+from fedlens.core.work import steps_of
 from fedlens.local.effective_steps import effective_steps
 from fedlens.local.features import ModelFeatures
 from fedlens.local.leafwise import Leafwise, WeightReused, forgo, heavy, leafwise
@@ -196,6 +197,8 @@ class Train:
         twin = problem.twin("anchor") if rule.traits.anchored else None
         trees = rule.looks(context) if rule.looks is not None else {}
         looking = ModelFeatures(context, trees) if trees else None
+        taken = steps_of(problem.client.scratch)
+        taken.begin(context.steps)
         for at, (inputs, targets) in enumerate(scoped("data", self._batches(context, rng))):
             context.batch, lr = (inputs, targets), context.rate(at)
             if twin is not None:
@@ -212,6 +215,7 @@ class Train:
                     bent = rule.loss(bent, outputs, targets, context)
             losses.append(loss.detach())
             counts.append(len(targets))
+            taken.done += 1
             if descend is not None:
                 descend.lr = lr
                 with scope("backward"):

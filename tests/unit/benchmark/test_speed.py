@@ -217,7 +217,7 @@ def test_the_command_measures_writes_and_says_where(bench: list[BenchmarkPlan], 
     assert "1,234" in said
     assert "did not run: it cannot be installed" in said
     assert "pairs: 2 of linear" in said
-    assert "figures: fedlens-bench.json" in said
+    assert "results: fedlens-bench.json" in said
     assert "picture: fedlens-bench.png" in said
     read = json.loads((tmp_path / "fedlens-bench.json").read_text())
     assert list(read["workloads"]) == ["linear"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -59,9 +60,59 @@ def test_a_wrong_request_is_one_sentence_and_exit_code_2(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_refused_request_prints_no_json(fedlens_process: Process) -> None:
-    done = fedlens_process("run", "digit", "--json", ending="finishes")
-    assert (done.returncode, done.stdout) == (2, "")
+@pytest.mark.parametrize(
+    ("arguments", "what", "where", "hint"),
+    [
+        (["run", "digit"], "there is no recipe 'digit'", None, "did you mean 'digits'"),
+        (["compare", "nowhere"], "there is no such directory", "nowhere", None),
+        (["resume", "nowhere"], "there is no such directory", "nowhere", None),
+        (["partition", "show", "nowhere"], "there is no partition", "nowhere", None),
+        (["data", "info", "digit"], "unknown dataset 'digit'", None, "did you mean 'digits'"),
+        (
+            ["run", "digits", "--rounds", "many"],
+            "Invalid value for '--rounds'",
+            "fedlens run",
+            "Try 'fedlens run --help'",
+        ),
+        (["lst"], "No such command 'lst'", "fedlens", "Try 'fedlens --help'"),
+    ],
+)
+def test_with_json_an_error_is_an_object_beside_its_sentence(
+    arguments: list[str], what: str, where: str | None, hint: str | None
+) -> None:
+    answer = runner.invoke(app, [*arguments, "--json"])
+    assert answer.exit_code == 2
+    said = json.loads(answer.stdout)
+    assert said["error"].pop("what").startswith(what)
+    assert said == {"status": "error", "error": {"where": where, "hint": hint}, "exit_code": 2}
+    assert what.split("'")[0] in answer.stderr
+
+
+def test_with_json_the_unexpected_is_an_object_too(api: Api, recipe: Path) -> None:
+    api("breaks at once")
+    answer = runner.invoke(app, ["run", str(recipe), "--json"])
+    assert answer.exit_code == 1
+    said = json.loads(answer.stdout)
+    assert (said["status"], said["exit_code"]) == ("error", 1)
+    assert said["error"]["what"] == "unexpected error: ZeroDivisionError: division by zero"
+    assert "error: unexpected error: ZeroDivisionError" in answer.stderr
+
+
+def test_a_benchmarks_json_file_is_no_request_for_json_errors() -> None:
+    answer = runner.invoke(app, ["bench", "profile", "digits", "--json", "file.json", "--rounds", "many"])
+    assert (answer.exit_code, answer.stdout) == (2, "")
+
+
+def test_control_characters_of_names_are_escaped(api: Api, tmp_path: Path) -> None:
+    api("finishes")
+    name = "a\x1b[31m\x9b\r\x07\u202eb.toml"
+    answer = runner.invoke(app, ["run", name])
+    assert answer.stderr.startswith(r"error: the file a\x1b[31m\x9b\r\x07\u202eb.toml is not there")
+    answer = runner.invoke(app, ["run", name, "--json"])
+    assert not set(answer.stdout) & set("\x1b\x9b\r\x07\u202e")
+    assert name in json.loads(answer.stdout)["error"]["what"]
+    answer = runner.invoke(app, ["run", "digits", "--\x1b[31m"])
+    assert r"--\x1b[31m" in answer.stderr
 
 
 def test_the_unexpected_is_one_sentence_and_exit_code_1(api: Api, recipe: Path) -> None:

@@ -111,7 +111,7 @@ def test_an_interrupted_run_says_how_to_go_on(fedlens_process: Process, recipe: 
     done = fedlens_process("run", str(recipe), ending="is interrupted")
     assert done.returncode == 130
     directory = Path("runs/digits/20261120-101500")
-    assert done.stderr.splitlines()[-1] == f"interrupted: continue with: fedlens resume {directory}"
+    assert done.stderr.splitlines()[-1] == f"interrupted: resume with: fedlens resume {directory}"
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -49,7 +49,7 @@ def row(text: str, name: str) -> list[str]:
 
 def test_list_says_what_is_here_by_task(folder: Path) -> None:
     told = ask("list", "--data-dir", folder)
-    assert told.splitlines()[0] == f"data folder: {folder}"
+    assert told.splitlines()[0] == f"data directory: {folder}"
     assert row(told, "cifar10")[:5] == ["cifar10", "yes", "50,000", "10,000", "10"]
     assert row(told, "cifar100")[:2] == ["cifar100", "no"]
     assert row(told, "landmarks-user-160k")[1:7] == ["in", "part", "164,172", "19,526", "2,028", "1,262"]
@@ -122,13 +122,13 @@ def test_info_says_all_of_one_dataset(folder: Path) -> None:
     ):
         assert part in told
     assert row(told, "training")[-1] == "50,000"
-    assert "not there" not in told
+    assert "missing  " not in told
 
 
 def test_info_says_what_is_not_there(folder: Path) -> None:
     told = ask("info", "mnist", "--data-dir", folder)
     assert f"on this machine: no; looked in {folder}" in told
-    assert told.count("not there  ") == 4
+    assert told.count("missing  ") == 4
     assert "MNIST/raw/train-images-idx3-ubyte or MNIST/raw/train-images-idx3-ubyte.gz" in told
 
 

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedlens.core.errors import DataError
+from fedlens.core.regular_file import open_regular
 from fedlens.core.summary_text import as_call, as_html, as_text, listed
 from fedlens.data.partition.census import Census
 from fedlens.data.table import Table
@@ -247,10 +248,7 @@ class Partition:
         """
         path = Path(path)
         try:
-            # For other files, NumPy's error is about pickled objects.
-            if path.is_file() and not zipfile.is_zipfile(path):
-                raise DataError("not a readable partition file: it is not an npz file", where=str(path))
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            with open_regular(path) as opened, _npz(opened) as file:
                 version = _string(file["format"])
                 if version != FORMAT:
                     raise DataError(
@@ -278,6 +276,14 @@ class Partition:
         if partition.digest != digest:
             raise DataError(f"the digest is {partition.digest}, and the file says {digest}", where=str(path))
         return partition
+
+
+def _npz(opened: BinaryIO) -> Any:
+    """The arrays of an npz file. For other files, NumPy's error would be about pickled objects."""
+    if not zipfile.is_zipfile(opened):
+        raise DataError("not a readable partition file: it is not an npz file")
+    opened.seek(0)
+    return np.load(opened, allow_pickle=False)
 
 
 def _read_only(array: ArrayLike, name: str) -> NDArray[np.int64]:

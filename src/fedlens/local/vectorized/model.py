@@ -21,6 +21,7 @@ from fedlens.core.errors import out_of_memory
 from fedlens.core.modules import Loadable, module_in
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
+from fedlens.core.work import steps_of
 from fedlens.local.features import listening
 from fedlens.local.rules import Tensors
 from fedlens.local.vectorized.layers import adapted, drops, known, reformed
@@ -32,7 +33,7 @@ class StackedModel:
 
     Args:
         learner: the module; of its own parameters only frozen ones are used.
-        scratch: the cache of the worker; it keeps which of the two forms the module takes.
+        scratch: the cache of the worker; it keeps which of the two forms the module takes, and the count of steps.
     """
 
     def __init__(self, learner: Loadable, scratch: dict[Any, Any]) -> None:
@@ -48,6 +49,7 @@ class StackedModel:
                 learner.model, next(iter(learner.trainable.values())).device
             )
         self.flat: bool = scratch[key]
+        self.taken = steps_of(scratch)
 
     @contextmanager
     def ready(self, generators: Sequence[torch.Generator | None]) -> Iterator[Masks]:

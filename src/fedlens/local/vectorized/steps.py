@@ -52,12 +52,14 @@ class Steps:
         """The trained weights [A, ...], and each client's mean loss and number of examples seen."""
         losses: list[Tensor] = []
         counts: list[list[int]] = []
-        n = len(self.group)
+        n, taken = len(self.group), self.model.taken
+        taken.begin(self.group.steps[0], clients=n)
         with self.model.ready(self.group.masks) as masks:
             for step, batch in enumerate(scoped("data", batches(self.group, self.weights[0]))):
                 masks.begin(batch.counts, batch.inputs.shape[1])
                 losses.append(self._step(batch, masks, self.group.rate(step)))
                 counts.append(batch.counts)
+                taken.done += 1
         seen = torch.tensor([row + [0] * (n - len(row)) for row in counts], dtype=torch.float64)
         lost = torch.zeros(seen.shape, dtype=torch.float64)
         for row, values in zip(lost, losses, strict=True):
