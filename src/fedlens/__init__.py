@@ -6,10 +6,10 @@ Describe how the data is distributed and how the clients learn; fedlens trains t
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedlens.api import Experiment, Result, load_result, resume
+    from fedlens.api import Experiment, Result, dataset, load_result, resume
 
 __version__ = "0.1.0"
-__all__ = ["Experiment", "Result", "__version__", "load_result", "resume"]
+__all__ = ["Experiment", "Result", "__version__", "dataset", "load_result", "resume"]
 
 
 def __getattr__(name: str) -> Any:

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedlens.core.protocol import ModelSpec
+    from fedlens.data.arrays import dataset
     from fedlens.experiment.build import Built
     from fedlens.experiment.rundir import RunDir
     from fedlens.experiment.runner import RunState
+    from fedlens.models.user_models import Instance
 
 
 class Experiment:
@@ -128,6 +130,7 @@ def resume(
     data_dir: Path | str | None = None,
     progress: Progress | None = None,
     report: bool = True,
+    model: nn.Module | None = None,
     accept_changes: bool = False,
 ) -> Result:
     """Resumes a run that was interrupted or killed, with the same numbers as if it had not been.
@@ -138,7 +141,8 @@ def resume(
     `report=False` skips report.html.
 
     Raises `RunDirectoryError` if `directory` is not a run, is of another version, was edited, or has no intact
-    checkpoint left; `DataError` if the data differ from those at the start.
+    checkpoint left; `DataError` if the data differ from those at the start. A run whose model was given as an object
+    needs an equal `model`; its weights are the run's.
     """
     from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory, plan
@@ -148,6 +152,8 @@ def resume(
     run = RunDir.open(Path(directory))
     listener = BareProgress.wrap(progress or Silent())
     values = run.read_config()
+    if model is not None:
+        values = {**values, "model": _like(model, run)}
     source = Source(values, run.config_path, key_lines(run.config_path.read_text(encoding="utf-8")))
     config = read_config(source.values, source.locate)
     with run.lock():
@@ -220,6 +226,13 @@ def _check_fits(run: RunDir, built: Built, run_state: RunState, edited: bool) ->
         if not right:
             what = "the checkpoint does not hold a model of this run"
             raise RunDirectoryError(what, where=str(run.checkpoint_path), hint="start a new run")
+
+
+def _like(model: nn.Module, run: RunDir) -> Instance:
+    """The model that a run began with. Raises `ConfigError` if it is not like the one in the run's config.toml."""
+    from fedlens.models.user_models import Instance
+
+    return Instance.of(model).matching(run.read_config()["model"], f"{run.config_path}: model")
 
 
 _NOTES = 5  # sentences on the data that are said aloud
@@ -438,11 +451,28 @@ class Result:
         return f"Result in {self.directory}", rows
 
 
-def load_result(directory: Path | str) -> Result:
-    """The result of a run that was made before."""
+def load_result(directory: Path | str, model: nn.Module | None = None) -> Result:
+    """The result of a run that was made before.
+
+    A run whose model was given as an object needs an equal `model` to read its weights into. Raises `ConfigError` if
+    it is not like the run's.
+    """
+    from fedlens.core.protocol import ModelSpec
     from fedlens.experiment.rundir import RunDir
 
-    return Result(RunDir.open(Path(directory)).path)
+    run = RunDir.open(Path(directory))
+    if model is None:
+        return Result(run.path)
+    instance = _like(model, run)
+    return Result(run.path, ModelSpec(instance, "instance", instance.settings, (), 0, seed=0))
 
 
-__all__ = ["Clients", "Config", "Experiment", "Metrics", "Result", "load_result", "resume"]
+__all__ = ["Clients", "Config", "Experiment", "Metrics", "Result", "dataset", "load_result", "resume"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "dataset":  # its imports are not needed to start the command line
+        from fedlens.data.arrays import dataset
+
+        return dataset
+    raise AttributeError(f"module 'fedlens.api' has no attribute '{name}'")

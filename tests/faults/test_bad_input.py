@@ -209,15 +209,15 @@ OWN_FILES = {
     "typo.py:f": "importing typo.py failed: SyntaxError: invalid syntax (typo.py, line 1) (--set algorithm.name)",
     "nomodule.x:f": "importing nomodule.x failed: ModuleNotFoundError: No module named 'nomodule' (--set algorithm.name)",
     "own.py:word": "'own.py:word' is str, and a function is wanted that makes the",
-    "own.py:bare": "the settings of 'own.py:bare' cannot be read off its signature: KeyError: 'mu' (--set algorithm.name); "
+    "own.py:bare": "the settings of 'own.py:bare' cannot be read off its signature: TypeError: the parameter 'mu' has no type (--set algorithm.name); "
     "a setting is a keyword-only parameter with a type: def make(parts, *, mu: float = 0.1)",
-    "own.py:forgetful": "the algorithm 'own.py:forgetful' gave nothing back (--set algorithm.name); "
-    "it has to 'return' what it makes",
+    "own.py:forgetful": "the algorithm 'own.py:forgetful' returned None (--set algorithm.name); "
+    "end it with: return the algorithm",
     "own.py:broken": "the algorithm 'own.py:broken' failed: ZeroDivisionError: division by zero (own.py, line 13) "
     "(--set algorithm.name)",
-    "own.py:narrow": "the algorithm 'own.py:narrow' failed: TypeError: narrow() takes 0 positional arguments but 1 was "
-    "given (--set algorithm.name)",
-    "own.py:wrong": "the algorithm 'own.py:wrong' made a dict, which has no 'ops' (--set algorithm.name)",
+    "own.py:narrow": "the algorithm 'own.py:narrow' (own.py, line 15) takes (), and fedlens calls it with (parts), and with "
+    "settings by keyword (--set algorithm.name); write: def narrow(parts, *, setting: float = 0.1)",
+    "own.py:wrong": "the algorithm 'own.py:wrong' returned a dict, which has no 'ops' (--set algorithm.name)",
 }
 
 
@@ -239,9 +239,9 @@ def test_a_file_of_the_users_own(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("forgetful", "gave nothing back (--set {slot}.name); it has to 'return' what it makes"),
+        ("forgetful", "returned None (--set {slot}.name); end it with: return the "),
         ("broken", "failed: ZeroDivisionError: division by zero (own.py, line 13) (--set {slot}.name)"),
-        ("wrong", "made a dict, which has no '"),
+        ("wrong", "returned a dict, which has no '"),
     ],
 )
 def test_every_slot_says_when_a_users_own_function_is_wrong(slot: str, name: str, said: str) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedlens.core.errors import HookError
 from fedlens.core.protocol import Answer, Answers, Ask, Op, Reduce, Reply
 from fedlens.core.reduction import REPLIES, How, Update, fold
 from fedlens.core.registry import Entry, Registry
+from fedlens.core.signatures import place_of
 
 Weighting = Literal["examples", "uniform"]
 
@@ -55,7 +58,24 @@ class Aggregate(ABC):
             ask: local training of the cohort. It may be changed before it is yielded, and others may be yielded before
                 and after it.
         """
-        return self.fold((yield replace(ask, reduce=self.reduce(len(ask.requests), fields))), fields)
+        good = Counter[str]()
+        answers = yield replace(ask, reduce=self.reduce(len(ask.requests), fields))
+        update = self.fold(_counted(answers, good), fields)
+        if update is None and good["replies"]:
+            raise HookError(
+                f"`fold` of {type(self).__name__} returned None, although replies were good: {good['replies']}",
+                where=place_of(self.fold),
+                hint="return an Update; to reject a reply, call its refuse(reason)",
+            )
+        return update
+
+
+def _counted(answers: Answers, good: Counter[str]) -> Answers:
+    """The answers; counts the replies that were not refused."""
+    for answer in answers:
+        yield answer
+        good["replies"] += isinstance(answer, Reply) and answer.refused is None
+        del answer  # frees its tree before the next answer comes
 
 
 def folding(fields: Mapping[str, How], block: int = 1) -> Reduce:

@@ -3,7 +3,7 @@
 | slot | question |
 |---|---|
 | select | who takes part? |
-| client | how does local training bend? |
+| client | how is the local objective modified? |
 | aggregate | how do replies become one update? |
 | server | how does the update move the model? |
 """
@@ -30,7 +30,8 @@ from fedlens.algorithms.client_evaluation import (
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, repeats
 from fedlens.core.algorithm_base import AlgorithmBase
-from fedlens.core.errors import ConfigError
+from fedlens.core.errors import ConfigError, HookError
+from fedlens.core.input_checks import Inputs
 from fedlens.core.protocol import (
     Ask,
     Evaluation,
@@ -43,9 +44,10 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.reduction import How, Update
+from fedlens.core.signatures import check_methods, place_of
 from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
 from fedlens.local.chain import chain
-from fedlens.local.rules import ClientRule
+from fedlens.local.rules import ClientRule, ServerRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batched_train import BatchedTrain
@@ -134,7 +136,11 @@ class Averaging(AlgorithmBase):
         self.select.size(federation)
         tree = tree_of(model.build())
         weights = self._weights(tree)
-        state = {"model": tree, "server": self.server.init(weights)}
+        begun: Any = self.server.init(weights)
+        if not isinstance(begun, Mapping):
+            expected = "the state before the first step, a mapping: {} if there is none"
+            raise _wrong(self.server.init, begun, expected)
+        state = {"model": tree, "server": begun}
         rules = {name: half.init(weights, federation) for name, half in self.rule.servers.items()}
         return {**state, "rules": rules} if rules else state
 
@@ -167,12 +173,14 @@ class Averaging(AlgorithmBase):
             shared,
             expect=self.train.expect(self.parts.spec, most=ctx.federation.largest),
         )
-        update = yield from self.aggregate.exchange(ask, self._fields)
+        update: Any = yield from self.aggregate.exchange(ask, self._fields)
+        if update is not None and not isinstance(update, Update):
+            raise _wrong(self.aggregate.exchange, update, "an Update, or None if no reply was good")
         if update is not None:
             for name, half in self.rule.servers.items():
                 if half.after is not None:
                     # The rule may keep the update, so the server step may not write into it.
-                    rules[name], update = half.after(rules[name], replace(update, given=None), ctx)
+                    rules[name], update = _after(name, half, rules[name], replace(update, given=None), ctx)
                     update = replace(update, given=None)
         new = state if update is None else self._step(state, update)
         return {**new, "rules": rules} if rules else new
@@ -185,7 +193,18 @@ class Averaging(AlgorithmBase):
         server = self.server
         given = update.given is update.update  # and not what an aggregate or a rule has put in its place
         step = server.step_given if given and steps_in_place(server) else server.step
-        weights, kept = step(self._weights(state["model"]), update.update, state["server"])
+        # Kept states share these tensors with later ones.
+        before = {"weights": self._weights(state["model"]), "state": state["server"]}
+        inputs = Inputs(before if given else {**before, "update": update.update})
+        stepped: Any = step(before["weights"], update.update, before["state"])
+        inputs.refuse(f"`{step.__name__}` of {type(server).__name__}", place_of(step))
+        if (
+            not isinstance(stepped, tuple)
+            or len(stepped) != 2
+            or not all(isinstance(s, Mapping) for s in stepped)
+        ):
+            raise _wrong(step, stepped, "two mappings: the new weights and the new state")
+        weights, kept = stepped
         # Only trainable weights go through the server step; statistics and counters are replaced.
         return {"model": {**state["model"], **weights, **update.buffers, **update.counters}, "server": kept}
 
@@ -224,6 +243,27 @@ class Averaging(AlgorithmBase):
         return self.parts.model, state["model"]
 
 
+def _wrong(method: Any, returned: Any, expected: str) -> HookError:
+    """The error for a method of a component that returned something else than it must."""
+    who = f"`{method.__name__}` of {type(method.__self__).__name__}"
+    what = "None" if returned is None else f"a {type(returned).__name__}"
+    return HookError(f"{who} returned {what}", where=place_of(method), hint=f"return {expected}")
+
+
+def _after(name: str, half: ServerRule, state: Any, update: Update, ctx: RoundContext) -> tuple[Any, Update]:
+    """The result of a server rule's `after`, whose inputs must not change."""
+    assert half.after is not None
+    inputs = Inputs({"state": state, "update": update.update})
+    returned: Any = half.after(state, update, ctx)
+    who, where = f"`after` of the server rule '{name}'", place_of(half.after)
+    inputs.refuse(who, where)
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Update):
+        kind = "None" if returned is None else f"a {type(returned).__name__}"
+        raise HookError(f"{who} returned {kind}", where=where, hint="return the new state and the Update")
+    new, bent = returned
+    return new, bent
+
+
 def averaging(
     parts: Parts,
     *,
@@ -248,6 +288,9 @@ def averaging(
     fold = parts.aggregate or aggregate or Mean()
     rule = joined(client or ClientRule(), parts.client)
     choose = parts.select or select or Uniform()
+    step = parts.server or server or ServerSGD()
+    for kind, component in (("selection", choose), ("aggregate", fold), ("server step", step)):
+        check_methods(component, kind)
     if rule.check is not None:
         rule.check(parts.local)
     refuse_steep(rule, parts.local)
@@ -274,7 +317,6 @@ def averaging(
     more = {name: make(train) for name, make in {**rule.ops, **fold.ops}.items()}
     papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or ServerSGD()}
     replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}
-    step = parts.server or server or ServerSGD()
     return Averaging(parts, choose, train, fold, step, rule, personal, more, replaced=replaced)
 
 

@@ -18,6 +18,7 @@ from fedlens.core.protocol import (
     RoundContext,
     State,
 )
+from fedlens.core.signatures import OP, check_methods, check_signature
 from fedlens.core.tree import Tree
 from fedlens.core.user_objects import offered, offers_all
 
@@ -57,6 +58,9 @@ class BareAlgorithm(AlgorithmBase):
         Raises `ConfigError` if it has only some members of `AlgorithmBase`, or if one of its operations has only some
         members of `BatchedOp`.
         """
+        check_methods(algorithm, "algorithm")
+        for name, op in algorithm.ops.items():
+            check_signature(op, OP, f"the operation '{name}'")
         refuse_partly_batched(algorithm.ops)
         if offers_all(algorithm, "algorithm", AlgorithmBase, Algorithm):
             return cast("AlgorithmBase", algorithm)

@@ -17,6 +17,7 @@ from fedlens.core.protocol import (
     Program,
     Tree,
 )
+from fedlens.core.signatures import check_methods
 from fedlens.core.states import STATE_MEMORY
 from fedlens.core.user_objects import offers_all
 from fedlens.core.work import StepCount
@@ -103,6 +104,7 @@ class BareEngine(EngineBase):
 
         Raises `ConfigError` if it has only some members of `EngineBase`.
         """
+        check_methods(engine, "engine")
         if offers_all(engine, "engine", EngineBase, Engine):
             return cast("EngineBase", engine)
         return cls(engine)

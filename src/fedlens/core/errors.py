@@ -64,6 +64,13 @@ class RunFailed(FedlensError):
     exit_code = 1
 
 
+class HookError(RunFailed):
+    """A function of the user's own breaks a rule that every engine counts on; it ends the run at once.
+
+    For example a hook that changes its inputs, or that returns nothing. It is not a failure of one client.
+    """
+
+
 def _rebuild(kind: type[FedlensError], what: str, where: str | None, hint: str | None) -> FedlensError:
     return kind(what, where=where, hint=hint)
 

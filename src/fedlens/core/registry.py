@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from fedlens.core.errors import ConfigError, FedlensError, nearest
 
 Factory = Callable[..., Any]
+INSTANCE = "instance"  # the name of a model that was given as an object in Python
 USER_MODULE_PREFIX = "fedlens_user_"
 
 
@@ -52,6 +54,18 @@ class Feeds:
     """
 
     slot: str
+
+
+class OwnSettings(ABC):
+    """A factory that says itself what its settings are."""
+
+    @abstractmethod
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        """What the factory makes."""
+
+    @abstractmethod
+    def settings_model(self) -> type[BaseModel]:
+        """The pydantic model of its settings."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +100,23 @@ class Registry:
         known = [row for row, _ in self.rows()]
         raise ConfigError(f"there is no {self.kind} '{name}'", where=where, hint=nearest(name, known))
 
+    def given(self, thing: Any) -> tuple[Factory, str]:
+        """A factory that was given in Python, and the name that config.toml has for it."""
+        return thing, import_name(thing)
+
     def _plugins(self) -> list[Any]:
         return list(entry_points(group=f"fedlens.{self.kind}s"))
+
+
+def import_name(thing: Any) -> str:
+    """`module:name` of a function or class; of another object, that of its class.
+
+    >>> from functools import partial
+    >>> import_name(load_file), import_name(partial(load_file))
+    ('fedlens.core.registry:load_file', 'functools:partial')
+    """
+    named = thing if isinstance(thing, type) or inspect.isroutine(thing) else type(thing)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def _load(target: str) -> Factory:
@@ -125,6 +154,12 @@ def load_target(target: str, where: str | None = None) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
+        if "<" in attribute or source == "__main__":
+            raise ConfigError(
+                f"'{target}' was given in Python, and cannot be imported from here",
+                where=where,
+                hint="move it to a file, and name it as FILE.py:NAME; or resume from the script that defines it",
+            ) from None
         public = [name for name in vars(module) if not name.startswith("_")]
         raise ConfigError(
             f"{source} has nothing called '{attribute}'", where=where, hint=nearest(attribute, public)
@@ -161,12 +196,16 @@ def user_files() -> list[str]:
 @cache
 def settings_model(factory: Factory) -> type[BaseModel]:
     """The pydantic model of a factory's settings: its keyword-only parameters, and nothing else allowed."""
+    if isinstance(factory, OwnSettings):
+        return factory.settings_model()
     signature = inspect.signature(factory)
     hints = get_type_hints(factory, include_extras=True)
     fields: dict[str, Any] = {}
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             required = parameter.default is inspect.Parameter.empty
+            if parameter.name not in hints:
+                raise TypeError(f"the parameter '{parameter.name}' has no type")
             fields[parameter.name] = (hints[parameter.name], Field(... if required else parameter.default))
     config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
     name = getattr(factory, "__name__", type(factory).__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from fedlens.core.errors import ConfigError
 
@@ -16,6 +17,15 @@ def offered(thing: object, names: Iterable[str]) -> list[str]:
     ['upper']
     """
     return [name for name in names if hasattr(thing, name)]
+
+
+def methods(thing: object, names: Iterable[str]) -> dict[str, Any]:
+    """Those of `names` that are members of `thing`, with what they are.
+
+    >>> list(methods("text", ["upper", "open"]))
+    ['upper']
+    """
+    return {name: getattr(thing, name) for name in offered(thing, names)}
 
 
 def offers_all(thing: object, kind: str, base: type, least: type) -> bool:

@@ -34,6 +34,7 @@ from fedlens.engines.inline import StateMemory, inline
 from fedlens.engines.memory import free_memory
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import vectorized
+from fedlens.engines.verify import Verify, verified
 
 _SHORT = 10.0  # seconds of training; for less, workers are not worth their start
 _TRIAL = 0.5  # seconds that a trial of one engine may take, about
@@ -46,13 +47,14 @@ def auto(
     device: Device = "cpu",
     precision: PrecisionSetting = "fp32",
     state_memory: StateMemory = STATE_MEMORY,
-) -> Auto:
+    verify: Verify = 0,
+) -> EngineBase:
     """Tries the engines on a few steps of plain training before the run, and takes the fastest.
 
     It also chooses the number of workers, the clients computed at once and the memory layout, but never device and
     precision. The choice is written to the run's config.toml, so a resumed run does not choose again.
     """
-    return Auto(state_memory, Computing(device, precision))
+    return verified(Auto(state_memory, Computing(device, precision)), verify, exact=False)
 
 
 class Auto(EngineBase):

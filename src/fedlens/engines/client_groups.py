@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from fedlens.core.arithmetic import Layout
-from fedlens.core.errors import ConfigError, out_of_memory, told
+from fedlens.core.errors import ConfigError, HookError, out_of_memory, told
 from fedlens.core.interrupts import from_code
 from fedlens.core.protocol import Answer, BatchedOp, ClientId, Failure, Op, Payload, Program, Reduce
 from fedlens.core.schema import Schema
@@ -137,6 +137,8 @@ class Groups:
     ) -> list[Answer]:
         try:
             return together(items)
+        except HookError:
+            raise
         except BaseException as error:
             if not from_code(error):
                 raise

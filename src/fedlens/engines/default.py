@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from fedlens.core.engine_base import EngineBase
-from fedlens.core.errors import RunFailed
+from fedlens.core.errors import HookError, RunFailed
 from fedlens.core.protocol import Answer, Ask, ClientDataSource, ClientId, ClientStates, Op, Program, Reply
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY
@@ -20,6 +20,7 @@ from fedlens.engines.memory import free_memory
 from fedlens.engines.processes import Processes, Timeout, Window, Workers
 from fedlens.engines.schedule import primed
 from fedlens.engines.shared_memory import Packer
+from fedlens.engines.verify import Verify, verified
 
 _MEASURED = 0.5  # seconds of training that are timed before anything is decided
 _PAYS = 10.0  # seconds of training left, from which on starting workers pays
@@ -37,14 +38,16 @@ def default(
     window: Window = 512,
     timeout: Timeout = 3600.0,
     state_memory: StateMemory = STATE_MEMORY,
-) -> Default:
+    verify: Verify = 0,
+) -> EngineBase:
     """Begins as `inline` and goes on as `processes` where the run is long enough; the same bits either way."""
     computing = Computing(device, precision, channels_last)
-    return Default(
+    made = Default(
         Inline(threads, state_memory, computing),
         lambda count: Processes(count, threads, window, state_memory, 1, computing, timeout),
         workers or default_workers(computing, threads),
     )
+    return verified(made, verify, exact=True)
 
 
 class Default(EngineBase):
@@ -179,6 +182,8 @@ class Default(EngineBase):
                     yield answer
                     del answer  # no name keeps the reply while the next one is awaited
                 return
+            except HookError:
+                raise
             except RunFailed as failure:
                 if number != self._latest:
                     raise  # clients' states may have changed since: a later ask has been answered

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fedlens.core.calls import Calls
-from fedlens.core.errors import one_line, told
+from fedlens.core.errors import HookError, one_line, told
+from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.interrupts import from_code
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.profiling import scope
@@ -80,11 +81,18 @@ class Executor:
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
         self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as it came and on the device
+        self._visits: dict[
+            tuple[str, bool], int
+        ] = {}  # of each operation, alone or together, while inputs are compared
         if self.device.type != "cpu":
             self.program = replace(self.program, data=self.program.data.on(self.device))
 
     def answer(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
-        """Runs one operation and checks what comes out. An exception in it is the client's failure, not the run's."""
+        """Runs one operation and checks what comes out. An exception in it is the client's failure, not the run's.
+
+        Raises `HookError` for an operation that changes its inputs.
+        """
+        inputs: Inputs | None = None
         try:
             if op not in self.program.ops:
                 return Failure(item.id, item.client, f"the algorithm has no operation '{op}'")
@@ -92,13 +100,27 @@ class Executor:
             torch.default_generator.manual_seed(call.rng.seed("torch"))
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(call.rng.seed("torch"))
+            inputs = self._inputs(op, call.payload, call.client.state)
             with scope("client"):
-                outcome = Outcome(*self.program.ops[op](*call))
+                outcome = self.program.ops[op](*call)
+            answer = _checked(item, Outcome(*_returned(op, outcome)), expect)
+        except HookError:
+            raise
         except BaseException as error:  # SystemExit, GeneratorExit and others are the client's failure, too
             if not from_code(error):
                 raise
-            return Failure(item.id, item.client, told(error))
-        return _checked(item, outcome, expect)
+            answer = Failure(item.id, item.client, told(error))
+        if inputs is not None:
+            inputs.refuse(f"the operation '{op}'")
+        return answer
+
+    def _inputs(self, op: str, payload: Any, state: Any, together: bool = False) -> Inputs | None:
+        """The inputs of one of the first calls of an operation, to be compared after it; None for a later call."""
+        visits = self._visits.get((op, together), 0)
+        if visits == FIRST_VISITS:
+            return None
+        self._visits[op, together] = visits + 1
+        return Inputs({"payload": payload, "client.state": state}, contents=True)
 
     def alone(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
         """The answer of one client, in memory of its own."""
@@ -114,8 +136,12 @@ class Executor:
         """
         batched = self.program.ops[op]
         assert isinstance(batched, BatchedOp)
+        calls = self._calls(shared, items)
+        inputs = self._inputs(op, [calls.shared, *calls.payloads], calls.states, together=True)
         with scope("client"):
-            outcomes = batched.together(self._calls(shared, items))
+            outcomes = _returned(op, batched.together(calls))
+        if inputs is not None:
+            inputs.refuse(f"the operation '{op}'")
         if isinstance(outcomes, StackedOutcomes):
             with scope("client.check"):
                 good = all(expect.passing(outcomes.payload, len(outcomes))) and outcomes.finite
@@ -179,6 +205,14 @@ class Executor:
             answer.payload, answer.state = moved(answer.payload, _CPU), moved(answer.state, _CPU)
         answer.folded = moved(answer.folded, _CPU)
         return answer
+
+
+def _returned(op: str, outcome: Any) -> Any:
+    if outcome is None:
+        raise TypeError(
+            f"the operation '{op}' returned None: end it with return Outcome(payload, state, metrics)"
+        )
+    return outcome
 
 
 def _replies(items: Sequence[Item], outcomes: StackedOutcomes, reduce: Reduce | None) -> list[Answer]:

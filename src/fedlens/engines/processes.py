@@ -37,6 +37,7 @@ from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import DEATHS, Job, Schedule, block_size
 from fedlens.engines.shared_memory import Packer, Pool, Region
+from fedlens.engines.verify import Verify, verified
 from fedlens.engines.worker_pool import Worker, WorkerPool
 
 Workers = Annotated[
@@ -64,7 +65,8 @@ def processes(
     window: Window = 512,
     timeout: Timeout = 3600.0,
     state_memory: StateMemory = STATE_MEMORY,
-) -> Processes:
+    verify: Verify = 0,
+) -> EngineBase:
     """Persistent local workers, one thread each by default; bit-identical to `inline` with the same threads.
 
     On GPUs, two workers share each unless `workers` says otherwise, those with the most free memory first.
@@ -74,7 +76,8 @@ def processes(
             "the engine 'processes' needs Linux or macOS", where="engine.name", hint="use engine.name=inline"
         )
     computing = Computing(device, precision, layout_of(channels_last, group))
-    return Processes(workers, threads, window, state_memory, group, computing, timeout)
+    made = Processes(workers, threads, window, state_memory, group, computing, timeout)
+    return verified(made, verify, exact=group == 1)
 
 
 @dataclass(frozen=True)

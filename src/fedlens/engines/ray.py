@@ -24,6 +24,7 @@ from fedlens.engines.ray_cluster import HOST_AND_PORT, NO_RAY_CLIENT, Cluster, c
 from fedlens.engines.ray_pool import RayPool, RaySettings, no_room
 from fedlens.engines.ray_worker import Emptied, pack
 from fedlens.engines.schedule import block_size
+from fedlens.engines.verify import Verify, verified
 
 
 def _whole_address(address: str | None) -> str | None:
@@ -104,7 +105,8 @@ def ray(
     object_store: ObjectStore = 0,
     connect_timeout: Connecting = 60.0,
     timeout: Timeout = 3600.0,
-) -> Ray:
+    verify: Verify = 0,
+) -> EngineBase:
     """Workers on a Ray cluster, on one machine or many; bit-identical to `inline` with the same threads."""
     import_ray()
     if object_store and address is not None:
@@ -126,7 +128,7 @@ def ray(
         timeout,
     )
     computing = Computing("cuda" if gpus else "cpu", precision, layout_of(channels_last, group))
-    return Ray(settings, computing, state_memory)
+    return verified(Ray(settings, computing, state_memory), verify, exact=group == 1)
 
 
 class Ray(EngineBase):

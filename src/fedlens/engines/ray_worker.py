@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedlens.core import interrupts
-from fedlens.core.errors import FedlensError, RunFailed, told
+from fedlens.core.errors import FedlensError, HookError, RunFailed, told
 from fedlens.core.registry import USER_MODULE_PREFIX
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Groups
@@ -88,6 +88,8 @@ class Relay(io.StringIO):
                 value = call(*arguments)
             except FedlensError as error:
                 failure = RunFailed(error.what, where=error.where, hint=error.hint)
+                if isinstance(error, HookError):
+                    failure = error
             except BaseException as error:  # Ray would end the worker for some of them
                 traceback.print_exc()
                 hint = "its traceback is above; engine.name=inline runs without workers"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Id, Op, Program
 from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY
@@ -14,6 +15,7 @@ from fedlens.engines.client_groups import Groups, check_stackable, whole_blocks
 from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting
 from fedlens.engines.executor import taken
 from fedlens.engines.inline import Inline, StateMemory, Threads, item_of
+from fedlens.engines.verify import Verify, verified
 
 Group = Annotated[
     int | None,
@@ -31,12 +33,15 @@ def vectorized(
     device: Device = "cpu",
     precision: PrecisionSetting = "fp32",
     state_memory: StateMemory = STATE_MEMORY,
-) -> Vectorized:
+    verify: Verify = 0,
+) -> EngineBase:
     """Several clients at once: their weights stacked, their batches padded and masked.
 
     For small models, whose rounds are mostly overhead. Results agree with `inline` to rounding, and repeat to the bit.
     """
-    return Vectorized(threads, group, state_memory, Computing(device, precision))
+    return verified(
+        Vectorized(threads, group, state_memory, Computing(device, precision)), verify, exact=False
+    )
 
 
 class Vectorized(Inline):

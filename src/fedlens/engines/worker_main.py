@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fedlens.core import interrupts
-from fedlens.core.errors import FedlensError, told
+from fedlens.core.errors import FedlensError, HookError, RunFailed, told
 from fedlens.core.protocol import Program
 from fedlens.core.registry import load_file
 from fedlens.core.tree import HEAVY
@@ -46,11 +46,17 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
         except (EOFError, ConnectionError):
             raise
         except FedlensError as error:
-            driver.send_bytes(pickle.dumps(("broken", error.what, error.where, error.hint)))
+            failed = (
+                error
+                if isinstance(error, HookError)
+                else RunFailed(error.what, where=error.where, hint=error.hint)
+            )
+            driver.send_bytes(pickle.dumps(("broken", failed)))
         except BaseException as error:
             traceback.print_exc()
             hint = "its traceback is above; engine.name=inline runs without local workers"
-            driver.send_bytes(pickle.dumps(("broken", f"a local worker failed: {told(error)}", None, hint)))
+            failed = RunFailed(f"a local worker failed: {told(error)}", hint=hint)
+            driver.send_bytes(pickle.dumps(("broken", failed)))
 
 
 class _Worker:

@@ -178,8 +178,8 @@ class Worker:
         """The number of a finished task and its answers; raises EOFError where the worker is gone."""
         kind, *rest = pickle.loads(self.connection.recv_bytes())
         if kind == "broken":
-            what, where, hint = rest
-            raise RunFailed(what, where=where, hint=hint)
+            failure: RunFailed = rest[0]
+            raise failure
         number, envelope, region, size, used = rest
         if size:
             fd = recv_handle(self.connection)

@@ -19,7 +19,7 @@ from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.engine_base import BareEngine, EngineBase
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.protocol import Algorithm, FederationInfo, ModelSpec, Program
-from fedlens.core.registry import Registry, feeding, settings_model
+from fedlens.core.registry import OwnSettings, Registry, feeding, settings_model
 from fedlens.core.tree import count
 from fedlens.data.augment import AUGMENTS, Chain
 from fedlens.data.client_datasets import ClientDatasets
@@ -36,6 +36,7 @@ from fedlens.experiment.resolve import Resolved, located, resolve
 from fedlens.experiment.single_images import refuse_single_images
 from fedlens.local.chain import chain
 from fedlens.models.registry import MODELS
+from fedlens.models.user_models import downloads, try_model
 from fedlens.tasks.registry import TASKS
 from fedlens.tasks.task import Task
 
@@ -188,7 +189,10 @@ def _build(
         **{slot: chosen[slot]() for slot in _SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
     )
-    chosen["model"].made(model.build)
+    with downloads(download):
+        module = chosen["model"].made(model.build)
+    if isinstance(model.factory, OwnSettings):
+        chosen["model"].made(lambda: try_model(module, model.input_shape, model.classes, task.misfit))
     parameters = count(parts.spec)
     bare: Algorithm = chosen["algorithm"](parts)
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))

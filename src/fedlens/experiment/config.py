@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedlens.algorithms.registry import usual
 from fedlens.core.errors import nearest
 from fedlens.core.random import derive
+from fedlens.core.registry import import_name
 from fedlens.experiment.config_errors import explained, refuse_loose
 from fedlens.local.settings import LocalSettings
 
@@ -18,6 +19,8 @@ def _named(value: Any) -> Any:
     """A table with a name; the name alone, or a Python function, is short for a table."""
     if isinstance(value, str) or (callable(value) and not isinstance(value, Mapping)):
         return {"name": value}
+    if type(value).__name__ == "Dataset" and not isinstance(value, Mapping):
+        raise ValueError("a Dataset cannot be found again by 'resume'; give a function that returns it")
     if isinstance(value, Mapping) and "name" not in value:
         near = [key for key in value if nearest(str(key), ["name"]).startswith("did you mean")]
         raise ValueError("the table has no 'name'" + (f", but '{near[0]}'" if near else ""))
@@ -242,5 +245,5 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
     if callable(value):
-        return f"{value.__module__}:{value.__qualname__}"
+        return import_name(value)
     return value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from fedlens.core.errors import ConfigError, FedlensError, told
 from fedlens.core.registry import Factory, Registry, settings_model
-from fedlens.core.user_objects import offered
+from fedlens.core.signatures import accepted, check_methods, needed
+from fedlens.core.user_objects import methods, offered
 from fedlens.experiment.config import Config
 from fedlens.experiment.config_errors import Locate, explained, no_such_setting, refuse_loose
 from fedlens.experiment.config_source import Source
@@ -30,6 +32,19 @@ _MEMBERS = {
     "server step": ("init", "step"),
 }
 
+# What a factory of each kind is called with, besides its settings. A model's is in `fedlens.models`.
+_ARGUMENTS = {
+    "dataset": ("root", "download", "seed"),
+    "augmentation": ("input_shape",),
+    "partition": ("table", "seed"),
+    "algorithm": ("parts",),
+    "engine": (),
+    "selection": (),
+    "client rule": (),
+    "aggregate": (),
+    "server step": (),
+}
+
 _BASES = {"aggregate": "fedlens.aggregate.mean.Aggregate"}
 
 
@@ -46,10 +61,15 @@ class Resolved:
     key: str
     kind: str
     locate: Locate
+    by_keyword: Sequence[str] | None = None  # the arguments that the factory takes; None: all, by position
 
     def __call__(self, *arguments: Any) -> Any:
         """The object that the factory makes. Raises `ConfigError` with the key, also if a user's own factory fails."""
-        return self.made(lambda: self.factory(*arguments, **self.settings))
+        if self.by_keyword is None:
+            return self.made(lambda: self.factory(*arguments, **self.settings))
+        named = dict(zip(_ARGUMENTS[self.kind], arguments, strict=True))
+        taken = {name: named[name] for name in self.by_keyword}
+        return self.made(lambda: self.factory(**taken, **self.settings))
 
     def made(self, make: Callable[[], Any]) -> Any:
         """The result of `make`, which calls the factory; raises the same errors."""
@@ -60,16 +80,30 @@ class Resolved:
         except FedlensError:
             raise
         except Exception as error:
-            raise self._fault(f"failed: {told(error)}") from error
+            raise self._fault(*self._failed(error)) from error
         if made is None:
-            raise self._fault("gave nothing back", hint="it has to 'return' what it makes")
+            raise self._fault("returned None", hint=f"end it with: return the {self.kind}")
+        if isinstance(made, type):
+            raise self._fault(
+                f"returned the class {made.__name__}", hint=f"return an object: {made.__name__}(...)"
+            )
         have = offered(made, _MEMBERS[self.kind])
         for member in _MEMBERS[self.kind]:
             if member not in have:
                 base = _BASES.get(self.kind)
-                hint = None if base is None else f"inherit from {base}"
-                raise self._fault(f"made a {type(made).__name__}, which has no '{member}'", hint)
+                what = needed(self.kind, _MEMBERS[self.kind])
+                hint = f"inherit from {base}" if base else f"it needs {what}" if what else None
+                raise self._fault(f"returned a {type(made).__name__}, which has no '{member}'", hint)
+        check_methods(made, self.kind, self.locate(_below(self.key, "name")))
         return made
+
+    def _failed(self, error: Exception) -> tuple[str, str | None]:
+        """What went wrong in the factory, and what to do about it."""
+        if inspect.isabstract(self.factory):
+            missing = sorted(methods(self.factory, ["__abstractmethods__"])["__abstractmethods__"])
+            what = needed(self.kind, missing) or ", ".join(missing)
+            return f"is an abstract class: it does not define {what}", "define it in the class"
+        return f"failed: {told(error)}", None
 
     def _fault(self, what: str, hint: str | None = None) -> ConfigError:
         where = self.locate(_below(self.key, "name"))
@@ -94,7 +128,7 @@ def resolve(
     locate = locate or source.locate
     name = table["name"]
     if callable(name):
-        factory, name = name, f"{name.__module__}:{name.__qualname__}"
+        factory, name = registry.given(name)
     elif isinstance(name, str):
         factory = registry.find(name, where=locate(_below(key, "name")))
         file, _, attribute = name.rpartition(":")
@@ -104,6 +138,12 @@ def resolve(
     else:
         where = locate(_below(key, "name"))
         raise ConfigError(f"the name of the {registry.kind} is {name!r}, and has to be a word", where=where)
+    arguments = _ARGUMENTS.get(registry.kind)
+    at = locate(_below(key, "name"))
+    by_keyword = None
+    if arguments is not None:
+        some = registry.kind in ("dataset", "partition", "augmentation")  # which may do without an argument
+        by_keyword = accepted(factory, arguments, f"the {registry.kind} '{name}'", at, some)
     model = _settings_model(factory, name, locate(_below(key, "name")))
     values = {setting: value for setting, value in table.items() if setting != "name"}
     if key in source.renamed:
@@ -116,7 +156,7 @@ def resolve(
     # An infinite alpha is the prior itself (hsu2020 appendix B.1).
     finite = registry.kind != "partition"
     settings = _settings(model, values, key, f"the {registry.kind} '{name}'", locate, finite, registry)
-    return Resolved(factory, name, settings, key, registry.kind, locate)
+    return Resolved(factory, name, settings, key, registry.kind, locate, by_keyword)
 
 
 def located(error: ConfigError, key: str, locate: Locate) -> ConfigError:
@@ -147,6 +187,8 @@ def _settings(
     registry: Registry,
 ) -> dict[str, Any]:
     names = list(model.model_fields)
+    if model.model_config.get("extra") == "allow":
+        names += [name for name in values if name not in names]
     for name in values:
         if name not in names:
             hint = _with_setting(registry, name) if registry.kind == "engine" else ""

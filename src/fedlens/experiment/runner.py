@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fedlens.core.driver import Driven, Driver, Tally
-from fedlens.core.errors import FedlensError, RunDirectoryError, RunFailed
+from fedlens.core.errors import FedlensError, HookError, RunDirectoryError, RunFailed
 from fedlens.core.norm_bounds import NormBounds
 from fedlens.core.protocol import ClientId, Program, RoundContext, State
 from fedlens.core.random import Rng
@@ -223,6 +223,7 @@ class Runner:
             state = self._placed(
                 driver.drive(self.built.algorithm.round(self._state, self._context(round)), round)
             )
+            _refuse_no_mapping(state, "round", "the new state: a mapping of names to trees and values")
         except RunFailed:
             with suppress(FedlensError):  # report the error that ended the round
                 self._record(driver)
@@ -273,6 +274,7 @@ class Runner:
         if trained.evaluation is not None:
             driver.tally, driver.work = trained.measuring, trained.work
             measured = trained.evaluation.finish()
+            _refuse_no_mapping(measured, "evaluate", "a mapping of names to numbers")
             tally.and_measuring(trained.measuring)
         line = self._line(round, measured, tally, trained.seconds)
         self._watch(line, tally)
@@ -468,6 +470,12 @@ class Runner:
     def _elapsed_before(self) -> float:
         lines = self.directory.read_metrics()
         return float(lines[-1]["elapsed"]) if lines else 0.0
+
+
+def _refuse_no_mapping(value: Any, method: str, expected: str) -> None:
+    if not isinstance(value, Mapping):
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        raise HookError(f"`{method}` of the algorithm returned {kind}", hint=f"return {expected}")
 
 
 def client_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:

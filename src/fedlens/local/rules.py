@@ -11,8 +11,9 @@ keeps from round to round, what it sends along with the model, and what it does 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, ModelSpec, Op, Payload, RoundContext
 from fedlens.core.reduction import How, Update
 from fedlens.core.schema import Field as SchemaField
+from fedlens.core.signatures import check_signature
 from fedlens.core.tree import Tree, TreeSpec
 from fedlens.local.problem import LocalProblem
 from fedlens.local.settings import LocalSettings
@@ -72,6 +74,15 @@ class LocalContext:
         """The learning rate of a step, the first being 0."""
         return self.lr * self.rate_factors[step] if self.rate_factors else self.lr
 
+    def inputs(self) -> Mapping[str, Any]:
+        """What a hook must not change, by name."""
+        return {
+            "anchor": self.anchor,
+            "payload": self.payload,
+            "state": self.state,
+            "at_anchor": self.at_anchor,
+        }
+
     @property
     def targets(self) -> Any:
         """The targets of the examples that the client trains on this round, read when they are asked for.
@@ -106,6 +117,27 @@ GradHook = Callable[[Tensors, Tensors, LocalContext], Tensors]
 FinishHook = Callable[[Tensors, LocalContext], tuple[Mapping[str, Any], Payload | None]]
 
 
+# What each hook of a rule is called with.
+HOOKS: Mapping[str, Sequence[str]] = {
+    "loss": ("loss", "outputs", "targets", "context"),
+    "grad": ("gradients", "parameters", "context"),
+    "finish": ("parameters", "context"),
+    "expect": ("spec",),
+    "looks": ("context",),
+    "start": ("context",),
+    "risk": ("outputs", "targets", "context"),
+    "solve": ("context",),
+    "check": ("settings",),
+    "fits": ("federation", "model"),
+}
+SERVER_HOOKS: Mapping[str, Sequence[str]] = {
+    "init": ("weights", "federation"),
+    "shared": ("state",),
+    "prepare": ("state", "shared", "cohort", "ctx"),
+    "after": ("state", "update", "ctx"),
+}
+
+
 @dataclass(frozen=True)
 class ServerRule:
     """The server's half of a rule. Its state is a payload of its own in the algorithm's state.
@@ -129,6 +161,12 @@ class ServerRule:
         | None
     ) = None
     after: Callable[[Payload, Update, RoundContext], tuple[Payload, Update]] | None = None
+
+    def __post_init__(self) -> None:
+        for name, arguments in SERVER_HOOKS.items():
+            hook = vars(self)[name]
+            if hook is not None:
+                check_signature(hook, arguments, f"`{name}` of a server rule", name=name)
 
 
 @dataclass(frozen=True)
@@ -215,6 +253,26 @@ class ClientRule:
 
     # Of a chain: the rules that it is made of. `dataclasses.replace` leaves it out: what it alters is its own rule.
     links: tuple[ClientRule, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        own = list(takewhile(lambda kind: kind is not ClientRule, type(self).__mro__))
+        for part in fields(ClientRule) if own else ():
+            # What a subclass defines, such as a method `grad`, would be hidden by the default of the field.
+            found = next((vars(kind)[part.name] for kind in own if part.name in vars(kind)), None)
+            if found is not None and vars(self)[part.name] in (part.default, {}):
+                bound = found.__get__(self) if callable(found) or isinstance(found, staticmethod) else found
+                object.__setattr__(self, part.name, bound)
+        for name, arguments in HOOKS.items():
+            hook = vars(self)[name]
+            if hook is not None:
+                check_signature(hook, arguments, f"`{name}` of {self.called}", name=name)
+
+    @property
+    def called(self) -> str:
+        """What errors call the rule."""
+        if type(self) is not ClientRule:
+            return type(self).__name__
+        return f"the client rule '{self.name}'" if self.name else "a client rule without a name"
 
     @cached_property
     def plain(self) -> bool:

@@ -22,6 +22,7 @@ from fedlens.core.tree import Tree, TreeSpec, part
 from fedlens.core.work import steps_of
 from fedlens.local.effective_steps import effective_steps
 from fedlens.local.features import ModelFeatures
+from fedlens.local.hook_checks import watching
 from fedlens.local.leafwise import Leafwise, WeightReused, forgo, heavy, leafwise
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal_leaves import PERSONAL, own_leaves
@@ -61,7 +62,10 @@ class Train:
     personal: frozenset[str] = frozenset()
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        """Trains at one client."""
+        """Trains at one client. Raises `HookError` if a hook of the rule changes its inputs."""
+        return watching(self, client.scratch)._visit(payload, client, rng)
+
+    def _visit(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         learner = loadable(self.model, client)
         plain = self.rule.grad is None and self.settings.plain_steps
         if plain and leafwise(learner, client.scratch):

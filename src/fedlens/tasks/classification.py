@@ -41,6 +41,14 @@ class Classification:
         """Mean loss and accuracy from the sums."""
         return {name: sums[name] / sums["examples"] for name in ("loss", "accuracy")}
 
+    def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
+        """The logits must be [n, classes], or have further columns that no label has."""
+        if isinstance(outputs, Tensor) and outputs.dim() == 2:
+            n, logits = outputs.shape
+            if n == examples and logits >= classes:
+                return None
+        return f"[{examples}, {classes}]: one number a class"
+
     def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Random targets for these outputs, int64 [n]; a trial of a model trains on them."""
         return torch.randint(outputs.shape[1], (len(outputs),), generator=generator)

@@ -28,5 +28,8 @@ class Task(Protocol):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """The metrics, by name, from the sums over all batches; a run records and prints them as `test_<name>`."""
 
+    def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
+        """What a model must give for so many examples, if these outputs are something else; None if they fit."""
+
     def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Targets that fit these outputs, for trials of models."""

@@ -9,6 +9,7 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import PREVIOUS, THERE, contrastive, moon
 from fedlens.algorithms.registry import RULES
 from fedlens.core.errors import ConfigError
+from fedlens.core.modules import Loadable
 from fedlens.core.random import Rng
 from fedlens.core.registry import read_settings
 from fedlens.core.tree import tree_of
@@ -77,7 +78,12 @@ def test_a_last_layer_that_takes_no_part_is_told() -> None:
 
 
 def hooks(scratch: dict) -> int:
-    modules = [layer for loadable in scratch.values() for layer in loadable.module.modules()]
+    modules = [
+        layer
+        for loadable in scratch.values()
+        if isinstance(loadable, Loadable)
+        for layer in loadable.module.modules()
+    ]
     return sum(len(layer._forward_pre_hooks) for layer in modules)
 
 

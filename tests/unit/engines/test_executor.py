@@ -101,7 +101,8 @@ REASONS = {
     "metric nan": "its metric 'loss' holds NaN or Inf",
     "metric word": "ValueError: could not convert string to float: 'low'",
     "a set": "update is missing",
-    "nothing": "TypeError: fedlens.core.protocol.Outcome() argument after * must be an iterable, not NoneType",
+    "nothing": "TypeError: the operation 'misbehave' returned None: end it with "
+    "return Outcome(payload, state, metrics)",
     "raises": "ValueError: the first line (test_executor.py, line ",
     "exits": "SystemExit: enough (test_executor.py, line ",
 }

@@ -154,7 +154,7 @@ class Stubborn:
 def test_a_worker_that_cannot_read_the_program_says_why(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunFailed) as caught, fresh(workers=1, ops={"work": Stubborn()}) as gate:
         answers_to(gate, ask([{}]))
-    assert "a local worker could not go on: ValueError: invalid literal for int()" in str(caught.value)
+    assert "a local worker failed: ValueError: invalid literal for int()" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "Traceback" in capfd.readouterr().err
 

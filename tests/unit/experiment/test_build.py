@@ -59,6 +59,7 @@ def test_a_plan_has_every_setting_filled_in_and_loads_nothing() -> None:
         "window": 512,
         "timeout": 3600.0,
         "state_memory": 1024,
+        "verify": 0,
     }
     assert config["server"] == {"name": "momentum", "lr": 1.0, "momentum": 0.9, "nesterov": False}
     assert config["select"] == {"name": "uniform", "clients_per_round": None, "fraction": 0.5}
@@ -245,20 +246,23 @@ def test_what_would_silently_not_be_used_is_refused(more: dict[str, Any], told: 
     [
         (
             {"model": lambda shape, classes: None},
-            "gave nothing back (model.name); it has to 'return' what it makes.",
+            "returned None (model.name); end it with: return the model.",
         ),
-        ({"model": lambda shape, classes: 3}, "made a int, which has no 'state_dict' (model.name)."),
+        ({"model": lambda shape, classes: 3}, "returned a int, which has no 'state_dict' (model.name)."),
         ({"model": lambda shape, classes: nn.Linear(-1, 2)}, "failed: RuntimeError: "),
-        ({"algorithm": lambda parts: object()}, "made a object, which has no 'ops' (algorithm.name)."),
+        ({"algorithm": lambda parts: object()}, "returned a object, which has no 'ops' (algorithm.name)."),
         (
             {"algorithm": lambda parts: [][1]},
             "failed: IndexError: list index out of range (test_build.py, line ",
         ),
-        ({"select": lambda: None}, "gave nothing back (select.name)"),
-        ({"engine": lambda: 3}, "made a int, which has no 'open' (engine.name)."),
+        ({"select": lambda: None}, "returned None (select.name)"),
+        (
+            {"engine": lambda: 3},
+            "returned a int, which has no 'open' (engine.name); it needs open(program, states) and ",
+        ),
         (
             {"data": {**LEAST["data"], "partition": lambda labels, seed: labels}},
-            "made a Table, which has no 'ids'",
+            "returned a Table, which has no 'ids'",
         ),
     ],
 )
@@ -273,7 +277,9 @@ def test_a_signature_without_types_is_explained() -> None:
     def bare(parts, *, mu=1.0):  # type: ignore[no-untyped-def]
         return averaging(parts)
 
-    with pytest.raises(ConfigError, match="cannot be read off its signature: KeyError: 'mu'"):
+    with pytest.raises(
+        ConfigError, match="cannot be read off its signature: TypeError: the parameter 'mu' has no type"
+    ):
         planned(algorithm=bare)
 
 

@@ -23,6 +23,7 @@ FOREIGN = {
     "cli/data_info.py: getattr(part, key)",
     "cli/data_info.py: hasattr(part, key)",
     "cli/list.py: getattr(import_module(module), name)",
+    "core/user_objects.py: getattr(thing, name)",
     "core/user_objects.py: hasattr(thing, name)",  # what a user's own file has made, and nothing else
     "core/registry.py: getattr(checked, name)",
     "core/registry.py: getattr(factory, '__name__', type(factory).__name__)",

@@ -40,6 +40,10 @@ class StackedContext:
         self.payload, self.saved = payload, saved
         self.at_anchor: Tensors = []
 
+    def inputs(self) -> Mapping[str, Any]:
+        """What a hook must not change, by name."""
+        return {"anchor": self.anchor, "payload": self.payload.values_by_name, "at_anchor": self.at_anchor}
+
     tree, listed = LocalContext.tree, LocalContext.listed
 
     def __getattr__(self, name: str) -> NoReturn:

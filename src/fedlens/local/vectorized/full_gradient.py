@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedlens.core.errors import out_of_memory
+from fedlens.core.errors import HookError, out_of_memory
 from fedlens.core.random import Rng
 from fedlens.core.stacked import Row, StackedTrees
 from fedlens.local.rules import LocalContext, Tensors
@@ -60,7 +60,7 @@ class SharedGradients:
             try:
                 every = full_gradients(self.train, self.model, self.contexts, self.rngs)
             except Exception as error:  # one client at a time will show whose error it is
-                if out_of_memory(error):
+                if out_of_memory(error) or isinstance(error, HookError):
                     raise
                 every = []
             self.gradients = dict(enumerate(every))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedlens.core.calls import Calls
-from fedlens.core.errors import ConfigError, out_of_memory
+from fedlens.core.errors import ConfigError, HookError, out_of_memory
 from fedlens.core.interrupts import from_code
 from fedlens.core.modules import loadable
 from fedlens.core.outcomes import StackedOutcomes
@@ -22,6 +22,7 @@ from fedlens.core.protocol import Call, GroupExamples, Outcome
 from fedlens.core.random import Rng
 from fedlens.core.stacked import Column, StackedTrees
 from fedlens.core.tree import Tree
+from fedlens.local.hook_checks import watching
 from fedlens.local.rules import LocalContext, Solved, Tensors
 from fedlens.local.training import Train, virtual
 from fedlens.local.vectorized.full_gradient import SharedGradients, full_gradients
@@ -188,6 +189,7 @@ def _gradient_replies(
 
 
 def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Results:
+    train = watching(train, members[0].call.client.scratch)
     failed = _started(train, model, members) if train.rule.start is not None or model.random else {}
     ready = [member for member in members if member.at not in failed]
     ready.sort(key=lambda member: -member.context.steps)
@@ -247,7 +249,7 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
 
 
 def _failure(error: BaseException) -> BaseException:
-    """A client's failure; raises the error if memory ran out, the group's failure, or if the user stops the run."""
-    if out_of_memory(error) or not from_code(error):
+    """A client's failure; raises the error if memory ran out, if a hook breaks a rule, or if the user stops the run."""
+    if out_of_memory(error) or isinstance(error, HookError) or not from_code(error):
         raise error
     return error

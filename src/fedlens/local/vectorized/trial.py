@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import out_of_memory, told
+from fedlens.core.errors import HookError, out_of_memory, told
 from fedlens.core.protocol import Call, Client, ClientExamples, Obstacle, Outcome
 from fedlens.core.random import Rng, Secrets, random_state_kept
 from fedlens.core.tree import Tree, tree_of
@@ -78,12 +78,14 @@ def _fault(train: Train) -> str | None:
                 generator, tree = torch.Generator().manual_seed(0), tree_of(model.build())
                 examples = [_examples(tried, n, generator) for n in SIZES]
                 expected = _updates(_one_by_one, tried, examples, tree)
+            except HookError:
+                raise
             except Exception:
                 continue
             try:
                 distance = _distance(expected, _updates(train_together, tried, examples, tree))
             except Exception as error:
-                if out_of_memory(error):
+                if out_of_memory(error) or isinstance(error, HookError):
                     raise
                 fault = fault or told(error)
                 continue

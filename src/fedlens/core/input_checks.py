@@ -1,0 +1,98 @@
+"""Detects operations, hooks and server steps that change their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlens.core.errors import HookError
+from fedlens.core.stacked import Row
+
+FIRST_VISITS = 3  # of each worker, for each operation: in these, inputs are compared before and after
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MISSING = object()
+_Mark = tuple[int | None, int | None]
+INSTEAD = "return a new tensor: write a - b, not a.sub_(b)"
+
+
+class Inputs:
+    """Values as they are now, to be compared with what they are after a call.
+
+    Every in-place operation of PyTorch increases a tensor's version. What a version does not show, such as a change
+    through `.data` or through NumPy, is found by `contents`: a checksum of each tensor.
+
+    Args:
+        contents: whether to compare the contents of tensors, not only their versions.
+        named: the values by the names that errors give them: tensors, mappings and lists of them, plain values.
+
+    >>> before = Inputs({"anchor": [torch.zeros(2), torch.zeros(3)]})
+    >>> before.changed() is None
+    True
+    >>> _ = before.named["anchor"][1].add_(1)
+    >>> before.changed()
+    'anchor[1]'
+    """
+
+    def __init__(self, named: Mapping[str, Any], contents: bool = False) -> None:
+        self.named, self._contents = named, contents
+        self._before = self._marks()
+
+    def _marks(self) -> dict[str, tuple[Any, _Mark]]:
+        """Each value by name, with its version and its checksum."""
+        seen: dict[int, _Mark] = {}  # a tensor may be there under several names
+        found = {}
+        for name, value in self.named.items():
+            for path, leaf in _leaves(value, name):
+                if id(leaf) not in seen:
+                    seen[id(leaf)] = self._mark(leaf)
+                found[path] = leaf, seen[id(leaf)]
+        return found
+
+    def _mark(self, leaf: Any) -> _Mark:
+        if not isinstance(leaf, Tensor):
+            return None, None
+        version = None if leaf.is_inference() else leaf._version
+        return version, checksum(leaf) if self._contents or version is None else None
+
+    def changed(self) -> str | None:
+        """The name of the first value that is no longer what it was; None if all are."""
+        now = self._marks()
+        for name, (leaf, mark) in self._before.items():
+            same, mark_now = now.pop(name, (_MISSING, mark))
+            if same is not leaf or mark_now != mark:
+                return name
+        return next(iter(now), None)
+
+    def refuse(self, who: str, where: str | None = None) -> None:
+        """Raises `HookError` if a value has changed. `who` changed it: "`step` of MyStep"."""
+        changed = self.changed()
+        if changed is not None:
+            raise HookError(f"{who} changes its input {changed} in place", where=where, hint=INSTEAD)
+
+
+def checksum(tensor: Tensor) -> int:
+    """The sum of a tensor's bits, taken as integers; 0 for a sparse tensor.
+
+    >>> one = torch.ones(3)
+    >>> checksum(one) == checksum(one.clone()), checksum(one) == checksum(-one)
+    (True, False)
+    """
+    if tensor.layout is not torch.strided:
+        return 0
+    with torch.no_grad():
+        plain = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        return int(plain.view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and not isinstance(value, Row):  # a row makes new views at every look
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for at, item in enumerate(value):
+            yield from _leaves(item, f"{name}[{at}]")
+    else:
+        yield name, value

@@ -1,0 +1,120 @@
+"""Checks what the hooks of a client rule do to their inputs and what they return, in a worker's first visits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from fedlens.core.errors import HookError
+from fedlens.core.input_checks import FIRST_VISITS, Inputs
+from fedlens.core.signatures import place_of
+from fedlens.local.chain import chain
+from fedlens.local.rules import HOOKS, ClientRule, Solved
+
+_WATCHED = ("start", "risk", "looks", "loss", "grad", "solve", "finish")
+T = TypeVar("T")
+
+
+def watching(train: T, scratch: dict[Any, Any]) -> T:
+    """In the first visits of a worker, the same training with hooks that are watched; then `train` itself.
+
+    Args:
+        train: the operation, a `fedlens.local.training.Train`.
+        scratch: the cache of the worker, which counts the visits.
+    """
+    operation: Any = train
+    if operation.rule.plain:
+        return train
+    key = "watched", id(train)
+    left, watched = scratch.get(key) or (FIRST_VISITS, None)
+    if not left:
+        return train
+    made: T = watched or replace(operation, rule=watched_rule(operation.rule))
+    scratch[key] = left - 1, made if left > 1 else None
+    return made
+
+
+def watched_rule(rule: ClientRule) -> ClientRule:
+    """The same rule, whose hooks raise `HookError` if they change an input or return something else than they must.
+
+    >>> import torch
+    >>> from fedlens.local.rules import LocalContext
+    >>> rule = ClientRule(name="mine", grad=lambda g, w, context: [a.sub_(b) for a, b in zip(context.anchor, w)])
+    >>> one = [torch.ones(1)]
+    >>> watched_rule(rule).grad(one, one, LocalContext(["w"], [torch.ones(1)], {}, {}, 0.1, 1))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fedlens.core.errors.HookError: `grad` of the client rule 'mine' changes its input context.anchor[0] in place (...
+    """
+    if rule.links:
+        return chain(*map(watched_rule, rule.links))
+    watched = copy.copy(rule)
+    for name in _WATCHED:
+        hook = vars(rule)[name]
+        if hook is not None:
+            object.__setattr__(watched, name, partial(_call, hook, name, rule.called))
+    return watched
+
+
+def _call(hook: Any, name: str, who: str, *given: Any) -> Any:
+    context = given[-1]
+    arguments = Inputs(dict(zip(HOOKS[name], given[:-1], strict=False)))
+    seen = Inputs({f"context.{part}": value for part, value in context.inputs().items()}, contents=True)
+    returned = hook(*given)
+    for inputs in (arguments, seen):
+        inputs.refuse(f"`{name}` of {who}", place_of(hook))
+    fault = _FAULTS[name](returned, given)
+    if fault is not None:
+        gave = "None" if returned is None else f"a {type(returned).__name__}"
+        raise HookError(f"`{name}` of {who} returned {gave}", where=place_of(hook), hint=f"return {fault}")
+    return returned
+
+
+def _nothing(returned: Any, given: Sequence[Any]) -> str | None:
+    return None
+
+
+def _loss(returned: Any, given: Sequence[Any]) -> str | None:
+    good = isinstance(returned, Tensor) and returned.numel() == 1
+    return None if good else "the loss to descend, a tensor with one number"
+
+
+def _gradients(returned: Any, given: Sequence[Any]) -> str | None:
+    gradients = given[0]
+    good = isinstance(returned, list | tuple) and len(returned) == len(gradients)
+    good = good and all(isinstance(t, Tensor) for t in returned)
+    good = good and all(t.shape == g.shape for t, g in zip(returned, gradients, strict=True))
+    return None if good else f"a list of {len(gradients)} tensors in the shapes of the gradients"
+
+
+def _mapping(returned: Any, given: Sequence[Any]) -> str | None:
+    return None if isinstance(returned, Mapping) else "a mapping of names to models, each a tree of tensors"
+
+
+def _solved(returned: Any, given: Sequence[Any]) -> str | None:
+    return None if isinstance(returned, Solved) else "Solved(parameters, loss, examples, batches)"
+
+
+def _pair(returned: Any, given: Sequence[Any]) -> str | None:
+    good = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Mapping)
+    good = good and (returned[1] is None or isinstance(returned[1], Mapping))
+    return (
+        None
+        if good
+        else "two things: a mapping of fields for the reply, and the changes of the state or None"
+    )
+
+
+_FAULTS = {
+    "start": _nothing,
+    "risk": _loss,
+    "looks": _mapping,
+    "loss": _loss,
+    "grad": _gradients,
+    "solve": _solved,
+    "finish": _pair,
+}

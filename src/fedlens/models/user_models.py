@@ -1,0 +1,262 @@
+"""Models of a user's own: a class, a function or an `nn.Module`, called with what each takes."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from torch import nn
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.registry import INSTANCE, OwnSettings, import_name
+from fedlens.core.signatures import name_of
+
+# Parameters that are filled in from the data, by their names.
+_SHAPE, _CLASSES, _CHANNELS = (
+    ("input_shape", "shape"),
+    ("classes", "num_classes"),
+    ("in_channels", "in_chans"),
+)
+_PLAIN = (bool, int, float, str, NoneType)
+_downloads = False
+
+
+@dataclass(frozen=True)
+class UserModel(OwnSettings):
+    """A class or function that makes a model, called with what it takes.
+
+    - Parameters called `input_shape` or `shape`, `classes` or `num_classes`, `in_channels` or `in_chans` are passed by
+      keyword.
+    - If it has none of them: two required positional parameters are the input shape and the number of classes.
+    - Otherwise `**kwargs` gets `num_classes`, as models of torchvision expect.
+    - Otherwise it is called with settings alone.
+
+    All its other parameters with plain defaults are settings, and with `**kwargs` any name is.
+
+    >>> UserModel(lambda num_classes, hidden=3: (num_classes, hidden), "mine")((1, 8, 8), 10, hidden=5)
+    (10, 5)
+    """
+
+    target: Callable[..., Any]
+    name: str
+
+    def __call__(self, input_shape: Sequence[int], classes: int, **settings: Any) -> Any:
+        """A new model. Raises `ConfigError` if it would download weights without leave."""
+        data = {"input_shape": tuple(input_shape), "classes": classes, "channels": input_shape[0]}
+        with _hub(self.name):
+            if self._by_position:
+                return self.target(data["input_shape"], classes, **settings)
+            filled = {name: data[role] for name, role in self._filled.items()}
+            return self.target(**{**filled, **settings})
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        try:
+            return inspect.signature(self.target).parameters
+        except (TypeError, ValueError):
+            return {}
+
+    @property
+    def _keywords(self) -> list[inspect.Parameter]:
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return [p for p in self._parameters.values() if p.kind in kinds]
+
+    @property
+    def _open(self) -> bool:
+        return any(p.kind is p.VAR_KEYWORD for p in self._parameters.values())
+
+    @cached_property
+    def _filled(self) -> dict[str, str]:
+        """The role of each parameter that is filled in from the data."""
+        roles = dict.fromkeys(_SHAPE, "input_shape") | dict.fromkeys(_CLASSES, "classes")
+        roles |= dict.fromkeys(_CHANNELS, "channels")
+        found = {p.name: roles[p.name] for p in self._keywords if p.name in roles}
+        return {"num_classes": "classes"} if not found and not self._by_position and self._open else found
+
+    @cached_property
+    def _by_position(self) -> bool:
+        own = [p for p in self._parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(own) != 2 or any(p.default is not p.empty for p in own):
+            return False
+        first, second = (p.name for p in own)
+        if first in _SHAPE:
+            return second not in _CHANNELS
+        return not {first, second} & {*_SHAPE, *_CLASSES, *_CHANNELS}
+
+    def settings_model(self) -> type[BaseModel]:
+        """Its settings: parameters that the data does not fill in."""
+        first = 2 if self._by_position else 0
+        try:
+            typed: Any = self.target
+            if isinstance(typed, type):
+                typed = vars(typed).get("__init__", typed)
+            hints = get_type_hints(typed, include_extras=True)
+        except Exception:  # annotations that cannot be evaluated are no settings' types
+            hints = {}
+        fields: dict[str, Any] = {}
+        for p in self._keywords[first:]:
+            required = p.default is p.empty
+            if p.name not in self._filled and (required or _is_plain(p.default)):
+                hint = hints.get(p.name, Any)
+                fields[p.name] = (hint if _is_simple(hint) else Any, Field(... if required else p.default))
+        extra: Literal["allow", "forbid"] = "allow" if self._open else "forbid"
+        config = ConfigDict(extra=extra, frozen=True, validate_default=True, protected_namespaces=())
+        return create_model(f"{name_of(self.target)}_settings", __config__=config, **fields)
+
+
+@dataclass(frozen=True, eq=False)
+class Instance(OwnSettings):
+    """A model that was given as an object. Each build is a copy of it; the object itself is never changed."""
+
+    prototype: nn.Module
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Instance:
+        """A copy of the model. Raises `ConfigError` if it cannot be copied."""
+        try:
+            return cls(copy.deepcopy(model))
+        except Exception as error:
+            raise ConfigError(
+                f"the model {type(model).__name__} cannot be copied: {type(error).__name__}: {error}",
+                where="model",
+                hint="pass its class, or a function that makes it",
+            ) from error
+
+    def __call__(self, input_shape: Sequence[int], classes: int, *, module: str, digest: str) -> nn.Module:
+        """A copy of the model, with the weights that it was given with."""
+        return copy.deepcopy(self.prototype)
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """What config.toml keeps of it: its class, and its digest.
+
+        The digest is the SHA-256 in hexadecimal of its structure, and of the names, shapes and types of its weights.
+        """
+        model = self.prototype
+        name = import_name(type(model))
+        structure = re.sub(r" at 0x[0-9a-f]+", "", repr(model))
+        weights = [(n, tuple(v.shape), str(v.dtype)) for n, v in model.state_dict().items()]
+        trained = [(n, p.requires_grad) for n, p in model.named_parameters()]
+        digest = hashlib.sha256(repr((name, structure, weights, trained)).encode()).hexdigest()
+        return {"module": name, "digest": digest}
+
+    def settings_model(self) -> type[BaseModel]:
+        """Its settings, which are those that it has."""
+        fields: dict[str, Any] = {name: (Literal[value], value) for name, value in self.settings.items()}
+        return create_model("instance_settings", __config__=ConfigDict(extra="forbid", frozen=True), **fields)
+
+    def matching(self, table: Mapping[str, Any], where: str) -> Instance:
+        """This model, if `table` of a run's config.toml was written for one like it; else raises `ConfigError`."""
+        if table.get("name") != INSTANCE:
+            raise ConfigError(
+                f"the run's model is '{table.get('name')}', which needs no object",
+                where=where,
+                hint="leave out model=",
+            )
+        if table.get("digest") != self.settings["digest"]:
+            raise ConfigError(
+                f"the {self.settings['module']} that was passed is not like the {table.get('module')} that the "
+                "run began with: the layers, or the names, shapes or types of the weights, differ",
+                where=where,
+                hint="make it as it was made then",
+            )
+        return self
+
+
+def try_model(
+    module: nn.Module,
+    input_shape: Sequence[int],
+    classes: int,
+    misfit: Callable[[object, int, int], str | None],
+) -> nn.Module:
+    """The module itself, if it takes two images and gives what the task needs for them.
+
+    Args:
+        module: the model.
+        input_shape: of one image.
+        classes: the number of classes.
+        misfit: that of the task; see `fedlens.tasks.task.Task`.
+
+    Raises `ConfigError` otherwise: before the run, not as a failure of every client.
+    """
+    weight = next(module.parameters(), None)
+    images = torch.zeros(2, *input_shape, dtype=torch.float32 if weight is None else weight.dtype)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            outputs = copy.deepcopy(module).eval()(images)
+    except Exception as error:
+        shape = f"[n, {', '.join(map(str, input_shape))}]"
+        raise ConfigError(
+            f"the model cannot take images {shape}: {type(error).__name__}: {error}".splitlines()[0],
+            where="model",
+            hint="make it for the data: a parameter called input_shape gets (channels, height, width)",
+        ) from error
+    expected = misfit(outputs, 2, classes)
+    if expected is not None:
+        found = list(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
+        raise ConfigError(
+            f"the model gives {found} for 2 images, and must give {expected}",
+            where="model",
+            hint="a parameter called classes or num_classes gets their number",
+        )
+    return module
+
+
+@contextmanager
+def downloads(allowed: bool) -> Iterator[None]:
+    """Whether models made in this block may download weights, as torchvision's do through `torch.hub`."""
+    global _downloads
+    before, _downloads = _downloads, allowed
+    try:
+        yield
+    finally:
+        _downloads = before
+
+
+@contextmanager
+def _hub(name: str) -> Iterator[None]:
+    """Refuses downloads of `torch.hub` in this block, unless they are allowed."""
+    if _downloads:
+        yield
+        return
+
+    def refuse(*arguments: Any, **more: Any) -> Any:
+        raise ConfigError(
+            f"the model '{name}' wants to download {arguments[0] if arguments else 'weights'}",
+            where="model",
+            hint="allow it with --download, or run(download=True)",
+        )
+
+    hub: Any = torch.hub
+    before = hub.download_url_to_file, hub.urlopen
+    hub.download_url_to_file = hub.urlopen = refuse
+    try:
+        yield
+    finally:
+        hub.download_url_to_file, hub.urlopen = before
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _is_simple(hint: Any) -> bool:
+    """Whether values of this type can be checked as TOML has them."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _is_simple(get_args(hint)[0])
+    if origin is Literal or hint in _PLAIN:
+        return True
+    return origin in (Union, UnionType, list) and all(map(_is_simple, get_args(hint)))

@@ -1,0 +1,176 @@
+"""Hooks and operations that change their inputs, return nothing or take other arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlens import Experiment
+from fedlens.core.errors import ConfigError, HookError, RunFailed
+from fedlens.local.rules import LocalContext
+from tests.faults import hooked
+
+FILE = str(Path(hooked.__file__))
+ENGINES: dict[str, Any] = {
+    "inline": "inline",
+    "default": "default",
+    "vectorized": "vectorized",
+    "processes": {"name": "processes", "workers": 2},
+    "groups": {"name": "processes", "workers": 2, "group": 2},
+}
+HOWS = ("anchor", "payload", "data", "numpy", "nothing")
+ANCHOR = "`grad` of the client rule 'hooked' changes its input context.anchor[0] in place (hooked.py, line "
+
+
+def run(out: Path, engine: str = "inline", **more: Any) -> None:
+    settings: dict[str, Any] = {
+        "rounds": 1,
+        "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 40}},
+        "select": {"clients_per_round": 3},
+        "model": "linear",
+        "local": {"lr": 0.1, "batch_size": 20},
+        "engine": ENGINES[engine],
+    }
+    Experiment(**{**settings, **more}).run(out, report=False)
+
+
+def said(out: Path, kind: type[Exception], engine: str = "inline", **more: Any) -> str:
+    with pytest.raises(kind) as caught:
+        run(out, engine, **more)
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "how"),
+    [
+        *((engine, how) for engine in ("inline", "vectorized") for how in HOWS),
+        ("default", "payload"),
+        ("processes", "anchor"),
+        pytest.param("processes", "data", marks=pytest.mark.nightly),
+        pytest.param("processes", "nothing", marks=pytest.mark.nightly),
+        pytest.param("groups", "payload", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_hook_that_breaks_a_rule_ends_the_run_by_name(tmp_path: Path, engine: str, how: str) -> None:
+    text = said(tmp_path / "run", HookError, engine, algorithm={"name": f"{FILE}:algorithm", "how": how})
+    if how == "nothing":
+        assert "`grad` of the client rule 'hooked' returned None (hooked.py, line " in text
+        assert "return a list of 2 tensors in the shapes of the gradients" in text
+    else:
+        assert ANCHOR in text
+        assert "write a - b, not a.sub_(b)" in text
+
+
+@pytest.mark.parametrize("engine", ["inline", pytest.param("processes", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("zero the payload", "the operation 'train' changes its input payload['model']['1.weight'] in place"),
+        (
+            "replace in the payload",
+            "the operation 'train' changes its input payload['model']['1.weight'] in place",
+        ),
+    ],
+)
+def test_an_operation_that_breaks_a_rule_ends_the_run(
+    tmp_path: Path, engine: str, how: str, message: str
+) -> None:
+    text = said(tmp_path / "run", HookError, engine, algorithm={"name": f"{FILE}:operation", "how": how})
+    assert message in text
+
+
+def test_an_operation_without_a_return_says_how_it_ends(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", RunFailed, algorithm={"name": f"{FILE}:operation", "how": "return nothing"})
+    assert "the operation 'train' returned None: end it with return Outcome(payload, state, metrics)" in text
+
+
+def test_an_operation_may_not_change_the_state_that_it_finds(tmp_path: Path) -> None:
+    more = {"algorithm": {"name": f"{FILE}:operation", "how": "add to the state"}, "rounds": 2}
+    more["select"] = {"name": "fixed", "clients": [0]}
+    assert "changes its input client.state['seen'] in place" in said(tmp_path / "run", HookError, **more)
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ("in_place", "`step` of InPlace changes its input weights['1.weight'] in place (hooked.py, line "),
+        ("no_result", "`step` of NoResult returned None (hooked.py, line "),
+        ("no_state", "`init` of NoState returned None (hooked.py, line "),
+    ],
+)
+def test_a_server_step_that_breaks_a_rule_ends_the_run(tmp_path: Path, server: str, message: str) -> None:
+    assert message in said(tmp_path / "run", HookError, server=f"{FILE}:{server}")
+
+
+def test_an_aggregate_without_a_return_does_not_pass_for_a_round_without_replies(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", HookError, aggregate=f"{FILE}:Forgetful")
+    assert "`fold` of Forgetful returned None, although replies were good: 3 (hooked.py, line " in text
+
+
+def test_a_rule_as_a_class_has_its_methods_for_hooks() -> None:
+    rule = hooked.Halved()
+    context = LocalContext(["w"], [torch.ones(1)], {}, {}, 0.1, 1)
+    assert rule.grad is not None
+    assert torch.equal(rule.grad([torch.ones(1)], [torch.ones(1)], context)[0], torch.tensor([0.5]))
+    assert (rule.name, rule.traits.stackable, rule.plain) == ("halved", True, False)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"client": f"{FILE}:Short"},
+            "`grad` of Short (hooked.py, line {}) takes (g, p), and fedlens calls it with (gradients, parameters, "
+            "context) (client); write: def grad(self, gradients, parameters, context).",
+        ),
+        (
+            {"server": f"{FILE}:ShortStep"},
+            "`step` of the server step ShortStep (hooked.py, line {}) takes (weights, update), and fedlens calls it "
+            "with (weights, update, state) (server.name); write: def step(self, weights, update, state).",
+        ),
+        (
+            {"aggregate": f"{FILE}:ShortFold"},
+            "`fold` of the aggregate ShortFold (hooked.py, line {}) takes (answers), and fedlens calls it with "
+            "(answers, fields) (aggregate.name); write: def fold(self, answers, fields).",
+        ),
+        (
+            {"aggregate": f"{FILE}:Without"},
+            "the aggregate '"
+            + FILE
+            + ":Without' is an abstract class: it does not define fold(answers, fields) "
+            "(aggregate.name); define it in the class.",
+        ),
+        (
+            {"server": f"{FILE}:a_class"},
+            "the server step '"
+            + FILE
+            + ":a_class' returned the class InPlace (server.name); return an object: "
+            "InPlace(...).",
+        ),
+        (
+            {"algorithm": f"{FILE}:short_op"},
+            "the operation 'train' (hooked.py, line {}) takes (payload), and fedlens calls it with (payload, client, "
+            "rng) (algorithm); write: lambda payload, client, rng: result.",
+        ),
+        (
+            {"data": {"dataset": f"{FILE}:wide", "partition": {"name": "iid", "clients": 4}}},
+            "the dataset '"
+            + FILE
+            + ":wide' (hooked.py, line {}) takes (folder, more, still, most), and fedlens calls "
+            "it with (root, download, seed), and with settings by keyword (data.dataset.name); write: def wide(root, "
+            "download, seed, *, setting: float = 0.1).",
+        ),
+    ],
+)
+def test_a_wrong_signature_is_answered_with_the_right_one(
+    tmp_path: Path, more: dict[str, Any], message: str
+) -> None:
+    text = said(tmp_path / "run", ConfigError, **more)
+    before, _, after = message.partition("{}")
+    assert text.startswith(before)
+    assert text.endswith(after)
+    assert not (tmp_path / "run").exists()

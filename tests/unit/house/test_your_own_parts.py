@@ -1,0 +1,105 @@
+"""The examples of the page on parts of one's own: each is used as the page says, and does what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlens import Experiment
+from fedlens.core.registry import load_file
+from fedlens.local.rules import LocalContext
+
+DOCS = Path(__file__).parents[3] / "docs"
+EXAMPLES = DOCS / "examples"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A short run with each part, and one without any."""
+    parts: dict[str, dict[str, Any]] = {
+        "none": {},
+        "model": {"model": {"name": f"{EXAMPLES}/own_model.py:TwoLayers", "hidden": 8}},
+        "pulled": {"client": {"name": f"{EXAMPLES}/own_rules.py:pulled", "mu": 0.5}},
+        "proximal": {"client": {"name": "proximal", "mu": 0.5}},
+        "smoothed": {"client": f"{EXAMPLES}/own_rules.py:smoothed"},
+        "noisy": {"client": f"{EXAMPLES}/own_rules.py:noisy"},
+        "aggregate": {"aggregate": f"{EXAMPLES}/own_aggregate.py:Median"},
+        "server": {"server": {"name": f"{EXAMPLES}/own_server_step.py:signed", "lr": 0.003}},
+        "partition": {
+            "data": {"dataset": "digits", "partition": f"{EXAMPLES}/one_kind_each.py:one_kind_each"}
+        },
+        "dataset": {
+            "data": {"dataset": f"{EXAMPLES}/own_dataset.py:stripes", "partition": "natural"},
+            "select": None,
+        },
+    }
+    common: dict[str, Any] = {
+        "rounds": 2,
+        "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 10}},
+        "select": {"clients_per_round": 3},
+        "model": "linear",
+        "local": {"lr": 0.1, "batch_size": 20},
+        "evaluation": {"every": 2},
+        "engine": "inline",
+    }
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        name: Experiment(**{**common, **more}).run(folder / name, report=False)
+        for name, more in parts.items()
+    }
+
+
+def weights(result: Any) -> list[torch.Tensor]:
+    return list(result.model.state_dict().values())
+
+
+def test_every_example_runs_without_a_failure(runs: dict[str, Any]) -> None:
+    for name, result in runs.items():
+        assert result.summary["totals"]["failed"] == 0, name
+        assert result.metrics[-1]["round"] == 2, name
+
+
+def test_the_model_has_its_setting(runs: dict[str, Any]) -> None:
+    assert runs["model"].model.first.out_features == 8
+
+
+def test_the_pull_is_fedprox(runs: dict[str, Any]) -> None:
+    for mine, theirs in zip(weights(runs["pulled"]), weights(runs["proximal"]), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_every_rule_changes_the_result(runs: dict[str, Any]) -> None:
+    for name in ("pulled", "smoothed", "noisy", "aggregate", "server"):
+        assert not torch.equal(weights(runs[name])[0], weights(runs["none"])[0]), name
+
+
+def test_the_smoothed_loss_is_that_of_pytorch() -> None:
+    outputs, targets = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    plain = torch.nn.functional.cross_entropy(outputs, targets)
+    context = LocalContext([], [], {}, {}, 0.1, 1)
+    smoothed = load_file(EXAMPLES / "own_rules.py").smooth(plain, outputs, targets, context, share=0.2)
+    torch.testing.assert_close(
+        smoothed, torch.nn.functional.cross_entropy(outputs, targets, label_smoothing=0.2)
+    )
+
+
+def test_the_median_ignores_one_broken_client() -> None:
+    median = load_file(EXAMPLES / "own_aggregate.py").median
+    trees = [{"w": torch.tensor([value, -value])} for value in (1.0, 2.0, 1e9)]
+    assert median(trees)["w"].tolist() == [2.0, -2.0]
+
+
+def test_the_dataset_has_three_hospitals(runs: dict[str, Any]) -> None:
+    assert runs["dataset"].summary["partition"]["clients"] == 3
+    assert runs["dataset"].summary["partition"]["examples"] == 240
+
+
+def test_the_page_shows_the_files_that_are_tested() -> None:
+    page = (DOCS / "your-own-parts.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r'--8<-- "examples/(\w+\.py)"', page))
+    assert shown == {path.name for path in EXAMPLES.glob("own_*.py")} | {"one_kind_each.py"}
+    assert "(your-own-parts.md)" in (DOCS / "add-an-algorithm.md").read_text(encoding="utf-8")
