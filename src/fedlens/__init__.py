@@ -1,6 +1,6 @@
 """fedlens: federated learning for computer vision.
 
-Describe how the data is scattered and how the clients learn; fedlens trains it and shows what the scatter cost.
+Describe how the data is distributed and how the clients learn; fedlens trains the model and shows what that costs.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -28,13 +29,14 @@ DOCS = ROOT / "docs"
 PAGES = DOCS / "algorithms"
 INDEX = PAGES / "index.md"
 EVIDENCE = DOCS / "evidence"
+EQUATIONS = tomllib.loads((PAGES / "equations.toml").read_text(encoding="utf-8"))
 MENU = ROOT / "mkdocs.yml"
 COMMAND = "python -m tests.unit.house.algorithm_pages"
 QUESTIONS = {
     "select": "who takes part?",
-    "client": "how does local training bend?",
-    "aggregate": "how do replies become one update?",
-    "server": "how does the update move the model?",
+    "client": "how is the local objective modified?",
+    "aggregate": "how are the updates combined?",
+    "server": "how does the result move the model?",
 }
 
 BOUNDS = {
@@ -45,7 +47,7 @@ BOUNDS = {
 }
 KINDS = {"integer": "a whole number", "boolean": "`true`, `false`", "string": "text", "object": "a table"}
 
-_MENU = re.compile(r"(      - All algorithms: algorithms/index\.md\n)(?:      - .+: algorithms/.+\.md\n)*")
+_MENU = re.compile(r"( +- )(algorithms/index\.md\n)(?: +- .+: algorithms/.+\.md\n)*")
 _ARXIV = re.compile(r"\barXiv[: ](\d{4}\.\d{4,5})")
 
 
@@ -148,7 +150,7 @@ def page(row: Row) -> str:
         *([docs.prose] if docs.prose else []),
         _console(f"fedlens run digits {' '.join(f'--set {shlex.quote(word)}' for word in row.words)}"),
         f"## What it fixes\n\n{docs['Fixes']}",
-        f"## Equation\n\n```text\n{docs['Equation']}\n```\n\nSource: {_linked(docs['Source'])}",
+        f"## Equation\n\n{_equations(row)}\n\nSource: {_linked(docs['Source'])}",
         f"## Settings\n\n{_settings(row)}",
         "## What it costs",
         f"- **Weights of the clients.** {_inside(docs['Weighting'])}",
@@ -161,6 +163,16 @@ def page(row: Row) -> str:
         f"## Example\n\n```pycon\n{re.sub(r'  # doctest:.*', '', docs['Example'])}\n```",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _equations(row: Row) -> str:
+    """The main equations as mathematics, where there are any; below them all of them as text."""
+    text = f"```text\n{row.docstring['Equation']}\n```"
+    main = [f"{who}:\n\n$$\n{latex}\n$$" for who, latex in EQUATIONS.get(row.name, {}).items()]
+    if not main:
+        return text
+    folded = "\n".join(f"    {line}" if line else "" for line in text.splitlines())
+    return "\n\n".join([*main, f'??? quote "In full, with the equation numbers of the sources"\n\n{folded}'])
 
 
 def _inside(text: str) -> str:
@@ -296,8 +308,8 @@ def _parts() -> Iterator[str]:
 
 def menu(text: str) -> str:
     """mkdocs.yml with the algorithms' lines below that of algorithms/index.md written anew."""
-    lines = [f"      - {row.docstring.title}: algorithms/{row.name}.md\n" for row in fit()]
-    return _MENU.sub(lambda match: match[1] + "".join(lines), text)
+    lines = [f"{row.docstring.title}: algorithms/{row.name}.md\n" for row in fit()]
+    return _MENU.sub(lambda match: match[1] + match[1].join([match[2], *lines]), text)
 
 
 def write() -> int:

@@ -76,7 +76,7 @@ def _split(lines: list[str]) -> tuple[str, dict[str, str], list[str]]:
             if heading not in HEADINGS:
                 faults.append(f"'{heading}:' is no heading; there are {', '.join(HEADINGS)}")
             if heading in bodies:
-                faults.append(f"the section '{heading}:' is there twice")
+                faults.append(f"the section '{heading}:' is set twice")
             current = bodies[heading] = []
             opening[heading] = found[2] or ""
         elif bodies and line and not line.startswith(" "):

@@ -76,7 +76,9 @@ def _fields(model: type[BaseModel], skip: Container[str]) -> Iterator[str]:
 def _settings(model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         default = _default(field)
-        yield f"`{name}`" + (f" ({default})" if default else "") + f": {field.description or ''}"
+        # "[a][b]" would be a link to b.
+        text = (field.description or "").replace("][", r"]\[")
+        yield f"`{name}`" + (f" ({default})" if default else "") + f": {text}"
 
 
 def _default(field: Any) -> str:

@@ -59,6 +59,19 @@ def test_the_example_bounds_what_a_client_sends() -> None:
     assert all(torch.equal(leaf, torch.zeros_like(leaf)) for leaf in still["update"].values())
 
 
+def test_the_tutorials_rule_is_fedprox_and_without_a_pull_fedavg(tmp_path: Path) -> None:
+    def run(name: str, mu: float | None = None) -> dict[str, torch.Tensor]:
+        given = [] if mu is None else [f"algorithm.mu={mu}"]
+        return weights(digits(f"algorithm.name={name}", *given), tmp_path / f"{Path(name).stem}-{mu}")
+
+    mine = f"{EXAMPLE.with_name('my_prox.py')}:my_prox"
+    ours, fedprox, fedavg = run(mine, 0.5), run("fedprox", 0.5), run("fedavg")
+    assert all(torch.allclose(ours[name], fedprox[name], atol=1e-6) for name in ours)
+    assert not all(torch.allclose(ours[name], fedavg[name], atol=1e-6) for name in ours)
+    without = run(mine, 0.0)
+    assert all(torch.equal(without[name], fedavg[name]) for name in ours)
+
+
 def test_the_page_shows_the_file_that_is_tested() -> None:
     page = (ROOT / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
     assert f'\n--8<-- "examples/{EXAMPLE.name}"\n' in page
@@ -81,9 +94,13 @@ def _commands() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "command"), [c for c in _commands() if c[1].startswith("fedlens run")])
 def test_a_run_that_a_page_shows_is_one_that_starts(page: str, command: str) -> None:
     _, _, recipe, *words = shlex.split(command)
-    recipe = str(EXAMPLE.with_name(recipe)) if recipe.endswith(".toml") else recipe
+    if recipe.endswith("/config.toml"):
+        return  # of a run; see test_what_a_tutorial_shows_runs
+    recipe = str(EXAMPLE.with_name(Path(recipe).name)) if recipe.endswith(".toml") else recipe
     overrides = [words[k + 1] for k, word in enumerate(words) if word == "--set"]
-    overrides = [re.sub(r"=(\w+\.py):", rf"={EXAMPLE.parent}/\1:", text) for text in overrides]
+    overrides = [
+        re.sub(r"=(?:docs/examples/)?(\w+\.py):", rf"={EXAMPLE.parent}/\1:", text) for text in overrides
+    ]
     options = {word for word in words if word.startswith("--")}
     assert options <= {"--set", "--out", "--rounds", "--seed", "--download"}
     from fedlens.experiment.build import plan

@@ -1,0 +1,115 @@
+"""What `mkdocs build` does beyond its plugins.
+
+Equations become MathML, a notebook becomes a page, and the short names of documents are spelled out. None of it needs a
+network, or a script in the page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+
+_MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.DOTALL)
+_PLAIN = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<math.*?</math>|<[^>]*>)", flags=re.DOTALL)
+_DOCUMENTS = {
+    "hsu2019": (
+        "Hsu et al. 2019",
+        "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+    ),
+    "hsu2020": ("Hsu et al. 2020", "Federated Visual Classification with Real-World Data Distribution"),
+    "fedcv": ("He et al. 2021", "FedCV: A Federated Learning Framework for Diverse Computer Vision Tasks"),
+    "chen2022": ("Chen et al. 2022", "On Pre-Training for Federated Learning"),
+    "ghaemi2022": (
+        "Ghaemi 2022",
+        "Federated Learning for Image Classification: FedAvg, FedProx, and ADMM-Based Algorithms",
+    ),
+}
+_SHORT = re.compile(rf"\b({'|'.join(_DOCUMENTS)})\b")
+_NOTEBOOK = re.compile(r"<!-- notebook: (\S+\.ipynb) -->")
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Puts the cells of a notebook where a page says `<!-- notebook: FILE -->`."""
+    folder = Path(config.docs_dir) / Path(page.file.src_uri).parent
+    return _NOTEBOOK.sub(lambda match: notebook(folder / match[1]), markdown)
+
+
+def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
+    """Turns `$...$` and `$$...$$`, which arithmatex has marked, into MathML, and spells documents out."""
+    drawn = _MATH.sub(lambda match: mathml(html.unescape(match[3]), block=match[2] == "["), content)
+    return spelled(drawn)
+
+
+def mathml(latex: str, block: bool) -> str:
+    """The equation in MathML; what `\\qquad` separates may wrap to the next line.
+
+    >>> mathml("w", block=False)
+    '<math xmlns="http://www.w3.org/1998/Math/MathML" display="inline"><mrow><mi>w</mi></mrow></math>'
+    """
+    if not block:
+        return convert(latex.strip())
+    parts = [convert(part.strip(), display="block") for part in latex.split(r"\qquad")]
+    return f'<div class="equation">{"".join(parts)}</div>'
+
+
+def spelled(content: str) -> str:
+    """The page with "Hsu et al. 2019" in place of the short name, but for code; the first one has its title.
+
+    >>> spelled("<p>hsu2020 and <code>hsu2020</code></p>")
+    '<p><abbr title="Federated Visual ... Distribution">Hsu et al. 2020</abbr> and <code>hsu2020</code></p>'
+    """
+    seen: set[str] = set()
+
+    def name(match: re.Match[str]) -> str:
+        short, title = _DOCUMENTS[match[1]]
+        if match[1] in seen:
+            return short
+        seen.add(match[1])
+        return f'<abbr title="{title}">{short}</abbr>'
+
+    # Every second piece is markup or code.
+    return "".join(
+        piece if k % 2 else _SHORT.sub(name, piece) for k, piece in enumerate(_PLAIN.split(content))
+    )
+
+
+def notebook(path: Path) -> str:
+    """The cells of a notebook in Markdown: text, code, and what each cell printed and showed."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    parts = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        elif source:
+            parts += [_fenced("python", source), *(_output(output) for output in cell["outputs"])]
+    return "\n\n".join(parts)
+
+
+def _output(output: dict[str, Any]) -> str:
+    if output["output_type"] == "stream":
+        return _fenced("text", "".join(output["text"]))
+    shown = {kind: "".join(text) for kind, text in output["data"].items()}
+    if "image/svg+xml" in shown:
+        picture = re.sub(r"^.*?(?=<svg)", "", shown["image/svg+xml"], flags=re.DOTALL)
+        return _raw(picture)
+    if "image/png" in shown:
+        return _raw(f'<img alt="" src="data:image/png;base64,{shown["image/png"].strip()}">')
+    if "text/html" in shown:
+        return _raw(re.sub(r"<style.*?</style>", "", shown["text/html"], flags=re.DOTALL))
+    return _fenced("text", shown["text/plain"])
+
+
+def _raw(markup: str) -> str:
+    # Without empty lines, which would end the block for Markdown.
+    lines = "\n".join(line.strip() for line in markup.splitlines() if line.strip())
+    return f'<div class="output">{lines}</div>'
+
+
+def _fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text.rstrip()}\n```"

@@ -1,0 +1,97 @@
+"""The documentation site: equations, short names, the API pages, and nothing that is fetched from elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fedlens
+from fedlens.core.registry import load_file
+from tests.unit.house.algorithm_pages import EQUATIONS, rows
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+
+pytest.importorskip("latex2mathml", reason="the docs' tools: pip install 'fedlens[dev]'")
+hooks = load_file(DOCS / "theme" / "hooks.py")
+fenced = load_file(DOCS / "theme" / "docstrings.py").fenced
+
+
+@pytest.mark.parametrize("name", sorted(EQUATIONS))
+def test_the_equations_of_a_page_become_mathml(name: str) -> None:
+    assert name in {row.name for row in rows()}
+    for who, latex in EQUATIONS[name].items():
+        for drawn in [
+            hooks.mathml(latex, block=True),
+            *(hooks.mathml(k, False) for k in re.findall(r"\$(.+?)\$", who)),
+        ]:
+            assert "<math" in drawn
+            assert "merror" not in drawn
+            assert "\\" not in drawn, "a command that is not known"
+
+
+def test_every_algorithm_has_equations() -> None:
+    assert {row.name for row in rows()} == set(EQUATIONS)
+
+
+def test_parts_of_an_equation_may_wrap() -> None:
+    assert hooks.mathml(r"a \qquad b", block=True).count("<math") == 2
+
+
+def test_marked_mathematics_is_drawn_and_code_is_not() -> None:
+    page = r'<p><span class="arithmatex">\(w\)</span> <code>$w$</code></p>'
+    drawn = hooks.on_page_content(page, None, None, None)
+    assert re.fullmatch(r"<p><math.*<mi>w</mi>.*</math> <code>\$w\$</code></p>", drawn)
+
+
+def test_a_document_is_named_the_first_time_with_its_title_and_never_in_code() -> None:
+    page = "<p>hsu2019, hsu2019 and <code>hsu2019</code></p>"
+    title = "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification"
+    named = f'<p><abbr title="{title}">Hsu et al. 2019</abbr>, Hsu et al. 2019 and <code>hsu2019</code></p>'
+    assert hooks.spelled(page) == named
+
+
+def test_the_documents_are_those_of_the_page() -> None:
+    page = (DOCS / "documents.md").read_text(encoding="utf-8")
+    for key, (_, title) in hooks._DOCUMENTS.items():
+        assert re.search(rf"^\| `{key}` \| .*\*{re.escape(title)}\*", page, flags=re.MULTILINE)
+
+
+def test_examples_of_docstrings_are_code() -> None:
+    text = "Adds.\n\n>>> 1 + 1  # doctest: +SKIP\n2\n\nNo more."
+    assert fenced(text) == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nNo more."
+    assert fenced("Adds.\n>>> 1 + 1\n2") == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```"
+
+
+API = [
+    name
+    for page in sorted((DOCS / "api").glob("*.md"))
+    for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("name", API)
+def test_an_api_page_shows_what_is_there(name: str) -> None:
+    module, _, thing = name.rpartition(".")
+    assert (getattr(importlib.import_module(module), thing).__doc__ or "").strip()
+
+
+def test_the_api_pages_show_each_thing_once_and_all_that_fedlens_exports() -> None:
+    assert len(API) == len(set(API))
+    exported = {getattr(fedlens, name) for name in fedlens.__all__ if name != "__version__"}
+    assert {f"{thing.__module__}.{thing.__name__}" for thing in exported} <= set(API)
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    config = yaml.safe_load(text)
+    assert "offline" in config["plugins"]
+    assert config["theme"]["font"] is False
+    packed = [*config["extra"]["polyfills"], *config["extra_css"]]
+    assert any("iframe-worker" in path for path in packed), "the plugin `offline` would fetch it"
+    assert all((DOCS / "theme" / path).is_file() for path in packed)
+    assert "://" not in re.sub(r"#.*", "", text)

@@ -1,0 +1,79 @@
+"""What the tutorials show is done, in order, in rounds and clients few enough for a test."""
+
+from __future__ import annotations
+
+import glob
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlens.cli.main import app
+
+ROOT = Path(__file__).parents[3]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+SMALLER = {"cifar10": "digits", "size=500": "size=40"}
+SHORTER = {
+    "rounds=30": "rounds=1",
+    "(0, 1, 2)": "(0, 1)",
+    "digits.images,": "digits.images[:400],",
+    "digits.target,": "digits.target[:400],",
+}
+BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+
+
+def steps(page: Path) -> list[tuple[str, str]]:
+    """The commands and the Python code of a page, in order; not the files that it shows."""
+    found = []
+    for kind, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if kind == "python":
+            found.append((kind, block))
+        else:
+            lines = re.sub(r"\\\n\s*", "", block).splitlines()
+            found += [(kind, line[2:]) for line in lines if line.startswith("$ ")]
+    return found
+
+
+def do(command: str) -> None:
+    program, *words = shlex.split(command)
+    words = [name for word in words for name in (sorted(glob.glob(word)) if "*" in word else [word])]
+    if program == "cp":
+        shutil.copy(*words)
+    elif program == "python":
+        script = Path(words[0])
+        text = script.read_text(encoding="utf-8")
+        for old, new in SHORTER.items():
+            text = text.replace(old, new)
+        script.write_text(text, encoding="utf-8")
+        sys.argv = words
+        runpy.run_path(str(script), run_name="__main__")
+    else:
+        assert program == "fedlens"
+        words = [SMALLER.get(word, word) for word in words if word != "--download"]
+        if words[0] == "run":
+            words += ["--rounds", "1", "--set", "evaluation.every=1", "--no-report"]
+        if words[:2] == ["partition", "plot"]:
+            words += ["--format", "svg"]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, f"{command}\n{done.output}"
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_what_a_tutorial_shows_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [])
+    shutil.copytree(ROOT / "docs" / "examples", "docs/examples")
+    found = steps(page)
+    assert found
+    for kind, text in found:
+        if kind == "console":
+            do(text)
+        else:
+            exec(text, {})
+    sys.modules.pop("my_prox", None)
