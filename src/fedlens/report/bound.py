@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import FedlensError
+from fedlens.core.regular_file import open_regular
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.format import is_share, metric_value, setting
@@ -189,8 +190,9 @@ def _centralized_beside(directory: Path) -> list[Path]:
     for folder in islice(_folders_beside(directory), _CANDIDATES):
         with suppress(OSError, ValueError):
             # Much faster than reading TOML.
-            if CENTRALIZED in (folder / "config.toml").read_text(encoding="utf-8"):
-                named.append(folder)
+            with open_regular(folder / "config.toml") as file:
+                if CENTRALIZED.encode() in file.read():
+                    named.append(folder)
     return sorted(named, reverse=True)
 
 
