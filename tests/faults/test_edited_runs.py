@@ -186,6 +186,35 @@ def test_missing_lines_are_noticed_and_named(here: Path, file: str, cut: str) ->
     assert re.fullmatch(said, noted["after"])
 
 
+def test_accepted_missing_lines_are_not_asked_about_again(here: Path) -> None:  # noqa: F811
+    for file in ("metrics.jsonl", "clients.jsonl"):
+        path = here / "run" / file
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows if row["round"] != 2))
+    edit(here / "run", f"rounds = {ROUNDS}", "rounds = 8")
+    with pytest.raises(KeyboardInterrupt):
+        resume("run", accept_changes=True, progress=Stops(6), report=False)
+    keys = ["rounds", "metrics.jsonl", "clients.jsonl"]
+    assert [change["key"] for change in summary(here / "run")["changes"]] == keys
+    with pytest.raises(KeyboardInterrupt):
+        resume("run", progress=Stops(7), report=False)
+    assert [change["key"] for change in summary(here / "run")["changes"]] == keys
+    path = here / "run/metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(FedlensError, match=r"^metrics\.jsonl was edited or cut: rounds 0 and 2 are missing"):
+        resume("run")
+
+
+@pytest.mark.parametrize("forged", ['{"clients": 8}', '{"clients": 8, "round": "two"}'])
+def test_a_line_without_a_round_is_not_counted(here: Path, forged: str) -> None:  # noqa: F811
+    path = here / "run/metrics.jsonl"
+    path.write_text(f"{forged}\n{path.read_text()}")
+    (here / "run/clients.jsonl").write_text("")
+    with pytest.raises(FedlensError, match=r"^clients\.jsonl was edited or cut: rounds 1 to 3 are missing"):
+        resume("run")
+    assert RunDir(here / "run").truncate_metrics(3) == 1
+
+
 def test_a_page_without_changes_does_not_speak_of_any(here: Path) -> None:  # noqa: F811
     from fedlens.report.run_page import write_report
 

@@ -107,12 +107,16 @@ def truncate(path: Path, after_round: int) -> int:
     """
     if not path.exists():
         return 0
-    kept = [line for line, row in _parse(path) if row.get("round", 0) <= after_round]
+    kept = [line for line, row in _parse(path) if not _is_after(row.get("round"), after_round)]
     content = b"".join(line + b"\n" for line in kept)
     before = read_regular(path)
     if content != before:
         write_atomically(path, content)
     return len(before.splitlines()) - len(kept)
+
+
+def _is_after(number: Any, round: int) -> bool:
+    return isinstance(number, int) and number > round
 
 
 def _parse(path: Path) -> list[tuple[bytes, dict[str, Any]]]:

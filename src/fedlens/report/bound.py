@@ -188,11 +188,9 @@ def _centralized_beside(directory: Path) -> list[Path]:
     """Run directories whose settings name the centralized algorithm, the last ones by path first."""
     named = []
     for folder in islice(_folders_beside(directory), _CANDIDATES):
-        with suppress(OSError, ValueError):
-            # Much faster than reading TOML.
-            with open_regular(folder / "config.toml") as file:
-                if CENTRALIZED.encode() in file.read():
-                    named.append(folder)
+        with suppress(OSError), open_regular(folder / "config.toml") as file:
+            if CENTRALIZED.encode() in file.read():  # much faster than reading TOML
+                named.append(folder)
     return sorted(named, reverse=True)
 
 
