@@ -137,7 +137,8 @@ def resume(
 
     A finished run is returned as it is. Settings in config.toml that were edited since, and lines missing from
     metrics.jsonl or clients.jsonl, are an error. With `accept_changes` the run continues with them, and summary.json
-    and the report list them. To train a run for longer, raise `rounds` in its config.toml and accept the change.
+    and the report list them. To train a run for longer, a finished one too, raise `rounds` in its config.toml and accept
+    the change.
     `report=False` skips report.html.
 
     Raises `RunDirectoryError` if `directory` is not a run, is of another version, was edited, or has no intact
@@ -163,8 +164,8 @@ def resume(
         # A finished run need not find a user's own file any more: its settings are compared as they are written.
         planned = None if done else plan(config, source)
         filled = config if planned is None else planned.config
-        edited = changes.check_settings(run, round, about, filled, source, accept_changes)
-        if done and not (edited and config.rounds > round):
+        edited = changes.check_settings(run, round, about, filled, source, accept_changes, finished=done)
+        if done and not edited:
             listener.note(f"the run {run.path} is finished: nothing is left to do")
             return Result(run.path)
         environment = run.read_environment() or {}

@@ -130,6 +130,18 @@ def test_a_finished_run_can_be_trained_for_longer(here: Path) -> None:  # noqa: 
     assert outcome(here / "ref")["model"] == outcome(longer)["model"]
 
 
+def test_other_changes_of_a_finished_run_are_refused_though_accepted(here: Path) -> None:  # noqa: F811
+    edit(here / "ref", "lr = 0.05", "lr = 0.5")
+    for more in ([], ["--accept-changes"]):
+        answer = CliRunner().invoke(app, ["resume", "ref", *more])
+        assert answer.exit_code == 2
+        assert answer.stderr.startswith(
+            "error: the run is finished, and config.toml was edited since: local.lr is 0.5, was 0.05 (ref/config.toml"
+        )
+        assert "start a new run with these settings: 'fedlens run ref/config.toml --out DIR'" in answer.stderr
+        assert "--accept-changes" not in answer.stderr
+
+
 def test_rounds_that_are_done_cannot_be_taken_back(here: Path) -> None:  # noqa: F811
     edit(here / "run", f"rounds = {ROUNDS}", "rounds = 3")
     for accept in (False, True):

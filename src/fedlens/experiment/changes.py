@@ -83,10 +83,17 @@ def check(
 
 
 def check_settings(
-    run: RunDir, round: int, about: Mapping[str, Any], config: Config, source: Source, accept: bool
+    run: RunDir,
+    round: int,
+    about: Mapping[str, Any],
+    config: Config,
+    source: Source,
+    accept: bool,
+    finished: bool = False,
 ) -> list[Change]:
     """The settings changed since the checkpoint of `round`. Raises `RunDirectoryError` unless they are accepted.
 
+    With `finished`, the run has no rounds left: changes are refused unless `rounds` is raised.
     Nothing is compared with a checkpoint of an older version, which has no settings in it.
     """
     before = about.get("settings")
@@ -98,11 +105,19 @@ def check_settings(
             where=source.locate("rounds"),
             hint=f"set rounds to {round} or more, or start a new run with {new}",
         )
+    one = len(changes) == 1
+    where = source.locate(changes[0]["key"]) if one else str(run.config_path)
+    if changes and finished and config.rounds == round:
+        new = f"'fedlens run {run.config_path} --out DIR'"
+        raise RunDirectoryError(
+            f"the run is finished, and config.toml was edited since: {_listed(changes)}",
+            where=where,
+            hint=f"undo the {'change' if one else 'changes'}, or start a new run with these settings: {new}",
+        )
     if changes and not accept:
-        one = len(changes) == 1
         raise RunDirectoryError(
             f"config.toml was edited since round {round}: {_listed(changes)}",
-            where=source.locate(changes[0]["key"]) if one else str(run.config_path),
+            where=where,
             hint=f"undo the {'change' if one else 'changes'}, or continue with {'it' if one else 'them'}: "
             f"fedlens resume {run.path} --accept-changes",
         )
