@@ -138,6 +138,14 @@ def test_without_a_page_the_directory_is_the_result(
     answer = runner.invoke(app, ["run", str(recipe), "--quiet"])
     assert answer.exit_code == 0
     assert (Path(answer.stdout.splitlines()[-1]) / "config.toml").is_file()
+    for name, write in {
+        "none": lambda directory: None,
+        "a folder": lambda d: (d / "report.html").mkdir(),
+    }.items():
+        monkeypatch.setattr(fake_api, "write_report", write)
+        answer = runner.invoke(app, ["run", str(recipe), "--out", name])
+        label, directory = answer.stdout.splitlines()[-1].split(": ")
+        assert (label, (Path(directory) / "config.toml").is_file()) == ("run directory", True)
 
 
 def test_on_a_terminal_one_line_lives(monkeypatch: pytest.MonkeyPatch) -> None:
