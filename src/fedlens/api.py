@@ -165,7 +165,7 @@ def resume(
         filled = config if planned is None else planned.config
         edited = changes.check_settings(run, round, about, filled, source, accept_changes)
         if done and not (edited and config.rounds > round):
-            listener.note(f"the run {run.path} is finished: nothing is left to do")
+            listener.note(f"the run {run.path} is already finished")
             return Result(run.path)
         environment = run.read_environment() or {}
         root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
@@ -244,12 +244,12 @@ def _check_same_data(directory: RunDir, built: Built, environment: dict[str, Any
 
     what = None
     if Partition.load(directory.partition_path).digest != built.partition.digest:
-        what = "the data give another partition now than when the run began"
+        what = "the data now give a different partition than at the start of the run"
     elif environment.get("data_sha256", (now := data_digest(built))) != now:
-        what = "the images or labels are not those that the run began with"
+        what = "the images or labels differ from those at the start of the run"
     if what is not None:
         then = environment.get("data_dir", "unknown")
-        hint = f"point --data-dir at the data of then (it was {then}), or start a new run"
+        hint = f"set --data-dir to the original data (it was {then}), or start a new run"
         raise RunDirectoryError(what, where=str(directory.path), hint=hint)
 
 

@@ -63,7 +63,8 @@ class Aggregate(ABC):
         update = self.fold(_counted(answers, good), fields)
         if update is None and good["replies"]:
             raise HookError(
-                f"`fold` of {type(self).__name__} returned None, although replies were good: {good['replies']}",
+                f"`fold` of {type(self).__name__} returned None, although these replies were accepted: "
+                f"{good['replies']}",
                 where=place_of(self.fold),
                 hint="return an Update; to reject a reply, call its refuse(reason)",
             )

@@ -175,7 +175,7 @@ class Averaging(AlgorithmBase):
         )
         update: Any = yield from self.aggregate.exchange(ask, self._fields)
         if update is not None and not isinstance(update, Update):
-            raise _wrong(self.aggregate.exchange, update, "an Update, or None if no reply was good")
+            raise _wrong(self.aggregate.exchange, update, "an Update, or None if no reply was accepted")
         if update is not None:
             for name, half in self.rule.servers.items():
                 if half.after is not None:
@@ -385,7 +385,7 @@ def refuse_counted_twice(select: Select, fold: Aggregate, parts: Parts) -> None:
         raise ConfigError(
             "clients are selected and weighted by their number of examples, so their size counts twice",
             where="select.name",
-            hint="set aggregate.weighting = 'uniform', or take select.name = 'uniform'",
+            hint="set aggregate.weighting = 'uniform', or set select.name = 'uniform'",
         )
 
 

@@ -215,7 +215,7 @@ def by_size(
 def _refuse_both(clients_per_round: int | None, fraction: float | None) -> None:
     if clients_per_round is not None and fraction is not None:
         raise ConfigError(
-            "clients_per_round and fraction are both set", where="select", hint="give one of them"
+            "clients_per_round and fraction are both set", where="select", hint="set only one of them"
         )
 
 

@@ -24,8 +24,8 @@ class FedlensError(Exception):
 
     The command line prints it without a traceback and exits with `exit_code`.
 
-    >>> print(FedlensError("alpha is -1, and it has to be at least 0", where="data.partition.alpha", hint="take 0.1"))
-    alpha is -1, and it has to be at least 0 (data.partition.alpha); take 0.1.
+    >>> print(FedlensError("alpha is -1, but must be at least 0", where="data.partition.alpha", hint="take 0.1"))
+    alpha is -1, but must be at least 0 (data.partition.alpha); take 0.1.
     """
 
     exit_code = 2

@@ -89,7 +89,9 @@ def make_partition(
 def check_free(path: Path, force: bool) -> None:
     """Raises `ConfigError` where a partition cannot be saved at `path` without losing what is there."""
     if path.is_dir():
-        raise ConfigError("the path is a directory", where=str(path), hint="name a file in it, say split.npz")
+        raise ConfigError(
+            "the path is a directory", where=str(path), hint="name a file in it, e.g. split.npz"
+        )
     if path.exists() and not force:
         raise ConfigError(
             "the file already exists",
@@ -117,9 +119,9 @@ def _tables(source: Source) -> tuple[dict[str, Any], dict[str, Any]]:
     of_dataset = settings.pop("dataset", {})
     if not isinstance(of_dataset, Mapping):
         raise ConfigError(
-            f"'dataset' is {of_dataset!r}, and the dataset is named by the first argument",
+            f"'dataset' is {of_dataset!r}, but the first argument names the dataset",
             where="--set dataset",
-            hint="a setting of it is, say, dataset.path=DIR",
+            hint="a setting of the dataset is e.g. dataset.path=DIR",
         )
     for key, table in (("name", settings), ("dataset.name", of_dataset)):
         if "name" in table:
@@ -152,5 +154,5 @@ def _refuse_missing(registry: Registry, name: str, settings: Mapping[str, Any], 
         told = [f"'{field}' ({fields[field].description or 'not described'})" for field in missing]
         options = [f"--set {f'{key}.' if key else ''}{field}=VALUE" for field in missing]
         raise ConfigError(
-            f"the {registry.kind} '{name}' needs {' and '.join(told)}", hint=f"say {' '.join(options)}"
+            f"the {registry.kind} '{name}' needs {' and '.join(told)}\", hint=f\"add {' '.join(options)}"
         )

@@ -290,7 +290,7 @@ Mu = Annotated[
     Field(
         ge=0,
         allow_inf_nan=False,
-        description="weight of the proximal term; 0 is FedAvg, ghaemi2022 takes 3",
+        description="weight of the proximal term; 0 is FedAvg; Ghaemi 2022 uses 3",
     ),
 ]
 

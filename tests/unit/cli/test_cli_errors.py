@@ -37,13 +37,13 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_right(arguments: list[st
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "digit"], "there is no recipe 'digit'"),
+        (["run", "digit"], "unknown recipe 'digit'"),
         (["run", "{recipe}", "--set", "local.lr"], "'local.lr' is not key=value (--set)"),
         (
             ["run", "{recipe}", "--set", "client=[proximal]"],
             "[proximal] is neither a table nor a list of TOML: ",
         ),
-        (["run", "nowhere.toml"], "the file nowhere.toml is not there"),
+        (["run", "nowhere.toml"], "the file nowhere.toml does not exist"),
         (["report", "nowhere"], "there is no such directory (nowhere)"),
         (["compare", "nowhere"], "there is no such directory (nowhere)"),
     ],
@@ -63,10 +63,10 @@ def test_a_wrong_request_is_one_sentence_and_exit_code_2(
 @pytest.mark.parametrize(
     ("arguments", "what", "where", "hint"),
     [
-        (["run", "digit"], "there is no recipe 'digit'", None, "did you mean 'digits'"),
-        (["compare", "nowhere"], "there is no such directory", "nowhere", None),
-        (["resume", "nowhere"], "there is no such directory", "nowhere", None),
-        (["partition", "show", "nowhere"], "there is no partition", "nowhere", None),
+        (["run", "digit"], "unknown recipe 'digit'", None, "did you mean 'digits'"),
+        (["compare", "nowhere"], "the directory does not exist", "nowhere", None),
+        (["resume", "nowhere"], "the directory does not exist", "nowhere", None),
+        (["partition", "show", "nowhere"], "the partition file does not exist", "nowhere", None),
         (["data", "info", "digit"], "unknown dataset 'digit'", None, "did you mean 'digits'"),
         (
             ["run", "digits", "--rounds", "many"],
@@ -107,7 +107,7 @@ def test_control_characters_of_names_are_escaped(api: Api, tmp_path: Path) -> No
     api("finishes")
     name = "a\x1b[31m\x9b\r\x07\u202eb.toml"
     answer = runner.invoke(app, ["run", name])
-    assert answer.stderr.startswith(r"error: the file a\x1b[31m\x9b\r\x07\u202eb.toml is not there")
+    assert answer.stderr.startswith(r"error: the file a\x1b[31m\x9b\r\x07\u202eb.toml does not exist")
     answer = runner.invoke(app, ["run", name, "--json"])
     assert not set(answer.stdout) & set("\x1b\x9b\r\x07\u202e")
     assert name in json.loads(answer.stdout)["error"]["what"]
@@ -141,7 +141,7 @@ def test_an_error_is_not_wrapped_and_not_read_as_markup(api: Api) -> None:
     api("finishes")
     name = "[red]" + "x" * 200 + ".toml"
     answer = runner.invoke(app, ["run", name])
-    assert answer.stderr.splitlines()[0].startswith(f"error: the file {name} is not there")
+    assert answer.stderr.splitlines()[0].startswith(f"error: the file {name} does not exist")
     assert len(answer.stderr.splitlines()) == 1
 
 

@@ -96,7 +96,7 @@ def test_the_line_names_the_seed_of_data_that_are_drawn(
     assert run.exit_code == 0, run.output
     other = CliRunner().invoke(app, ["run", "digits", *settings, *words[:-2], "--out", "other"])
     assert other.exit_code == 2
-    assert "the training examples are not those that the partition was made of" in other.stderr
+    assert "the training examples differ from those that the partition was made from" in other.stderr
     assert not (tmp_path / "other").exists()
 
 

@@ -237,7 +237,7 @@ def test_memory_is_asked_for_once_an_ask_and_too_little_of_it_is_told_once(
     assert len(looks) == 3
     assert told == [
         None,
-        "workers would pay, but memory has no room for two: each needs 256 MiB, and 256 MiB are free. "
+        "workers would be faster, but memory has no room for two: each needs 256 MiB, and 256 MiB are free. "
         "The run stays in one process while that is so",
     ]
 

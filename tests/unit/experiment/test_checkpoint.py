@@ -342,7 +342,7 @@ def test_load_reads_one_checkpoint_and_refuses_a_damaged_one(tmp_path: Path) -> 
     (path / "manifest.json").write_text("{}")
     with pytest.raises(RunDirectoryError, match="damaged"):
         checkpoint.load(path)
-    with pytest.raises(RunDirectoryError, match="no checkpoint here"):
+    with pytest.raises(RunDirectoryError, match="no checkpoint found"):
         checkpoint.load(tmp_path / "round-000009")
 
 

@@ -255,7 +255,7 @@ def test_what_is_said_when_there_is_no_hope() -> None:
     high = "usually the learning rate is too high: local.lr is 0.5, try a tenth, or set local.clip_norm."
     assert (
         str(hopeless(4, tally, 0.5))
-        == f"no reply of round 4 was good: update holds NaN or Inf (2 of 3); {high}"
+        == f"no client update of round 4 was accepted: update holds NaN or Inf (2 of 3); {high}"
     )
     large = Tally()
     large.failure(1, "update norm 1e+09 is 10^9 times the median of accepted replies (limit: 10,000 times)")

@@ -75,7 +75,8 @@ class _Partial(Mapping[str, Any]):
 
 def _not_here(what: str) -> RuntimeError:
     return RuntimeError(
-        f"{what} is not available to `grad` where clients are stacked: save what it needs in context.saved, in `start`"
+        f"{what} is not available to `grad` when clients train together: save what it needs in "
+        "context.saved, in `start`"
     )
 
 

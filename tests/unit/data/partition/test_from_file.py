@@ -100,12 +100,12 @@ def test_a_file_of_other_data_is_an_error(tmp_path: Path) -> None:
         from_file(replace(table, classes=("cat", "fox")), 0, path=path)
     with pytest.raises(DataError, match=r"there were 2, and there are 3"):
         from_file(replace(table, classes=("cat", "dog", "fox")), 0, path=path)
-    with pytest.raises(DataError, match=r"the training examples are not those that.*seeds\.data"):
+    with pytest.raises(DataError, match=r"the training examples differ from those that.*seeds\.data"):
         from_file(replace(table, marks=table.marks[[0, 2, 1, 3]]), 0, path=path)
     # Also where a share was held out, and where only a column tells.
-    with pytest.raises(DataError, match="the training examples are not those"):
+    with pytest.raises(DataError, match="the training examples differ from those"):
         from_file(replace(table, marks=table.marks[[0, 2, 1, 3]]).take(np.array([0, 3])), 0, path=path)
-    with pytest.raises(DataError, match="the training examples are not those"):
+    with pytest.raises(DataError, match="the training examples differ from those"):
         from_file(replace(table, columns={"client": np.array(list("abab"))}), 0, path=path)
     assert from_file(table.take(np.array([0, 3])), 0, path=path).sizes().tolist() == [1, 1]
 
