@@ -252,11 +252,8 @@ class Default(EngineBase):
         count = min(self._workers, self._widest, left // (_WORKER_MEMORY + trees))
         if count < 2:
             if self._cramped is None:
-                line = f"workers would be faster, but there is no memory for two: each needs "
-                line += f"{_mib(_WORKER_MEMORY + trees)}, "
-                line += (
-                    f"and {_mib(max(left, 0))} are free. The run stays in one process until memory is free"
-                )
+                line = f"two workers would need {_mib(_WORKER_MEMORY + trees)} each, but only "
+                line += f"{_mib(max(left, 0))} are free. The run stays in one process until memory is free"
                 self._tell(line, {"name": "inline"})
             self._cramped = self._latest
             return

@@ -120,8 +120,7 @@ class Record(_Table):
     clients: bool = Field(
         False,
         description="also write each client's training metrics to clients.jsonl, one object per client "
-        "and round; the values "
-        "that `evaluation.clients` measures are always written",
+        "and round; the values that `evaluation.clients` measures are always written",
     )
 
 

@@ -88,7 +88,7 @@ def _check(saved: Partition, table: Table, total: int, path: str) -> None:
             "the training examples differ from those that the partition was made from: their number, their order, "
             "or their labels and columns",
             where=path,
-            hint="make another partition of these data; if test data are drawn at random, a run draws the same ones with "
+            hint="make another partition of these data; if test data are drawn at random, a run draws the same with "
             "the seeds.data that 'fedlens partition make' names",
         )
 
