@@ -21,9 +21,9 @@ export NO_MKDOCS_2_WARNING := 1
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/  make \1 \t/p' Makefile
 
-demo: install  ## train the main example on the embedded data and say where its result page is
-	@$(BIN)/fedlens run digits $(ARGS)
-	@page=$$(ls -t runs/digits/*/report.html | head -n 1); echo; echo "Open the result page: $$PWD/$$page"
+demo: install  ## show what a partition costs: a federated run, its IID twin and its baselines, in one page
+	@$(BIN)/fedlens cost digits --seeds 1 --set rounds=30 --out runs/demo $(ARGS)
+	@echo; echo "Open the result page: $$PWD/runs/demo/cost.html"
 
 test: install-dev  ## run all tests of the ci tier
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedlens.api import Experiment, Result, dataset, load_result, resume
+    from fedlens.cost_runs import cost
 
 __version__ = "0.1.0"
-__all__ = ["Experiment", "Result", "__version__", "dataset", "load_result", "resume"]
+__all__ = ["Experiment", "Result", "__version__", "cost", "dataset", "load_result", "resume"]
 
 
 def __getattr__(name: str) -> Any:
     # Looked up when asked for, so that importing fedlens costs nothing.
+    if name == "cost":
+        from fedlens.cost_runs import cost
+
+        return cost
     if name in __all__:
         from fedlens import api
 

@@ -86,7 +86,7 @@ def admm(
 
     Source: ghaemi2022 section 4.3, its second "Algorithm 2", Eq. 2.16; Zhou and Li 2021 (arXiv 2110.15318), section 2.
         With `absent = "last"` and a solver that stops early (`solver = "sgd"`, or a coarse `tolerance`) it is FedADMM
-        of Zhou and Li 2022 (arXiv 2204.10607), but for its tolerance, which shrinks from visit to context.
+        of Zhou and Li 2022 (arXiv 2204.10607), but for its tolerance, which shrinks from visit to visit.
 
     Weighting: By examples, `w_i = n_i / n`; with `aggregate.weighting = "uniform"` all `w_i` are the same. With
         `absent = "drop"` they are relative to the clients that replied.

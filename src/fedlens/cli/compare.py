@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.output import print_columns, print_json, printable, reported
 
+if TYPE_CHECKING:
+    from fedlens.report.compare import Comparison
+
+ALL_UP_TO = 10  # clients of which the table has every one
+CLIENTS_SHOWN = 5  # of more clients
+
 
 def compare(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories.")],
+    directories: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DIR...",
+            help="Run directories, folders with runs below them, or patterns: 'runs/*/2026*'.",
+        ),
+    ],
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with all curves on one axis.")
     ] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="Show runs that differ in the seed alone one by one.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compare runs: accuracy, accuracy relative to a centralized run, EMD, time and bytes."""
     with reported(debug, as_json):
-        from fedlens.report import compare as comparison
+        from fedlens.report.compare import Comparison, write_page_of
 
-        rows = comparison.compare(directories)
+        comparison = Comparison.of(directories, each=each)
         if as_json:
-            print_json(rows)
+            print_json(comparison.rows)
         else:
-            texts = comparison.readable(rows)
-            words = ("run", "algorithm", "partition", "dataset")
-            numeric = [k for k, column in enumerate(texts[0]) if column not in words]
-            print_columns([list(row.values()) for row in texts], list(texts[0]), numeric)
+            show(comparison)
+        for sentence in comparison.skipped:
+            typer.echo(printable(sentence), err=True)
         if html is not None:
-            page = comparison.write_comparison(directories, html)
-            typer.echo(printable(f"page: {page}"), err=as_json)
+            typer.echo(printable(f"page: {write_page_of(comparison, html)}"), err=as_json)
+
+
+def show(comparison: Comparison) -> None:
+    """Prints the table of runs, its notes, and the worst clients."""
+    from fedlens.report.compare import readable
+    from fedlens.report.compare_clients import client_table
+
+    texts = readable(comparison.rows)
+    words = ("run", "algorithm", "partition", "dataset")
+    numeric = [k for k, column in enumerate(texts[0]) if column not in words]
+    print_columns([list(row.values()) for row in texts], list(texts[0]), numeric)
+    for note in comparison.notes:
+        typer.echo(printable(f"note: {note}"))
+    head, rows = client_table(comparison.groups)
+    if rows:
+        typer.echo("")
+        shown = rows if len(rows) <= ALL_UP_TO else rows[:CLIENTS_SHOWN]
+        print_columns(shown, head, range(1, len(head)))
+        if len(rows) > len(shown):
+            typer.echo(f"and {len(rows) - len(shown)} more clients; --html or --json has them all")

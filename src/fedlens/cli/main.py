@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from fedlens import __version__
 from fedlens.cli.bench import bench
 from fedlens.cli.compare import compare
+from fedlens.cli.cost import cost
 from fedlens.cli.data import data
 from fedlens.cli.list import list_names
 from fedlens.cli.output import (
@@ -114,6 +115,7 @@ app.command("resume")(resume)
 app.command("list")(list_names)
 app.command("show")(show)
 app.command("compare")(compare)
+app.command("cost")(cost)
 app.command("report")(report)
 app.add_typer(data)
 app.add_typer(bench)

@@ -27,7 +27,9 @@ from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.federated import federate
 from fedlens.data.loading import loaded
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.reassigned import reassigned
 from fedlens.data.partition.registry import PARTITIONS
+from fedlens.data.table import Table
 from fedlens.engines.registry import ENGINES
 from fedlens.experiment.config import SLOTS, Config
 from fedlens.experiment.config_source import Source
@@ -243,9 +245,14 @@ def _distributed(
         channels = len(dataset.mean)
         dataset = replace(dataset, mean=(0.0,) * channels, std=(1.0,) * channels)
     steps = tuple(choice(dataset.input_shape) for choice in planned.augments)
+
+    def partitioner(table: Table) -> Partition:
+        drawn: Partition = chosen["data.partition"](table, config.seeds.partition)
+        return reassigned(drawn, config.seeds.partition) if config.data.reassign else drawn
+
     data, partition = federate(
         dataset,
-        lambda table: chosen["data.partition"](table, config.seeds.partition),
+        partitioner,
         config.data.validation,
         config.seeds.data,
         config.data.validation_from,

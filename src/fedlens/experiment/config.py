@@ -73,6 +73,11 @@ class DataSettings(_Table):
         "standard",
         description="standard: mean 0 and standard deviation 1 per channel; unit: only scaled to 0 to 1",
     )
+    reassign: bool = Field(
+        False,
+        description="reassign the images to the clients at random, each keeping its number of images: the IID twin of "
+        "the partition",
+    )
 
 
 class Seeds(_Table):

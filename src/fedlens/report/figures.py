@@ -35,6 +35,9 @@ class Axis:
 class Series:
     """Values y over x, None where a value was not finite.
 
+    A "band" is the outline of an area around the line of the same name: along its upper edge, and back on its lower.
+    Its colour is written as #rrggbb.
+
     Args:
         color: a colour of CSS, or a variable of the page's style.
         dash: one of `DASHES`.
@@ -45,7 +48,7 @@ class Series:
     x: Sequence[float]
     y: Sequence[float | None]
     name: str = ""
-    kind: Literal["line", "bar", "dots", "ring"] = "line"
+    kind: Literal["line", "bar", "dots", "ring", "band"] = "line"
     color: str = "var(--accent)"
     dash: str = "solid"
     width: float = 2.25

@@ -118,6 +118,25 @@ def metric_value(metric: str, value: float | None) -> str:
     return percent(value) if is_share(metric) else number(value)
 
 
+def points(metric: str, value: float) -> str:
+    """The size of a difference, in points for a metric in per cent.
+
+    >>> points("accuracy", -0.041), points("loss", 0.25)
+    ('4.1 points', '0.25')
+    """
+    return f"{100 * abs(value):.1f} points" if is_share(metric) else number(abs(value))
+
+
+def signed(metric: str, value: float) -> str:
+    """A difference with its sign and without its unit: points for a metric in per cent.
+
+    >>> signed("accuracy", 0.041), signed("accuracy", -0.0001), signed("loss", -0.25)
+    ('+4.1', '0.0', '-0.25')
+    """
+    text = f"{100 * value:+.1f}" if is_share(metric) else f"{value:+.4g}"
+    return "0.0" if text in ("+0.0", "-0.0") else text
+
+
 def metric_gap(metric: str, gap: float | None) -> str:
     """The difference of two values of a metric, with its sign; of shares in percentage points.
 

@@ -51,6 +51,10 @@ def _trace(series: Series) -> dict[str, Any]:
     if len(series.texts):
         trace["text"] = [text(line) for line in np.array(series.texts, object)[points]]
     marker: dict[str, Any] = {"color": series.color}
+    if series.kind == "band":
+        # The same group as its line, so that both are hidden together.
+        area = {"mode": "lines", "fill": "toself", "fillcolor": f"{series.color}2e", "line": {"width": 0}}
+        return trace | area | {"legendgroup": trace["name"], "showlegend": False, "hoverinfo": "skip"}
     if series.kind == "bar":
         return trace | {"marker": marker | {"line": {"width": 0}}, "textposition": "none"}
     if series.kind == "dots":

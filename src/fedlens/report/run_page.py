@@ -10,6 +10,7 @@ from typing import Any
 
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
+from fedlens.report.bound import bound_line
 from fedlens.report.client_section import client_section, measuring_command
 from fedlens.report.format import SPLITS, finite, label, metric_value, rounds_of, setting, size, split_of
 from fedlens.report.partition_page import partition_section
@@ -93,6 +94,9 @@ def _curve(run: Run, metric: str) -> Plot | None:
         return None
     title = label(metric).capitalize()
     ends = [f"{line.name} {metric_value(metric, line.y[-1])} after round {line.x[-1]}" for line in lines]
+    if metric == run.metric() and (bound := bound_line(run, lines[0].x)):
+        lines.append(bound)
+        ends.append(bound.name)
     at, best, chosen_on = run.best(metric) if metric == run.metric() else (None, None, None)
     if at is not None and best is not None and len(run.metrics) > 1:
         lines.append(figures.Series([at], [best], f"best, chosen on {chosen_on}", "ring"))

@@ -62,7 +62,7 @@ def test_the_page_says_where_it_was_measured(tmp_path: Path) -> None:
 def test_a_comparison_does_not_hold_what_was_measured_elsewhere_against_the_upper_bound(
     tmp_path: Path,
 ) -> None:
-    bound = make_run(tmp_path, name="bound", algorithm="centralized", metrics=[line(0), line(1)])
+    bound = make_run(tmp_path, name="bound", algorithm="centralized", metrics=[line(0), line(1), line(2)])
     rows = compare([tuned(tmp_path), personal(tmp_path), bound])
     assert [row["measured_on"] for row in rows] == ["test", "validation", "test"]
     assert rows[0]["relative_accuracy"] is not None

@@ -35,10 +35,14 @@
     // Names of clients beside each other need room for themselves.
     if (spec.layout.xaxis.type === "category") spec.layout.xaxis.nticks = Math.max(4, Math.floor(plot.clientWidth / 30));
     const chosen = figure.querySelector('.toggle [aria-pressed="true"]');
-    for (const key of figure.querySelectorAll('.key[aria-pressed="false"]')) spec.data[key.dataset.trace].visible = "legendonly";
+    for (const key of figure.querySelectorAll('.key[aria-pressed="false"]'))
+      for (const at of withBand(spec.data, Number(key.dataset.trace))) spec.data[at].visible = "legendonly";
     Plotly.react(plot, spec.data, spec.layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
     if (chosen) apply(plot, chosen);
   };
+
+  // The traces that a legend entry hides: its own, and the band around it.
+  const withBand = (data, k) => [k, ...data.keys()].filter((at, place) => place === 0 || data[at].legendgroup === data[k].name);
 
   const apply = (plot, button) => Plotly.update(plot, JSON.parse(button.dataset.data), JSON.parse(button.dataset.layout));
 
@@ -48,7 +52,7 @@
       key.addEventListener("click", () => {
         const shown = key.getAttribute("aria-pressed") !== "true";
         key.setAttribute("aria-pressed", shown);
-        Plotly.restyle(plot, { visible: shown ? true : "legendonly" }, [Number(key.dataset.trace)]);
+        Plotly.restyle(plot, { visible: shown ? true : "legendonly" }, withBand(plot.data, Number(key.dataset.trace)));
       });
     const buttons = [...figure.querySelectorAll(".toggle button")];
     for (const button of buttons)

@@ -1,0 +1,186 @@
+"""`fedlens cost`: what federation costs, overall and for each client."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
+from fedlens.cli.output import Interrupted, print_columns, printable, reported, stdout_kept_clean
+from fedlens.experiment.progress import Forecast, Silent
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedlens.cost_runs import CostResult
+
+CLIENTS_SHOWN = 10
+_EVERY = 15.0  # seconds between two lines of one run, where the output is no terminal
+
+
+def cost(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE_OR_FILE", help="A recipe (fedlens list recipes) or a TOML file.")
+    ],
+    changes: Changes = None,
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds; each has four runs.")] = 3,
+    engine: EngineName = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The directory of all runs; default runs/<name>-cost.")
+    ] = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    report: Report = True,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what federation costs, overall and for each client.
+
+    Runs the experiment, its twin with IID clients, centralized training, and each client alone, over some seeds, and
+    writes one page with the answer. The same command continues an interrupted series and adds seeds.
+    """
+    with reported(debug, as_json) as output:
+        from fedlens.cost_runs import cost as run_all
+
+        overrides = [*(changes or ()), *([f"engine.name={engine}"] if engine else [])]
+        display = CostDisplay(quiet=quiet, stderr=as_json)
+        try:
+            with stdout_kept_clean(as_json):
+                result = run_all(
+                    recipe,
+                    overrides,
+                    seeds=seeds,
+                    out=out,
+                    data_dir=data_dir,
+                    download=download,
+                    progress=display,
+                    report=report,
+                )
+        except KeyboardInterrupt:
+            raise Interrupted("the same command continues with the runs that are left") from None
+        finally:
+            display.close()
+        if as_json:
+            output.json(result.answer)
+        else:
+            show(result, quiet)
+        if any(run["status"] != "finished" for run in result.answer["runs"]):
+            raise typer.Exit(1)
+
+
+class CostDisplay:
+    """Shows which run of how many is training: a line that changes on a terminal, a line a run elsewhere."""
+
+    def __init__(self, *, quiet: bool, stderr: bool) -> None:
+        from rich.console import Console
+
+        self._console: Console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+        self._quiet = quiet
+        self._live = self._console.status("preparing the data") if self._console.is_terminal else None
+        self._run: RunLine | None = None
+        if self._live is not None and not quiet:
+            self._live.start()
+
+    def note(self, text: str) -> None:
+        """Prints a sentence about the settings."""
+        self._print(text)
+
+    def run_started(self, name: str, position: int, total: int) -> RunLine:
+        """Starts the line of a run."""
+        self._run = RunLine(f"[{position:>{len(str(total))}}/{total}] {name}", self._show)
+        self._show(self._run.title, now=True)
+        return self._run
+
+    def run_ended(self, name: str, position: int, total: int, error: str | None) -> None:
+        """Prints the outcome of a run."""
+        assert self._run is not None
+        self._print(f"{self._run.title}: {f'failed: {error}' if error else self._run.outcome}")
+
+    def close(self) -> None:
+        """Removes the changing line; may be called twice."""
+        if self._live is not None:
+            self._live.stop()
+
+    def _show(self, text: str, now: bool = False) -> None:
+        if self._live is not None:
+            self._live.update(text)
+        elif not now:
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(printable(text), soft_wrap=True)
+
+
+class RunLine(Silent):
+    """The progress of one run as one line; a listener of the run."""
+
+    def __init__(self, title: str, show: Any) -> None:
+        self.title, self.outcome = title, "finished before"
+        self._show, self._rounds, self._shown = show, 0, time.monotonic()
+        self._forecast = Forecast()
+
+    def started(self, plan: dict[str, Any]) -> None:
+        """Called before the first round."""
+        self._rounds = int(plan["rounds"])
+        self._forecast = Forecast(self._rounds)
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        """Shows the round, at most every 15 seconds."""
+        from fedlens.report.format import duration
+
+        now = time.monotonic()
+        self._forecast.round_done(metrics["round"], metrics.get("elapsed"), metrics.get("seconds"), now)
+        left = self._forecast.run_left(now)
+        if now - self._shown >= _EVERY:
+            self._shown = now
+            after = f", {duration(left)} left in this run" if left is not None else ""
+            self._show(f"{self.title}: round {metrics['round']} of {self._rounds}{after}")
+
+    def note(self, text: str) -> None:
+        """Nothing: what concerns one run is in its summary."""
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """Keeps the outcome."""
+        from fedlens.cli.progress_display import tested
+        from fedlens.report.format import duration, finite, metric_value
+
+        values = tested(summary.get("final") or {})
+        seconds = duration(finite((summary.get("totals") or {}).get("seconds")))
+        result = f"{values[0][0]} {metric_value(*values[0])}, " if values else ""
+        self.outcome = f"{result}{seconds}"
+
+
+def show(result: CostResult, quiet: bool) -> None:
+    """Prints the answer; with --quiet only the path of the page."""
+    from fedlens.report.cost_page import client_head, client_texts
+
+    answer = result.answer
+    page = result.page if result.page.exists() else result.directory / "cost.json"
+    if quiet:
+        print(printable(str(page)))
+        return
+    print()
+    for sentence in answer["sentences"]:
+        print(printable(sentence))
+    rows = client_texts(answer)
+    if rows:
+        print()
+        head = client_head(answer)
+        print_columns(rows[:CLIENTS_SHOWN], head, range(1, len(head) - 1))
+        if len(rows) > CLIENTS_SHOWN:
+            print(f"and {len(rows) - CLIENTS_SHOWN} more clients, on the page")
+    failed = [run for run in answer["runs"] if run["status"] != "finished"]
+    if failed:
+        print(
+            f"\n{len(failed)} of {len(answer['runs'])} runs did not finish; the same command tries them again:"
+        )
+        for run in failed:
+            print(printable(f"  {run['name']}: {run['error'] or run['status']}"))
+    print()
+    print(printable(f"result page: {shlex.quote(str(page)) if ' ' in str(page) else page}"))

@@ -1,0 +1,370 @@
+"""What federation costs: the runs that answer it, one after the other, in one directory.
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> from fedlens.api import Experiment
+>>> experiment = Experiment(
+...     rounds=2, model="linear", local={"lr": 0.1},
+...     data={"dataset": "digits", "partition": {"name": "shards", "clients": 4, "classes_per_client": 5}})
+>>> result = cost(experiment, seeds=1, out=Path(tempfile.mkdtemp()) / "cost", report=False)
+>>> [run["name"] for run in result.answer["runs"]]
+['federated-seed0', 'iid-seed0', 'centralized-seed0', 'local-only-seed0']
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedlens.algorithms.registry import usual
+from fedlens.api import Experiment, resume
+from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError
+from fedlens.experiment.atomic_files import write_atomically
+from fedlens.experiment.config import SLOTS, Config, plain, read_config
+from fedlens.experiment.config_source import Source, read_source
+from fedlens.experiment.progress import Progress, Silent
+from fedlens.experiment.rundir import RunDir
+
+ROLES = ("federated", "iid", "centralized", "local-only")
+HELD_OUT = 0.2  # share of each client's images that is held out if the settings say nothing
+_BASELINES = ("centralized", "local-only")
+_NOT_POOLED = (
+    "epochs",
+    "steps",
+    "examples",
+    "stragglers",
+    "straggler_work",
+)  # how much one of many clients trains
+
+
+class CostProgress(Protocol):
+    """A listener of `cost`. Nothing it does changes a result."""
+
+    def note(self, text: str) -> None:
+        """One sentence that the user should read before the runs."""
+        ...
+
+    def run_started(self, name: str, position: int, total: int) -> Progress:
+        """Run number `position` of `total` starts; returns the listener of that run."""
+        ...
+
+    def run_ended(self, name: str, position: int, total: int, error: str | None) -> None:
+        """The run finished, or failed with `error`."""
+        ...
+
+
+class SilentCost:
+    """A listener that does nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def run_started(self, name: str, position: int, total: int) -> Progress:
+        """Nothing."""
+        return Silent()
+
+    def run_ended(self, name: str, position: int, total: int, error: str | None) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class CostResult:
+    """What `cost` found.
+
+    Args:
+        directory: holds the runs, `cost.json` with `answer`, and the page `cost.html`.
+        answer: see `fedlens.report.cost_answer.cost_answer`.
+    """
+
+    directory: Path
+    answer: Mapping[str, Any]
+
+    @property
+    def page(self) -> Path:
+        """The page with the answer."""
+        return self.directory / "cost.html"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run: its role, its seed and its settings."""
+
+    role: str
+    seed: int
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return f"{self.role}-seed{self.seed}"
+
+
+def cost(
+    experiment: Experiment | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    seeds: int = 3,
+    out: Path | str | None = None,
+    data_dir: Path | str | None = None,
+    download: bool = False,
+    progress: CostProgress | None = None,
+    report: bool = True,
+) -> CostResult:
+    """Runs an experiment and its baselines over some seeds, and returns what federation costs.
+
+    For each seed four runs, on the same test images and from the same first weights:
+
+    - `federated`: the experiment itself;
+    - `iid`: its IID twin, with the images reassigned to clients of the same sizes at random (`data.reassign`);
+    - `centralized`: the same model on all clients' images together (hsu2020 section 6);
+    - `local-only`: each client trains a model of its own on its own images.
+
+    Every client is measured on the images it holds out. Data, partition and held-out images are the same for all
+    seeds, so that a client can be followed; initial weights, selection and batches differ. All runs have the
+    experiment's `[local]` settings and rounds. A centralized round trains on as many images as the clients of a
+    federated round do together; in a local-only round the same clients train as in the federated round.
+
+    Args:
+        experiment: an experiment, a recipe or a TOML file; `overrides` such as `"local.lr=0.1"` go on top.
+        seeds: how many: `seed`, `seed + 1`, ...
+        out: the directory; default `runs/<name>-cost`. Runs in it that are finished are kept, others are resumed.
+        report: write the result pages.
+
+    Raises `FedlensError` if the settings or the data are wrong, or if `out` has runs with other settings. A run that
+    fails later is a row with its reason. `KeyboardInterrupt` passes; the same call continues.
+    """
+    from fedlens.experiment.build import data_directory
+
+    if seeds < 1:
+        raise ConfigError(f"the number of seeds is {seeds} (must be at least 1)", where="seeds")
+    source = (
+        experiment.with_settings(*overrides)._source
+        if isinstance(experiment, Experiment)
+        else read_source(str(experiment), overrides)
+    )
+    listener = progress or SilentCost()
+    root = data_directory(None if data_dir is None else Path(data_dir))
+    config = read_config(source.values, source.locate)
+    refuse_baseline(config, source)
+    measured, notes = measured_at_clients(source, config)
+    work = federated_work(measured, root, download)
+    runs = planned_runs(measured, seeds, work)
+    directory = Path(out).expanduser() if out is not None else Path("runs") / f"{config.name}-cost"
+    refuse_other_settings(directory, runs)
+    rows: list[dict[str, Any]] = [
+        {"name": run.name, "role": run.role, "seed": run.seed, "error": None} for run in runs
+    ]
+    about: dict[str, Any] = {
+        "name": config.name,
+        "seeds": sorted({run.seed for run in runs}),
+        "work": work,
+        "notes": notes,
+        "runs": rows,
+    }
+    for sentence in notes:
+        listener.note(sentence)
+    _write(directory, about)
+    for position, (run, row) in enumerate(zip(runs, rows, strict=True), 1):
+        watcher = listener.run_started(run.name, position, len(runs))
+        try:
+            _carry_out(run, directory / run.name, root, download, watcher, report)
+        except Exception as error:  # the other runs are independent of it
+            row["error"] = (
+                str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
+            )
+        listener.run_ended(run.name, position, len(runs), row["error"])
+        _write(directory, about)
+    return _answered(directory, about, report)
+
+
+def _answered(directory: Path, about: dict[str, Any], report: bool) -> CostResult:
+    from fedlens.report.cost_answer import cost_answer
+    from fedlens.report.cost_page import write_cost_page
+    from fedlens.report.run_page import write_report
+
+    answer = cost_answer(directory, about)
+    _write(directory, answer)
+    if report:
+        for run in about["runs"]:
+            # Again: the bound of a run is drawn in its page, and was not there when the page was written.
+            if run["role"] in ("federated", "iid") and (directory / run["name"] / "config.toml").exists():
+                write_report(directory / run["name"])
+        write_cost_page(directory, answer)
+    return CostResult(directory, answer)
+
+
+def refuse_baseline(config: Config, source: Source) -> None:
+    """Raises `ConfigError` if the algorithm is one of the baselines."""
+    name = config.algorithm["name"]
+    if name in _BASELINES:
+        raise ConfigError(
+            f"'{name}' is a baseline of the federated run",
+            where=source.locate("algorithm.name"),
+            hint="give the file of the federated run: its baselines are run besides it",
+        )
+
+
+def measured_at_clients(source: Source, config: Config) -> tuple[Source, list[str]]:
+    """The settings with all clients measured on images of their own, and a sentence for each setting changed."""
+    data, notes = config.data, []
+    changes: dict[str, dict[str, Any]] = {"data": {}, "evaluation": {}}
+    if data.validation_from != "client" or not data.validation:
+        share = data.validation or HELD_OUT
+        changes["data"] = {"validation": share, "validation_from": "client"}
+        notes.append(
+            f"Each client holds out {100 * share:g} % of its images and is measured on them "
+            f"(data.validation = {share:g}, data.validation_from = 'client')."
+        )
+    if config.evaluation.clients != "all":
+        changes["evaluation"]["clients"] = "all"
+    if config.evaluation.beside:
+        changes["evaluation"]["beside"] = False
+        notes.append("evaluation.beside is off: the clients are measured too.")
+    values = dict(source.values)
+    for table, settings in changes.items():
+        values[table] = {**values.get(table, {}), **settings}
+    return Source(values, source.path, source.lines, source.overridden, source.renamed), notes
+
+
+def federated_work(source: Source, root: Path, download: bool) -> dict[str, Any]:
+    """How much the federated run trains, and what the centralized run has to train in a round to match it.
+
+    Keys: rounds; clients and cohort (of a round); images (of all clients, held-out images aside), images_per_round,
+    passes (over all images, in the whole run), batch and steps (of a centralized round).
+    """
+    from fedlens.experiment.build import build, images_of_the_run, plan
+
+    values = {**source.values, "engine": {"name": "inline"}}  # no run, so no choice of an engine
+    planned = plan(read_config(values, source.locate), Source(values, *_places(source)))
+    built = build(planned, root, download)
+    try:
+        config, federation = built.config, built.federation
+        pool = int(federation.sizes.sum())
+        images = images_of_the_run(config, federation, built.clients_per_round)
+        batch = config.local.batch(pool)
+        return {
+            "rounds": config.rounds,
+            "clients": federation.clients,
+            "cohort": built.clients_per_round or federation.clients,
+            "images": pool,
+            "images_per_round": round(images / config.rounds),
+            "passes": images / pool,
+            "batch": batch,
+            "steps": max(1, round(images / config.rounds / batch)),
+        }
+    finally:
+        built.engine.close()
+
+
+def _places(source: Source) -> tuple[Any, ...]:
+    return source.path, source.lines, source.overridden, source.renamed
+
+
+def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[PlannedRun]:
+    """All runs, seed by seed."""
+    config = read_config(source.values, source.locate)
+    roles = [role for role in ROLES if not (role == "iid" and config.data.reassign)]
+    fixed = {"data": config.seeds.data, "partition": config.seeds.partition}
+    runs = []
+    for extra in range(seeds):
+        seed = config.seed + extra
+        own = config.seeds.model_dump() if extra == 0 else fixed
+        settings = {**settled(source, config), "seed": seed, "seeds": own}
+        runs += [PlannedRun(role, seed, of_role(settings, config, role, work)) for role in roles]
+    return runs
+
+
+def settled(source: Source, config: Config) -> dict[str, Any]:
+    """The settings after `--set algorithm.name=...` and its like: without what belonged to the name before."""
+    from fedlens.experiment.build import plan
+
+    if not source.renamed:
+        return dict(source.values)
+    given = plain(plan(config, source).config)
+    return {key: value for key, value in given.items() if key != "seeds"}
+
+
+def of_role(
+    settings: Mapping[str, Any], config: Config, role: str, work: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings of the run with this role."""
+    made = {**settings, "name": f"{config.name}-{role}"}
+    if role == "iid":
+        made["data"] = {**made["data"], "reassign": True}
+    if role not in _BASELINES:
+        return made
+    select = config.select or usual("select", config.algorithm)
+    made = {key: value for key, value in made.items() if key not in SLOTS}
+    made["algorithm"] = {"name": role}
+    if role == "local-only":
+        evaluation = {key: value for key, value in made["evaluation"].items() if key != "train"}
+        return {**made, "select": select, "evaluation": evaluation}
+    local = {k: v for k, v in made["local"].items() if k not in _NOT_POOLED}
+    made["local"] = {**local, "steps": work["steps"]}
+    return made
+
+
+def refuse_other_settings(directory: Path, runs: Sequence[PlannedRun]) -> None:
+    """Raises `RunDirectoryError` if `directory` has a run of one of the names with other settings."""
+    for run in runs:
+        path = directory / run.name
+        if not (path / "config.toml").is_file():
+            continue
+        given, found = _comparable(_resolved(run.settings)), _comparable(RunDir.open(path).read_config())
+        # A run writes down what the dataset chooses itself, such as the size of its images.
+        chosen = {key for key in found if key.startswith("data.dataset.")} - given.keys()
+        both = sorted((given.keys() | found.keys()) - chosen)
+        keys = [key for key in both if given.get(key) != found.get(key)]
+        if keys:
+            key = keys[0]
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise RunDirectoryError(
+                f"this run has other settings: {key} is {found.get(key)!r} there and {given.get(key)!r} now{more}",
+                where=str(path),
+                hint="name another directory with --out, or delete this one",
+            )
+
+
+def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as the run writes them into its config.toml."""
+    import tomli_w
+
+    from fedlens.experiment.build import plan
+
+    source = Source(dict(settings))
+    return tomllib.loads(tomli_w.dumps(plain(plan(read_config(source.values), source).config)))
+
+
+def _comparable(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every setting by its full key, without those of the engine, which change no result."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if prefix or key not in ("engine", "checkpoint"):
+            inner = isinstance(value, Mapping)
+            flat |= _comparable(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return flat
+
+
+def _carry_out(
+    run: PlannedRun, directory: Path, root: Path, download: bool, watcher: Progress, report: bool
+) -> None:
+    if (directory / "config.toml").is_file():
+        resume(directory, data_dir=root, progress=watcher, report=report)
+    else:
+        experiment = Experiment(**run.settings)
+        experiment.run(directory, data_dir=root, download=download, progress=watcher, report=report)
+
+
+def _write(directory: Path, content: Mapping[str, Any]) -> None:
+    from fedlens.experiment.rundir import plain as as_json
+
+    directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(as_json(content), indent=2, allow_nan=False, ensure_ascii=False)
+    write_atomically(directory / "cost.json", f"{text}\n".encode())
+
+
+__all__ = ["CostProgress", "CostResult", "cost"]

@@ -1,0 +1,245 @@
+"""The centralized run that a federated run is measured against, and why another one is no bound for it."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import FedlensError
+from fedlens.experiment.rundir import RunDir
+from fedlens.report import figures
+from fedlens.report.format import is_share, metric_value, setting
+from fedlens.report.read import Run, read_run, subtable
+
+CENTRALIZED = "centralized"
+SEEDS = ("data", "initialization")  # what a run shares with its bound: images, held-out images, first weights
+CONVERGED = 0.005  # a bound has converged if its last quarter gained less
+_SAME_PASSES = 0.9  # share of a run's passes over the data that its bound has to have
+_SAME_IMAGES = 0.01  # relative difference of two numbers of training images
+# They change no training image, or are what a bound is free of.
+_NOT_DATA = ("dataset", "partition", "reassign", "cache")
+# They change no result.
+_NO_RESULT = ("name", "seed", "seeds", "engine", "checkpoint", "record")
+_CANDIDATES = 300  # directories beside a run whose settings are looked at
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Why a centralized run is no bound: a sentence, and how far the two runs agree (more is closer)."""
+
+    why: str
+    stage: int
+
+
+def mismatch(run: Run, other: Run) -> Mismatch | None:
+    """Why the centralized run `other` is no bound for `run`; None if it is one.
+
+    Compared, in this order: the dataset; the model; the settings of the data except the partition; the seeds of the
+    data and of the initial weights; that `other` is finished and has a value of the same metric; the number of
+    training images; and the passes over them: as many as those of `run`, or so many that `other` has converged. The
+    `[local]` settings may differ, because a bound is tuned for itself.
+    """
+    settings = settings_mismatch(run.config, other.config)
+    if settings is not None:
+        return Mismatch(*settings)
+    if other.status != "finished":
+        return Mismatch(f"is not finished ({other.status})", 4)
+    metric, split = run.metric(), run.split()
+    if (other.metric(), other.split()) != (metric, split):
+        return Mismatch(f"has {other.split()} {other.metric()}, and this run has {split} {metric}", 5)
+    value = other.final(metric)[1]
+    if value is None or value <= 0:
+        return Mismatch(f"has no {metric} above 0", 5)
+    images, pool = (_number(each.recorded("partition", "examples")) for each in (run, other))
+    if images and pool and abs(images - pool) > _SAME_IMAGES * max(images, pool):
+        return Mismatch(f"trains on {pool:,.0f} images, and this run on {images:,.0f}", 6)
+    own, passed = passes(run), passes(other)
+    if own is None or passed is None or passed >= _SAME_PASSES * own:
+        return None
+    gained = last_gain(other, metric)
+    if gained is not None and gained < CONVERGED:
+        return None
+    rising = "" if gained is None else f" (it gained {100 * gained:.1f} points in its last quarter)"
+    return Mismatch(
+        f"made {passed:.3g} passes over the data, this run {own:.3g}, and had not converged{rising}", 7
+    )
+
+
+def settings_mismatch(config: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, int] | None:
+    """What differs in the settings of two runs that a bound has to share, and how far they agree; or None."""
+    pairs: list[tuple[str, Any, Any]] = [
+        (
+            "dataset",
+            _table(subtable(config, "data").get("dataset")),
+            _table(subtable(other, "data").get("dataset")),
+        ),
+        ("model", _table(config.get("model")), _table(other.get("model"))),
+        ("data", _data(config), _data(other)),
+        ("seeds", _seeds(config), _seeds(other)),
+    ]
+    for stage, (what, ours, theirs) in enumerate(pairs):
+        if ours == theirs:
+            continue
+        changed = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+        if "name" in changed:
+            return f"has another {what}: {theirs.get('name')}, not {ours.get('name')}", stage
+        prefix = f"{what}." if what in ("data", "seeds") else f"{what} "
+        listed = ", ".join(
+            f"{prefix}{key} {_shown(theirs.get(key))}, not {_shown(ours.get(key))}" for key in changed[:2]
+        )
+        if what == "seeds" and config.get("seed") != other.get("seed"):
+            listed = f"seed {other.get('seed')}, not {config.get('seed')}"
+        return f"has {listed}", stage
+    return None
+
+
+def best_bound(run: Run, centralized: Sequence[Run]) -> tuple[list[Run], str | None]:
+    """The bound of a run among centralized runs, and why there is none.
+
+    The bound is every matching run (see `mismatch`) of one setting, repeated runs included; of several settings, such
+    as learning rates, the one with the best mean. Without a match, the sentence names the run that comes closest.
+    """
+    matching: dict[str, list[Run]] = {}
+    misses = []
+    for other in centralized:
+        miss = mismatch(run, other)
+        if miss is None:
+            matching.setdefault(seedless(other), []).append(other)
+        else:
+            misses.append((miss.stage, other.name, miss.why))
+    if matching:
+        metric = run.metric()
+        return max(
+            matching.values(), key=lambda runs: statistics.fmean(_final(each, metric) for each in runs)
+        ), None
+    if not misses:
+        return [], None
+    closest = max(stage for stage, _, _ in misses)
+    name, why = next((name, why) for stage, name, why in misses if stage == closest)
+    return [], f"the centralized run {name} {why}"
+
+
+def seedless(run: Run) -> str:
+    """The settings of a run as text, without its name, its seeds, and what changes no result."""
+    return repr(_sorted({key: value for key, value in run.config.items() if key not in _NO_RESULT}))
+
+
+def seeds_of(run: Run) -> str:
+    """The seeds of a run as text."""
+    return repr(_sorted([run.config.get("seed"), dict(subtable(run.config, "seeds"))]))
+
+
+def passes(run: Run) -> float | None:
+    """How often the run went over its training images, or None if that is unknown."""
+    trained, images = run.total("examples"), _number(run.recorded("partition", "examples"))
+    return trained / images if trained and images else None
+
+
+def last_gain(run: Run, metric: str) -> float | None:
+    """How much the best value of a metric rose in the last quarter of the run, 0 at least.
+
+    None with fewer than four evaluated rounds, or for a metric that is not a share.
+    """
+    values = [value for value in run.series(f"{run.split()}_{metric}")[1] if value is not None]
+    if not is_share(metric) or len(values) < 5:  # with that of round 0
+        return None
+    quarter = math.ceil((len(values) - 1) / 4)
+    return max(0.0, max(values[-quarter:]) - max(values[:-quarter]))
+
+
+def bound_beside(run: Run) -> Run | None:
+    """The centralized run that bounds `run` and lies in the same parent folder, or None.
+
+    In the layout runs/<name>/<id>, runs of other names are looked at too. Of several bounds it is the latest by path.
+    Reads the settings of at most a few hundred directories, and everything only of those that match.
+    """
+    if run.part("algorithm") == CENTRALIZED:
+        return None
+    for directory in _centralized_beside(run.directory.resolve()):
+        with suppress(FedlensError):
+            if settings_mismatch(run.config, RunDir.open(directory).read_config()) is None:
+                other = read_run(directory)
+                if mismatch(run, other) is None:
+                    return other
+    return None
+
+
+def bound_line(run: Run, rounds: Sequence[float]) -> figures.Series | None:
+    """The final value of the bound beside `run` as a dashed line over `rounds`; None without such a bound."""
+    bound, metric = bound_beside(run), run.metric()
+    if bound is None or not rounds:
+        return None
+    value = _final(bound, metric)
+    name = f"centralized: {bound.name} {metric_value(metric, value)}"
+    hover = figures.hover(metric)
+    flat = [value] * len(rounds)
+    return figures.Series(rounds, flat, name, color="var(--train)", dash="dash", width=1.5, hover=hover)
+
+
+def _centralized_beside(directory: Path) -> list[Path]:
+    """Run directories whose settings name the centralized algorithm, the last ones by path first."""
+    named = []
+    for folder in islice(_folders_beside(directory), _CANDIDATES):
+        with suppress(OSError, ValueError):
+            # Much faster than reading TOML.
+            if CENTRALIZED in (folder / "config.toml").read_text(encoding="utf-8"):
+                named.append(folder)
+    return sorted(named, reverse=True)
+
+
+def _folders_beside(directory: Path) -> Iterator[Path]:
+    yield from (folder for folder in _folders(directory.parent) if folder != directory)
+    if directory.parent.parent.name == "runs":
+        for name in _folders(directory.parent.parent):
+            if name != directory.parent:
+                yield from _folders(name)
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted((Path(e.path) for e in entries if e.is_dir(follow_symlinks=False)), reverse=True)
+    except OSError:
+        return []
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else setting(value, 3)
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {"name": value}
+
+
+def _data(config: Mapping[str, Any]) -> dict[str, Any]:
+    data = {key: value for key, value in subtable(config, "data").items() if key not in _NOT_DATA}
+    if not data.get("validation"):
+        data.pop("validation_from", None)
+    return data
+
+
+def _seeds(config: Mapping[str, Any]) -> dict[str, Any]:
+    seeds = subtable(config, "seeds")
+    return {key: seeds.get(key, config.get("seed", 0)) for key in SEEDS}
+
+
+def _final(run: Run, metric: str) -> float:
+    value = run.final(metric)[1]
+    return -math.inf if value is None else value
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return [(key, _sorted(value[key])) for key in sorted(value)]
+    return [_sorted(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,61 @@
+"""The table of clients of a comparison: a row a client, a column a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedlens.report.compare_rows import RunGroup
+from fedlens.report.format import MISSING, metric_value, signed
+from fedlens.report.read import Row
+
+
+def client_table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[str]]]:
+    """(the head, one row of texts a client) of a comparison; the worst client comes first.
+
+    For each run with clients measured: the value of its metric at the client in the last round, and, where a
+    centralized or a local-only run with the same clients is among the runs, the difference to it. Runs on
+    another partition than the first federated run are left out: they have other clients. A client is sorted by its
+    value in the first run that measured it. Empty without measured clients.
+    """
+    baselines = ("centralized", "local-only")
+    measured = [group for group in groups if group.row["clients"]]
+    measured.sort(key=lambda group: group.row["algorithm"] in baselines)  # stable: federated runs first
+    ordered = [group.row for group in measured if group.population == measured[0].population]
+    if not ordered:
+        return [], []
+    columns, head = [], ["client", "held out"]
+    for row in ordered:
+        by_client = {each["client"]: each for each in row["clients"]}
+        columns.append((row, "value", by_client))
+        head.append(row["run"])
+        for key, words in (("to_centralized", "vs centralized"), ("to_local_only", "vs local-only")):
+            if any(each[key] is not None for each in row["clients"]):
+                columns.append((row, key, by_client))
+                head.append(
+                    words if len(ordered) == 1 or _alone(ordered, baselines) else f"{row['run']} {words}"
+                )
+    first: dict[str, tuple[int, float]] = {}
+    held_out: dict[str, int] = {}
+    for place, row in enumerate(ordered):
+        sign = -1 if row["metric"] == "loss" else 1
+        for each in row["clients"]:
+            first.setdefault(each["client"], (place, sign * each["value"]))
+            held_out.setdefault(each["client"], each["held_out"])
+    texts = [
+        [client, f"{held_out[client]:,}", *(_cell(row, by.get(client), key) for row, key, by in columns)]
+        for client in sorted(first, key=lambda client: (*first[client], client))
+    ]
+    return head, texts
+
+
+def _alone(ordered: Sequence[Row], baselines: Sequence[str]) -> bool:
+    """Whether only one run is no baseline, so that a difference can only be its own."""
+    return sum(row["algorithm"] not in baselines for row in ordered) == 1
+
+
+def _cell(row: Row, client: Row | None, key: str) -> str:
+    if client is None or client[key] is None:
+        return MISSING
+    if key == "value":
+        return metric_value(row["metric"], client[key])
+    return signed(row["metric"], client[key])

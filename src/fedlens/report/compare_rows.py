@@ -1,0 +1,293 @@
+"""The rows of a comparison: one a run, or one for runs that differ in the seed alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlens.report.bound import CENTRALIZED, best_bound, passes, seedless, seeds_of
+from fedlens.report.client_results import FEW, ClientResult, client_results, with_references, worst_clients
+from fedlens.report.format import (
+    MISSING,
+    count,
+    duration,
+    is_share,
+    label,
+    metric_value,
+    number,
+    percent,
+    size,
+)
+from fedlens.report.read import Row, Run, subtable
+
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "rounds": count,
+    "runs": count,
+    "emd": lambda emd: number(None if emd is None else round(emd, 3)),
+    "seconds": duration,
+    "bytes": size,
+}
+# What a row of several seeds has the mean of; those of `_DEVIATIONS` have a deviation too.
+_MEANS = (
+    *("final", "best", "accuracy", "best_accuracy", "relative_accuracy"),
+    *("clients_mean", "clients_worst_decile", "emd", "seconds", "bytes", "passes"),
+)
+_DEVIATIONS = _MEANS[:7]
+
+
+# The clients of these are named by the data or a file, so that a seed does not make other clients.
+_NAMED_CLIENTS = ("natural", "file", "federated-csv")
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that are one row, and the row."""
+
+    runs: Sequence[Run]
+    row: Row
+
+    @property
+    def population(self) -> str | None:
+        """The clients of the runs as text: equal for groups with the same clients; None if the runs' own differ."""
+        populations = {population(run) for run in self.runs}
+        return populations.pop() if len(populations) == 1 else None
+
+
+def run_groups(runs: Sequence[Run], *, each: bool = False) -> list[RunGroup]:
+    """The rows of a comparison, in the order of the first run of each; with `each`, one row a run."""
+    centralized = [run for run in runs if run.part("algorithm") == CENTRALIZED]
+    rows = [_row(run, name, centralized, runs) for run, name in zip(runs, labels(runs), strict=True)]
+    if each:
+        return [RunGroup([run], row) for run, row in zip(runs, rows, strict=True)]
+    members: dict[tuple[str, ...], list[int]] = {}
+    repeats = Counter[tuple[str, str]]()
+    for k, run in enumerate(runs):
+        if run.status != "finished":
+            members[("alone", str(k))] = [k]
+            continue
+        settings, seeds = seedless(run), seeds_of(run)
+        # A second run with the same seeds belongs to another row: it adds nothing to a mean over seeds.
+        members.setdefault((settings, str(repeats[settings, seeds])), []).append(k)
+        repeats[settings, seeds] += 1
+    return [
+        RunGroup([runs[k] for k in ks], merged([runs[k] for k in ks], [rows[k] for k in ks]))
+        for ks in members.values()
+    ]
+
+
+def population(run: Run) -> str:
+    """The clients of a run as text: the dataset, the partition, and its seed if that makes other clients."""
+    data, name = subtable(run.config, "data"), run.part("data", "partition")
+    seed = (
+        None
+        if name in _NAMED_CLIENTS
+        else subtable(run.config, "seeds").get("partition", run.config.get("seed"))
+    )
+    return repr([data.get("dataset"), data.get("partition"), bool(data.get("reassign")), seed])
+
+
+def merged(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
+    """One row for runs that differ in the seed alone: means, and deviations in `std`."""
+    if len(rows) == 1:
+        return rows[0]
+    names = [run.name for run in runs]
+    first = rows[0]
+    row = {**first, "run": names[0] if len(set(names)) == 1 else first["run"], "runs": len(rows)}
+    row["worst_client"] = None
+    row |= {"seed": None, "seeds": [each["seed"] for each in rows], "best_round": None, "directory": None}
+    row["directories"] = [each["directory"] for each in rows]
+    for key in _MEANS:
+        values = [each[key] for each in rows if each[key] is not None]
+        row[key] = statistics.fmean(values) if values else None
+        if key in _DEVIATIONS:
+            row["std"] = row["std"] | {key: statistics.stdev(values) if len(values) > 1 else None}
+    bounds = [each["bound"] for each in rows if each["bound"]]
+    row["bound"] = {**bounds[0], "value": statistics.fmean(b["value"] for b in bounds)} if bounds else None
+    without = [each for each in rows if each["relative_accuracy"] is None and each["note"]]
+    if row["relative_accuracy"] is not None and without:
+        found = len(rows) - len(without)
+        row["note"] = (
+            f"relative to a centralized run for {found} of {len(rows)} seeds only; {without[0]['note']}"
+        )
+    same = len({population(run) for run in runs}) == 1
+    row["clients"] = _merged_clients([each["clients"] for each in rows]) if same else []
+    return row
+
+
+def _row(run: Run, name: str, centralized: Sequence[Run], runs: Sequence[Run]) -> Row:
+    metric = run.metric()
+    _, final = run.final(metric)
+    best_round, best, chosen_on = run.best(metric)
+    up, down = run.total("bytes_up"), run.total("bytes_down")
+    accuracy = metric == "accuracy"
+    spread = run.spread().get(metric, {})
+    seed = run.summary.get("seed", run.config.get("seed"))
+    row: Row = {
+        "run": name,
+        "runs": 1,
+        "status": run.status,
+        "algorithm": run.part("algorithm"),
+        "partition": _partition(run),
+        "dataset": run.part("data", "dataset"),
+        "model": run.part("model"),
+        "seed": seed,
+        "seeds": [seed],
+        "rounds": run.rounds_done,
+        "passes": passes(run),
+        "metric": metric,
+        "measured_on": run.split(),
+        "final": final,
+        "best": best,
+        "best_round": best_round,
+        "chosen_on": chosen_on,
+        "accuracy": final if accuracy else None,
+        "best_accuracy": best if accuracy else None,
+        "relative_accuracy": None,
+        "bound": None,
+        "note": None,
+        "clients_mean": spread.get("mean"),
+        "clients_worst_decile": spread.get("worst_decile"),
+        "worst_client": worst.client if (worst := worst_clients(run)) else None,
+        "emd": run.emd(),
+        "seconds": run.seconds(),
+        "bytes": None if up is None and down is None else (up or 0) + (down or 0),
+        "std": {},
+        "directory": str(run.directory),
+        "directories": [str(run.directory)],
+        "clients": _clients(run, runs),
+    }
+    return row | _relative(run, final, centralized)
+
+
+def _relative(run: Run, final: float | None, centralized: Sequence[Run]) -> Row:
+    """relative_accuracy with its bound, or a note why there is none."""
+    if run.part("algorithm") == CENTRALIZED:
+        known = final is not None and final > 0 and run.status == "finished"
+        return {"relative_accuracy": 1.0 if known else None}
+    bounds, why = best_bound(run, centralized)
+    if not bounds:
+        return {"note": why and f"no relative accuracy: {why}"}
+    bound = statistics.fmean(value for each in bounds if (value := each.final(run.metric())[1]) is not None)
+    about = {"run": bounds[0].name, "value": bound, "passes": passes(bounds[0])}
+    return {"relative_accuracy": None if final is None else final / bound, "bound": about}
+
+
+def _clients(run: Run, runs: Sequence[Run]) -> list[Row]:
+    """The main metric at each client in the last round, and the differences to centralized and local-only runs."""
+    alone = run.part("algorithm") in (CENTRALIZED, "local-only")
+    results = client_results(run) if alone else with_references(run, runs)
+    return [_client(result) for result in results if result.last is not None]
+
+
+def _client(result: ClientResult) -> Row:
+    return {
+        "client": result.client,
+        "examples": result.examples,
+        "held_out": result.held_out,
+        "value": result.last,
+        "to_centralized": result.to_centralized,
+        "to_local_only": result.to_local_only,
+    }
+
+
+def _merged_clients(by_run: Sequence[Sequence[Row]]) -> list[Row]:
+    """The means of each client that all runs measured, the worst first."""
+    by_client = [{row["client"]: row for row in rows} for rows in by_run]
+    rows = []
+    for row in by_run[0]:
+        same = [clients[row["client"]] for clients in by_client if row["client"] in clients]
+        if len(same) == len(by_run):
+            values = {
+                key: [each[key] for each in same] for key in ("value", "to_centralized", "to_local_only")
+            }
+            means = {key: None if None in each else statistics.fmean(each) for key, each in values.items()}
+            rows.append({**row, **means})
+    return sorted(rows, key=lambda row: row["value"])
+
+
+def _partition(run: Run) -> str | None:
+    """The partition with its settings other than the number of clients: `dirichlet alpha=0.1`."""
+    data = subtable(run.config, "data")
+    table = subtable(data, "partition").items()
+    settings = [f"{key}={value}" for key, value in table if key not in ("name", "clients", "seed")]
+    name = run.part("data", "partition")
+    return name and " ".join([name, *settings, *(["reassigned"] if data.get("reassign") else [])])
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A name for each run, with its run id if two share the name, and a number if they share both."""
+    names = Counter(run.name for run in runs)
+    with_ids = [run.name if names[run.name] == 1 else f"{run.name} ({run.run_id})" for run in runs]
+    repeats = Counter(with_ids)
+    return [
+        name if repeats[name] == 1 else f"{name} #{with_ids[: k + 1].count(name)}"
+        for k, name in enumerate(with_ids)
+    ]
+
+
+def readable(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """The rows of `compare` as text for a table, with the same columns in every row.
+
+    The column `runs` needs a row of several seeds, `relative` a run with a relative accuracy, the columns of clients a
+    run with per-client evaluation, and `measured on` a run without a single global model. A mean over seeds has its
+    deviation behind it.
+    """
+    metrics = {row["metric"] for row in rows}
+    suffix = "" if len(metrics) > 1 else " " + label("".join(metrics))
+
+    def text(row: Row, key: str) -> str:
+        if key in ("final", "best"):
+            return _with_deviation(row, key) + ("" if suffix else f" {row['metric']}")
+        if key == "relative_accuracy" or key.startswith("clients_"):
+            named = key == "clients_worst_decile" and row["worst_client"] is not None
+            return _with_deviation(row, key) + (f" ({row['worst_client']})" if named else "")
+        write = _FORMATS.get(key)
+        return write(row[key]) if write else str(row[key] or MISSING)
+
+    titles = {key: key for key in ("run", "runs", "algorithm", "partition", "dataset", "rounds")}
+    if all(row["runs"] == 1 for row in rows):
+        del titles["runs"]
+    titles |= {"final": f"final{suffix}", "best": f"best{suffix}"}
+    optional = {
+        "relative_accuracy": "relative",
+        "clients_mean": "mean of clients",
+        "clients_worst_decile": "worst tenth of clients",
+    }
+    if all(0 < len(row["clients"]) < FEW for row in rows if row["clients_worst_decile"] is not None):
+        optional["clients_worst_decile"] = "worst client"
+    titles |= {key: title for key, title in optional.items() if any(row[key] is not None for row in rows)}
+    titles |= {"emd": "EMD", "seconds": "time", "bytes": "data"}
+    if any(row["measured_on"] != "test" for row in rows):
+        titles["measured_on"] = "measured on"
+    return [{title: text(row, key) for key, title in titles.items()} for row in rows]
+
+
+def _with_deviation(row: Row, key: str) -> str:
+    """A value, and the deviation over seeds in the same unit."""
+    share = key == "relative_accuracy" or is_share(row["metric"])
+    value = percent(row[key]) if share else metric_value(row["metric"], row[key])
+    deviation = row["std"].get(key)
+    if deviation is None:
+        return value
+    return f"{value} ± {100 * deviation:.1f}" if share else f"{value} ± {number(deviation)}"
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What a reader of the table has to know: the bounds of relative accuracy, and why one is missing."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        if row["bound"]:
+            value = metric_value(row["metric"], row["bound"]["value"])
+            against = f"relative to the centralized run {row['bound']['run']}, {value}{_length(row['bound'])}"
+            said.setdefault(against, []).append(f"{row['run']}{_length(row)}")
+        if row["note"]:
+            said.setdefault(row["note"], []).append(row["run"])
+    return [f"{', '.join(runs)}: {sentence}" for sentence, runs in said.items()]
+
+
+def _length(row: Row) -> str:
+    """How long a run trained: " (60 passes over the data)"."""
+    return f" ({row['passes']:.3g} passes over the data)" if row["passes"] else ""

@@ -1,0 +1,265 @@
+"""cost.html: what federation costs, as one page that opens offline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlens.report import figures
+from fedlens.report.cost_answer import UNSURE, WORDS, interval_text
+from fedlens.report.format import MISSING, duration, is_share, label, metric_value, number, signed
+from fedlens.report.palette import TEN
+from fedlens.report.plotly_figures import text
+from fedlens.report.read import Run, read_run
+from fedlens.report.render import Plot, write_page
+from fedlens.report.seed_curves import seed_curve
+
+CLIENTS_SHOWN = 100  # rows of the table of clients on the page
+_NAMED = 30  # clients whose names stand on the axis of the figure
+_STYLES = {
+    "federated": (TEN[0], "solid"),
+    "iid": (TEN[2], "solid"),
+    "centralized": (TEN[1], "dash"),
+    "local-only": (TEN[4], "dot"),
+}
+_WHERE = {"test": "on the test images", "clients": "on the clients' held-out images, mean of the clients"}
+
+
+def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
+    """Writes cost.html into a cost directory from `cost_answer`, and returns its path."""
+    runs = {
+        row["name"]: read_run(directory / row["name"])
+        for row in answer["runs"]
+        if row["status"] == "finished"
+    }
+    metric = answer["metric"]
+    context = {
+        "title": f"What federation costs: {answer['name']} · fedlens",
+        "aside": str(directory),
+        "answer": answer,
+        "metric": metric,
+        "kpis": _kpis(answer),
+        "charts": [chart for on in ("test", "clients") if (chart := _curves(answer, runs, on))],
+        "differences": difference_rows(answer),
+        "joining": _joining_figure(answer),
+        "client_head": client_head(answer),
+        "client_rows": client_texts(answer)[:CLIENTS_SHOWN],
+        "hidden": max(0, len(answer["clients"]) - CLIENTS_SHOWN),
+        "run_rows": _run_rows(answer),
+        "failed": [row for row in answer["runs"] if row["status"] != "finished"],
+        "method": method(answer),
+    }
+    return write_page(directory / "cost.html", "cost.html.j2", context)
+
+
+def _kpis(answer: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    rows = []
+    for role, each in answer["overall"].items():
+        on = "test" if each["test"] else "clients"
+        where = "on test" if on == "test" else "mean of the clients"
+        if each[on]:
+            rows.append(
+                (
+                    WORDS[role].capitalize().replace("Iid", "IID"),
+                    spread_text(answer["metric"], each[on]),
+                    where,
+                )
+            )
+    return rows
+
+
+def spread_text(metric: str, spread: Mapping[str, Any] | None) -> str:
+    """A mean with its deviation over seeds.
+
+    >>> spread_text("accuracy", {"mean": 0.95, "std": 0.004, "n": 3}), spread_text("loss", None)
+    ('95.0 % ± 0.4', '–')
+    """
+    if spread is None:
+        return MISSING
+    value = metric_value(metric, spread["mean"])
+    if spread["std"] is None:
+        return value
+    return (
+        f"{value} ± {100 * spread['std']:.1f}" if is_share(metric) else f"{value} ± {number(spread['std'])}"
+    )
+
+
+def _curves(answer: Mapping[str, Any], runs: Mapping[str, Run], on: str) -> Plot | None:
+    """The mean curve of each role over seeds, with a band of one deviation."""
+    metric, series = answer["metric"], []
+    key = f"test_{metric}" if on == "test" else f"clients_{metric}_mean"
+    for role, (color, dash) in _STYLES.items():
+        if on == "clients" and role == "iid":
+            continue  # its clients hold out other images
+        named = [runs[row["name"]] for row in answer["runs"] if row["role"] == role and row["name"] in runs]
+        series += seed_curve(named, key, metric, WORDS[role], color, dash)
+    if not any(line.kind == "line" for line in series):
+        return None
+    title = f"{label(metric).capitalize()} {_WHERE[on]}"
+    about = f"{title}: " + "; ".join(
+        f"{line.name} {metric_value(metric, line.y[-1])}" for line in series if line.kind == "line"
+    )
+    return Plot.of(figures.curves(series, metric, title, about), shape="tall" if on == "test" else "")
+
+
+def difference_rows(answer: Mapping[str, Any]) -> list[list[str]]:
+    """The overall differences as a table: what is compared, the difference, its interval, what it says."""
+    metric, rows = answer["metric"], []
+    names = {
+        "partition": "federated - IID clients",
+        "federation": "federated - centralized",
+        "joining": "federated - local-only, mean of the clients",
+    }
+    for name, words in names.items():
+        row = answer["differences"][name]
+        if row is not None:
+            says = {None: "one seed", 0: UNSURE, 1: "higher", -1: "lower"}[row["sign"]]
+            rows.append([words, signed(metric, row["mean"]), interval_text(metric, row) or MISSING, says])
+    return rows
+
+
+def client_head(answer: Mapping[str, Any]) -> list[str]:
+    """The columns of `client_texts`."""
+    roles = [role for role in ("federated", "centralized", "local-only") if role in answer["overall"]]
+    return [
+        "client",
+        "images",
+        "held out",
+        "classes",
+        *roles,
+        "vs centralized",
+        "vs local-only",
+        "by joining",
+    ]
+
+
+def client_texts(answer: Mapping[str, Any]) -> list[list[str]]:
+    """One row of texts a client, the worst first."""
+    metric, rows = answer["metric"], []
+    roles = client_head(answer)[4:-3]
+    for row in answer["clients"]:
+        compared = []
+        for key in ("vs_centralized", "vs_local_only"):
+            each = row[key]
+            bounds = interval_text(metric, each)
+            compared.append(
+                MISSING if each is None else signed(metric, each["mean"]) + (f" ({bounds})" if bounds else "")
+            )
+        rows.append(
+            [
+                str(row["client"]),
+                f"{row['examples']:,}",
+                f"{row['held_out']:,}",
+                str(len(row["classes"])) if row["classes"] else MISSING,
+                *(metric_value(metric, row.get(role)) for role in roles),
+                *compared,
+                row["verdict"] or MISSING,
+            ]
+        )
+    return rows
+
+
+def _joining_figure(answer: Mapping[str, Any]) -> Plot | None:
+    """Each client's gain by joining: a dot, and its interval as a line."""
+    metric = answer["metric"]
+    rows = [row for row in answer["clients"] if row["vs_local_only"] is not None]
+    if not rows:
+        return None
+    rows = sorted(rows, key=lambda row: row["vs_local_only"]["mean"])
+    series, places = [], list(range(1, len(rows) + 1))
+    colors = {"gains": "var(--good)", "loses": "var(--bad)", UNSURE: "var(--local)", None: "var(--accent)"}
+    for kind, color in colors.items():
+        here = [(k, row) for k, row in zip(places, rows, strict=True) if row["verdict"] == kind]
+        bars = [(k, row["vs_local_only"]) for k, row in here if row["vs_local_only"]["low"] is not None]
+        if bars:
+            series.append(
+                figures.Series(
+                    [k for k, _ in bars for _ in range(3)],
+                    [value for _, each in bars for value in (each["low"], each["high"], None)],
+                    color=color,
+                    width=1.5,
+                    hover="%{y:+.1%}<extra></extra>" if is_share(metric) else "%{y:+.4~g}<extra></extra>",
+                )
+            )
+        if here:
+            series.append(
+                figures.Series(
+                    [k for k, _ in here],
+                    [row["vs_local_only"]["mean"] for _, row in here],
+                    kind="dots",
+                    color=color,
+                    texts=[
+                        f"{row['client']}: {signed(metric, row['vs_local_only']['mean'])}"
+                        + (f" ({bounds})" if (bounds := interval_text(metric, row["vs_local_only"])) else "")
+                        for _, row in here
+                    ],
+                    hover="%{text}<extra></extra>",
+                )
+            )
+    title = "Gain by joining, client by client"
+    x = figures.Axis("client, by gain", "count", limits=(0.3, len(rows) + 0.7), ticks=())
+    y = figures.Axis("federated - local-only", "share" if is_share(metric) else "number")
+    about = f"{title}: from {rows[0]['client']} to {rows[-1]['client']}."
+    plot = Plot.of(figures.Figure(title, about, x, y, series), legend=False)
+    if len(rows) <= _NAMED:
+        names = [text(str(row["client"])[:14]) for row in rows]
+        plot.figure["layout"]["xaxis"] |= {
+            "tickmode": "array", "tickvals": places, "ticktext": names, "autotickangles": [0, 90],
+        }  # fmt: skip
+    plot.figure["layout"]["yaxis"] |= {"zeroline": True, "zerolinecolor": "var(--muted)"}
+    return plot
+
+
+def _run_rows(answer: Mapping[str, Any]) -> list[dict[str, str]]:
+    rows = []
+    for row in answer["runs"]:
+        passes = row.get("passes")
+        value = metric_value(answer["metric"], row.get("value"))
+        where = "" if row.get("measured_on") == "test" else " at the clients"
+        rows.append(
+            {
+                "name": row["name"],
+                "status": row["status"],
+                "rounds": f"{row['rounds']:,}",
+                "passes": MISSING if passes is None else f"{passes:.3g}",
+                "value": value if value == MISSING else f"{value}{where}",
+                "seconds": duration(row["seconds"]),
+                "error": row["error"] or "",
+            }
+        )
+    return rows
+
+
+def method(answer: Mapping[str, Any]) -> list[str]:
+    """How the runs were made comparable, as sentences."""
+    work, seeds = answer["work"], len(answer["seeds"])
+    passes = f"{work['passes']:.3g} passes over the {work['images']:,} training images"
+    sentences = [
+        f"The federated run has {work['rounds']:,} rounds with {work['cohort']:,} of {work['clients']:,} clients, "
+        f"{passes} in all.",
+        "IID clients: the same run, with all images reassigned to the clients at random; each client keeps its number "
+        "of images.",
+        f"Centralized: the same model and [local] settings on all images together. Each of its {work['rounds']:,} "
+        f"rounds has {work['steps']:,} steps of {work['batch']:,} images, as many images as the clients of a federated "
+        "round train on together.",
+        "Local-only: each client trains a model of its own from the same first weights, in the same rounds and with "
+        "the same [local] settings as in the federated run.",
+        "No setting is tuned for a baseline: the learning rate is that of the federated run everywhere.",
+        *answer["notes"],
+        "Federated, centralized and local-only runs share training images and held-out images. A model of a client's "
+        "own only has to know the classes of that client.",
+    ]
+    if seeds == 1:
+        return [*sentences, "With one seed there is no interval. Run it with --seeds 3 or more."]
+    tests = sum(row["vs_local_only"] is not None for row in answer["clients"])
+    wrong = (
+        f" With {tests} clients, about {max(1, round(0.05 * tests))} such verdicts may be wrong by chance."
+    )
+    return [
+        *sentences,
+        f"Intervals: mean ± t(0.975, {seeds - 1}) s / √{seeds} over {seeds} seeds, paired by seed; for a client never "
+        "narrower than one held-out image to each side. The seeds change first weights, sampled clients and batches; "
+        "partition and held-out images stay, so the intervals do not cover which images were held out."
+        + (wrong if tests > 1 else ""),
+    ]

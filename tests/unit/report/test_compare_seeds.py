@@ -1,0 +1,153 @@
+"""Runs that differ in the seed alone are one row and one curve; clients are compared by name."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlens.cli.main import app
+from fedlens.report.compare import Comparison, compare, readable, write_comparison
+from fedlens.report.compare_clients import client_table
+from tests.unit.report.fake_run import line, make_run
+from tests.unit.report.reading import assert_self_contained, read_page
+
+PARTITION = {"digest": "p", "held_out_digest": "h", "examples": 100, "clients": 3, "emd": 1.0}
+
+
+def run(
+    root: Path,
+    seed: int,
+    accuracy: float,
+    algorithm: str = "fedavg",
+    clients: dict[str, float] | None = None,
+    config: dict[str, Any] | None = None,
+    **more: Any,
+) -> Path:
+    metrics = [line(k, test_accuracy=accuracy * k / 2) for k in range(3)]
+    settings = {"seed": seed, "seeds": {"data": 0, "partition": 0, "initialization": seed}, **(config or {})}
+    run_id = f"{algorithm}-{accuracy}-{seed}"
+    summary = {"seed": seed, "partition": PARTITION, **more.pop("summary", {})}
+    path = make_run(
+        root, run_id=run_id, algorithm=algorithm, metrics=metrics, config=settings, summary=summary, **more
+    )
+    if clients:
+        rows = [
+            {"round": 2, "client": name, "validation_examples": 20, "validation_accuracy": value}
+            for name, value in clients.items()
+        ]
+        (path / "clients.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def three(root: Path) -> list[Path]:
+    return [run(root, seed, accuracy) for seed, accuracy in enumerate((0.8, 0.9, 0.7))]
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_row(tmp_path: Path) -> None:
+    (row,) = compare(three(tmp_path))
+    assert (row["runs"], row["seeds"], row["seed"], row["run"]) == (3, [0, 1, 2], None, "digits")
+    assert row["final"] == pytest.approx(0.8)
+    assert row["std"]["final"] == pytest.approx(statistics.stdev((0.8, 0.9, 0.7)))
+    assert len(row["directories"]) == 3
+    (text,) = readable([row])
+    assert (text["runs"], text["final accuracy"]) == ("3", "80.0 % ± 10.0")
+
+
+def test_each_shows_them_singly(tmp_path: Path) -> None:
+    rows = compare(three(tmp_path), each=True)
+    assert [row["final"] for row in rows] == pytest.approx([0.8, 0.9, 0.7])
+    assert "runs" not in readable(rows)[0]
+    said = CliRunner().invoke(app, ["compare", str(tmp_path), "--each", "--json"])
+    assert len(json.loads(said.stdout)) == 3
+    assert len(json.loads(CliRunner().invoke(app, ["compare", str(tmp_path), "--json"]).stdout)) == 1
+
+
+def test_name_and_engine_join_but_any_other_setting_parts(tmp_path: Path) -> None:
+    first = run(tmp_path, 0, 0.8)
+    other = run(tmp_path, 1, 0.9, name="other", config={"engine": {"name": "inline"}})
+    assert [row["runs"] for row in compare([first, other])] == [2]
+    changed = run(tmp_path, 1, 0.95, config={"local": {"lr": 0.7}})
+    assert [row["runs"] for row in compare([first, changed])] == [1, 1]
+
+
+def test_a_repeated_seed_and_an_unfinished_run_are_rows_of_their_own(tmp_path: Path) -> None:
+    runs = [*three(tmp_path), run(tmp_path, 1, 0.6), run(tmp_path, 3, 0.5, summary={"status": "interrupted"})]
+    rows = compare(runs)
+    assert [row["runs"] for row in rows] == [3, 1, 1]
+    assert [row["status"] for row in rows] == ["finished", "finished", "interrupted"]
+
+
+def test_relative_accuracy_goes_by_seed(tmp_path: Path) -> None:
+    bounds = [run(tmp_path, seed, value, "centralized", name="c") for seed, value in enumerate((0.8, 1.0))]
+    row, bound = compare([*three(tmp_path), *bounds])
+    assert row["relative_accuracy"] == pytest.approx((0.8 / 0.8 + 0.9 / 1.0) / 2)
+    assert row["note"].startswith(
+        "relative to a centralized run for 2 of 3 seeds only; no relative accuracy: "
+    )
+    assert bound["runs"] == 2
+
+
+def test_the_curve_of_several_seeds_is_their_mean_with_a_band(tmp_path: Path) -> None:
+    html = write_comparison(three(tmp_path), tmp_path / "c.html").read_text("utf-8")
+    assert_self_contained(html)
+    page = read_page(html)
+    band, mean = page.figures[0]["data"]
+    assert mean["y"] == pytest.approx([0, 0.4, 0.8])
+    assert band["x"] == [0, 1, 2, 2, 1, 0]
+    assert band["y"] == pytest.approx([0, 0.45, 0.9, 0.7, 0.35, 0])
+    assert (band["legendgroup"], band["showlegend"]) == (mean["name"], False)
+    views = [json.loads(value or "") for name, value in page.attributes if name == "data-data"]
+    assert [len(x) for x in views[1]["x"]] == [6, 3]
+    assert "3 runs compared" in page.words
+
+
+CLIENTS = {"mercy": 0.5, "oak": 0.9, "<i>": 0.7}
+
+
+def study(root: Path) -> list[Path]:
+    """Two seeds of a federated run, and its baselines; and a run on another partition."""
+    made = [run(root, seed, 0.8, clients={k: v + seed / 10 for k, v in CLIENTS.items()}) for seed in (0, 1)]
+    made.append(run(root, 0, 0.9, "centralized", {"mercy": 0.8, "oak": 0.9, "<i>": 0.9}, name="pool"))
+    made.append(run(root, 0, 0.9, "local-only", {"mercy": 0.7, "oak": 0.6, "<i>": 0.7}, name="alone"))
+    config = {"data": {"dataset": "digits", "partition": {"name": "iid", "clients": 3}, "validation": 0.0}}
+    clients, summary = {"mercy": 0.1}, {"partition": PARTITION | {"digest": "q"}}
+    return [*made, run(root, 0, 0.85, "fedprox", clients, config, name="elsewhere", summary=summary)]
+
+
+def test_clients_are_rows_the_worst_first_with_differences_to_both_baselines(tmp_path: Path) -> None:
+    head, rows = client_table(Comparison.of(study(tmp_path)).groups)
+    assert head == ["client", "held out", "digits", "vs centralized", "vs local-only", "pool", "alone"]
+    assert rows == [
+        ["mercy", "20", "55.0 %", "-25.0", "-15.0", "80.0 %", "70.0 %"],
+        ["<i>", "20", "75.0 %", "-15.0", "+5.0", "90.0 %", "70.0 %"],
+        ["oak", "20", "95.0 %", "+5.0", "+35.0", "90.0 %", "60.0 %"],
+    ]
+
+
+def test_the_clients_are_on_the_page_on_the_terminal_and_in_json(tmp_path: Path) -> None:
+    paths = list(map(str, study(tmp_path)))
+    page = read_page(write_comparison(paths, tmp_path / "c.html").read_text("utf-8"))
+    assert "mercy 20 55.0 % -25.0 -15.0" in page.words
+    assert "<i> 20 75.0 %" in page.words
+    said = CliRunner().invoke(app, ["compare", *paths])
+    assert said.stdout.splitlines()[-4].startswith("client  held out  digits  vs centralized")
+    rows = json.loads(CliRunner().invoke(app, ["compare", *paths, "--json"]).stdout)
+    assert rows[0]["clients"][0]["client"] == "mercy"
+    assert rows[0]["clients"][0]["to_centralized"] == pytest.approx(-0.25)
+    assert rows[0]["clients"][0]["to_local_only"] == pytest.approx(-0.15)
+
+
+def test_the_worst_client_of_few_is_named(tmp_path: Path) -> None:
+    path = run(tmp_path, 0, 0.8, clients=CLIENTS)
+    spread = {"clients_accuracy_mean": 0.7, "clients_accuracy_worst_decile": 0.5}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line(k, **spread)) + "\n" for k in range(3)))
+    summary = json.loads((path / "summary.json").read_text())
+    worst = {"client": "mercy", "value": 0.5}
+    clients = {"round": 2, "metric": "accuracy", "measured": 3, "mean": 0.7, "worst": worst}
+    (path / "summary.json").write_text(json.dumps(summary | {"clients": clients}))
+    assert readable(compare([path]))[0]["worst client"] == "50.0 % (mercy)"

@@ -1,0 +1,261 @@
+"""`fedlens.cost`: which runs it makes, that they can be compared, and that it continues where it stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fedlens
+from fedlens import cost_runs
+from fedlens.cli.main import app
+from fedlens.core.errors import ConfigError, RunDirectoryError, RunFailed
+from fedlens.cost_runs import CostResult, SilentCost, cost, of_role, planned_runs
+from fedlens.experiment.config import read_config
+from fedlens.experiment.config_source import Source
+from fedlens.experiment.progress import Progress, Silent
+from fedlens.report.read import Run, read_run
+
+SETTINGS: dict[str, Any] = {
+    "name": "small",
+    "rounds": 2,
+    "model": "linear",
+    "local": {"lr": 0.1, "batch_size": 10, "epochs": 2},
+    "select": {"name": "uniform", "clients_per_round": 2},
+    "data": {
+        "dataset": "digits",
+        "partition": {"name": "shards", "clients": 4, "classes_per_client": 3},
+        "normalize": "unit",
+    },
+    "engine": "inline",
+}
+
+
+def experiment(**more: Any) -> fedlens.Experiment:
+    return fedlens.Experiment(**{**SETTINGS, **more})
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> CostResult:
+    return cost(experiment(), seeds=2, out=tmp_path_factory.mktemp("cost") / "c")
+
+
+def runs(result: CostResult, seed: int = 0) -> dict[str, Run]:
+    return {role: read_run(result.directory / f"{role}-seed{seed}") for role in cost_runs.ROLES}
+
+
+def test_every_seed_has_four_finished_runs_and_a_page(result: CostResult) -> None:
+    names = [f"{role}-seed{seed}" for seed in (0, 1) for role in cost_runs.ROLES]
+    assert [run["name"] for run in result.answer["runs"]] == names
+    assert {run["status"] for run in result.answer["runs"]} == {"finished"}
+    assert json.loads((result.directory / "cost.json").read_text("utf-8"))["sentences"]
+    assert result.answer["sentences"][0] in result.page.read_text("utf-8")
+
+
+def test_federated_centralized_and_local_only_share_images_and_the_twin_has_the_sizes(
+    result: CostResult,
+) -> None:
+    made = runs(result)
+    for key in ("digest", "held_out_digest"):
+        shared = {
+            made[role].recorded("partition", key) for role in ("federated", "centralized", "local-only")
+        }
+        assert len(shared) == 1
+        assert made["iid"].recorded("partition", key) not in shared
+    ours, twin = made["federated"].partition, made["iid"].partition
+    assert ours is not None
+    assert twin is not None
+    assert ours.sizes().tolist() == twin.sizes().tolist()
+    assert made["iid"].emd() < made["federated"].emd() / 2
+
+
+def test_seeds_change_weights_and_cohorts_but_neither_partition_nor_held_out_images(
+    result: CostResult,
+) -> None:
+    first, second = runs(result)["federated"], runs(result, 1)["federated"]
+    for key in ("digest", "held_out_digest"):
+        assert first.recorded("partition", key) == second.recorded("partition", key)
+    seeds, others = first.config["seeds"], second.config["seeds"]
+    assert {key for key in seeds if seeds[key] == others[key]} == {"data", "partition"}
+    assert runs(result, 1)["centralized"].config["seeds"] == others
+
+
+def test_a_centralized_round_trains_on_as_many_images_as_a_federated_one(result: CostResult) -> None:
+    made = runs(result)
+    work = result.answer["work"]
+    # 2 of 4 clients train 2 epochs on a quarter of the images each.
+    assert work["passes"] == pytest.approx(2.0)
+    federated, centralized = (made[role].total("examples") or 0 for role in ("federated", "centralized"))
+    assert centralized == pytest.approx(federated, rel=0.02)
+    assert made["centralized"].rounds_done == made["federated"].rounds_done
+
+
+def test_the_clients_are_measured_although_the_experiment_measures_none(result: CostResult) -> None:
+    assert "holds out 20 % of its images" in result.answer["notes"][0]
+    assert sorted(row["client"] for row in result.answer["clients"]) == ["0", "1", "2", "3"]
+    for row in result.answer["clients"]:
+        assert None not in (row["federated"], row["centralized"], row["local-only"])
+        assert row["vs_local_only"]["seeds"] == 2
+
+
+def test_a_share_that_the_experiment_holds_out_stays() -> None:
+    settings = {**SETTINGS, "data": {**SETTINGS["data"], "validation": 0.3, "validation_from": "client"}}
+    source, notes = cost_runs.measured_at_clients(Source(settings), read_config(settings))
+    assert notes == []
+    assert source.values["data"]["validation"] == 0.3
+    assert source.values["evaluation"] == {"clients": "all"}
+
+
+class Watching(SilentCost):
+    """Collects the runs that train a round, and stops in the middle of one."""
+
+    def __init__(self, stop_in: str = "") -> None:
+        self.trained: list[str] = []
+        self.stop_in = stop_in
+
+    def run_started(self, name: str, position: int, total: int) -> Progress:
+        watching = self
+
+        class Run(Silent):
+            def round_done(self, metrics: dict[str, Any]) -> None:
+                if metrics["round"] and name not in watching.trained:
+                    watching.trained.append(name)
+                if name == watching.stop_in and metrics["round"] == 1:
+                    raise KeyboardInterrupt
+
+        return Run()
+
+
+def test_it_continues_where_it_was_interrupted_and_adds_seeds(tmp_path: Path, result: CostResult) -> None:
+    out = tmp_path / "c"
+    with pytest.raises(KeyboardInterrupt):
+        cost(experiment(), seeds=1, out=out, progress=Watching("centralized-seed0"), report=False)
+    watching = Watching()
+    cost(experiment(), seeds=1, out=out, progress=watching, report=False)
+    assert watching.trained == ["centralized-seed0", "local-only-seed0"]
+    watching = Watching()
+    again = cost(experiment(), seeds=2, out=out, progress=watching, report=False)
+    assert watching.trained == [f"{role}-seed1" for role in cost_runs.ROLES]
+    for key in ("overall", "differences", "clients", "sentences"):
+        assert again.answer[key] == result.answer[key]
+
+
+def test_a_directory_with_other_settings_is_refused_with_the_key(result: CostResult) -> None:
+    with pytest.raises(RunDirectoryError, match=r"local.lr is 0.1 there and 0.2 now") as refused:
+        cost(experiment(), ["local.lr=0.2"], seeds=1, out=result.directory)
+    assert "--out" in str(refused.value)
+    cost(experiment(), ["engine.threads=1"], seeds=2, out=result.directory, report=False)  # changes no result
+
+
+def test_a_run_that_fails_is_a_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out = cost_runs._carry_out
+
+    def failing(run: cost_runs.PlannedRun, *rest: Any) -> None:
+        if run.role == "local-only":
+            raise RunFailed("the disk is full")
+        carry_out(run, *rest)
+
+    monkeypatch.setattr(cost_runs, "_carry_out", failing)
+    answer = cost(experiment(), seeds=1, out=tmp_path / "c").answer
+    assert [run["error"] for run in answer["runs"]] == [None, None, None, "the disk is full."]
+    assert answer["runs"][-1]["status"] == "failed"
+    assert answer["differences"]["joining"] is None
+    assert answer["differences"]["partition"] is not None
+    assert "local-only-seed0: the disk is full." in (tmp_path / "c" / "cost.html").read_text("utf-8")
+
+
+def test_a_baseline_is_refused_as_the_experiment(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'centralized' is a baseline"):
+        cost("digits-centralized", out=tmp_path / "c")
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        cost(experiment(), seeds=0, out=tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_baselines_train_plainly_with_the_cohorts_of_the_federated_run() -> None:
+    settings = {
+        **SETTINGS,
+        "algorithm": {"name": "fedprox", "mu": 1.0},
+        "client": "reweighted",
+        "server": {"name": "momentum", "momentum": 0.9},
+        "local": {**SETTINGS["local"], "stragglers": 0.5},
+        "evaluation": {"clients": "all"},
+    }
+    config = read_config(settings)
+    alone = of_role(settings, config, "local-only", {"steps": 7})
+    assert alone["algorithm"] == {"name": "local-only"}
+    assert alone["select"] == {"name": "uniform", "clients_per_round": 2}
+    assert alone["local"] == settings["local"]
+    assert not {"client", "server", "aggregate"} & set(alone)
+    pooled = of_role(settings, config, "centralized", {"steps": 7})
+    assert pooled["local"] == {"lr": 0.1, "batch_size": 10, "steps": 7}
+    assert "select" not in pooled
+    assert of_role(settings, config, "federated", {}) == {**settings, "name": "small-federated"}
+
+
+def test_the_usual_selection_of_an_algorithm_goes_to_local_only() -> None:
+    settings = {key: value for key, value in SETTINGS.items() if key != "select"} | {
+        "algorithm": "fedvc",
+        "evaluation": {},
+    }
+    alone = of_role(settings, read_config(settings), "local-only", {"steps": 1})
+    assert alone["select"] == {"name": "by-size"}
+
+
+def test_an_experiment_that_is_its_own_twin_has_no_other() -> None:
+    settings = {**SETTINGS, "data": {**SETTINGS["data"], "reassign": True}, "evaluation": {}}
+    roles = [run.role for run in planned_runs(Source(settings), 1, {"steps": 1})]
+    assert roles == ["federated", "centralized", "local-only"]
+
+
+def test_the_command_answers_prints_json_and_says_by_its_exit_code_that_a_run_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: CostResult
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls: list[tuple[Any, ...]] = []
+
+    def answered(recipe: str, overrides: list[str], **more: Any) -> CostResult:
+        calls.append((recipe, overrides, more["seeds"], more["out"]))
+        more["progress"].note("said first")
+        for k, run in enumerate(result.answer["runs"], 1):
+            more["progress"].run_started(run["name"], k, 8)
+            more["progress"].run_ended(run["name"], k, 8, None)
+        return result
+
+    monkeypatch.setattr(cost_runs, "cost", answered)
+    arguments = [
+        "cost",
+        "digits",
+        "--seeds",
+        "2",
+        "--set",
+        "local.lr=0.2",
+        "--engine",
+        "inline",
+        "--out",
+        "x",
+    ]
+    said = CliRunner().invoke(app, arguments)
+    assert (said.exit_code, calls) == (0, [("digits", ["local.lr=0.2", "engine.name=inline"], 2, Path("x"))])
+    assert "[3/8] centralized-seed0: finished before" in said.stdout
+    for sentence in result.answer["sentences"]:
+        assert sentence in said.stdout
+    assert said.stdout.rstrip().endswith(f"result page: {result.page}")
+    as_json = CliRunner().invoke(app, [*arguments, "--json"])
+    assert json.loads(as_json.stdout)["clients"] == json.loads(json.dumps(result.answer["clients"]))
+    assert "said first" in as_json.stderr
+    quiet = CliRunner().invoke(app, [*arguments, "--quiet"])
+    assert quiet.stdout.strip() == str(result.page)
+    row = {**result.answer["runs"][0], "status": "failed", "error": "no space"}
+    failed = CostResult(result.directory, {**result.answer, "runs": [row]})
+    monkeypatch.setattr(cost_runs, "cost", lambda *a, **k: failed)
+    said = CliRunner().invoke(app, arguments)
+    assert said.exit_code == 1
+    assert "federated-seed0: no space" in said.stdout
+
+
+def test_it_is_there_by_name_in_python() -> None:
+    assert fedlens.cost is cost
