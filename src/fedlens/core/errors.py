@@ -15,7 +15,7 @@ _FEDLENS = str(Path(__file__).parent.parent)
 
 
 class FedlensError(Exception):
-    """A request that cannot be carried out; nothing was started.
+    """Base class of errors: a request that cannot be carried out.
 
     Args:
         what: what is wrong, as a sentence without a full stop.
@@ -59,7 +59,7 @@ class RunDirectoryError(FedlensError):
 
 
 class RunFailed(FedlensError):
-    """A run that started and could not go on; its directory says why."""
+    """A run that started and could not continue; its directory contains the reason."""
 
     exit_code = 1
 

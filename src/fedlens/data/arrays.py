@@ -27,16 +27,16 @@ def dataset(
     name: str = "arrays",
     seeded: bool = False,
 ) -> Dataset:
-    """A dataset of images in memory, for a function of your own that `data.dataset` names.
+    """Makes a dataset of images in memory, for a function of your own that `data.dataset` names.
 
     Args:
         images: uint8 [n, H, W, C], [n, C, H, W] or [n, H, W], from 0 to 255: an array, a tensor or nested lists.
         labels: [n], whole numbers from 0 on; or names, which `classes` puts in order.
-        test_images, test_labels: what the model is measured on, in the same form.
+        test_images, test_labels: the test data, in the same form.
         classes: the name of each class. By default the numbers, or the names in alphabetical order.
-        clients: [n], whose each training image is, for the partition `natural`.
+        clients: [n], the client of each training image, for the partition `natural`.
         layout: where the channels are; `auto` takes the axis with 1, 3 or 4 values.
-        name: what the report calls it.
+        name: the name in the report.
         seeded: whether the data depend on the data seed.
 
     Raises `DataError` if shapes, types or lengths do not fit.

@@ -165,7 +165,7 @@ class Config(_Table):
 
     @property
     def slots(self) -> dict[str, dict[str, Any] | None]:
-        """The tables of the slots that hold one thing each, by name; None if a slot is left to the algorithm."""
+        """The tables of single components, by name; None for those that the algorithm decides."""
         return {"select": self.select, "aggregate": self.aggregate, "server": self.server}
 
     @model_validator(mode="before")

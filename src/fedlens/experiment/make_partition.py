@@ -27,12 +27,12 @@ _ARGUMENTS = {"name": "PARTITION", "dataset.name": "DATASET"}
 
 @dataclass(frozen=True)
 class Made:
-    """A partition, and what there is to know of its dataset.
+    """A partition, and facts about its dataset.
 
     Args:
         kind: the task that the data are for.
-        data_seed: the seed that the data, or which of them are for testing, were drawn with; None where nothing was
-            drawn and none was given.
+        data_seed: the seed of random data or of a random choice of test data; None if nothing was drawn and no seed
+            was given.
     """
 
     partition: Partition
@@ -40,7 +40,7 @@ class Made:
     data_seed: int | None
 
     def run_options(self, path: Path) -> str | None:
-        """The options that make `fedlens run` take the partition, saved at `path`; None where no model is trained."""
+        """The options with which `fedlens run` uses the partition saved at `path`; None if no model can be trained."""
         return run_options(path, self.data_seed) if self.kind in TASKS else None
 
 
@@ -54,9 +54,9 @@ def make_partition(
     root: Path,
     download: bool = False,
 ) -> Made:
-    """The partition of the whole training split, with its census.
+    """Makes the partition of the whole training split, with its census.
 
-    It is the one of a run with the same settings, `seeds.partition = seed` and nothing held out for validation.
+    It equals that of a run with the same settings, `seeds.partition = seed` and no validation data.
 
     Args:
         dataset, partition: names in the registries, or `file.py:function`.
@@ -64,7 +64,7 @@ def make_partition(
         data_seed: the run's `seeds.data`, for datasets that draw something; by default that of a run with seed 0.
         root: the data folder.
 
-    Raises `ConfigError` where a name or a setting is wrong, `DataError` where the data are missing or damaged.
+    Raises `ConfigError` if a name or a setting is wrong, `DataError` if the data are missing or corrupt.
 
     >>> p = make_partition("digits", "iid", ["clients=4"], root=Path()).partition
     >>> len(p), p.dataset, p.spec["seed"], int(p.census.totals().sum())

@@ -24,7 +24,8 @@ RATE_SETTINGS = (
 class LocalSettings(BaseModel):
     """How a client trains: the `[local]` table.
 
-    The optimizer starts fresh each time the global model arrives: momentum is cleared, as in fedcv appendix 7.1.4.
+    A client starts with a new optimizer each time it receives the global model, so momentum is cleared (FedCV,
+    appendix 7.1.4).
 
     >>> LocalSettings(lr=0.1, epochs=5).steps_at(examples=500)
     80
@@ -136,7 +137,7 @@ class LocalSettings(BaseModel):
 
     @property
     def work(self) -> int:
-        """Epochs, or steps where those are set: what a straggler does less of."""
+        """Epochs, or steps if they are set; stragglers do fewer."""
         return self.steps or self.epochs or 1
 
     def batch(self, examples: int) -> int:
@@ -151,7 +152,7 @@ class LocalSettings(BaseModel):
         )
 
     def steps_at(self, examples: int, work: int | None = None) -> int:
-        """The number of steps at a client of this many examples that does `work` epochs or steps."""
+        """The number of steps of `work` epochs or steps, at a client with this many examples."""
         work = self.work if work is None else work
         return work if self.steps else work * self.batches_at(examples)
 
@@ -197,7 +198,7 @@ class LocalSettings(BaseModel):
         return float(self.lr * (self.lr_final + (1 - self.lr_final) * factor))
 
     def shared_rate(self, round: int, rounds: int) -> dict[str, float | list[int]]:
-        """What clients are sent to know their learning rate: `lr`, and `schedule` if it changes with every step."""
+        """The payload for the learning rate: `lr`, and `schedule` if it changes with every step."""
         rate: dict[str, float | list[int]] = {"lr": self.lr_at(round, rounds)}
         return {**rate, "schedule": [round, rounds]} if self.changes_by_step else rate
 

@@ -193,7 +193,7 @@ class Partition:
         return self.census_of(labels).client_emds()
 
     def emd(self, labels: Table | ArrayLike) -> float:
-        """The non-identicalness of the population: sum_i (n_i / n) EMD(q_i, p) (hsu2020, section 6.1).
+        """The non-identicalness of the population: sum_i (n_i / n) EMD(q_i, p) (Hsu et al. 2020, section 6.1).
 
         >>> Partition.of_owners([0, 0, 1, 1], 2).emd(np.array([0, 0, 1, 1]))
         1.0
@@ -244,7 +244,7 @@ class Partition:
     def load(cls, path: str | os.PathLike[str]) -> Partition:
         """Reads what `save` wrote.
 
-        Raises `DataError` if the file is missing, is not a partition, or is damaged (the digest is compared).
+        Raises `DataError` if the file is missing, is not a partition, or is corrupt (the digest is compared).
         """
         path = Path(path)
         try:

@@ -41,7 +41,7 @@ class StackedContext:
         self.at_anchor: Tensors = []
 
     def inputs(self) -> Mapping[str, Any]:
-        """What a hook must not change, by name."""
+        """The inputs that a hook must not change, by name."""
         return {"anchor": self.anchor, "payload": self.payload.values_by_name, "at_anchor": self.at_anchor}
 
     tree, listed = LocalContext.tree, LocalContext.listed
