@@ -25,7 +25,7 @@ class RunCommand(TyperCommand):
         known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         for option in (arg.partition("=")[0] for arg in args if arg.startswith("--")):
             if option not in known and option not in ctx.help_option_names:
-                with reported(False):
+                with reported(False, "--json" in args):
                     _refuse_option(option, args)
         return super().parse_args(ctx, args)
 
