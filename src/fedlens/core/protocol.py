@@ -374,7 +374,7 @@ Evaluation = Generator[Ask, Answers, Metrics]
 
 
 class Algorithm(Protocol):
-    """Interface of an algorithm: it asks clients for work and aggregates replies. Its state is a payload, not `self`."""
+    """Interface of an algorithm: it asks clients for work and aggregates. Its state is a payload, not `self`."""
 
     @property
     @abstractmethod

@@ -163,7 +163,7 @@ def test_a_gain_is_called_a_gain(tmp_path: Path) -> None:
 def test_a_difference_around_zero_is_uncertain(tmp_path: Path) -> None:
     said = with_twin(tmp_path, 0.85, 0.86, 0.99)
     assert said.startswith(
-        f"The partition has no clear cost: -1.0 points of accuracy (95 % interval -18.2 to 16.2, 3 seeds): 91.0 %"
+        "The partition has no clear cost: -1.0 points of accuracy (95 % interval -18.2 to 16.2, 3 seeds): 91.0 %"
     )
 
 
