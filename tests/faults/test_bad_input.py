@@ -147,7 +147,7 @@ VALUES = {
     'data.augment={name="colour-jitter",hue=0.1}': "images of 1 channel have no hue (--set data.augment.hue); leave it out",
     "data.partition=3": "'partition' is 3, but must be a table (--set data.partition)",
     "data.partition={clients=4}": "the table [data.partition] has no 'name' (--set data.partition)",
-    "data.partition.name=7": "the name of the partition is 7, and has to be a word (--set data.partition.name)",
+    "data.partition.name=7": "the name of the partition is 7, but must be a string (--set data.partition.name)",
     "data.partition.clients=4.5": "'clients' is 4.5, but must be a whole number (--set data.partition.clients)",
     "data.partition.clients=5000": "5000 clients are more than the 1437 examples (--set data.partition.clients); "
     "set clients to at most 1437",
@@ -197,8 +197,8 @@ VALUES = {
     "settings for what a table holds",
     "name=a/b": "the name 'a/b' cannot be a directory's name; choose a short name without path separators, or name the "
     "directory with --out",
-    "local.lr": "'local.lr' is not key=value (--set); write, say, --set local.lr=0.1",
-    "=3": "'=3' is not key=value (--set); write, say, --set local.lr=0.1",
+    "local.lr": "'local.lr' is not key=value (--set); write e.g. --set local.lr=0.1",
+    "=3": "'=3' is not key=value (--set); write e.g. --set local.lr=0.1",
     "rounds.x=3": "'rounds' is a value, not a table, so it has no settings (--set rounds.x=3)",
 }
 
@@ -208,7 +208,7 @@ OWN_FILES = {
     "lost.py:f": "importing lost.py failed: ModuleNotFoundError: No module named 'nowhere_at_all' (--set algorithm.name)",
     "typo.py:f": "importing typo.py failed: SyntaxError: invalid syntax (typo.py, line 1) (--set algorithm.name)",
     "nomodule.x:f": "importing nomodule.x failed: ModuleNotFoundError: No module named 'nomodule' (--set algorithm.name)",
-    "own.py:word": "'own.py:word' is str, and a function is wanted that makes the",
+    "own.py:word": "'own.py:word' is of type str, but must be a function that makes the",
     "own.py:bare": "the settings of 'own.py:bare' cannot be read from its signature: TypeError: the parameter 'mu' has no type (--set algorithm.name); "
     "a setting is a keyword-only parameter with a type: def make(parts, *, mu: float = 0.1)",
     "own.py:forgetful": "the algorithm 'own.py:forgetful' returned None (--set algorithm.name); "
@@ -357,7 +357,7 @@ def test_a_wrong_file_names_the_line(
 def test_what_is_no_recipe_and_no_file(folder: Path) -> None:
     assert refused("digts") == "unknown recipe 'digts'; did you mean 'digits'"
     assert refused("nowhere.toml").startswith(
-        "the file nowhere.toml does not exist; give a path, or a recipe of"
+        "the file nowhere.toml does not exist; pass the path of a TOML file, or a recipe"
     )
     assert refused("none") == "none is a directory, not a recipe or a file; name a TOML file in it"
     assert "the file is not valid TOML: 'utf-8' codec can't decode" in _of_bytes(folder, b"\xff\xfe")

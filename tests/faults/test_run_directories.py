@@ -86,7 +86,7 @@ def test_a_damaged_checkpoint_costs_a_round_and_nothing_else(here: Path, damage:
     DAMAGES[damage](last)
     told = Stops()
     assert resume("run", progress=told).summary["status"] == "finished"
-    assert told.notes[0].startswith("the checkpoint of round 4 is damaged (")
+    assert told.notes[0].startswith("the checkpoint of round 4 is corrupt (")
     assert told.notes[0].endswith(") and was skipped")
     assert told.notes[1] == f"resuming after round 3 of {ROUNDS}"
     assert outcome(here / "run") == outcome(here / "ref")
@@ -99,7 +99,7 @@ def test_where_all_checkpoints_are_damaged_nothing_is_touched(here: Path) -> Non
     answer = CliRunner().invoke(app, ["resume", "run"])
     assert answer.exit_code == 2
     assert answer.stderr.startswith(
-        "error: no checkpoint can be read: the checkpoint of round 4 is damaged ("
+        "error: no checkpoint can be read: the checkpoint of round 4 is corrupt ("
     )
     assert "start a new run: 'fedlens run run/config.toml --out ANOTHER_DIRECTORY'" in answer.stderr
     after = {path: path.read_bytes() for path in (here / "run").rglob("*") if path.is_file()}
@@ -169,8 +169,8 @@ def test_a_run_of_another_version_is_refused(here: Path) -> None:
     ("path", "content", "said"),
     [
         ("config.toml", "rounds = ", "config.toml is corrupt: "),
-        ("environment.json", "{", "environment.json is damaged: "),
-        ("summary.json", "", "summary.json is damaged: "),
+        ("environment.json", "{", "environment.json is corrupt: "),
+        ("summary.json", "", "summary.json is corrupt: "),
         ("partition.npz", "PK", "not a readable partition file: "),
         ("metrics.jsonl", '{"round": 0\n{"round": 1}\n', "a line cannot be read (run/metrics.jsonl, line 1)"),
     ],
@@ -252,7 +252,7 @@ def test_a_run_does_not_go_on_with_other_data(mnist: Path, at: int) -> None:
     with pytest.raises(RunDirectoryError) as caught:
         resume("run")
     assert str(caught.value).startswith(
-        "the images or labels differ from those at the start of the run (run); point --data-dir"
+        "the images or labels differ from those at the start of the run (run); set --data-dir"
     )
     assert str(mnist.parent.parent) in str(caught.value)
     content[-1] = content[-1] ^ 1

@@ -276,7 +276,7 @@ def test_a_damaged_state_falls_back_to_the_checkpoint_before(whole: dict[str, An
     copy = shutil.copytree(path, tmp_path / "copy")
     listener = Listening()
     resume(path, progress=listener)
-    assert listener.notes[0].startswith("the checkpoint of round 5 is damaged (the state of a client, ")
+    assert listener.notes[0].startswith("the checkpoint of round 5 is corrupt (the state of a client, ")
     assert listener.notes[1] == "resuming after round 4 of 8"
     assert ended(path) == whole
     check_files(path)

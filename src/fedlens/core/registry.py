@@ -128,7 +128,8 @@ def _load(target: str) -> Factory:
 def _callable(found: object, name: str, kind: str, where: str | None) -> Factory:
     if not callable(found):
         raise ConfigError(
-            f"'{name}' is a {type(found).__name__}, but must be a function that makes the {kind}", where=where
+            f"'{name}' is of type {type(found).__name__}, but must be a function that makes the {kind}",
+            where=where,
         )
     return found
 

@@ -154,5 +154,5 @@ def _refuse_missing(registry: Registry, name: str, settings: Mapping[str, Any], 
         told = [f"'{field}' ({fields[field].description or 'not described'})" for field in missing]
         options = [f"--set {f'{key}.' if key else ''}{field}=VALUE" for field in missing]
         raise ConfigError(
-            f"the {registry.kind} '{name}' needs {' and '.join(told)}\", hint=f\"add {' '.join(options)}"
+            f"the {registry.kind} '{name}' needs {' and '.join(told)}", hint=f"add {' '.join(options)}"
         )

@@ -44,8 +44,8 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_right(arguments: list[st
             "[proximal] is neither a table nor a list of TOML: ",
         ),
         (["run", "nowhere.toml"], "the file nowhere.toml does not exist"),
-        (["report", "nowhere"], "there is no such directory (nowhere)"),
-        (["compare", "nowhere"], "there is no such directory (nowhere)"),
+        (["report", "nowhere"], "the directory does not exist (nowhere)"),
+        (["compare", "nowhere"], "the directory does not exist (nowhere)"),
     ],
 )
 def test_a_wrong_request_is_one_sentence_and_exit_code_2(

@@ -191,7 +191,7 @@ def test_no_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: tup
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.npz").write_text("no archive", encoding="utf-8")
     for name, said in {
-        "nowhere.npz": "there is no partition (nowhere.npz)",
+        "nowhere.npz": "the partition file does not exist (nowhere.npz)",
         "text.npz": "not a readable partition file",
         ".": "this is not a run directory",
     }.items():

@@ -33,7 +33,7 @@ def test_a_name_is_found_and_a_wrong_one_answered_with_the_nearest() -> None:
     assert THINGS.rows() == [("ordered", "keeps order"), ("bag", "counts")]
     with pytest.raises(ConfigError) as caught:
         THINGS.find("orderd", where="x.name")
-    assert str(caught.value) == "there is no thing 'orderd' (x.name); did you mean 'ordered'."
+    assert str(caught.value) == "unknown thing 'orderd' (x.name); did you mean 'ordered'."
 
 
 def test_a_users_file_is_loaded_once(tmp_path) -> None:
@@ -50,7 +50,7 @@ def test_a_users_file_is_loaded_once(tmp_path) -> None:
     [
         ("{0}/absent.py:make", "does not exist"),
         ("{0}/mine.py:mak", "does not define 'mak'"),
-        ("{0}/mine.py:NUMBER", "is a int, but must be a function that makes the thing"),
+        ("{0}/mine.py:NUMBER", "is of type int, but must be a function that makes the thing"),
         ("{0}/broken.py:make", "importing {0}/broken.py failed: ZeroDivisionError"),
         ("no_such_package.module:make", "importing no_such_package.module failed"),
     ],

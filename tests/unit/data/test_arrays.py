@@ -44,12 +44,12 @@ def test_labels_may_be_names() -> None:
     ("images", "labels", "more", "message"),
     [
         (LAST / 255, (0, 1, 1, 0), {}, r"`images` are float64, but must be uint8.*\(255 \* images\)"),
-        (LAST[0, 0], (0, 1, 1, 0), {}, r"have the shape \[5, 3\], and must be"),
+        (LAST[0, 0], (0, 1, 1, 0), {}, r"have the shape \[5, 3\], but must be"),
         (
             LAST[:, :3],
             (0, 1, 1, 0),
             {},
-            r"either axis could be the channels \(fedlens.dataset\); say layout=",
+            r"either axis could be the channels \(fedlens.dataset\); set layout=",
         ),
         (LAST[..., :2], (0, 1, 1, 0), {}, "neither axis is 1, 3 or 4 channels"),
         (LAST, (0, 1, 1), {}, "there are 4 images and 3 labels"),

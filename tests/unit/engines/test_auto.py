@@ -138,7 +138,7 @@ def test_one_client_a_round_may_have_all_threads(tried: list[tuple[str, int]]) -
 def test_where_there_is_no_cohort_nothing_is_tried(tried: list[tuple[str, int]]) -> None:
     engine, said = chosen(cohort=None)
     assert (engine.table["name"], tried) == ("inline", [])
-    assert "no cohort" in said
+    assert "several clients to train together" in said
 
 
 def test_steps_of_seconds_are_not_tried_on_every_engine(

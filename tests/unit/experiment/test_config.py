@@ -78,7 +78,7 @@ def test_a_function_is_written_down_by_where_it_is() -> None:
         ),
         (
             {"data": {"dataset": "digits"}},
-            "the setting 'partition' is missing (at data.partition); write it there",
+            "the setting 'partition' is missing (at data.partition); add it there",
         ),
         ({"seeds": 3}, "'seeds' is 3, but must be a table (at seeds)."),
         ({"seed": True}, "'seed' is true, but must be a number (at seed)."),

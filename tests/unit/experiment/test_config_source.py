@@ -153,7 +153,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["local.lr", "=3", " = 3", ""])
 def test_what_is_not_key_and_value(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not key=value \(--set\); write, say, --set local\.lr=0\.1\."):
+    with pytest.raises(ConfigError, match=r"is not key=value \(--set\); write e.g. --set local\.lr=0\.1\."):
         override(Source({}), [text])
 
 

@@ -102,7 +102,7 @@ def test_a_run_takes_the_file_with_the_options_that_are_printed(tmp_path: Path) 
         (
             {"partition": "dirichlet", "changes": []},
             "the partition 'dirichlet' needs 'clients' (number of clients) and 'alpha' (concentration: 0 gives "
-            "one class per client, inf gives the prior); say --set clients=VALUE --set alpha=VALUE.",
+            "one class per client, inf gives the prior); add --set clients=VALUE --set alpha=VALUE.",
         ),
         ({"partition": "nowhere.py:f", "changes": []}, "the file nowhere.py does not exist (PARTITION)"),
     ],
@@ -165,7 +165,7 @@ def test_ones_own_dataset_and_partition(own: str) -> None:
     ("name", "said"),
     [
         ("broken", "failed: ZeroDivisionError: division by zero (own.py, line 16) (PARTITION)"),
-        ("needs", "needs 'depth' (not described); say --set depth=VALUE"),
+        ("needs", "needs 'depth' (not described); add --set depth=VALUE"),
         ("plain", "cannot be read from its signature"),
         ("nothing", "does not define 'nothing' (PARTITION)"),
     ],

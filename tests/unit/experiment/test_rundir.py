@@ -87,7 +87,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_made_the_reason_is_given(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match=r"cannot be made: File name too long"):
+    with pytest.raises(RunDirectoryError, match=r"cannot be created: File name too long"):
         RunDir.create(tmp_path / ("x" * 300), "digits", None)
 
 
@@ -180,7 +180,7 @@ def test_numbers_that_are_not_finite_are_null_everywhere(run: RunDir) -> None:
     }
     run.append_metrics({"round": 0, "loss": -math.inf, "accuracy": np.float32(0.5), "seen": torch.tensor(7)})
     assert run.read_metrics() == [{"round": 0, "loss": None, "accuracy": 0.5, "seen": 7}]
-    with pytest.raises(TypeError, match="a function cannot be written as JSON"):
+    with pytest.raises(TypeError, match="a value of type function cannot be written as JSON"):
         run.append_metrics({"round": 1, "loss": lambda: 0})
     assert len(run.read_metrics()) == 1
 
@@ -206,7 +206,7 @@ def test_damaged_files_are_named(
     run: RunDir, name: str, read: Callable[[RunDir], Any], content: bytes
 ) -> None:
     (run.path / name).write_bytes(content)
-    with pytest.raises(RunDirectoryError, match=f"{name} is damaged") as caught:
+    with pytest.raises(RunDirectoryError, match=f"{name} is corrupt") as caught:
         read(run)
     assert caught.value.where == str(run.path / name)
     (run.path / name).unlink()
@@ -217,7 +217,7 @@ def test_damaged_files_are_named(
 
 def test_json_that_is_no_object_is_damage(run: RunDir) -> None:
     run.summary_path.write_text("[]")
-    with pytest.raises(RunDirectoryError, match="no object"):
+    with pytest.raises(RunDirectoryError, match="does not contain a JSON object"):
         run.read_summary()
 
 

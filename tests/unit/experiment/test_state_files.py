@@ -224,7 +224,7 @@ def test_a_checkpoint_whose_state_is_damaged_is_passed_over(tmp_path: Path) -> N
     assert loaded is not None
     assert (loaded.round, loaded.payload) == (1, {"round": 1})
     sentence = f"the state of a client, {last[:16]}...: No such file or directory"
-    assert loaded.skipped == [f"the checkpoint of round 2 is damaged ({sentence}) and was skipped"]
+    assert loaded.skipped == [f"the checkpoint of round 2 is corrupt ({sentence}) and was skipped"]
     assert checkpoint.load(checkpoint.path_of(directory, 2)).payload == {"round": 2}  # for its model
     path_of(files.directory, both).write_bytes(b"not it")
     with pytest.raises(RunDirectoryError, match=r"no checkpoint can be read: .* its checksum is another"):

@@ -78,7 +78,7 @@ def test_rows_that_a_split_leaves_out_are_left_out(write) -> None:
         ("user_id,image_id,class\n1,a,99999999999999999999\n", r"'class' is '9+'"),
         ("user_id,image_id,class\n1,a,0\n2,b,0\n3,a,0\n", "'a' is listed in lines 2 and 4"),
         ("user_id,image_id,class\nNA,a,0\n", "every row has the user 'NA'"),
-        ('user_id,image_id,class\n"1,a,0\n', "no CSV"),
+        ('user_id,image_id,class\n"1,a,0\n', "not valid CSV"),
         ("user_id;image_id;class\n1;a;0\n", "no column 'image_id'"),
     ],
 )

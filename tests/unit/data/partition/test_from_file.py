@@ -92,7 +92,7 @@ def test_a_file_of_other_data_is_an_error(tmp_path: Path) -> None:
     made = replace(in_order([0, 2], [1, 3]), dataset="toys").counted(table)
     path = saved(made, tmp_path)
     assert from_file(table, 0, path=path).digest == made.digest
-    with pytest.raises(DataError, match=r"of 'toys', but the dataset is 'digits' \(.*p.npz\)"):
+    with pytest.raises(DataError, match=r"from 'toys', but the dataset is 'digits' \(.*p.npz\)"):
         from_file(replace(table, dataset="digits"), 0, path=path)
     with pytest.raises(DataError, match=r"points to example 3, and there are 3"):
         from_file(Table.of([0, 1, 1], dataset="toys", classes=("cat", "dog")), 0, path=path)
@@ -125,7 +125,7 @@ def test_nothing_left_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_damaged_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no partition \(.*p.npz\)"):
+    with pytest.raises(DataError, match=r"the partition file does not exist \(.*p.npz\)"):
         from_file(np.zeros(3, int), 0, path=str(tmp_path / "p.npz"))
     (tmp_path / "p.npz").write_bytes(b"PK")
     with pytest.raises(DataError, match=r"not a readable partition file"):
