@@ -340,7 +340,7 @@ def test_load_reads_one_checkpoint_and_refuses_a_damaged_one(tmp_path: Path) -> 
     loaded = checkpoint.load(checkpoint.path_of(tmp_path, 1))
     assert (loaded.round, loaded.payload["run"]["round"]) == (1, 1)
     (path / "manifest.json").write_text("{}")
-    with pytest.raises(RunDirectoryError, match="corrupt|not a readable"):
+    with pytest.raises(RunDirectoryError, match=r"corrupt|not a readable"):
         checkpoint.load(path)
     with pytest.raises(RunDirectoryError, match="no checkpoint found"):
         checkpoint.load(tmp_path / "round-000009")
@@ -615,7 +615,7 @@ def test_what_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
     header = b'{"w":{"dtype":"U8","shape":[0,%d],"data_offsets":[0,0]}}'
     header %= 2**70
     path.write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(DataError, match="corrupt|not a readable"):
+    with pytest.raises(DataError, match=r"corrupt|not a readable"):
         checkpoint.read_model(path)
 
 

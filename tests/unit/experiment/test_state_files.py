@@ -109,8 +109,8 @@ def test_a_file_that_is_gone_or_damaged_is_a_sentence_and_no_checkpoint_takes_it
     damage(path)
     run = files.directory.parent
     sentence = (
-        f"the file of a client's state cannot be read: {said} ({path}); go back to a checkpoint without it, "
-        f"if there is one: 'fedlens resume {run}'."
+        f"the file of a client's state cannot be read: {said} ({path}); resume from an earlier checkpoint, "
+        f"if it does not need this file: 'fedlens resume {run}'."
     )
     for act in (lambda: files.get(key), lambda: files.sync([other, key])):
         with pytest.raises(RunFailed) as told:
