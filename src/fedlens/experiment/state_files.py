@@ -141,7 +141,8 @@ class StateFiles:
     def _unreadable(self, key: str) -> RunFailed:
         what = f"the file of a client's state cannot be read: {self._lost[key]}"
         where = path_of(self.directory, key)
-        hint = f"resume from an earlier checkpoint, if it does not need this file: 'fedlens resume {self.directory.parent}'"
+        hint = "resume from an earlier checkpoint, if it does not need this file: "
+        hint += f"'fedlens resume {self.directory.parent}'"
         return RunFailed(what, where=str(where), hint=hint)
 
     def _refused(self, error: OSError) -> RunFailed:
