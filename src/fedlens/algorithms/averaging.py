@@ -298,6 +298,7 @@ def averaging(
         rule.fits(parts.federation, parts.model)
     refuse_twice(rule, choose, parts.federation)
     refuse_counted_twice(choose, fold, parts)
+    refuse_all_dropped(parts.local, choose, parts.federation)
     if personal:
         refuse_unfit(rule, parts)
     if parts.measure_clients not in (None, "none"):
@@ -389,6 +390,19 @@ def refuse_counted_twice(select: Select, fold: Aggregate, parts: Parts) -> None:
         )
 
 
+def refuse_all_dropped(local: LocalSettings, select: Select, federation: FederationInfo) -> None:
+    """Raises `ConfigError` if every client of every round is a straggler that is dropped."""
+    if local.straggler_work != "drop":
+        return
+    cohort = select.size(federation)
+    if round(local.stragglers * cohort) >= cohort:
+        raise ConfigError(
+            f"all {cohort} clients of each round are stragglers, and local.straggler_work = 'drop' leaves them out",
+            where="local.stragglers",
+            hint=f"set it below {1 - 0.5 / cohort:g}, or local.straggler_work to 'up-to-E'",
+        )
+
+
 def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
     """Raises `ConfigError` if a model with personal leaves cannot be evaluated, or if a rule would send them."""
     refuse_unmeasured(
@@ -442,7 +456,8 @@ def straggling(local: LocalSettings, cohort: Sequence[int], ctx: RoundContext) -
     """The epochs (or steps) of the stragglers, by slot: those of a share of the cohort, drawn uniformly.
 
     Li et al. 2020 (arXiv 1812.06127), section 5.2, draw from 1 to E; the code of the authors from 1 to E - 1. Their
-    FedAvg drops stragglers, which is 0 here: they are not asked to train.
+    FedAvg drops stragglers, which is 0 here: they are not asked to train. The other clients then have other slots, and
+    so other batches than in a run that drops nobody.
     """
     if not local.stragglers:
         return {}

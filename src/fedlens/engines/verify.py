@@ -28,6 +28,7 @@ from fedlens.core.protocol import (
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.states import Version
 from fedlens.core.tree import Tree
+from fedlens.core.work import StepCount
 from fedlens.engines.executor import Executor, Item
 from fedlens.engines.schedule import primed
 
@@ -59,6 +60,11 @@ class Verified(EngineBase):
     def __init__(self, engine: EngineBase, count: int, exact: bool) -> None:
         self.engine, self.count, self.exact = engine, count, exact
         self.state_memory = engine.state_memory
+
+    @property
+    def local_steps(self) -> StepCount | None:
+        """The steps that the engine counts in this process."""
+        return self.engine.local_steps
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Opens the engine and the reference."""

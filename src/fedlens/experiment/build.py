@@ -164,6 +164,13 @@ def _build(
     planned: Plan, data_dir: Path, download: bool, engine: EngineBase | None, say: Callable[[str], None]
 ) -> Built:
     config, chosen = planned.config, planned.chosen
+    if config.local.lr_warmup >= config.rounds:
+        raise ConfigError(
+            f"local.lr_warmup is {config.local.lr_warmup}, but the run has only {config.rounds} rounds, so the "
+            "learning rate would never reach local.lr",
+            where="local.lr_warmup",
+            hint="set it below rounds",
+        )
     holders, partition, task = _distributed(planned, data_dir, download, say)
     data = holders.dataset
     if data.chosen:
