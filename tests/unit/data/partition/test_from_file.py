@@ -94,7 +94,7 @@ def test_a_file_of_other_data_is_an_error(tmp_path: Path) -> None:
     assert from_file(table, 0, path=path).digest == made.digest
     with pytest.raises(DataError, match=r"from 'toys', but the dataset is 'digits' \(.*p.npz\)"):
         from_file(replace(table, dataset="digits"), 0, path=path)
-    with pytest.raises(DataError, match=r"points to example 3, and there are 3"):
+    with pytest.raises(DataError, match=r"contains example 3, but the dataset has 3"):
         from_file(Table.of([0, 1, 1], dataset="toys", classes=("cat", "dog")), 0, path=path)
     with pytest.raises(DataError, match=r"'dog' is now 'fox'"):
         from_file(replace(table, classes=("cat", "fox")), 0, path=path)
