@@ -1,4 +1,4 @@
-"""Batches of one image, on which batch normalization fails, are refused before the run."""
+"""Local settings that do not fit the data or the run are refused before it, with the clients."""
 
 import numpy as np
 import pytest
@@ -74,3 +74,10 @@ def test_a_run_is_refused_and_runs_with_whole_batches(tmp_path) -> None:
     summary = Experiment(**settings, local=local).run(tmp_path / "third", report=False).summary
     assert summary["totals"]["failed"] == 0
     assert summary["totals"]["clients"] == 4
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused() -> None:
+    settings = {"rounds": 3, "model": "linear", "data": {"dataset": "digits", "partition": "iid"}}
+    settings["data"]["partition"] = {"name": "iid", "clients": 4}
+    with pytest.raises(ConfigError, match="never reach"):
+        Experiment(**settings, local={"lr": 0.1, "lr_warmup": 3}).run(report=False)
