@@ -19,7 +19,7 @@ from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.common_settings import height_width
-from fedlens.data.formats.csv_table import table_path
+from fedlens.data.formats.csv_table import CsvTable, table_path
 from fedlens.data.formats.image_sizes import ImageSizes
 from fedlens.data.formats.leaks import check_leaks, same_content
 from fedlens.data.formats.name_checks import check_names
@@ -52,6 +52,8 @@ class Scan:
         splits: [n], "train", "test" or "validation", if the data define splits.
         cells: [n], the table's column `label`, if it has one.
         sources: [n], the line of the table that describes each image; without a table, the file of the image.
+        table: the table that describes the images, if there is one and it can be read.
+        lines: [n], the line of the table that describes each image; empty without a table.
         described: whether the table and the paths have been read for columns, splits and clients.
         bad: the faulty rows, which are left out.
         notes: sentences on what was corrected.
@@ -76,6 +78,8 @@ class Scan:
     splits: list[str] | None = None
     cells: list[str] | None = None
     sources: list[str] = field(default_factory=list)
+    table: CsvTable | None = None
+    lines: list[int | None] = field(default_factory=list)
     described: bool = False
     bad: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -144,7 +148,7 @@ def examine(fill: Fill, settings: Mapping[str, Any], *, full: bool) -> Scan:
     fill(scan)
     if all(finding.example for finding in scan.findings):
         _check_whole(scan)
-        _check_names(scan)
+    _check_names(scan)
     return scan
 
 
