@@ -163,7 +163,9 @@ def examine(fill: Fill, settings: Mapping[str, Any], *, full: bool) -> Scan:
     scan = Scan(Path(settings["path"]).expanduser(), settings, full=full)
     if not scan.folder.is_dir():
         what = "it is a file, not a folder" if scan.folder.exists() else "the folder does not exist"
-        scan.findings.add_whole(scan.folder, what, "give the path of the folder, seen from where you are")
+        scan.findings.add_whole(
+            scan.folder, what, "give the path of the folder, as seen from the current folder"
+        )
         return scan
     fill(scan)
     if all(finding.example for finding in scan.findings):
