@@ -256,11 +256,10 @@ def _check_same_data(directory: RunDir, built: Built, environment: dict[str, Any
 def _describe(directory: RunDir, built: Built, root: Path) -> None:
     """Writes what is known before the first round."""
     from fedlens.experiment.build import data_digest
-    from fedlens.experiment.environment import describe_environment
+    from fedlens.experiment.environment import command_words, describe_environment
     from fedlens.experiment.rundir import FORMAT
 
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv and sys.argv[0] else ["python"]
-    environment = describe_environment(command, built.config.seed) | {"layout": built.layout}
+    environment = describe_environment(command_words(sys.argv), built.config.seed) | {"layout": built.layout}
     data = {"data_dir": str(root.resolve()), "data_sha256": data_digest(built)}
     directory.write_environment({**environment, "format": FORMAT, **data})
     built.partition.save(directory.partition_path)
