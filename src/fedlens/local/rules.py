@@ -183,6 +183,7 @@ class Traits:
             count the other's correction as drift.
         whole: it takes all weights for common: it sends trees of them, or remembers them for the server.
         invariant: it keeps a sum over all clients, which a client that appears twice would break.
+        full_gradients: it takes gradients over all examples of a client (`LocalProblem.gradient`).
         discloses: what leaves the clients beyond model updates, as sentences for the run's report.
     """
 
@@ -193,6 +194,7 @@ class Traits:
     corrects: bool = False
     whole: bool = False
     invariant: bool = False
+    full_gradients: bool = False
     discloses: tuple[str, ...] = ()
 
 
