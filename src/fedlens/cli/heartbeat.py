@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 
 class Heartbeat:
@@ -29,4 +30,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._seconds):
-            self._beat()
+            with suppress(
+                Exception
+            ):  # a display that fails once is no reason to stand still for the rest of the run
+                self._beat()

@@ -113,12 +113,13 @@ class Work:
         >>> work.fraction
         0.75
         """
-        count = self.count()
+        # Read once: `ask` replaces them in another thread.
+        count, ends, asked = self.count(), self._ends, self.asked
         here = 0.0 if count is None else count.finished - self._begun
-        at = min(max(float(self.answered), here), float(self.asked))
-        if not self._ends or not self._ends[-1]:
-            return at / self.asked if self.asked else 0.0
-        whole = min(int(at), len(self._ends))
-        before = self._ends[whole - 1] if whole else 0.0
-        after = self._ends[whole] if whole < len(self._ends) else before
-        return (before + (at - whole) * (after - before)) / self._ends[-1]
+        at = min(max(float(self.answered), here), float(asked))
+        if not ends or not ends[-1]:
+            return at / asked if asked else 0.0
+        whole = min(int(at), len(ends))
+        before = ends[whole - 1] if whole else 0.0
+        after = ends[whole] if whole < len(ends) else before
+        return (before + (at - whole) * (after - before)) / ends[-1]

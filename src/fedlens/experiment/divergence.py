@@ -5,7 +5,7 @@
 | `loss-not-finite` | a loss is NaN or infinite |
 | `loss-jump` | a loss is a hundred times its earlier level in three measured rounds in a row |
 | `accuracy-at-chance` | the accuracy is at chance for a third of the run, and for three rounds at least |
-| `replies-beyond-bound` | the bound on norms refused every reply of a round (`fedlens.core.norm_bounds`) |
+| `replies-beyond-bound` | the bound on norms rejected every reply of a round (`fedlens.core.norm_bounds`) |
 
 Each kind is reported once. A warning is a dictionary: `kind`, `metric`, `since` and `until` (the first and the last
 affected round), `sentence`, `clients` (those with the largest update and the largest local loss, by name) and `try`.
@@ -313,7 +313,7 @@ def _named(clients: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def rejected_by_bound(round: int, tally: Tally, name: Callable[[ClientId], str]) -> str | None:
-    """The sentence on a round in which the bound on norms refused every reply; None for other rounds."""
+    """The sentence on a round in which the bound on norms rejected every reply; None for other rounds."""
     if not tally.unbounded:
         return None
     beyond = [
@@ -327,7 +327,7 @@ def rejected_by_bound(round: int, tally: Tally, name: Callable[[ClientId], str])
     ops = " and ".join(f"'{op}'" for op in tally.unbounded)
     model = "" if tally.clients else "The model is unchanged in that round. "
     return (
-        f"In round {round} the norm bound refused every reply to {ops}: {replies:,} in all, the first from client "
+        f"In round {round} the norm bound rejected every reply to {ops}: {replies:,} in all, the first from client "
         f"'{name(client)}' ({reason}). {model}The scale of the replies has changed, so the bound starts anew and the "
         "next replies are accepted."
     )
@@ -341,10 +341,12 @@ def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
     if not reasons:
         return diverged(round, lr)
     reason, times = reasons.most_common(1)[0]
-    usual = "the same fault at every client is usually in the model, the data or the algorithm"
+    usual = "the same error at every client usually comes from the model, the data or the algorithm"
     if "NaN or Inf" in reason:
         usual = _too_high(lr)
-    return RunFailed(f"no reply of round {round} was good: {reason} ({times} of {tally.failed})", hint=usual)
+    return RunFailed(
+        f"no client update of round {round} was accepted: {reason} ({times} of {tally.failed})", hint=usual
+    )
 
 
 def diverged(round: int, lr: float) -> RunFailed:

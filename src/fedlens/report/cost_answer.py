@@ -23,7 +23,7 @@ WORDS = {
     "centralized": "centralized",
     "local-only": "local-only",
 }
-UNSURE = "cannot be told from 0"
+UNSURE = "no clear difference"
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def _cost_words(answer: Mapping[str, Any], row: Mapping[str, Any], what: str) ->
         cost = signed(metric, -row["mean"])
         bounds = _bounds(metric, -row["high"], -row["low"])
         unit = f" points{of}" if of else ""
-        return f"what {what} costs {UNSURE}: {cost}{unit} (95 % interval {bounds}, {seeds})"
+        return f"{what} has no clear cost: {cost}{unit} (95 % interval {bounds}, {seeds})"
     words = f"{what} {'gains' if gain else 'costs'} {points(metric, row['mean'])}{of}"
     if row["low"] is None:
         return f"{words} ({seeds})"
@@ -343,6 +343,6 @@ def _joining_sentence(answer: Mapping[str, Any]) -> str:
         )
     counts = {word: sum(row["verdict"] == word for row in joining) for word in ("gains", "loses", UNSURE)}
     return (
-        f"Of {len(joining)} clients, {counts['gains']} gain by joining, {counts['loses']} lose, and for "
-        f"{counts[UNSURE]} the difference {UNSURE}."
+        f"Of {len(joining)} clients, {counts['gains']} gain by joining, {counts['loses']} lose, and "
+        f"{counts[UNSURE]} show {UNSURE}."
     )

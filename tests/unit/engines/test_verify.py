@@ -12,6 +12,7 @@ import torch
 from fedlens import Experiment
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import HookError
+from fedlens.engines.default import default
 from fedlens.engines.verify import difference
 from fedlens.local.vectorized.batched_train import BatchedTrain
 
@@ -134,3 +135,7 @@ def test_what_differs_is_named(here: Any, there: Any, scale: float | None, said:
     found = difference("reply", here, there, scale)
     assert found.startswith(said)
     assert bool(found) == bool(said)
+
+
+def test_the_steps_of_the_engine_are_counted() -> None:
+    assert default(verify=1).local_steps is not None

@@ -1,4 +1,4 @@
-"""Batches of one image, on which batch normalization fails, are refused before the run."""
+"""Local settings that do not fit the data or the run are refused before it, with the clients."""
 
 import numpy as np
 import pytest
@@ -131,3 +131,10 @@ def test_one_batch_for_a_gradient_may_leave_the_last_one_out(tmp_path) -> None:
     }
     with pytest.raises(ConfigError, match=r"set local\.last_batch = 'drop'"):
         Experiment(**settings, local={"lr": 0.1, "batch_size": 64}).run(tmp_path / "bad", report=False)
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused() -> None:
+    settings = {"rounds": 3, "model": "linear", "data": {"dataset": "digits", "partition": "iid"}}
+    settings["data"]["partition"] = {"name": "iid", "clients": 4}
+    with pytest.raises(ConfigError, match="never reach"):
+        Experiment(**settings, local={"lr": 0.1, "lr_warmup": 3}).run(report=False)
