@@ -163,5 +163,6 @@ def test_a_learning_rate_that_is_far_too_high_fails_and_is_named(
         assert "Traceback" not in answer.stderr
         told = json.loads(answer.stdout)
         assert told["status"] == "failed"
-        assert f"error: {told['error']}" == error
+        assert error == f"error: {told['error']['what']}; {told['error']['hint']}."
+        assert told["exit_code"] == 1
     assert (tmp_path / "run/metrics.jsonl").read_text().count("\n") == told["rounds_done"] + 1
