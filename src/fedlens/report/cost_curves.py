@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.report.format import is_share, label, many, points
+from fedlens.report.format import is_share, label, points
 from fedlens.report.read import Run
 
 _NAMES = {
@@ -85,25 +85,23 @@ def _end_words(ends: list[CurveEnd], metric: str, rounds: int | None) -> str:
     seed = f" (seed {worst.seed})" if len(ends) > 1 else ""
     if statistics.fmean(end.lost for end in ends) >= _LOST or worst.lost >= _LOST_ONCE:
         return (
-            f"lost {size(worst.lost)} in its last {many(worst.since, 'round')}{seed}: its final value is noise. "
+            f"lost {size(worst.lost)} {_in_last(worst.since)}{seed}: its final value is noise. "
             "Try a smaller local.lr or more rounds."
         )
     gained = statistics.fmean(end.gained for end in ends)
     swing = statistics.fmean(end.swing for end in ends)
     if gained >= max(_GAINED, swing / 2):
         more = f" (rounds = {2 * rounds})" if rounds else ""
-        last = many(ends[0].rounds, "round")
-        return (
-            f"still gained {size(gained)} in its last {last}: its final value is not its limit. "
-            f"Try more rounds{more}."
-        )
+        last = _in_last(ends[0].rounds)
+        return f"still gained {size(gained)} {last}: its final value is not its limit. Try more rounds{more}."
     if swing >= _SWING:
-        last = many(ends[0].rounds, "round")
-        return (
-            f"moved up and down by {size(swing)} in its last {last}: its final value is noise. "
-            "Try a smaller local.lr."
-        )
+        last = _in_last(ends[0].rounds)
+        return f"moved up and down by {size(swing)} {last}: its final value is noise. Try a smaller local.lr."
     return ""
+
+
+def _in_last(rounds: int) -> str:
+    return "in its last round" if rounds == 1 else f"in its last {rounds:,} rounds"
 
 
 def _overfitted(runs: Mapping[int, Run]) -> list[str]:

@@ -46,7 +46,10 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         "differences": difference_rows(answer),
         "joining": _joining_figure(answer),
         "client_head": client_head(answer),
-        "client_rows": client_texts(answer)[:CLIENTS_SHOWN],
+        "client_rows": [
+            [row[0], *map(_broken_before_bracket, row[1:-1]), row[-1]]
+            for row in client_texts(answer)[:CLIENTS_SHOWN]
+        ],
         "hidden": max(0, len(answer["clients"]) - CLIENTS_SHOWN),
         "run_rows": _run_rows(answer),
         "failed": [row for row in answer["runs"] if row["status"] != "finished"],
@@ -55,6 +58,11 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         "images": images_note(answer),
     }
     return write_page(directory / "cost.html", "cost.html.j2", context)
+
+
+def _broken_before_bracket(cell: str) -> str:
+    """The cell with spaces that break no line, but for the one before its interval."""
+    return cell.replace(" ", "\u00a0").replace("\u00a0(", " (")
 
 
 def _kpis(answer: Mapping[str, Any]) -> list[tuple[str, str, str]]:
