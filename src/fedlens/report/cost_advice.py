@@ -97,7 +97,7 @@ def _algorithm(answer: Mapping[str, Any]) -> dict[str, str] | None:
         return None
     cost = f"The federated run is {points(answer['metric'], row['mean'])} lower"
     if emd is not None and emd >= _SKEWED:
-        why = f"{cost}, and the clients have different classes: FedDyn and SCAFFOLD are made for that."
+        why = f"{cost}, and the clients have different classes: try FedDyn or SCAFFOLD (docs/which-algorithm.md)."
         return _step(answer, why, "feddyn", "algorithm.name=feddyn", "algorithm.alpha=0.5")
     if emd is not None and emd <= _EVEN and work.get("norm") is not None:
         why = f"{cost}, and the clients have the same classes, so their images may differ: try FedBN."
