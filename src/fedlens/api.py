@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class Experiment:
-    """An experiment: all that a TOML file can say, as keyword arguments.
+    """An experiment: the settings of a TOML file, as keyword arguments.
 
-    A table is a dictionary; a named thing (`model`, `algorithm`, ...) is a table with a `name`, its name alone, or
-    your own function. Raises `ConfigError` where a setting is wrong, before anything is started.
+    A table is a dictionary; a component (`model`, `algorithm`, ...) is a table with a `name`, the name alone, or your
+    own function. Raises `ConfigError` if a setting is wrong, before anything starts.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -50,7 +50,7 @@ class Experiment:
 
     @classmethod
     def load(cls, recipe_or_file: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-        """The experiment of a recipe or a TOML file, with overrides such as `"local.lr=0.1"`."""
+        """Loads a recipe or a TOML file, with overrides such as `"local.lr=0.1"`."""
         made = cls.__new__(cls)
         made._take(read_source(str(recipe_or_file), overrides))
         return made
@@ -99,10 +99,10 @@ class Experiment:
     ) -> Result:
         """Trains, and writes the run directory `out` (default `runs/<name>/<run-id>`).
 
-        `report=False` skips report.html, which takes a good part of a short run; `fedlens report` writes it later.
-        Everything is checked first, so that a request that cannot be carried out leaves nothing behind. Raises
-        `FedlensError` where something is wrong, `RunFailed` where the run could not go on, and passes on
-        `KeyboardInterrupt` after the last whole round is saved.
+        `report=False` skips report.html, which takes a large part of a short run; `fedlens report` writes it later.
+        All settings are checked first, so an invalid request creates no files. Raises `FedlensError` if a setting or
+        the data are invalid, `RunFailed` if the run cannot continue, and `KeyboardInterrupt` after the last complete
+        round is saved.
         """
         import tomli_w
 
@@ -135,14 +135,14 @@ def resume(
 ) -> Result:
     """Resumes a run that was interrupted or killed, with the same numbers as if it had not been.
 
-    A finished run is returned as it is. Settings in config.toml that were edited since, and lines missing from
-    metrics.jsonl or clients.jsonl, are an error. With `accept_changes` the run continues with them, and summary.json
-    and the report list them. To train a run for longer, raise `rounds` in its config.toml and accept the change.
-    `report=False` skips report.html.
+    A finished run is returned unchanged. Edited settings in config.toml, and lines missing from metrics.jsonl or
+    clients.jsonl, are an error. With `accept_changes` the run continues with them, and summary.json and the report
+    list them. To train a run for longer, raise `rounds` in its config.toml and accept the change. `report=False`
+    skips report.html.
 
     Raises `RunDirectoryError` if `directory` is not a run, is of another version, was edited, or has no intact
-    checkpoint left; `DataError` if the data differ from those at the start. A run whose model was given as an object
-    needs an equal `model`; its weights are the run's.
+    checkpoint left; `DataError` if the data differ from those at the start. If the run's model was passed as an
+    object, pass an equal `model`; its weights come from the run.
     """
     from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory, plan
@@ -165,7 +165,7 @@ def resume(
         filled = config if planned is None else planned.config
         edited = changes.check_settings(run, round, about, filled, source, accept_changes)
         if done and not (edited and config.rounds > round):
-            listener.note(f"the run {run.path} is finished: nothing is left to do")
+            listener.note(f"the run {run.path} is already finished")
             return Result(run.path)
         environment = run.read_environment() or {}
         root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
@@ -244,12 +244,12 @@ def _check_same_data(directory: RunDir, built: Built, environment: dict[str, Any
 
     what = None
     if Partition.load(directory.partition_path).digest != built.partition.digest:
-        what = "the data give another partition now than when the run began"
+        what = "the data now give a different partition than at the start of the run"
     elif environment.get("data_sha256", (now := data_digest(built))) != now:
-        what = "the images or labels are not those that the run began with"
+        what = "the images or labels differ from those at the start of the run"
     if what is not None:
         then = environment.get("data_dir", "unknown")
-        hint = f"point --data-dir at the data of then (it was {then}), or start a new run"
+        hint = f"set --data-dir to the original data (it was {then}), or start a new run"
         raise RunDirectoryError(what, where=str(directory.path), hint=hint)
 
 
@@ -336,17 +336,18 @@ def _report(directory: Path, progress: ProgressBase) -> str | None:
     try:
         write_report(directory)
     except Exception as error:
-        sentence = f"the result page could not be written: {told(error)}"
+        reason = str(error) if isinstance(error, FedlensError) else told(error)
+        sentence = f"the result page could not be written: {reason}"
         progress.problem(sentence)
         return sentence
     return None
 
 
 class Metrics(list[dict[str, Any]]):
-    """One dictionary a round."""
+    """One dictionary per round."""
 
     def to_pandas(self) -> pd.DataFrame:
-        """A table with one row a dictionary. Raises `FedlensError` where pandas is not installed."""
+        """A pandas table with one row per dictionary. Raises `FedlensError` if pandas is not installed."""
         try:
             import pandas as pd
         except ImportError:
@@ -355,11 +356,11 @@ class Metrics(list[dict[str, Any]]):
 
 
 class Clients(Metrics):
-    """One dictionary a client, the worst first."""
+    """One dictionary per client, the worst first."""
 
 
 class Result:
-    """What a run left in its directory, read when asked for."""
+    """The result of a run, read from its directory on first use."""
 
     def __init__(self, directory: Path, model: ModelSpec | None = None) -> None:
         self.directory = directory
@@ -372,7 +373,7 @@ class Result:
 
     @property
     def clients(self) -> Clients:
-        """The results of each client by name, the worst first: one dictionary a client.
+        """The results of each client by name, the worst first: one dictionary per client.
 
         The keys are the fields of `fedlens.report.client_results.ClientResult`: the client, its training examples, its
         held-out examples and its classes; the first, best and last value of the run's main metric on its held-out
@@ -386,7 +387,7 @@ class Result:
 
     @property
     def client_rounds(self) -> Metrics:
-        """The lines of clients.jsonl: one dictionary a client and round."""
+        """The lines of clients.jsonl: one dictionary per client and round."""
         return Metrics(self._run.read_clients())
 
     @property
@@ -396,9 +397,9 @@ class Result:
 
     @property
     def warnings(self) -> list[dict[str, Any]]:
-        """What is wrong with the result, such as a loss that diverges: `kind`, `since`, `until`, `sentence`, `try`, ...
+        """The warnings of the run, such as a diverging loss: `kind`, `since`, `until`, `sentence`, `try`, ...
 
-        Empty if nothing is; see `fedlens.experiment.divergence`.
+        Empty without a warning; see `fedlens.experiment.divergence`.
         """
         return list(self.summary.get("warnings", ()))
 
@@ -416,7 +417,7 @@ class Result:
 
     @property
     def best_model(self) -> nn.Module:
-        """The model of the best round, in evaluation mode; `summary["best"]` says which round and why."""
+        """The model of the best round, in evaluation mode; `summary["best"]` has the round and the reason."""
         from fedlens.experiment.results import read_module
 
         return read_module(self._run.best_path, self._model)
@@ -452,10 +453,10 @@ class Result:
 
 
 def load_result(directory: Path | str, model: nn.Module | None = None) -> Result:
-    """The result of a run that was made before.
+    """Loads the result of a run from its directory.
 
-    A run whose model was given as an object needs an equal `model` to read its weights into. Raises `ConfigError` if
-    it is not like the run's.
+    If the run's model was passed as an object, pass an equal `model` to load its weights. Raises `ConfigError` if it
+    differs from that of the run.
     """
     from fedlens.core.protocol import ModelSpec
     from fedlens.experiment.rundir import RunDir

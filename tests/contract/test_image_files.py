@@ -60,7 +60,9 @@ def test_a_run_goes_on_over_the_same_files_only(folder: Path, tmp_path: Path, ca
     changed = folder / "day" / "ward1_1.bmp"
     content = changed.read_bytes()
     changed.write_bytes(content[:-1] + bytes([content[-1] ^ 255]))
-    with pytest.raises(RunDirectoryError, match="the images or labels are not those that the run began with"):
+    with pytest.raises(
+        RunDirectoryError, match="the images or labels differ from those at the start of the run"
+    ):
         resume(tmp_path / "stopped")
     changed.write_bytes(content)
     assert outcome(resume(tmp_path / "stopped")) == outcome(whole)

@@ -209,7 +209,7 @@ TABLES = [
     csv("no such split", both(4, split="trian"), "own/table.csv, line 4: there is no split 'trian'; write train, test or validation."),
     csv("another encoding", lambda: [*both(2)()[:-1], "dog/5.png,dog,Zürich,test"],
         "own/table.csv, line 13: the byte 0xfc is not UTF-8; the encoding is probably Windows-1252 (Latin-1); save it as UTF-8, in a spreadsheet or by: iconv -f WINDOWS-1252 -t UTF-8 table.csv > new.csv.", encoding="cp1252", skips=False),
-    csv("UTF-16", both(2), "own/table.csv: the encoding of the table is UTF-16, and has to be UTF-8; save it as UTF-8, in a spreadsheet or by: iconv -f UTF-16 -t UTF-8 table.csv > new.csv.", encoding="utf-16", skips=False),
+    csv("UTF-16", both(2), "own/table.csv: the encoding of the table is UTF-16, but must be UTF-8; save it as UTF-8, in a spreadsheet or by: iconv -f UTF-16 -t UTF-8 table.csv > new.csv.", encoding="utf-16", skips=False),
     csv("one client", lambda: table("path", "label", "client", client=lambda at: "mercy"),
         "own: all 12 examples belong to one client, 'mercy'; take another column, level or pattern; without any of them, a partition makes the clients.", skips=False),
     csv("labels that skip numbers", lambda: table("path", "label", label=lambda at: str(2 * (at // 6))),

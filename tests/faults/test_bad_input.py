@@ -99,117 +99,117 @@ def settings(*changes: str) -> list[str]:
 DIRICHLET = "data.partition={name='dirichlet', clients=4, alpha=%s}"
 
 UNKNOWN = {
-    "rouns=3": "there is no setting 'rouns' here (--set rouns); did you mean 'rounds'",
-    "modle=linear": "there is no setting 'modle' here (--set modle); did you mean 'model'",
-    "data.partion.name=iid": "there is no setting 'partion' here (--set data.partion.name); did you mean 'partition'",
-    "local.lrr=1": "there is no setting 'lrr' here (--set local.lrr); did you mean 'lr'",
-    "seeds.partitions=1": "there is no setting 'partitions' here (--set seeds.partitions); did you mean 'partition'",
-    "record.client=true": "there is no setting 'client' here (--set record.client); did you mean 'clients'",
+    "rouns=3": "unknown setting 'rouns' (--set rouns); did you mean 'rounds'",
+    "modle=linear": "unknown setting 'modle' (--set modle); did you mean 'model'",
+    "data.partion.name=iid": "unknown setting 'partion' (--set data.partion.name); did you mean 'partition'",
+    "local.lrr=1": "unknown setting 'lrr' (--set local.lrr); did you mean 'lr'",
+    "seeds.partitions=1": "unknown setting 'partitions' (--set seeds.partitions); did you mean 'partition'",
+    "record.client=true": "unknown setting 'client' (--set record.client); did you mean 'clients'",
     "data.partition.cliens=4": "the partition 'iid' has no setting 'cliens' (--set data.partition.cliens); did you mean 'clients'",
     "data.partition.alpha=1": "the partition 'iid' has no setting 'alpha' (--set data.partition.alpha); known: clients, exponent, minimum, sigma, sizes",
-    "model.width=3": "the model 'linear' has no setting 'width' (--set model.width); it has none: take it out",
+    "model.width=3": "the model 'linear' has no setting 'width' (--set model.width); it has no settings: remove it",
     "select.both=1": "the selection 'uniform' has no setting 'both' (--set select.both); known: clients_per_round, fraction",
-    "data.dataset=digit": "there is no dataset 'digit' (--set data.dataset.name); did you mean 'digits'",
-    "data.partition.name=irichlet": "there is no partition 'irichlet' (--set data.partition.name); did you mean 'dirichlet'",
-    "model.name=lineer": "there is no model 'lineer' (--set model.name); did you mean 'linear'",
-    "algorithm=fedproxx": "there is no algorithm 'fedproxx' (--set algorithm.name); did you mean 'fedprox'",
-    "engine=process": "there is no engine 'process' (--set engine.name); did you mean 'processes'",
-    "select.name=unifrom": "there is no selection 'unifrom' (--set select.name); did you mean 'uniform'",
-    "client=proximall": "there is no client rule 'proximall' (--set client.name); did you mean 'proximal'",
-    "aggregate=men": "there is no aggregate 'men' (--set aggregate.name); did you mean 'mean'",
-    "server=momentumm": "there is no server step 'momentumm' (--set server.name); did you mean 'momentum'",
-    "local.optimizer=sdg": "'optimizer' is 'sdg', and has to be 'sgd', 'adam' or 'adamw' (--set local.optimizer); did you mean 'sgd'",
+    "data.dataset=digit": "unknown dataset 'digit' (--set data.dataset.name); did you mean 'digits'",
+    "data.partition.name=irichlet": "unknown partition 'irichlet' (--set data.partition.name); did you mean 'dirichlet'",
+    "model.name=lineer": "unknown model 'lineer' (--set model.name); did you mean 'linear'",
+    "algorithm=fedproxx": "unknown algorithm 'fedproxx' (--set algorithm.name); did you mean 'fedprox'",
+    "engine=process": "unknown engine 'process' (--set engine.name); did you mean 'processes'",
+    "select.name=unifrom": "unknown selection 'unifrom' (--set select.name); did you mean 'uniform'",
+    "client=proximall": "unknown client rule 'proximall' (--set client.name); did you mean 'proximal'",
+    "aggregate=men": "unknown aggregate 'men' (--set aggregate.name); did you mean 'mean'",
+    "server=momentumm": "unknown server step 'momentumm' (--set server.name); did you mean 'momentum'",
+    "local.optimizer=sdg": "'optimizer' is 'sdg', but must be 'sgd', 'adam' or 'adamw' (--set local.optimizer); did you mean 'sgd'",
 }
 
 VALUES = {
-    "rounds=0": "'rounds' is 0, and has to be greater than or equal to 1 (--set rounds)",
-    "rounds=many": "'rounds' is 'many', and has to be a whole number (--set rounds)",
-    "rounds=2.5": "'rounds' is 2.5, and has to be a whole number (--set rounds)",
-    "rounds=true": "'rounds' is true, and has to be a number (--set rounds)",
-    "seed=-1": "'seed' is -1, and has to be greater than or equal to 0 (--set seed)",
-    "seeds.partition=-1": "'partition' is -1, and has to be greater than or equal to 0 (--set seeds.partition)",
-    "local.lr=-1": "'lr' is -1, and has to be greater than 0 (--set local.lr)",
-    "local.lr=fast": "'lr' is 'fast', and has to be a number (--set local.lr)",
-    "local.lr=inf": "'lr' is inf, and has to be a finite number (--set local.lr)",
-    "local.lr=nan": "'lr' is nan, and has to be ",
-    "local.batch_size=some": "'batch_size' is 'some', and has to be a whole number or 'all' (--set local.batch_size)",
-    "local.batch_size=0": "'batch_size' is 0, and has to be greater than or equal to 1 or 'all' (--set local.batch_size)",
-    "local.betas=[0.9]": "'betas' is [0.9], and has too few numbers in it (--set local.betas)",
+    "rounds=0": "'rounds' is 0, but must be at least 1 (--set rounds)",
+    "rounds=many": "'rounds' is 'many', but must be a whole number (--set rounds)",
+    "rounds=2.5": "'rounds' is 2.5, but must be a whole number (--set rounds)",
+    "rounds=true": "'rounds' is true, but must be a number (--set rounds)",
+    "seed=-1": "'seed' is -1, but must be at least 0 (--set seed)",
+    "seeds.partition=-1": "'partition' is -1, but must be at least 0 (--set seeds.partition)",
+    "local.lr=-1": "'lr' is -1, but must be greater than 0 (--set local.lr)",
+    "local.lr=fast": "'lr' is 'fast', but must be a number (--set local.lr)",
+    "local.lr=inf": "'lr' is inf, but must be a finite number (--set local.lr)",
+    "local.lr=nan": "'lr' is nan, but must be ",
+    "local.batch_size=some": "'batch_size' is 'some', but must be a whole number or 'all' (--set local.batch_size)",
+    "local.batch_size=0": "'batch_size' is 0, but must be at least 1 or 'all' (--set local.batch_size)",
+    "local.betas=[0.9]": "'betas' is [0.9], but must contain more numbers (--set local.betas)",
     "local.nesterov=true": "nesterov needs optimizer = 'sgd' and a momentum above 0 (base.toml, line 12: local, with --set local.nesterov)",
-    "evaluation=3": "'evaluation' is 3, and has to be a table (--set evaluation)",
-    "record.clients=maybe": "'clients' is 'maybe', and has to be true or false (--set record.clients)",
-    "data.validation=1.5": "'validation' is 1.5, and has to be less than 1 (--set data.validation)",
+    "evaluation=3": "'evaluation' is 3, but must be a table (--set evaluation)",
+    "record.clients=maybe": "'clients' is 'maybe', but must be true or false (--set record.clients)",
+    "data.validation=1.5": "'validation' is 1.5, but must be less than 1 (--set data.validation)",
     "data.validation_from=client": "`data.validation_from = 'client'` needs `data.validation` above 0 "
     "(--set data.validation_from); set data.validation = 0.2, the share that each client holds out",
     "data.validation=0.9999": "a validation share of 0.9999 leaves no training example (--set data.validation)",
-    "data.augment=flipp": "there is no augmentation 'flipp' (--set data.augment.name); did you mean 'flip'",
+    "data.augment=flipp": "unknown augmentation 'flipp' (--set data.augment.name); did you mean 'flip'",
     "data.augment={pad=3}": "the table [data.augment] has no 'name' (--set data.augment)",
     'data.augment={name="colour-jitter",hue=0.1}': "images of 1 channel have no hue (--set data.augment.hue); leave it out",
-    "data.partition=3": "'partition' is 3, and has to be a table (--set data.partition)",
+    "data.partition=3": "'partition' is 3, but must be a table (--set data.partition)",
     "data.partition={clients=4}": "the table [data.partition] has no 'name' (--set data.partition)",
-    "data.partition.name=7": "the name of the partition is 7, and has to be a word (--set data.partition.name)",
-    "data.partition.clients=4.5": "'clients' is 4.5, and has to be a whole number (--set data.partition.clients)",
+    "data.partition.name=7": "the name of the partition is 7, but must be a string (--set data.partition.name)",
+    "data.partition.clients=4.5": "'clients' is 4.5, but must be a whole number (--set data.partition.clients)",
     "data.partition.clients=5000": "5000 clients are more than the 1437 examples (--set data.partition.clients); "
     "set clients to at most 1437",
-    DIRICHLET % "-1": "'alpha' is -1, and has to be greater than or equal to 0 (--set data.partition.alpha)",
-    DIRICHLET % "'a'": "'alpha' is 'a', and has to be a number (--set data.partition.alpha)",
+    DIRICHLET % "-1": "'alpha' is -1, but must be at least 0 (--set data.partition.alpha)",
+    DIRICHLET % "'a'": "'alpha' is 'a', but must be a number (--set data.partition.alpha)",
     DIRICHLET
     % "1,prior=[1,2]": "the prior has 2 numbers, but there are 10 classes (--set data.partition.prior)",
     DIRICHLET
-    % "1,prior='x'": "'prior' is 'x', and has to be 'uniform' or 'data' or a list (--set data.partition.prior)",
+    % "1,prior='x'": "'prior' is 'x', but must be 'uniform' or 'data' or a list (--set data.partition.prior)",
     "data.partition={name='dirichlet',clients=4}": "the setting 'alpha' is missing (--set data.partition.alpha); "
-    "write it there, or say --set data.partition.alpha=VALUE",
+    "add it there, or pass --set data.partition.alpha=VALUE",
     "select.clients_per_round=10": "10 clients per round are set, but only 4 of the 4 clients have data "
     "(--set select.clients_per_round); take at most 4",
-    "select.clients_per_round=0": "'clients_per_round' is 0, and has to be greater than or equal to 1 "
+    "select.clients_per_round=0": "'clients_per_round' is 0, but must be at least 1 "
     "(--set select.clients_per_round)",
-    "select.fraction=2": "'fraction' is 2, and has to be less than or equal to 1 (--set select.fraction)",
+    "select.fraction=2": "'fraction' is 2, but must be at most 1 (--set select.fraction)",
     "select={name='fixed',clients=[7]}": "there is no client 7: the 4 clients are numbered from 0 (--set select.clients)",
-    "select={name='fixed',clients=[]}": "'clients' is [], and has to have at least 1 item, not 0 (--set select.clients)",
-    "select={name='fixed',clients=[-1]}": "'clients' is [-1], and number 1 in it has to be greater than or equal to 0 "
+    "select={name='fixed',clients=[]}": "'clients' is [], but must have at least 1 item, not 0 (--set select.clients)",
+    "select={name='fixed',clients=[-1]}": "'clients' is [-1], but number 1 in it must be at least 0 "
     "(--set select.clients)",
-    "model.name.x=3": "the name of the model is {'name': 'linear', 'x': 3}, and has to be a word "
+    "model.name.x=3": "the name of the model is {'name': 'linear', 'x': 3}, but must be a string "
     "(base.toml, line 10: model.name, with --set model.name.x)",
     "server={name='momentum',momentum=0,nesterov=true}": "nesterov needs a momentum above 0 (--set server.nesterov)",
-    "engine.workers=-2": "'workers' is -2, and has to be greater than or equal to 0 (--set engine.workers)",
+    "engine.workers=-2": "'workers' is -2, but must be at least 0 (--set engine.workers)",
     "engine.group=4": "the engine 'default' has no setting 'group' (--set engine.group); engines with it: "
     "'vectorized', 'processes', 'ray'; add --set engine.name=vectorized",
-    "engine.device=gpu": "'device' is 'gpu', and has to be 'cpu', 'cuda', or 'cuda:' with a number (--set engine.device)",
-    "lr=0.1": "there is no setting 'lr' here (--set lr); did you mean 'local.lr'",
-    "batch_size=3": "there is no setting 'batch_size' here (--set batch_size); did you mean 'local.batch_size' or "
+    "engine.device=gpu": "'device' is 'gpu', but must be 'cpu', 'cuda', or 'cuda:' and a number, e.g. 'cuda:1' (--set engine.device)",
+    "lr=0.1": "unknown setting 'lr' (--set lr); did you mean 'local.lr'",
+    "batch_size=3": "unknown setting 'batch_size' (--set batch_size); did you mean 'local.batch_size' or "
     "'evaluation.batch_size'",
-    "local.rounds=3": "there is no setting 'rounds' here (--set local.rounds); did you mean 'rounds'",
+    "local.rounds=3": "unknown setting 'rounds' (--set local.rounds); did you mean 'rounds'",
     "algorithm.nam=fedprox": "the table [algorithm] has no 'name', but 'nam' (--set algorithm.nam)",
     "model.nam=mlp": "the model 'linear' has no setting 'nam' (--set model.nam); did you mean 'name'",
     "rounds=3\nseed=4": "'rounds=3\\nseed=4' has more than one line (--set); give each setting a --set of its own, e.g. "
     "--set rounds=3 --set seed=4",
-    "rounds=1e308": "'rounds' is 1e+308, and has to be a whole number of at most 9223372036854775807 (--set rounds)",
-    f"rounds={2**70}": f"'rounds' is {2**70}, and has to be at most 9223372036854775807 (--set rounds)",
-    f"rounds={10**400}": f"'rounds' is 1{'0' * 76}..., and has to be at most 9223372036854775807 (--set rounds)",
+    "rounds=1e308": "'rounds' is 1e+308, but must be a whole number of at most 9223372036854775807 (--set rounds)",
+    f"rounds={2**70}": f"'rounds' is {2**70}, but must be at most 9223372036854775807 (--set rounds)",
+    f"rounds={10**400}": f"'rounds' is 1{'0' * 76}..., but must be at most 9223372036854775807 (--set rounds)",
     f"rounds={'9' * 5000}": "a number has more than 4300 digits (--set rounds); use a smaller one",
-    f"local.epochs={2**70}": f"'epochs' is {2**70}, and has to be at most 9223372036854775807 (--set local.epochs)",
-    "local.lr=1e308": "'lr' is 1e+308, and has to be at most 3.4028234663852886e+38 (--set local.lr)",
-    f"select={{name='fixed',clients=[{2**70}]}}": f"'clients' is {2**70}, and has to be at most 9223372036854775807 "
+    f"local.epochs={2**70}": f"'epochs' is {2**70}, but must be at most 9223372036854775807 (--set local.epochs)",
+    "local.lr=1e308": "'lr' is 1e+308, but must be at most 3.4028234663852886e+38 (--set local.lr)",
+    f"select={{name='fixed',clients=[{2**70}]}}": f"'clients' is {2**70}, but must be at most 9223372036854775807 "
     "(--set select.clients)",
     f"rounds={'[' * 3000}{']' * 3000}": "tables or lists are nested more than 32 deep (--set rounds); see the page on "
     "settings for what a table holds",
     f"{'a.' * 100}b=1": f"tables or lists are nested more than 32 deep (--set {('a.' * 100)[:77]}...); see the page on "
     "settings for what a table holds",
-    "name=a/b": "the name 'a/b' cannot be a directory's name; take a short one without path separators, or name the "
+    "name=a/b": "the name 'a/b' cannot be a directory's name; choose a short name without path separators, or name the "
     "directory with --out",
-    "local.lr": "'local.lr' is not key=value (--set); write, say, --set local.lr=0.1",
-    "=3": "'=3' is not key=value (--set); write, say, --set local.lr=0.1",
-    "rounds.x=3": "'rounds' is a value and has no settings below it (--set rounds.x=3)",
+    "local.lr": "'local.lr' is not key=value (--set); write e.g. --set local.lr=0.1",
+    "=3": "'=3' is not key=value (--set); write e.g. --set local.lr=0.1",
+    "rounds.x=3": "'rounds' is a value, not a table, so it has no settings (--set rounds.x=3)",
 }
 
 OWN_FILES = {
-    "own.py:goood": "own.py has nothing called 'goood' (--set algorithm.name); did you mean 'good'",
-    "gone.py:f": "the file gone.py is not there (--set algorithm.name); give its path from where you are",
+    "own.py:goood": "own.py does not define 'goood' (--set algorithm.name); did you mean 'good'",
+    "gone.py:f": "the file gone.py does not exist (--set algorithm.name); give its path, relative to the current directory",
     "lost.py:f": "importing lost.py failed: ModuleNotFoundError: No module named 'nowhere_at_all' (--set algorithm.name)",
     "typo.py:f": "importing typo.py failed: SyntaxError: invalid syntax (typo.py, line 1) (--set algorithm.name)",
     "nomodule.x:f": "importing nomodule.x failed: ModuleNotFoundError: No module named 'nomodule' (--set algorithm.name)",
-    "own.py:word": "'own.py:word' is str, and a function is wanted that makes the",
-    "own.py:bare": "the settings of 'own.py:bare' cannot be read off its signature: TypeError: the parameter 'mu' has no type (--set algorithm.name); "
+    "own.py:word": "'own.py:word' is of type str, but must be a function that makes the",
+    "own.py:bare": "the settings of 'own.py:bare' cannot be read from its signature: TypeError: the parameter 'mu' has no type (--set algorithm.name); "
     "a setting is a keyword-only parameter with a type: def make(parts, *, mu: float = 0.1)",
     "own.py:forgetful": "the algorithm 'own.py:forgetful' returned None (--set algorithm.name); "
     "end it with: return the algorithm",
@@ -253,11 +253,11 @@ def test_every_slot_says_when_a_users_own_function_is_wrong(slot: str, name: str
     [
         (
             ["local.epochs=1", "local.steps=1"],
-            "epochs and steps are both set; give one of them (base.toml, line 12: local, with --set local.epochs)",
+            "epochs and steps are both set; set only one of them (base.toml, line 12: local, with --set local.epochs)",
         ),
         (
             ["select.clients_per_round=1", "select.fraction=0.5"],
-            "clients_per_round and fraction are both set (--set select.clients_per_round); give one of them",
+            "clients_per_round and fraction are both set (--set select.clients_per_round); set only one of them",
         ),
         (
             ["algorithm=centralized", "select.clients_per_round=2"],
@@ -265,7 +265,7 @@ def test_every_slot_says_when_a_users_own_function_is_wrong(slot: str, name: str
         ),
         (
             ["algorithm=fedavgm", "algorithm.momentum=1"],
-            "'momentum' is 1, and has to be less than 1 (--set algorithm.momentum)",
+            "'momentum' is 1, but must be less than 1 (--set algorithm.momentum)",
         ),
         (
             ["algorithm=own.py:good", "algorithm.nu=1"],
@@ -278,7 +278,7 @@ def test_every_slot_says_when_a_users_own_function_is_wrong(slot: str, name: str
         (
             ["data.partition.name=dirichlet", "data.partition.clients=5"],
             "the setting 'alpha' is missing (base.toml, line 7: data.partition.alpha); "
-            "write it there, or say --set data.partition.alpha=VALUE",
+            "add it there, or pass --set data.partition.alpha=VALUE",
         ),
         (
             ["model.name=mcmahan-cnn", "data.dataset={name='synthetic',shape=[1,2,2]}"],
@@ -286,7 +286,7 @@ def test_every_slot_says_when_a_users_own_function_is_wrong(slot: str, name: str
         ),
         (
             ["engine.name=processes", "engine.workers=-1"],
-            "'workers' is -1, and has to be greater than or equal to 0 (--set engine.workers)",
+            "'workers' is -1, but must be at least 0 (--set engine.workers)",
         ),
     ],
 )
@@ -297,37 +297,37 @@ def test_settings_that_do_not_go_together(changes: list[str], said: str) -> None
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("lr = 0.1", "lr = 0", "'lr' is 0, and has to be greater than 0 (my.toml, line 13: local.lr)"),
-        ("lr = 0.1", "rate = 0.1", "there is no setting 'rate' here (my.toml, line 13: local.rate); known: "),
+        ("lr = 0.1", "lr = 0", "'lr' is 0, but must be greater than 0 (my.toml, line 13: local.lr)"),
+        ("lr = 0.1", "rate = 0.1", "unknown setting 'rate' (my.toml, line 13: local.rate); known: "),
         (
             "lr = 0.1",
             "",
-            "the setting 'lr' is missing (my.toml, line 12: local.lr); write it there, or say --set local.lr=VALUE",
+            "the setting 'lr' is missing (my.toml, line 12: local.lr); add it there, or pass --set local.lr=VALUE",
         ),
         (
             "rounds = 2",
             "round = 2",
-            "there is no setting 'round' here (my.toml, line 3: round); did you mean 'rounds'",
+            "unknown setting 'round' (my.toml, line 3: round); did you mean 'rounds'",
         ),
         (
             "rounds = 2",
             "",
-            "the setting 'rounds' is missing (my.toml: rounds); write it there, or say --set rounds=VALUE",
+            "the setting 'rounds' is missing (my.toml: rounds); add it there, or pass --set rounds=VALUE",
         ),
         (
             "[model]",
             "[modle]",
-            "there is no setting 'modle' here (my.toml, line 9: modle); did you mean 'model'",
+            "unknown setting 'modle' (my.toml, line 9: modle); did you mean 'model'",
         ),
         (
             '"iid"',
             '"idd"',
-            "there is no partition 'idd' (my.toml, line 7: data.partition.name); did you mean 'iid'",
+            "unknown partition 'idd' (my.toml, line 7: data.partition.name); did you mean 'iid'",
         ),
         (
             "clients = 4",
             "clients = -4",
-            "'clients' is -4, and has to be greater than or equal to 1 (my.toml, line 7: data.partition.clients)",
+            "'clients' is -4, but must be at least 1 (my.toml, line 7: data.partition.clients)",
         ),
         (
             "clients = 4",
@@ -335,13 +335,13 @@ def test_settings_that_do_not_go_together(changes: list[str], said: str) -> None
             "4000 clients are more than the 1437 examples (my.toml, line 7: data.partition.clients); set clients to at most",
         ),
         ('name = "linear"', "", "the table [model] has no 'name' (my.toml, line 9: model)"),
-        ("[local]", "[local", "the file is not TOML: "),
+        ("[local]", "[local", "the file is not valid TOML: "),
         (
             "rounds = 2",
             "rounds = 2\nrounds = 3",
-            "the file is not TOML: Cannot overwrite a value (at line 4, column 11) (my.toml)",
+            "the file is not valid TOML: Cannot overwrite a value (at line 4, column 11) (my.toml)",
         ),
-        ("rounds = 2", "rounds", "the file is not TOML: "),
+        ("rounds = 2", "rounds", "the file is not valid TOML: "),
     ],
 )
 def test_a_wrong_file_names_the_line(
@@ -355,12 +355,12 @@ def test_a_wrong_file_names_the_line(
 
 
 def test_what_is_no_recipe_and_no_file(folder: Path) -> None:
-    assert refused("digts") == "there is no recipe 'digts'; did you mean 'digits'"
+    assert refused("digts") == "unknown recipe 'digts'; did you mean 'digits'"
     assert refused("nowhere.toml").startswith(
-        "the file nowhere.toml does not exist; give a path, or a recipe of"
+        "the file nowhere.toml does not exist; pass the path of a TOML file, or a recipe"
     )
     assert refused("none") == "none is a directory, not a recipe or a file; name a TOML file in it"
-    assert "the file is not TOML: 'utf-8' codec can't decode" in _of_bytes(folder, b"\xff\xfe")
+    assert "the file is not valid TOML: 'utf-8' codec can't decode" in _of_bytes(folder, b"\xff\xfe")
 
 
 def _of_bytes(folder: Path, content: bytes) -> str:
@@ -414,7 +414,7 @@ def test_the_settings_of_what_was_named_before_do_not_get_in_the_way(folder: Pat
     [
         (
             ["base.toml", "--set", "local.lrr=1", "--engine", "processes"],
-            "error: there is no setting 'lrr' here",
+            "error: unknown setting 'lrr'",
         ),
         (
             ["base.toml", "--set", "algorithm=own.py:broken", "--engine", "processes"],

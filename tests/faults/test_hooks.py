@@ -108,7 +108,9 @@ def test_a_server_step_that_breaks_a_rule_ends_the_run(tmp_path: Path, server: s
 
 def test_an_aggregate_without_a_return_does_not_pass_for_a_round_without_replies(tmp_path: Path) -> None:
     text = said(tmp_path / "run", HookError, aggregate=f"{FILE}:Forgetful")
-    assert "`fold` of Forgetful returned None, although replies were good: 3 (hooked.py, line " in text
+    assert (
+        "`fold` of Forgetful returned None, although these replies were accepted: 3 (hooked.py, line " in text
+    )
 
 
 def test_a_rule_as_a_class_has_its_methods_for_hooks() -> None:

@@ -130,7 +130,7 @@ def test_a_run_whose_output_is_lost_trains_to_its_end(
         ("list, broken pipe", 141, ""),
         ("compare, broken pipe", 141, ""),
         ("show, broken pipe", 141, ""),
-        ("error, broken pipe", 2, "error: there is no such directory (nowhere).\n"),
+        ("error, broken pipe", 2, "error: the directory does not exist (nowhere).\n"),
     ],
 )
 def test_every_command_ends_in_order(

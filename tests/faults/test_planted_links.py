@@ -126,9 +126,7 @@ def test_a_checkpoint_that_is_a_link_is_passed_over_and_its_target_kept(here: Pa
     last.symlink_to(here / "elsewhere")
     notes = checkpoint.load_latest(here / "run/checkpoint")
     assert notes is not None
-    assert notes.skipped == [
-        "the checkpoint of round 4 is damaged (it is a symbolic link) and was passed over"
-    ]
+    assert notes.skipped == ["the checkpoint of round 4 is corrupt (it is a symbolic link) and was skipped"]
     resume("run")
     assert sorted(entry.name for entry in (here / "elsewhere").iterdir()) == [
         "manifest.json",

@@ -144,7 +144,7 @@ def test_a_worker_killed_as_it_starts_is_replaced(gate: Driver, tmp_path: Path) 
 @pytest.mark.nightly  # on a fake Ray in test_ray_workers
 def test_workers_that_never_start_are_one_sentence(gate: Driver, tmp_path: Path) -> None:
     with (
-        pytest.raises(RunFailed, match=r"^a worker on the local Ray died 3 times as it started"),
+        pytest.raises(RunFailed, match=r"^a worker on the local Ray died 3 times at start-up"),
         fresh(ops={"work": Deadly(tmp_path, 9)}, workers=1, cpus=0.2),
     ):
         pass
@@ -184,7 +184,7 @@ def test_no_room_for_a_worker(gate: Driver) -> None:
 
 def test_another_cluster_than_the_one_that_this_process_is_on(gate: Driver) -> None:
     with (
-        pytest.raises(ConfigError, match=r"already connected to the Ray at .*, and not to 127.0.0.1:1 "),
+        pytest.raises(ConfigError, match=r"already connected to Ray at .*, not to 127.0.0.1:1 "),
         fresh(address="127.0.0.1:1"),
     ):
         pass

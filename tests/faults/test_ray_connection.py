@@ -79,7 +79,9 @@ def test_a_node_that_ends_ends_the_run_before_anything_is_asked_of_ray(
         fake.node.accept()
     connection.close()
     for _ in range(2):  # also when it was reported before
-        with pytest.raises(RunFailed, match=r"^the local Ray is gone: the node of this machine has ended; "):
+        with pytest.raises(
+            RunFailed, match=r"^the local Ray is gone: the Ray node of this machine has stopped; "
+        ):
             cluster.check_node()
     cluster.close()
 
@@ -120,7 +122,7 @@ def test_another_object_store_than_the_one_that_is_there_is_told(
     other = joined(None, 300 * 2**20)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"this process already uses the Ray at {fake.place}: engine.object_store is ignored" in said
+    assert f"this process already uses Ray at {fake.place}: engine.object_store is ignored" in said
     for cluster in (first, same, none, other):
         assert fake.connected
         cluster.close()

@@ -75,7 +75,7 @@ def test_a_run_that_has_lost_all_workers_says_that_it_waits_and_then_ends(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith(
-        "no worker is left on the local Ray: the run waits up to 0.4 seconds (engine.connect_timeout) for room"
+        "no worker is left on the local Ray: the run waits up to 0.4 seconds (engine.connect_timeout) for a free slot"
     )
 
 
@@ -208,7 +208,7 @@ def test_a_worker_that_has_used_up_its_restarts_is_replaced(
 
 def test_workers_that_die_as_they_start_end_a_run_that_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        pytest.raises(RunFailed, match=r"^a worker on the local Ray died 3 times as it started"),
+        pytest.raises(RunFailed, match=r"^a worker on the local Ray died 3 times at start-up"),
         on_fake_ray(monkeypatch, "dies", workers=2),
     ):
         pass
@@ -231,7 +231,10 @@ def test_a_node_of_other_versions_that_joins_later_is_left_out(
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 1
         assert said[0].startswith("a worker on the local Ray has torch 0.1, and this process has torch ")
-        assert "it is left out, and asked for again every 1000 seconds; install the same versions" in said[0]
+        assert (
+            "it is left out; fedlens asks for it again every 1000 seconds; install the same versions"
+            in said[0]
+        )
         fake.actors[0].dead = True
         with pytest.raises(
             RunFailed, match=r"all workers are lost, and a worker .* has torch 0\.1"

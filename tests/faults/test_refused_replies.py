@@ -109,8 +109,9 @@ def test_where_no_reply_is_good_the_run_fails_and_keeps_what_it_has(tmp_path: Pa
     with pytest.raises(RunFailed) as caught:
         whole.run(tmp_path / "run")
     said = (
-        "no reply of round 1 was good: update.1.weight has shape (64, 10) where (10, 64) is expected (2 of 3); "
-        "the same fault at every client is usually in the model, the data or the algorithm."
+        "no client update of round 1 was accepted: update.1.weight has shape (64, 10) where (10, 64) is expected "
+        "(2 of 3); "
+        "the same error at every client usually comes from the model, the data or the algorithm."
     )
     assert str(caught.value) == said
     assert caught.value.exit_code == 1
@@ -128,7 +129,7 @@ def test_where_no_reply_is_good_the_run_fails_and_keeps_what_it_has(tmp_path: Pa
         "report.html",
     } <= kept
 
-    with pytest.raises(RunFailed, match="no reply of round 1 was good"):
+    with pytest.raises(RunFailed, match="no client update of round 1 was accepted"):
         resume(tmp_path / "run")
     assert json.loads((tmp_path / "run/summary.json").read_text())["failures"] == summary["failures"]
 

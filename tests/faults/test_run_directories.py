@@ -86,8 +86,8 @@ def test_a_damaged_checkpoint_costs_a_round_and_nothing_else(here: Path, damage:
     DAMAGES[damage](last)
     told = Stops()
     assert resume("run", progress=told).summary["status"] == "finished"
-    assert told.notes[0].startswith("the checkpoint of round 4 is damaged (")
-    assert told.notes[0].endswith(") and was passed over")
+    assert told.notes[0].startswith("the checkpoint of round 4 is corrupt (")
+    assert told.notes[0].endswith(") and was skipped")
     assert told.notes[1] == f"resuming after round 3 of {ROUNDS}"
     assert outcome(here / "run") == outcome(here / "ref")
 
@@ -99,9 +99,9 @@ def test_where_all_checkpoints_are_damaged_nothing_is_touched(here: Path) -> Non
     answer = CliRunner().invoke(app, ["resume", "run"])
     assert answer.exit_code == 2
     assert answer.stderr.startswith(
-        "error: no checkpoint can be read: the checkpoint of round 4 is damaged ("
+        "error: no checkpoint can be read: the checkpoint of round 4 is corrupt ("
     )
-    assert "start anew: 'fedlens run run/config.toml --out ANOTHER_DIRECTORY'" in answer.stderr
+    assert "start a new run: 'fedlens run run/config.toml --out ANOTHER_DIRECTORY'" in answer.stderr
     after = {path: path.read_bytes() for path in (here / "run").rglob("*") if path.is_file()}
     assert {p: b for p, b in after.items() if p.name != ".lock"} == {
         p: b for p, b in before.items() if p.name != ".lock"
@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_of_the_best_round_costs_its_model_only(here: Path)
     told = Stops()
     assert resume("fading", progress=told).summary["status"] == "finished"
     assert told.notes[-1].startswith(
-        "best.safetensors was not written: the checkpoint is damaged (tensors.safetensors"
+        "best.safetensors was not written: the checkpoint is corrupt (tensors.safetensors"
     )
     left, right = outcome(here / "fading"), outcome(here / "faded")
     assert (left.pop("best"), right.pop("best") is not None) == (None, True)
@@ -135,7 +135,7 @@ def test_a_finished_run_is_left_as_it_is(here: Path) -> None:
     answer = CliRunner().invoke(app, ["resume", "ref", "--json"])
     assert answer.exit_code == 0
     assert json.loads(answer.stdout)["status"] == "finished"
-    assert "the run ref is finished: nothing is left to do" in answer.stderr
+    assert "the run ref is already finished" in answer.stderr
     assert outcome(here / "ref") == before
 
 
@@ -145,9 +145,9 @@ def test_a_directory_that_is_taken_is_never_written_to(here: Path) -> None:
     (here / "file").write_text("mine")
     before = sorted(here.rglob("*"))
     for out, said in {
-        "run": "there is a run in this directory already (run); go on with it ('fedlens resume run'), or name",
-        "notes": "the directory for the run is not empty (notes); name another directory with --out",
-        "file": "a file is in the way of the run directory (file)",
+        "run": "the directory already contains a run (run); resume it ('fedlens resume run'), or name",
+        "notes": "the run directory is not empty (notes); name another directory with --out",
+        "file": "a file has the path of the run directory (file)",
     }.items():
         answer = CliRunner().invoke(app, ["run", "run.toml", "--out", out, "--json"])
         assert (answer.exit_code, json.loads(answer.stdout)["status"]) == (2, "error")
@@ -168,9 +168,9 @@ def test_a_run_of_another_version_is_refused(here: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "content", "said"),
     [
-        ("config.toml", "rounds = ", "config.toml is damaged: "),
-        ("environment.json", "{", "environment.json is damaged: "),
-        ("summary.json", "", "summary.json is damaged: "),
+        ("config.toml", "rounds = ", "config.toml is corrupt: "),
+        ("environment.json", "{", "environment.json is corrupt: "),
+        ("summary.json", "", "summary.json is corrupt: "),
         ("partition.npz", "PK", "not a readable partition file: "),
         ("metrics.jsonl", '{"round": 0\n{"round": 1}\n', "a line cannot be read (run/metrics.jsonl, line 1)"),
     ],
@@ -191,7 +191,7 @@ def test_a_setting_that_was_changed_by_hand_and_is_wrong_is_named(here: Path) ->
     assert answer.exit_code == 2
     line = next(number for number, row in enumerate(text.splitlines(), 1) if row.startswith("lr = 0.05"))
     assert answer.stderr.startswith(
-        f"error: 'lr' is -0.05, and has to be greater than 0 (run/config.toml, line {line}: "
+        f"error: 'lr' is -0.05, but must be greater than 0 (run/config.toml, line {line}: "
     )
 
 
@@ -252,7 +252,7 @@ def test_a_run_does_not_go_on_with_other_data(mnist: Path, at: int) -> None:
     with pytest.raises(RunDirectoryError) as caught:
         resume("run")
     assert str(caught.value).startswith(
-        "the images or labels are not those that the run began with (run); point --data-dir"
+        "the images or labels differ from those at the start of the run (run); set --data-dir"
     )
     assert str(mnist.parent.parent) in str(caught.value)
     content[-1] = content[-1] ^ 1

@@ -365,7 +365,7 @@ def test_where_memory_runs_out_the_group_is_halved_and_tried_again(monkeypatch, 
     agree(fedavg(parts(world(), STEPS, select=Everyone())), world(), rounds=2)
     assert sizes == [6, 3, 2, 1, 3, 2, 1, 2, 2, 2]  # and from then on in the size that went
     said = capsys.readouterr().err  # once, however often it is halved
-    assert said == "memory ran out for 6 clients at once; 3 at once are tried, and fewer if need be\n"
+    assert said == "out of memory with 6 clients at once; trying 3 at once, and fewer if necessary\n"
 
 
 def test_where_memory_runs_out_for_one_it_is_answered_alone_from_then_on(monkeypatch) -> None:
@@ -471,7 +471,7 @@ def test_training_that_is_one_client_after_the_other_is_refused_with_the_reason(
     solver = ClientRule(name="s", solve=lambda context: None)  # type: ignore[arg-type,return-value]
     for change, said in (
         ({"rule": solver}, "'s' solves each client's problem"),
-        ({"personal": frozenset({"0.weight"})}, "the clients' own"),
+        ({"personal": frozenset({"0.weight"})}, "stay at the clients"),
         ({"keep_optimizer": True}, "the optimizer's state is kept"),
     ):
         found = obstacle(replace(made.train, **change))

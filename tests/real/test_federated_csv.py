@@ -52,5 +52,5 @@ def test_a_published_population_is_read(folder: Path, labels: np.ndarray, alpha:
 
 def test_ids_in_blocks_are_not_taken_for_positions(folder: Path, labels: np.ndarray) -> None:
     path = folder / f"federated_train_alpha_{ALPHAS[0]}.csv"
-    with pytest.raises(DataError, match="has another class than the dataset"):
+    with pytest.raises(DataError, match="have another class in the list than in the dataset"):
         federated_csv(labels, 0, path=str(path), id_order="as-is")

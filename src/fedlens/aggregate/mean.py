@@ -20,50 +20,51 @@ Weighting = Literal["examples", "uniform"]
 
 
 class Aggregate(ABC):
-    """How replies become one update: the base class of aggregates.
+    """Base class of aggregates: turns the replies of a round into one update.
 
-    An aggregate of one exchange defines `fold`, and `reduce` if partial sums are enough for it. One that asks clients
-    more than once, say for norms before the updates or for masks after them, overrides `exchange`.
+    An aggregate of one exchange defines `fold`, and `reduce` if partial sums suffice. An aggregate of several
+    exchanges, for example norms before the updates or masks after them, overrides `exchange`.
 
-    In all methods `fields` are those that the client rule adds to the reply, and how each is aggregated.
+    In all methods, `fields` are the fields that the client rule adds to the reply, and how each is aggregated.
     """
 
     @property
     def weighting(self) -> Weighting:
-        """The `weight` that clients send: their number of examples, or 1."""
+        """The `weight` in a client's reply: its number of examples, or 1."""
         return "examples"
 
     @property
     def normalized(self) -> bool:
-        """Whether clients divide their update by the number of steps that it amounts to (FedNova)."""
+        """Whether clients divide their update by its number of steps (FedNova)."""
         return False
 
     @property
     def ops(self) -> Mapping[str, Callable[[Any], Op]]:
-        """The operations that `exchange` asks for besides training, each made of the algorithm's `Train`."""
+        """The operations that `exchange` asks for besides training, each made from the algorithm's `Train`."""
         return {}
 
     def reduce(self, cohort: int, fields: Mapping[str, How]) -> Reduce | None:
-        """How to add up replies where the work runs, for a cohort of this size; None asks for every reply."""
+        """How workers sum replies, for a cohort of this size; None sends every reply."""
         return None
 
     @abstractmethod
     def fold(self, answers: Iterable[Answer], fields: Mapping[str, How]) -> Update | None:
-        """The update that the answers to one ask come to; None if no reply was good."""
+        """Aggregates the answers to one ask into an update; None without an accepted reply."""
 
     def exchange(self, ask: Ask, fields: Mapping[str, How]) -> Generator[Ask, Answers, Update | None]:
-        """Yields the asks of a round and returns the update; None if no reply was good.
+        """Yields the asks of a round and returns the update; None without an accepted reply.
 
         Args:
-            ask: local training of the cohort. It may be changed before it is yielded, and others may be yielded before
-                and after it.
+            ask: local training of the cohort. It may be changed before it is yielded, and other asks may be yielded
+                before and after it.
         """
         good = Counter[str]()
         answers = yield replace(ask, reduce=self.reduce(len(ask.requests), fields))
         update = self.fold(_counted(answers, good), fields)
         if update is None and good["replies"]:
             raise HookError(
-                f"`fold` of {type(self).__name__} returned None, although replies were good: {good['replies']}",
+                f"`fold` of {type(self).__name__} returned None, although these replies were accepted: "
+                f"{good['replies']}",
                 where=place_of(self.fold),
                 hint="return an Update; to reject a reply, call its refuse(reason)",
             )
@@ -126,7 +127,7 @@ def averaged(total: Mapping[str, Any], fields: Mapping[str, How]) -> Update | No
 
 @dataclass(frozen=True)
 class Mean(Aggregate):
-    """sum_k n_k Delta_k / sum_k n_k over the replies that came (hsu2019 section 4.2); n_k = 1 if uniform.
+    """sum_k n_k Delta_k / sum_k n_k over the accepted replies (Hsu et al. 2019, section 4.2); n_k = 1 if uniform.
 
     Running statistics get the same mean, counters the largest value. The additions form a tree that depends on
     the size of the cohort alone, so that every engine gets the same bits.
@@ -143,14 +144,14 @@ class Mean(Aggregate):
     weighting: Weighting = "examples"
 
     def reduce(self, cohort: int, fields: Mapping[str, How] | None = None) -> Reduce | None:
-        """Every reply by itself below 64 clients; then blocks of two, from 96 on of three, and so on.
+        """Single replies below 64 clients; then blocks of two, from 96 on blocks of three, and so on.
 
-        So there are always enough blocks for 32 workers, and a thousand small replies do not cross one by one.
+        So 32 workers always have enough blocks, and a thousand small replies are not sent one by one.
         """
         return folding(fields or {}, block=cohort // 32) if cohort >= 64 else None
 
     def fold(self, answers: Iterable[Answer], fields: Mapping[str, How] | None = None) -> Update | None:
-        """Adds replies or folded blocks up and divides by the sum of the weights."""
+        """Sums replies or reduced blocks, and divides by the sum of the weights."""
         return averaged(totals(answers, fields or {}), fields or {})
 
 

@@ -16,13 +16,13 @@ from fedlens.core.tree import Tree, add, map_tree, zeros_like
 
 Rate = Annotated[
     float,
-    Field(gt=0, allow_inf_nan=False, description="server learning rate gamma (hsu2020 section 5.1)"),
+    Field(gt=0, allow_inf_nan=False, description="server learning rate gamma (Hsu et al. 2020, section 5.1)"),
     Feeds("server"),
 ]
 
 
 class ServerStep(Protocol):
-    """An optimizer at the server: a pure function, its state handed in and out."""
+    """An optimizer at the server, as pure functions: the state is an argument and a result."""
 
     def init(self, weights: Tree) -> Payload:
         """The state before the first step."""
@@ -77,9 +77,9 @@ class ServerSGD:
 
 @dataclass(frozen=True)
 class Momentum:
-    """FedAvgM: v <- beta v + Delta, w <- w - gamma v (hsu2019 section 4.2, hsu2020 section 5.1).
+    """FedAvgM: v <- beta v + Delta, w <- w - gamma v (Hsu et al. 2019, section 4.2; 2020, section 5.1).
 
-    With Nesterov's momentum, which hsu2019 uses, w <- w - gamma (Delta + beta v), v being the new one.
+    With Nesterov's momentum (Hsu et al. 2019), w <- w - gamma (Delta + beta v) with the new v.
 
     >>> import torch
     >>> step, delta = Momentum(momentum=0.5), {"w": torch.tensor([1.0])}

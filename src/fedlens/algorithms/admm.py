@@ -33,7 +33,7 @@ from fedlens.local.rules import ClientRule, ServerRule
 Absent = Annotated[
     Literal["drop", "last"],
     Field(
-        description="clients that are not selected: left out of the server's mean, as in ghaemi2022; "
+        description="clients that are not selected: left out of the server's mean, as in Ghaemi 2022; "
         "or included with what they sent last (Zhou and Li 2022)"
     ),
 ]
@@ -143,7 +143,7 @@ def admm(
             raise ConfigError(
                 f"'{name}' belongs to solver = 'exact'; solver = 'sgd' takes the steps of [local]",
                 where=f"algorithm.{name}",
-                hint="take it out, or solver = 'exact'",
+                hint="remove it, or set solver = 'exact'",
             )
     return _assembled(parts, variables, stepping(variables))
 

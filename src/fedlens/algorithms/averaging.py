@@ -57,7 +57,7 @@ from fedlens.tasks.task import Task
 
 @dataclass(frozen=True)
 class Parts:
-    """What every algorithm is built from: the model, the task, the settings, and the components that the settings name.
+    """The input of every algorithm: the model, the task, the settings, and the components that the settings name.
 
     `measure` names the data that the server evaluates on: `@test`, and `@validation` or `@train` if asked for.
     """
@@ -76,7 +76,7 @@ class Parts:
 
     @property
     def slots(self) -> dict[str, Any]:
-        """The components by the names of their tables; None if the settings leave one to the algorithm."""
+        """The components by the names of their tables; None for those that the algorithm decides."""
         return {
             "select": self.select, "client": self.client, "aggregate": self.aggregate, "server": self.server
         }  # fmt: skip
@@ -89,10 +89,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Averaging(AlgorithmBase):
-    """The round loop of the averaging family.
+    """The round loop of algorithms that average.
 
-    Its state: `model`, the global tree; `server`, the state of the server step; and `rules`, the states of the server
-    halves of client rules, if there are any.
+    Its state: `model`, the global tree; `server`, the state of the server step; and `rules`, the server states of
+    client rules, if any.
     """
 
     parts: Parts
@@ -110,7 +110,7 @@ class Averaging(AlgorithmBase):
 
     @property
     def ops(self) -> Mapping[str, Op]:
-        """Training, evaluation, and what the client rule and the aggregate ask for besides."""
+        """Training, evaluation, and further operations of the client rule and the aggregate."""
         parts = self.parts
         size = parts.evaluation_batch
         evaluate = Evaluate(parts.model, parts.task, size)
@@ -145,7 +145,7 @@ class Averaging(AlgorithmBase):
         return {**state, "rules": rules} if rules else state
 
     def round(self, state: State, ctx: RoundContext) -> Round:
-        """Select, prepare, train, aggregate, step. If no reply is good, the model stays as it was."""
+        """Runs one round: select, prepare, train, aggregate, step. Without an accepted reply, the model is kept."""
         cohort = self.select.cohort(ctx)
         rules: dict[str, Any] = dict(state.get("rules", {}))
         rate = self.parts.local.shared_rate(ctx.round, ctx.rounds)
@@ -175,7 +175,7 @@ class Averaging(AlgorithmBase):
         )
         update: Any = yield from self.aggregate.exchange(ask, self._fields)
         if update is not None and not isinstance(update, Update):
-            raise _wrong(self.aggregate.exchange, update, "an Update, or None if no reply was good")
+            raise _wrong(self.aggregate.exchange, update, "an Update, or None if no reply was accepted")
         if update is not None:
             for name, half in self.rule.servers.items():
                 if half.after is not None:
@@ -219,11 +219,11 @@ class Averaging(AlgorithmBase):
 
     @property
     def evaluation_asks(self) -> int:
-        """How many asks `evaluate` makes: one of the server, one of the clients, or both."""
+        """The number of asks of `evaluate`: one to the server, one to the clients, or both."""
         return (not self.personal) + (self.measured != "none")
 
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
-        """The central evaluation, and the per-client evaluation if it is asked for.
+        """Evaluates centrally, and at the clients if set.
 
         A model with personal leaves has no central evaluation: there is no single model to test.
         """
@@ -273,13 +273,13 @@ def averaging(
     server: ServerStep | None = None,
     personal: frozenset[str] = frozenset(),
 ) -> Averaging:
-    """An algorithm of the family.
+    """Makes an averaging algorithm from its components.
 
-    A selection, an aggregate or a server step of the user's settings replaces the paper's. Client rules of the user's
-    settings are added to the paper's own, since the paper is defined by them.
+    A selection, an aggregate or a server step in the user's settings replaces that of the paper. Client rules in the
+    user's settings are added to those of the paper, because they define the algorithm.
 
     Args:
-        parts: the objects made from the settings.
+        parts: the objects that the settings define.
         select, client, aggregate, server: the paper's components; by default those of FedAvg.
         personal: leaves of the model that stay at the clients.
 
@@ -386,7 +386,7 @@ def refuse_counted_twice(select: Select, fold: Aggregate, parts: Parts) -> None:
         raise ConfigError(
             "clients are selected and weighted by their number of examples, so their size counts twice",
             where="select.name",
-            hint="set aggregate.weighting = 'uniform', or take select.name = 'uniform'",
+            hint="set aggregate.weighting = 'uniform', or set select.name = 'uniform'",
         )
 
 

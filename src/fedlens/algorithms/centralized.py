@@ -88,7 +88,7 @@ class Centralized(AlgorithmBase):
         return {"model": {**model, **more}}
 
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
-        """The central evaluation, and the per-client evaluation if it is asked for."""
+        """Evaluates centrally, and at the clients if set."""
         parts = self.parts
         metrics = yield from central(state["model"], ctx.federation.held, parts.task, parts.measure)
         if self.measured == "none":

@@ -14,14 +14,14 @@ from fedlens.core.registry import Entry, Registry
 
 
 class Select(Protocol):
-    """Chooses a round's cohort. If a client can appear in it twice, the selection is a `RepeatingSelect`."""
+    """Client selection: chooses the cohort of a round. Use `RepeatingSelect` if a client can appear in it twice."""
 
     def cohort(self, ctx: RoundContext) -> list[int]:
         """The clients of this round, in the order of their slots."""
         ...
 
     def size(self, federation: FederationInfo) -> int:
-        """How many take part in a round. Raises `ConfigError` if there are not so many."""
+        """The size of a cohort. Raises `ConfigError` if the population is too small."""
         ...
 
 
@@ -215,7 +215,7 @@ def by_size(
 def _refuse_both(clients_per_round: int | None, fraction: float | None) -> None:
     if clients_per_round is not None and fraction is not None:
         raise ConfigError(
-            "clients_per_round and fraction are both set", where="select", hint="give one of them"
+            "clients_per_round and fraction are both set", where="select", hint="set only one of them"
         )
 
 

@@ -17,10 +17,10 @@ def fedavgm(
     *,
     lr: Rate = 1.0,
     momentum: Annotated[
-        float, Field(ge=0, lt=1, description="beta, 0.7 to 0.997 in hsu2019"), Feeds("server")
+        float, Field(ge=0, lt=1, description="beta, 0.7 to 0.997 in Hsu et al. 2019"), Feeds("server")
     ] = 0.9,
     nesterov: Annotated[
-        bool, Field(description="Nesterov's momentum, as hsu2019 uses"), Feeds("server")
+        bool, Field(description="Nesterov's momentum, as in Hsu et al. 2019"), Feeds("server")
     ] = False,
 ) -> Averaging:
     """FedAvgM: the server takes the averaged update with momentum.
@@ -31,7 +31,7 @@ def fedavgm(
     Equation:
         clients:   as in FedAvg;  Delta w = sum_k (n_k / n) Delta w_k
         server:    v <- beta v + Delta w                                      (hsu2019 section 4.2)
-                   w <- w - lr v                                              (hsu2020 section 5.1)
+                   w <- w - lr v                                              (Hsu et al. 2020, section 5.1)
         nesterov:  w <- w - lr (Delta w + beta v),  v being the new one
 
     Source: hsu2019 section 4.2 (arXiv 1909.06335), hsu2020 section 5.1 (arXiv 2003.08082).

@@ -52,7 +52,7 @@ def _checked(target: str | list[float]) -> str | list[float]:
     elif not all(0 <= p < math.inf for p in target):
         raise ValueError("probabilities must be at least 0")
     elif not math.isclose(math.fsum(target), 1.0, abs_tol=1e-6):
-        raise ValueError(f"the probabilities must sum to 1, but sum to {math.fsum(target):g}")
+        raise ValueError(f"the probabilities must sum to 1; they sum to {math.fsum(target):g}")
     return target
 
 
@@ -67,7 +67,8 @@ Target = Annotated[
 Normalize = Annotated[
     bool,
     Field(
-        description="divide by the sum of the weights in the batch (hsu2020 Eq. 4); false: Eq. 1 without that division"
+        description="divide by the sum of the weights in the batch (Hsu et al. 2020, Eq. 4); "
+        "false: Eq. 1 without that division"
     ),
 ]
 

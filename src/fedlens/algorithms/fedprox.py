@@ -17,7 +17,7 @@ Scheme = Annotated[
     Literal["fedavg", "algorithm-2"],
     Field(
         description="selection and weights: as in FedAvg, or clients drawn with p_k = n_k / n and "
-        "averaged with 1/K (ghaemi2022 Algorithm 2)"
+        "averaged with 1/K (Ghaemi 2022, Algorithm 2)"
     ),
 ]
 

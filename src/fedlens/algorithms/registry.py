@@ -11,14 +11,19 @@ ALGORITHMS = Registry(
     "algorithm",
     {
         "fedavg": Entry("fedlens.algorithms.fedavg:fedavg", "Federated Averaging (McMahan et al. 2017)"),
-        "fedavgm": Entry("fedlens.algorithms.fedavgm:fedavgm", "FedAvg with server momentum (hsu2019)"),
+        "fedavgm": Entry(
+            "fedlens.algorithms.fedavgm:fedavgm", "FedAvg with server momentum (Hsu et al. 2019)"
+        ),
         "fedprox": Entry(
             "fedlens.algorithms.fedprox:fedprox", "a proximal term at the clients (Li et al. 2020)"
         ),
         "fedir": Entry(
-            "fedlens.algorithms.fedir:fedir", "importance-reweighted client losses (hsu2020 section 5.2)"
+            "fedlens.algorithms.fedir:fedir",
+            "importance-reweighted client losses (Hsu et al. 2020, section 5.2)",
         ),
-        "fedvc": Entry("fedlens.algorithms.fedvc:fedvc", "virtual clients of one size (hsu2020 section 5.3)"),
+        "fedvc": Entry(
+            "fedlens.algorithms.fedvc:fedvc", "virtual clients of one size (Hsu et al. 2020, section 5.3)"
+        ),
         "fedadagrad": Entry(
             "fedlens.algorithms.fedopt:fedadagrad", "Adagrad at the server (Reddi et al. 2021)"
         ),
@@ -58,7 +63,7 @@ ALGORITHMS = Registry(
             "local gradients corrected by the mean gradient (Li et al. 2019)",
         ),
         "admm": Entry(
-            "fedlens.algorithms.admm:admm", "a dual variable at each client (ghaemi2022 section 4.3)"
+            "fedlens.algorithms.admm:admm", "a dual variable at each client (Ghaemi 2022, section 4.3)"
         ),
         "ceadmm": Entry(
             "fedlens.algorithms.admm:ceadmm", "ADMM with several local iterations (Zhou and Li 2021)"
@@ -66,7 +71,9 @@ ALGORITHMS = Registry(
         "iceadmm": Entry(
             "fedlens.algorithms.admm:iceadmm", "CEADMM with one gradient an iteration (Zhou and Li 2021)"
         ),
-        "liadmm": Entry("fedlens.algorithms.admm:liadmm", "linearized inexact ADMM (ghaemi2022 Algorithm 4)"),
+        "liadmm": Entry(
+            "fedlens.algorithms.admm:liadmm", "linearized inexact ADMM (Ghaemi 2022, Algorithm 4)"
+        ),
         "centralized": Entry(
             "fedlens.algorithms.centralized:centralized", "the upper bound: training on the pooled data"
         ),
@@ -88,7 +95,9 @@ RULES = Registry(
             "fedlens.algorithms.scaffold:control_variate", "SCAFFOLD's control variates"
         ),
         "dynamic": Entry("fedlens.algorithms.feddyn:dynamic", "FedDyn's linear and quadratic terms"),
-        "dual": Entry("fedlens.algorithms.admm:dual", "ADMM's dual variable and penalty (ghaemi2022 4.3)"),
+        "dual": Entry(
+            "fedlens.algorithms.admm:dual", "ADMM's dual variable and penalty (Ghaemi 2022, section 4.3)"
+        ),
     },
 )
 

@@ -24,9 +24,9 @@ from fedlens.core.user_objects import offered, offers_all
 
 
 class AlgorithmBase(Algorithm):
-    """An algorithm and what it can tell a run about itself, each with a default: the base class of fedlens's own.
+    """Base class of algorithms: what an algorithm declares about itself, with defaults.
 
-    An algorithm of your own may inherit from it too. One that has only the members of `Algorithm` is wrapped in
+    An algorithm of your own may inherit from it too. A class with only the members of `Algorithm` is wrapped in
     `BareAlgorithm` where it is made, so that all users of an algorithm may call everything below.
     """
 
@@ -37,7 +37,7 @@ class AlgorithmBase(Algorithm):
 
     @property
     def evaluation_asks(self) -> int:
-        """How many asks `evaluate` makes, at most. One that makes a single ask can go on beside the next round."""
+        """The maximum number of asks of `evaluate`. With a single ask, it can run during the next round."""
         return 1
 
     def clients_per_round(self, federation: FederationInfo) -> int | None:

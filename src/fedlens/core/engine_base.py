@@ -24,15 +24,15 @@ from fedlens.core.work import StepCount
 
 
 class EngineBase(Engine):
-    """An engine and what else it may offer, each with a default: the base class of the engines of fedlens.
+    """Base class of engines: optional methods, each with a default.
 
-    An engine of your own may inherit from it too. One that has only the three methods of `Engine` is wrapped in
+    An engine of your own may inherit from it too. A class with only the three methods of `Engine` is wrapped in
     `BareEngine` where it is made, so that all users of an engine may call everything below.
 
     Attributes:
         ahead: whether asks may be sent before their answers are read (`processes`, `ray`, and `default` once its
-            workers run). The runner then evaluates beside the next round, if the settings ask for it.
-        state_memory: MiB of client states that the runner keeps in memory, at most.
+            workers run). The runner can then evaluate during the next round, if set.
+        state_memory: maximum MiB of client states that the runner keeps in memory.
         table: the settings that replace the request in the run's config.toml, once `choose` has returned (`auto`);
             None keeps the request.
     """
@@ -43,14 +43,14 @@ class EngineBase(Engine):
 
     @property
     def local_steps(self) -> StepCount | None:
-        """The local steps that are taken in this process (`inline`); None where clients train elsewhere."""
+        """The local steps taken in this process (`inline`); None if clients train in workers."""
         return None
 
     def warm(self) -> None:
-        """Begins to start up in the background, before the data is read (`processes`, `ray`)."""
+        """Starts workers in the background, before the data are read (`processes`, `ray`)."""
 
     def check(self, ops: Mapping[str, Op]) -> None:
-        """Raises `ConfigError` if this machine, or these operations, do not allow what the settings ask for."""
+        """Raises `ConfigError` if this machine or these operations do not support the settings."""
 
     def choose(
         self,
@@ -60,35 +60,35 @@ class EngineBase(Engine):
         cohort: int | None,
         images: float,
     ) -> str | None:
-        """Chooses what the settings leave open, before the run; one line on it for the user (`auto`), or None.
+        """Chooses open settings before the run (`auto`). Returns one line for the user, or None.
 
         Args:
-            clients: those that hold data.
+            clients: the clients with data.
             cohort: how many train in a round; None if there is no cohort, so one after the other.
             images: about how many images the whole run trains on, counting each use of an image.
         """
         return None
 
     def resume(self, done: int, rounds: int) -> None:
-        """Takes, before `open`, how many of the run's rounds an earlier process has finished (`default`)."""
+        """Receives, before `open`, the number of rounds that an earlier process finished (`default`)."""
 
     def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
-        """Takes, before `open`, a function that reports a choice made during the run (`default`).
+        """Receives, before `open`, a function that reports a choice made during the run (`default`).
 
-        It gets one line for the user, or None, and the choice as environment.json keeps it.
+        The function takes one line for the user, or None, and the choice as stored in environment.json.
         """
 
     def place(self, tree: Tree) -> Tree:
-        """The same tree in memory from which this engine sends it without a copy (`processes`), or the tree itself."""
+        """The same tree in memory that this engine can send without a copy (`processes`), or the tree itself."""
         return tree
 
     def applied(self, program: Program) -> Program:
-        """The program with the device and the arithmetic that this engine computes with; used by the profiler."""
+        """The program with this engine's device and number format; used by the profiler."""
         return program
 
     @property
     def running(self) -> EngineBase:
-        """The engine that answers: this one, or the one that it has chosen (`auto`); used by the profiler."""
+        """The engine that answers: this one, or the chosen one (`auto`); used by the profiler."""
         return self
 
 

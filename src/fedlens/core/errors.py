@@ -15,7 +15,7 @@ _FEDLENS = str(Path(__file__).parent.parent)
 
 
 class FedlensError(Exception):
-    """A request that cannot be carried out; nothing was started.
+    """Base class of errors: a request that cannot be carried out.
 
     Args:
         what: what is wrong, as a sentence without a full stop.
@@ -24,8 +24,8 @@ class FedlensError(Exception):
 
     The command line prints it without a traceback and exits with `exit_code`.
 
-    >>> print(FedlensError("alpha is -1, and it has to be at least 0", where="data.partition.alpha", hint="take 0.1"))
-    alpha is -1, and it has to be at least 0 (data.partition.alpha); take 0.1.
+    >>> print(FedlensError("alpha is -1, but must be at least 0", where="data.partition.alpha", hint="take 0.1"))
+    alpha is -1, but must be at least 0 (data.partition.alpha); take 0.1.
     """
 
     exit_code = 2
@@ -59,7 +59,7 @@ class RunDirectoryError(FedlensError):
 
 
 class RunFailed(FedlensError):
-    """A run that started and could not go on; its directory says why."""
+    """A run that started and could not continue; its directory contains the reason."""
 
     exit_code = 1
 

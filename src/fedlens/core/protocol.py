@@ -34,7 +34,7 @@ class Id(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """One client's part of an ask: who, and what differs from client to client."""
+    """One client's part of an ask: the client, and its own payload."""
 
     client: ClientId
     payload: Payload = field(default_factory=dict)
@@ -42,13 +42,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Fold the replies of `block` neighbouring slots where the work ran, so that one tree crosses, not `block`.
+    """Sums the replies of `block` neighbouring slots in the worker, which then sends one tree instead of `block`.
 
-    `fields` maps a payload name to how its trees (or numbers) are folded: `"sum"` adds them, each times the reply's
-    `weight` field; `"plain"` adds them as they are; `"max"` takes the largest value leaf by leaf. The folded payload
-    also holds the sum of the weights, and how many `replies` it is made of. It stands in `folded` of the block's last
-    answer; the folded names are gone from the replies themselves. The tree of additions depends on the slots alone,
-    so every engine gets the same bits.
+    `fields` maps a payload name to how its trees (or numbers) are reduced: `"sum"` adds them, each times the reply's
+    `weight` field; `"plain"` adds them as they are; `"max"` takes the largest value leaf by leaf. The reduced payload
+    also contains the sum of the weights and the number of `replies`. It is in `folded` of the block's last answer,
+    and the reduced names are removed from the replies. The order of additions depends only on the slots, so every
+    engine gets the same bits.
     """
 
     fields: Mapping[str, Literal["sum", "plain", "max"]]
@@ -61,14 +61,14 @@ class Ask:
     """One exchange: one operation, asked of several clients.
 
     Attributes:
-        op: which of the algorithm's operations.
-        requests: one for each slot; a client may appear twice and is told apart by its slot.
-        shared: what is the same for all; it is sent once a worker or node, not once a client.
-        expect: what a good reply has; a reply that has not becomes a `Failure` before it is folded.
+        op: the name of one of the algorithm's operations.
+        requests: one for each slot; a client may appear in several slots.
+        shared: the part of the payload that is the same for all; it is sent once per worker or node.
+        expect: the schema of a valid reply; any other reply becomes a `Failure` before it is aggregated.
         order: `"request"` gives the answers in the order of the slots, the same sum on every engine. `"arrival"`
-            gives them as they come, those of earlier arrival asks that are still out among them.
-        deadline: seconds after which what is still out becomes a `Failure`.
-        reduce: fold where the work ran (request order only).
+            gives them as they arrive, including late answers to earlier asks in arrival order.
+        deadline: seconds after which a missing answer becomes a `Failure`.
+        reduce: sum replies in the workers (request order only).
     """
 
     op: str
@@ -88,11 +88,11 @@ class Ask:
 
 @dataclass
 class Reply:
-    """A client's answer. Its proposed state is committed when the algorithm has taken it, unless it was refused.
+    """A client's answer. Its new state is stored when the algorithm has read the reply, unless it refused it.
 
-    `allocate` is set by an engine that has memory from which it sends without a copy: it returns an uninitialized tree
-    like its argument, in that memory. A sum that becomes the next model is best computed there. `norms` has the
-    Euclidean norms of the payload's trees, also of those that were folded.
+    `allocate` is set by an engine that can send from its memory without a copy: it returns an uninitialized tree like
+    its argument, in that memory. Compute a sum that becomes the next model there. `norms` has the Euclidean norms of
+    the payload's trees, also of reduced ones.
     """
 
     id: Id
@@ -108,16 +108,16 @@ class Reply:
     norms: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     def refuse(self, reason: str) -> None:
-        """Turns the reply down after a look at it: the client's state stays as it was, and the run counts it.
+        """Rejects the reply: the client's state does not change, and the run counts a failure.
 
-        Under `reduce` its tree is folded already, so there the schema alone decides.
+        With `reduce` its tree is already summed, so only the schema can reject it.
         """
         self.refused = reason
 
 
 @dataclass
 class Failure:
-    """What stands in place of a reply that did not come or was not good."""
+    """Takes the place of a reply that is missing or was rejected."""
 
     id: Id
     client: ClientId
@@ -130,11 +130,11 @@ Answers = Iterator[Answer]
 
 
 class Outcome(NamedTuple):
-    """What an operation returns: what is sent, the client's new state (None: unchanged), and numbers to log.
+    """The result of an operation: the payload to send, the client's new state (None: unchanged), and metrics.
 
-    Metrics are sums over the client's work, so that they add up: `loss` summed over `examples`, and `batches`. `given`
-    names the fields of the payload whose tensors the operation gives away, so that they need not be copied; see
-    "Ownership" in `fedlens.core.tree`.
+    Metrics are sums over the client's examples, so that they can be added: `loss` summed over `examples`, and
+    `batches`. `given` names the fields of the payload whose tensors the operation gives away, so that they need not
+    be copied; see "Ownership" in `fedlens.core.tree`.
     """
 
     payload: Payload
@@ -145,9 +145,9 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Client:
-    """What an operation finds at home; none of it leaves unless the operation sends it.
+    """The client's side of an operation: its data and state. They leave only if the operation sends them.
 
-    `scratch` is a cache that lives as long as the worker, shared by its clients: results must not depend on it.
+    `scratch` is a cache of the worker, shared by its clients. Results must not depend on it.
     """
 
     id: ClientId
@@ -160,9 +160,9 @@ class Client:
 
 
 class Op(Protocol):
-    """An operation at a client: pure but for `client.scratch`; it leaves its inputs untouched.
+    """An operation at a client: a pure function, apart from `client.scratch`. It never changes its inputs.
 
-    The payload holds the names of `Ask.shared` and of `Request.payload` together.
+    The payload contains the names of `Ask.shared` and of `Request.payload`.
     """
 
     def __call__(self, payload: Payload, client: Client, rng: Rng, /) -> Outcome: ...
@@ -195,35 +195,35 @@ class Trial(NamedTuple):
 
 @runtime_checkable
 class BatchedOp(Op, Protocol):
-    """An operation that can also answer several calls as one computation; the engine picks the form.
+    """An operation that can also answer several calls as one batched computation; the engine decides.
 
-    Offered by `fedlens.local.vectorized.batched_train` and `fedlens.algorithms.full_gradients`; used by the engines
-    that compute clients in groups, and by `auto`. An operation without it is answered one call after the other.
+    Implemented by `fedlens.local.vectorized.batched_train` and `fedlens.algorithms.full_gradients`; used by engines
+    that train clients together, and by `auto`. Other operations are called once per client.
     """
 
     def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | BaseException]:
-        """The outcome of each call, or the exception that is that client's own; raises what is no client's own.
+        """The outcome of each call, or the exception of that client; raises exceptions that belong to no client.
 
         `fedlens.core.outcomes.StackedOutcomes` are checked and counted all at once.
         """
         ...
 
     def obstacle(self) -> Obstacle | None:
-        """What keeps the calls from being answered together; None where nothing does."""
+        """Why the calls cannot be computed together; None if they can."""
         ...
 
     def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
-        """About how many bytes each call takes in `together`.
+        """The approximate number of bytes of each call in `together`.
 
         Args:
-            device: where it runs.
-            largest: the examples of the largest client, where that is known.
-            data: the data of some client, where those of all are of its kind.
+            device: the device of the computation.
+            largest: the number of examples of the largest client, if known.
+            data: the data of one client, if those of all clients have the same form.
         """
         ...
 
     def trial(self, steps: int) -> Trial | None:
-        """Work of so many steps to time; None where this operation is not the one to choose an engine by."""
+        """A computation of this many steps to time; None if this operation should not decide the choice of engine."""
         ...
 
 
@@ -290,7 +290,7 @@ class ClientExamples(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """What an engine is opened with, once: operations, data, the seed; and where and how the engine computes them."""
+    """The content that an engine is opened with: operations, data, the seed, device and number format."""
 
     ops: Mapping[str, Op]
     data: ClientDataSource
@@ -301,9 +301,9 @@ class Program:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """How a model is made: a name or import path, its settings, and what it is made for.
+    """How a model is built: its name or import path, its settings, the input shape and the classes.
 
-    `build()` gives a new module; its initial weights depend on `seed` alone.
+    `build()` returns a new module; its initial weights depend only on `seed`.
     """
 
     factory: Callable[..., torch.nn.Module]
@@ -314,7 +314,7 @@ class ModelSpec:
     seed: int
 
     def build(self) -> torch.nn.Module:
-        """A new module with the initial weights, leaving the global random state as it was."""
+        """Builds a new module with the initial weights. The global random state does not change."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
             return self.factory(self.input_shape, self.classes, **self.settings)
@@ -322,7 +322,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class FederationInfo:
-    """What the server knows of its clients: how many, how many examples each, and what the task is."""
+    """What the server knows about its clients: their number, their numbers of examples, and the task."""
 
     sizes: np.ndarray
     classes: int
@@ -360,7 +360,7 @@ class FederationInfo:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """Where the run is: the round (1 is the first that trains), and the server's randomness for it."""
+    """The current round (1 is the first that trains), and the server's random generators for it."""
 
     round: int
     rounds: int
@@ -374,12 +374,12 @@ Evaluation = Generator[Ask, Answers, Metrics]
 
 
 class Algorithm(Protocol):
-    """A coordinator that asks clients for work and aggregates the replies. Its state is a payload, never `self`."""
+    """Interface of an algorithm: it asks clients for work and aggregates. Its state is a payload, not `self`."""
 
     @property
     @abstractmethod
     def ops(self) -> Mapping[str, Op]:
-        """What clients can be asked to do, by name."""
+        """The operations that clients can run, by name."""
 
     @abstractmethod
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
@@ -387,31 +387,31 @@ class Algorithm(Protocol):
 
     @abstractmethod
     def round(self, state: State, ctx: RoundContext) -> Round:
-        """One round: yields asks, gets answers, returns the new state."""
+        """Runs one round: yields asks, receives answers, returns the new state."""
 
     @abstractmethod
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
-        """The metrics of the state, by asking holders of data; see `fedlens.tasks.central_evaluation`."""
+        """Evaluates the state with asks, and returns the metrics; see `fedlens.tasks.central_evaluation`."""
 
     @abstractmethod
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
-        """The model that is exported."""
+        """The global model, for checkpoints and export."""
 
 
 class Engine(Protocol):
-    """Anything that answers asks. It reads client states from `states` and never changes them."""
+    """Interface of an execution backend: answers asks. It reads client states from `states` and never changes them."""
 
     @abstractmethod
     def open(self, program: Program, states: ClientStates) -> None:
-        """Takes the program, once, before the first ask."""
+        """Receives the program, once, before the first ask."""
 
     @abstractmethod
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers an ask; closing the generator drops what is still out (request order)."""
+        """Answers an ask. Closing the generator drops the missing answers (request order)."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends all work and releases every process and all memory. May be called twice."""
+        """Stops all work and releases all processes and memory. May be called twice."""
 
 
 __all__ = [

@@ -22,16 +22,16 @@ How = Literal["mean", "sum"]
 
 @dataclass(frozen=True)
 class Update:
-    """What a round's replies come to.
+    """The aggregated replies of a round.
 
     Attributes:
         update: the mean Delta of the trainable weights.
-        buffers, counters: as they should be.
-        more: what became of further fields, trees or numbers, by name.
-        replies: how many replies there were.
+        buffers, counters: the new values of the model's buffers and counters.
+        more: further aggregated fields, trees or numbers, by name.
+        replies: the number of replies.
         weight: the sum of their weights.
-        given: `update` itself if its tensors belong to the receiver alone; see "Ownership" in `fedlens.core.tree`. An
-            update that another is put in place of, by `dataclasses.replace`, is not given.
+        given: `update` itself if its tensors belong to the receiver alone; see "Ownership" in `fedlens.core.tree`.
+            After `dataclasses.replace`, the update is not given.
     """
 
     update: Mapping[str, Tensor]

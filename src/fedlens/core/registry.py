@@ -98,7 +98,7 @@ class Registry:
         if ":" in name:
             return _callable(load_target(name, where=where), name, self.kind, where)
         known = [row for row, _ in self.rows()]
-        raise ConfigError(f"there is no {self.kind} '{name}'", where=where, hint=nearest(name, known))
+        raise ConfigError(f"unknown {self.kind} '{name}'", where=where, hint=nearest(name, known))
 
     def given(self, thing: Any) -> tuple[Factory, str]:
         """A factory that was given in Python, and the name that config.toml has for it."""
@@ -128,7 +128,8 @@ def _load(target: str) -> Factory:
 def _callable(found: object, name: str, kind: str, where: str | None) -> Factory:
     if not callable(found):
         raise ConfigError(
-            f"'{name}' is {type(found).__name__}, and a function is wanted that makes the {kind}", where=where
+            f"'{name}' is of type {type(found).__name__}, but must be a function that makes the {kind}",
+            where=where,
         )
     return found
 
@@ -143,7 +144,9 @@ def load_target(target: str, where: str | None = None) -> Any:
         module = load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except FileNotFoundError:
         raise ConfigError(
-            f"the file {source} is not there", where=where, hint="give its path from where you are"
+            f"the file {source} does not exist",
+            where=where,
+            hint="give its path, relative to the current directory",
         ) from None
     except FedlensError:
         raise
@@ -156,13 +159,13 @@ def load_target(target: str, where: str | None = None) -> Any:
     except AttributeError:
         if "<" in attribute or source == "__main__":
             raise ConfigError(
-                f"'{target}' was given in Python, and cannot be imported from here",
+                f"'{target}' was passed as a Python object and cannot be imported from here",
                 where=where,
-                hint="move it to a file, and name it as FILE.py:NAME; or resume from the script that defines it",
+                hint="move it to a file and name it as FILE.py:NAME, or resume from the script that defines it",
             ) from None
         public = [name for name in vars(module) if not name.startswith("_")]
         raise ConfigError(
-            f"{source} has nothing called '{attribute}'", where=where, hint=nearest(attribute, public)
+            f"{source} does not define '{attribute}'", where=where, hint=nearest(attribute, public)
         ) from None
 
 
@@ -241,10 +244,10 @@ def explain(error: ValidationError, where: str = "", known: list[str] | None = N
     if first["type"] == "extra_forbidden":
         names = known if known is not None and len(location) == 1 else []
         hint = nearest(last, names) if names else "remove it, or see the page on settings"
-        return ConfigError(f"there is no setting '{last}' here", where=key, hint=hint)
+        return ConfigError(f"unknown setting '{last}'", where=key, hint=hint)
     if first["type"] == "missing":
         return ConfigError(
-            f"the setting '{last}' is missing", where=key, hint=f"give it a value, say with --set {key}=VALUE"
+            f"the setting '{last}' is missing", where=key, hint=f"set it, e.g. --set {key}=VALUE"
         )
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]

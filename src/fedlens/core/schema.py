@@ -23,7 +23,7 @@ _MAPPINGS = (dict, Mapping)  # the one that nearly all are first: to ask an abst
 
 @dataclass(frozen=True)
 class TreeField:
-    """A tree with exactly these leaves, in exactly these shapes and dtypes, all of it finite."""
+    """A tree with exactly these leaves, in exactly these shapes and dtypes, with finite values."""
 
     leaves: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -69,7 +69,7 @@ class TreeField:
 
 @dataclass(frozen=True)
 class TensorField:
-    """A tensor of this shape and dtype, all of it finite, from `least` to `most`."""
+    """A tensor of this shape and dtype, with finite values from `least` to `most`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -116,9 +116,9 @@ Field = TreeField | TensorField | NumberField
 class Schema:
     """The fields that a reply's payload must have, and no others.
 
-    With `fields=None`, the default, any payload is good whose tensors are finite. `typical` bounds the Euclidean norms
-    of trees: more than `NORM_LIMIT` times the typical norm of that name is refused. The driver sets it from the replies
-    accepted so far; see `fedlens.core.norm_bounds`.
+    With `fields=None`, the default, any payload with finite tensors is valid. `typical` bounds the Euclidean norms
+    of trees: more than `NORM_LIMIT` times the typical norm of that name is rejected. The driver sets it from the
+    replies accepted so far; see `fedlens.core.norm_bounds`.
 
     >>> schema = Schema({"weight": NumberField(above=0)})
     >>> schema.fault({"weight": 0})
@@ -133,11 +133,11 @@ class Schema:
     typical: Mapping[str, float] = field(default_factory=dict)
 
     def fault(self, payload: Any) -> str | None:
-        """Why this payload is refused, or None if it is good."""
+        """Why this payload is rejected, or None if it is valid."""
         return self.check(payload)[0]
 
     def check(self, payload: Any) -> tuple[str | None, dict[str, float]]:
-        """Why this payload is refused, or None if it is good; and the norms of its trees by name."""
+        """Why this payload is rejected, or None if it is valid; and the norms of its trees by name."""
         norms: dict[str, float] = {}
         if not isinstance(payload, _MAPPINGS):
             return f"the payload is {type(payload).__name__}, not a mapping", norms
@@ -165,7 +165,7 @@ class Schema:
         return None
 
     def passing(self, columns: Mapping[str, Column], rows: int) -> list[bool]:
-        """For each row of these columns, whether its payload is certainly good; of the others `fault` decides.
+        """For each row, whether its payload is certainly valid; for the others, call `fault`.
 
         >>> Schema({"weight": NumberField(above=0)}).passing({"weight": [2.0, 0.0]}, rows=2)
         [True, False]

@@ -187,7 +187,7 @@ class ClientStates:
         """Takes back what a checkpoint holds, or a `snapshot`, and forgets all that was committed before."""
         found = saved if isinstance(saved, Saved) else Saved(saved)
         if found.keys and self._store is None:
-            raise ValueError("states that lie in a store cannot be restored without it")
+            raise ValueError("states kept in a store cannot be restored without that store")
         for client in list(self._current):
             self._replace(client, None)
         for client, key in found.keys.items():
@@ -202,7 +202,7 @@ class ClientStates:
 
     def _at(self, mark: Mark) -> Iterator[tuple[ClientId, Version]]:
         if mark not in self._marks:
-            raise ValueError("the mark was let go of, and what it knew with it")
+            raise ValueError("the mark was released; its states are gone")
         gone = [client for client in mark.before if client not in self._current]
         for client in [*self._current, *gone]:  # in the order of their first commit
             version = mark.before[client] if client in mark.before else self._current[client]

@@ -27,16 +27,16 @@ def dataset(
     name: str = "arrays",
     seeded: bool = False,
 ) -> Dataset:
-    """A dataset of images in memory, for a function of your own that `data.dataset` names.
+    """Makes a dataset of images in memory, for a function of your own that `data.dataset` names.
 
     Args:
         images: uint8 [n, H, W, C], [n, C, H, W] or [n, H, W], from 0 to 255: an array, a tensor or nested lists.
         labels: [n], whole numbers from 0 on; or names, which `classes` puts in order.
-        test_images, test_labels: what the model is measured on, in the same form.
+        test_images, test_labels: the test data, in the same form.
         classes: the name of each class. By default the numbers, or the names in alphabetical order.
-        clients: [n], whose each training image is, for the partition `natural`.
+        clients: [n], the client of each training image, for the partition `natural`.
         layout: where the channels are; `auto` takes the axis with 1, 3 or 4 values.
-        name: what the report calls it.
+        name: the name in the report.
         seeded: whether the data depend on the data seed.
 
     Raises `DataError` if shapes, types or lengths do not fit.
@@ -79,7 +79,7 @@ def _images(given: Any, layout: Layout, what: str) -> NDArray[np.uint8]:
     images = _array(given)
     if images.dtype != np.uint8:
         raise DataError(
-            f"`{what}` are {images.dtype}, and must be uint8 from 0 to 255",
+            f"`{what}` are {images.dtype}, but must be uint8 from 0 to 255",
             where="fedlens.dataset",
             hint="for floats from 0 to 1: (255 * images).round().astype('uint8')",
         )
@@ -87,7 +87,7 @@ def _images(given: Any, layout: Layout, what: str) -> NDArray[np.uint8]:
         return np.ascontiguousarray(images[:, None])
     if images.ndim != 4:
         raise DataError(
-            f"`{what}` have the shape {list(images.shape)}, and must be [n, H, W, C], [n, C, H, W] or [n, H, W]",
+            f"`{what}` have the shape {list(images.shape)}, but must be [n, H, W, C], [n, C, H, W] or [n, H, W]",
             where="fedlens.dataset",
         )
     first, last = images.shape[1] in _CHANNELS, images.shape[3] in _CHANNELS
@@ -96,7 +96,7 @@ def _images(given: Any, layout: Layout, what: str) -> NDArray[np.uint8]:
         raise DataError(
             f"`{what}` have the shape {list(images.shape)}: {why}",
             where="fedlens.dataset",
-            hint="say layout='channels-first' or layout='channels-last'",
+            hint="set layout='channels-first' or layout='channels-last'",
         )
     if layout == "channels-last" or (layout == "auto" and last):
         images = images.transpose(0, 3, 1, 2)
@@ -114,6 +114,6 @@ def _labels(given: NDArray[Any], classes: tuple[str, ...], what: str) -> NDArray
         return np.array([number[str(label)] for label in given], dtype=np.int64)
     if given.dtype.kind not in "iub":
         raise DataError(
-            f"`{what}` are {given.dtype}, and must be whole numbers or names", where="fedlens.dataset"
+            f"`{what}` are {given.dtype}, but must be whole numbers or names", where="fedlens.dataset"
         )
     return given.astype(np.int64)

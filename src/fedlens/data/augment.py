@@ -29,7 +29,7 @@ AUGMENTS = Registry(
     "augmentation",
     {
         "pad-crop-flip": Entry(
-            f"{_HERE}:make_pad_crop_flip", "crop and flip in one pass (hsu2019, He et al. 2016)"
+            f"{_HERE}:make_pad_crop_flip", "crop and flip in one pass (Hsu et al. 2019, He et al. 2016)"
         ),
         "crop": Entry(f"{_HERE}:make_crop", "random shift by a few pixels, filled with zeros"),
         "flip": Entry(f"{_HERE}:make_flip", "random horizontal flip"),
@@ -292,13 +292,18 @@ def make_flip(
 def make_colour_jitter(
     shape: Shape,
     *,
-    brightness: Annotated[Strength, Field(description="the factor is in 1 - s to 1 + s")] = 0.4,
-    contrast: Annotated[Strength, Field(description="the factor is in 1 - s to 1 + s")] = 0.4,
+    brightness: Annotated[Strength, Field(description="s: the factor is between 1 - s and 1 + s")] = 0.4,
+    contrast: Annotated[Strength, Field(description="s: the factor is between 1 - s and 1 + s")] = 0.4,
     saturation: Annotated[
-        Strength | None, Field(description="likewise; by default 0.4, or 0 for grey images")
+        Strength | None, Field(description="like brightness; by default 0.4, or 0 for grey images")
     ] = None,
     hue: Annotated[
-        float | None, Field(ge=0, le=0.5, description="largest turn; by default 0.1, or 0 for grey images")
+        float | None,
+        Field(
+            ge=0,
+            le=0.5,
+            description="largest shift of the hue, 1 is a full turn; by default 0.1, or 0 for grey images",
+        ),
     ] = None,
 ) -> ColourJitter:
     """Changes colours. Raises `ConfigError` for saturation or hue of grey images."""

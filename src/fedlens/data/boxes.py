@@ -34,7 +34,7 @@ class Boxes:
     def __post_init__(self) -> None:
         if self.boxes.dtype != np.float32 or self.boxes.shape != (len(self.labels), 4):
             form = f"{self.boxes.dtype} {list(self.boxes.shape)}"
-            raise DataError(f"the boxes are {form}, and have to be float32 [{len(self.labels)}, 4]")
+            raise DataError(f"the boxes are {form}, but must be float32 [{len(self.labels)}, 4]")
         ends = len(self.offsets) and self.offsets[0] == 0 and self.offsets[-1] == len(self.labels)
         if not ends or (np.diff(self.offsets) < 0).any():
             raise DataError(f"the offsets of the boxes do not go up from 0 to {len(self.labels)}")

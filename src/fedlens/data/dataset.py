@@ -159,7 +159,7 @@ class Dataset:
         train, test: the published splits, in the published order.
         classes: the name of each class; a label is a position in it.
         mean, std: of the training images scaled to [0, 1], one number per channel; empty for text.
-        licence, source: for the report, and for whoever passes the data on.
+        licence, source: shown in the report.
         coarse: int64 [classes], the group of each class, if classes have groups.
         notes: sentences on what the reader left out or corrected.
         chosen: settings of the reader that it chose from the data, because the user left them out, by name; they

@@ -19,8 +19,8 @@ from fedlens.core.errors import ConfigError, DataError, nearest
 class Table:
     """One row per example, without the images.
 
-    A *mark* is one class of an example. A classified image has one mark, its label. An image with
-    a mask or with boxes has one mark for each class in it, however often. A text has one mark for each token to
+    A *mark* is one class of an example. A classified image has one mark, its label. An image with a mask or with
+    boxes has one mark for each class in it, regardless of how often it occurs. A text has one mark for each token to
     predict.
 
     Args:

@@ -81,13 +81,13 @@ class Auto(EngineBase):
         batched = [op for op in ops.values() if isinstance(op, BatchedOp)]
         op, one = next(((op, trial) for op in batched if (trial := op.trial(1))), (None, None))
         if op is None or one is None or cohort is None or not clients:
-            return self._take("inline", {}, "there is no cohort to train at once")
+            return self._take("inline", {}, "no round has several clients to train together")
         cores, workers = usable_cores(), default_workers(self.computing, 1)
         first = self._time("inline", {}, one, data, clients[:1])
         if first is None:
-            return self._take("inline", {}, "the first trial did not come to an end")
+            return self._take("inline", {}, "the first trial did not finish")
         if first[0] > _SLOW:
-            why = "a step takes seconds, so none were tried"
+            why = "a step takes seconds, so no other engine was tried"
             if workers > 1 and cohort > 1 and _fits(op, min(workers, cohort)):
                 return self._take("processes", {"workers": workers}, why)
             return self._take("inline", {"threads": cores}, why)
@@ -124,7 +124,7 @@ class Auto(EngineBase):
                 label = f"processes {workers} x 1, {group} clients at once"
                 attempt(label, "processes", table, workers * group)
         if not tried:
-            return self._take("inline", {}, "no trial came to an end")
+            return self._take("inline", {}, "no trial finished")
         label, (_, name, table) = max(tried.items(), key=lambda item: item[1][0])
         if name != "vectorized" and "group" not in table and trial.convolutions:
             usual = trial.layout and channels_last_pays(torch.device(self.computing.device))
@@ -134,7 +134,7 @@ class Auto(EngineBase):
         by_speed = sorted(tried.items(), key=lambda item: -item[1][0])
         speeds = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)
         _, name, table = by_speed[0][1]
-        return self._take(name, table, f"images/s of {steps} steps at some clients: {speeds}")
+        return self._take(name, table, f"images/s of {steps} steps at a few clients: {speeds}")
 
     def _take(self, name: str, table: Mapping[str, Any], why: str) -> str:
         given = {**self.common, **table, "state_memory": self.state_memory}

@@ -168,7 +168,7 @@ class Groups:
         torch.cuda.empty_cache()  # does nothing where no GPU is in use
         if not self._reported:
             print(  # noqa: T201  (a worker has no other way to report)
-                f"memory ran out for {many} clients at once; {half} at once are tried, and fewer if need be",
+                f"out of memory with {many} clients at once; trying {half} at once, and fewer if necessary",
                 file=sys.stderr,
             )
             self._reported = True

@@ -252,8 +252,8 @@ class Default(EngineBase):
         count = min(self._workers, self._widest, left // (_WORKER_MEMORY + trees))
         if count < 2:
             if self._cramped is None:
-                line = f"workers would pay, but memory has no room for two: each needs {_mib(_WORKER_MEMORY + trees)}, "
-                line += f"and {_mib(max(left, 0))} are free. The run stays in one process while that is so"
+                line = f"two workers would need {_mib(_WORKER_MEMORY + trees)} each, but only "
+                line += f"{_mib(max(left, 0))} are free. The run stays in one process until memory is free"
                 self._tell(line, {"name": "inline"})
             self._cramped = self._latest
             return
@@ -265,7 +265,7 @@ class Default(EngineBase):
             return
         self._starting = starting
         self._tell(
-            f"about {seconds:,.0f} s of training are left for one process: {count} workers take over",
+            f"about {seconds:,.0f} s of training are left in one process; {count} workers take over",
             {"name": "processes", "workers": count},
         )
 

@@ -27,7 +27,7 @@ _FREE = (
 
 def _a_device(name: str) -> str:
     if re.fullmatch(r"cpu|cuda(:[0-9]{1,4})?", name) is None:
-        raise ValueError("has to be 'cpu', 'cuda', or 'cuda:' with a number")
+        raise ValueError("must be 'cpu', 'cuda', or 'cuda:' and a number, e.g. 'cuda:1'")
     return name
 
 
@@ -165,6 +165,6 @@ def _free_memory() -> list[int]:
     done = subprocess.run([sys.executable, "-c", _FREE], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-        raise RunFailed(f"the free memory of the GPUs cannot be read: {last}", hint="check nvidia-smi")
+        raise RunFailed(f"cannot read the free memory of the GPUs: {last}", hint="check nvidia-smi")
     free: list[int] = json.loads(done.stdout)
     return free

@@ -41,7 +41,7 @@ from fedlens.engines.verify import Verify, verified
 from fedlens.engines.worker_pool import Worker, WorkerPool
 
 Workers = Annotated[
-    int, Field(ge=0, le=1024, description="local worker processes; 0 takes one a core, or two a GPU")
+    int, Field(ge=0, le=1024, description="local worker processes; 0: one per core, or two per GPU")
 ]
 Timeout = Annotated[
     float,
@@ -73,7 +73,7 @@ def processes(
     """
     if sys.platform == "win32":
         raise ConfigError(
-            "the engine 'processes' needs Linux or macOS", where="engine.name", hint="use engine.name=inline"
+            "the engine 'processes' needs Linux or macOS", where="engine.name", hint="set engine.name=inline"
         )
     computing = Computing(device, precision, layout_of(channels_last, group))
     made = Processes(workers, threads, window, state_memory, group, computing, timeout)
@@ -179,7 +179,7 @@ class Processes(EngineBase):
         if self._placed:
             self._placed = False
             release_freed_memory()  # the tree that was placed is not needed any more where it was
-        what = f"what the ask '{ask.op}' shares"
+        what = f"the shared payload of the ask '{ask.op}'"
         packer = _packed((ask.shared, ask.expect, ask.reduce), what, home=self._pool.home)
         shared = _Shared(packer.envelope, self._lay(packer), packer.homes)
         size = block_size(ask, self.group if ask.op in self._joint else 1)
@@ -363,5 +363,5 @@ def _packed(
     except Exception as error:
         raise RunFailed(
             f"{what} cannot be sent to local workers: {type(error).__name__}: {error}",
-            hint="take tensors, bytes, plain values, and lists or mappings of these; engine.name=inline sends nothing",
+            hint="use tensors, bytes, plain values, and lists or mappings of these; engine.name=inline sends nothing",
         ) from error

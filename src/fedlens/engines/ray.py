@@ -59,10 +59,10 @@ Address = Annotated[
 ]
 Workers = Annotated[
     int,
-    Field(ge=0, le=100_000, description="workers on all nodes; 0 takes as many as the cluster has room for"),
+    Field(ge=0, le=100_000, description="workers on all nodes; 0: as many as the cluster has room for"),
 ]
 Cpus = Annotated[
-    float, Field(ge=0, description="CPUs of one worker; 0 takes as many as `threads`"), _zero_or(_LEAST)
+    float, Field(ge=0, description="CPUs of one worker; 0: as many as `threads`"), _zero_or(_LEAST)
 ]
 Gpus = Annotated[
     float,
@@ -77,14 +77,14 @@ Connecting = Annotated[
     float,
     Field(
         gt=0,
-        description="seconds to wait for the cluster to answer, and for room for a worker where there is none",
+        description="seconds to wait for the cluster to answer, and for a free slot if the cluster is full",
     ),
 ]
 ObjectStore = Annotated[
     int,
     Field(
         ge=0,
-        description="MiB of a local Ray's object store, at most; 0 takes 30 % of the memory, as Ray does",
+        description="maximum MiB of a local Ray's object store; 0: 30 % of the memory, Ray's default",
     ),
     _zero_or(100),
 ]
@@ -197,7 +197,9 @@ class Ray(EngineBase):
         """Answers an ask by the workers."""
         assert self._cluster is not None
         assert self._pool is not None
-        shared = pack((ask.op, ask.shared, ask.expect, ask.reduce), f"what the ask '{ask.op}' shares")
+        shared = pack(
+            (ask.op, ask.shared, ask.expect, ask.reduce), f"the shared payload of the ask '{ask.op}'"
+        )
         size = block_size(ask, self.settings.group if ask.op in self._joint else 1)
         self._cluster.check_node()
         job = self._pool.schedule.publish(ask, round, exchange, self._ray.put(shared), size)

@@ -114,7 +114,7 @@ class Cluster:
             self._answered = now
         except OSError as error:  # one refused or late answer may pass: a busy head, a restart, the network
             if now - self._answered > _PATIENCE:
-                why = f"nothing has answered at {self.address} for {_PATIENCE:.0f} seconds"
+                why = f"{self.address} has not answered for {_PATIENCE:.0f} seconds"
                 raise self._gone(why) from error
 
     def check_node(self) -> None:
@@ -130,12 +130,12 @@ class Cluster:
         except ConnectionResetError:
             ended = True
         if ended:
-            raise self._gone("the node of this machine has ended")
+            raise self._gone("the Ray node of this machine has stopped")
 
     def _gone(self, why: str) -> RunFailed:
         return RunFailed(
-            f"{self} is gone: {why}",
-            hint="start it again, and continue with 'fedlens resume'; engine.name=processes runs without it",
+            f"{self} is no longer available: {why}",
+            hint="restart it, then run 'fedlens resume'; engine.name=processes runs without it",
         )
 
     def close(self) -> None:
@@ -199,13 +199,13 @@ def connect(address: str | None, cpus: int, memory: int | None, threads: int, ti
             _shared = _shared or Cluster(None, joined=False)
             if address not in (None, "auto", _shared.requested, _shared.address):
                 raise ConfigError(
-                    f"this process is already connected to the Ray at {_shared.address}, and not to {address}",
+                    f"this process is already connected to Ray at {_shared.address}, not to {address}",
                     where="engine.address",
                     hint="call ray.shutdown() first, or leave engine.address out to use that one",
                 )
             if memory not in (None, _shared.memory):
                 sys.stderr.write(
-                    f"this process already uses the Ray at {_shared.address}: engine.object_store is ignored\n"
+                    f"this process already uses Ray at {_shared.address}: engine.object_store is ignored\n"
                 )
         _shared.users += 1
         return _shared
@@ -310,7 +310,7 @@ def _check_health(place: str, timeout: float) -> None:
     """Raises `ConfigError` if no Ray head answers in time. `ray health-check` asks it in a process of its own."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", place]
     command.append("--skip-version-check")  # `ray.init` says more about another version
-    trouble = "what listens there is not the head of a Ray cluster"
+    trouble = "the server at this address is not the head of a Ray cluster"
     try:
         _connected(place, timeout).close()
         if subprocess.run(command, capture_output=True, timeout=timeout).returncode == 0:

@@ -262,7 +262,7 @@ class RayPool:
             if worker.started:
                 self.workers[self.workers.index(worker)] = self._new()
                 return
-            what = f"a worker on {self._cluster} died {DEATHS} times as it started: {lost}"
+            what = f"a worker on {self._cluster} died {DEATHS} times at start-up: {lost}"
             self._leave_out(worker, RunFailed(what, hint="engine.name=inline runs without workers"))
             return
         if versions != self._versions:
@@ -275,7 +275,7 @@ class RayPool:
         there = ", ".join(f"{name} {theirs[name]}" if theirs[name] else f"no {name}" for name in differ)
         here = ", ".join(f"{name} {self._versions[name]}" for name in differ)
         return ConfigError(
-            f"a worker on {self._cluster} has {there}, and this process has {here}",
+            f"a worker on {self._cluster} has {there}, but this process has {here}",
             where="engine.address",
             hint="install the same versions on every node, where 'ray start' finds them, and restart Ray there",
         )
@@ -289,7 +289,7 @@ class RayPool:
         self._left_out = why
         self._refill = time.monotonic() + _PAUSE
         self._say_once(
-            f"{why.what}: it is left out, and asked for again every {_PAUSE:g} seconds; {why.hint}"
+            f"{why.what}: it is left out; fedlens asks for it again every {_PAUSE:g} seconds; {why.hint}"
         )
 
     def _kill(self, worker: RemoteWorker, restart: bool = False) -> None:
@@ -311,11 +311,11 @@ class RayPool:
         if now - self._last_there > self._patience:
             none_left = None if self.workers else self._left_out
             why = none_left or no_room(self._cluster, self._settings.needs, self._patience)
-            raise RunFailed(f"all workers are lost, and {why.what}", where=why.where, hint=why.hint)
+            raise RunFailed(f"all workers are lost; {why.what}", where=why.where, hint=why.hint)
         if now - self._last_there > _SILENT:
             self._say_once(
                 f"no worker is left on {self._cluster}: the run waits up to {self._patience:g} seconds "
-                "(engine.connect_timeout) for room for one",
+                "(engine.connect_timeout) for a free slot",
                 "none",
             )
 
@@ -334,7 +334,7 @@ def no_room(cluster: Cluster, needs: Mapping[str, float], waited: float | None =
     has = " and ".join(f"{free.get(kind, 0):g} of {total.get(kind, 0):g} {kind}" for kind in needs)
     late = "" if waited is None else f" within {waited:g} seconds"
     return ConfigError(
-        f"no worker could start on {cluster}{late}: one takes {takes}, and {has} are free",
+        f"no worker could start on {cluster}{late}: a worker takes {takes}, but {has} are free",
         where="engine.gpus" if "GPU" in needs else "engine.cpus",
-        hint="ask for less, wait until others are done, or set engine.connect_timeout higher if nodes are slow",
+        hint="request less, wait until other runs end, or raise engine.connect_timeout if nodes start slowly",
     )

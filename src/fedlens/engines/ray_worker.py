@@ -60,7 +60,7 @@ class RayWorker:
             self._asks[ask] = _fetched(shared[0])
         op, values, expect, reduce = self._asks[ask]
         answers = self._executor.block(op, values, unpacked(items), expect, reduce, alone)
-        return pack(answers, f"what the operation '{op}' answered")
+        return pack(answers, f"the result of the operation '{op}'")
 
     def forget(self, ask: int) -> None:
         """Releases what an ask shared, so that the object store can free its memory."""
@@ -161,7 +161,7 @@ def pack(payload: Any, what: str, code: bool = False, instead: Callable[[Any], A
     except Exception as error:
         raise RunFailed(
             f"{what} cannot be sent to Ray's workers: {type(error).__name__}: {error}",
-            hint="take tensors, bytes, plain values, and lists or mappings of these; engine.name=inline sends nothing",
+            hint="use tensors, bytes, plain values, and lists or mappings of these; engine.name=inline sends nothing",
         ) from error
     memory = np.empty(packer.size, np.uint8)
     packer.write(memory.data)

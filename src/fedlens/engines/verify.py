@@ -137,7 +137,7 @@ class Verified(EngineBase):
                     ask,
                     answer.id,
                     answer.client,
-                    f"{_outcome(answer)}, and {_outcome(expected)} with 'inline'",
+                    f"{_outcome(answer)}, but {_outcome(expected)} with 'inline'",
                 )
             return
         scale = None if self._exact else _norm(expected.payload)
@@ -233,7 +233,7 @@ def difference(name: str, here: Any, there: Any, scale: float | None) -> str:
     """
     if isinstance(here, Mapping) and isinstance(there, Mapping):
         if set(here) != set(there):
-            return f"{name} has {sorted(here)}, and {sorted(there)} with 'inline'"
+            return f"{name} has {sorted(here)}, but {sorted(there)} with 'inline'"
         return next(
             filter(None, (difference(f"{name}[{key!r}]", here[key], there[key], scale) for key in there)), ""
         )
@@ -247,7 +247,7 @@ def difference(name: str, here: Any, there: Any, scale: float | None) -> str:
         return "" if here == there or here is there else f"{name} is {here!r}, and {there!r} with 'inline'"
     if here.shape != there.shape or here.dtype != there.dtype:
         return (
-            f"{name} is {here.dtype} {list(here.shape)}, and {there.dtype} {list(there.shape)} with 'inline'"
+            f"{name} is {here.dtype} {list(here.shape)}, but {there.dtype} {list(there.shape)} with 'inline'"
         )
     if torch.equal(here, there):
         return ""

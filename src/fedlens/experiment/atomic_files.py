@@ -51,7 +51,7 @@ def open_regular(path: Path, flags: int) -> int:
 def not_regular(path: Path) -> RunDirectoryError:
     """The error for an entry of a run directory that is not a regular file."""
     what = f"{path.name} is a symbolic link" if path.is_symlink() else f"{path.name} is not a regular file"
-    return RunDirectoryError(what, where=str(path), hint="fedlens does not create such entries; remove it")
+    return RunDirectoryError(what, where=str(path), hint="fedlens never creates these; remove it")
 
 
 def read_regular(path: Path) -> bytes:

@@ -242,9 +242,9 @@ def _distributed(
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
     if dataset.kind not in TASKS:
         raise ConfigError(
-            f"'{dataset.name}' is for {dataset.kind}, and there is no training for that yet",
+            f"'{dataset.name}' is for {dataset.kind}, which fedlens cannot train on yet",
             where="data.dataset",
-            hint="its partitions can be made and looked at with 'fedlens partition'",
+            hint="'fedlens partition' can make and show its partitions",
         )
     task: Task = TASKS.find(dataset.kind)()
     dataset = loaded(dataset, int(config.data.cache * 2**30), say)
@@ -267,7 +267,7 @@ def _distributed(
     )
     if len(dataset.test) == 0:
         raise DataError(
-            f"the dataset '{dataset.name}' has no test images, so there is nothing to measure a model on",
+            f"the dataset '{dataset.name}' has no test images to evaluate a model on",
             where="data.dataset",
         )
     return data, partition, task
@@ -320,9 +320,9 @@ def refuse_replaced(
             given = value != default or asked
             if given and not fields[name].is_required():
                 raise ConfigError(
-                    f"the table [{slot}] takes the place of the {slot} part that '{paper.name}' makes of '{name}'",
+                    f"the table [{slot}] replaces the {slot} component that '{paper.name}' sets up with '{name}'",
                     where=f"algorithm.{name}",
-                    hint=f"set {slot}.{name} instead where there is one, or take [{slot}] out",
+                    hint=f"set {slot}.{name} instead where it exists, or remove [{slot}]",
                 )
 
 

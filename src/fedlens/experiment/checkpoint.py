@@ -102,7 +102,7 @@ def save(
         fsync_directory(directory)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        hint = f"then go on with 'fedlens resume {directory.parent}': the checkpoint before is untouched"
+        hint = f"then resume with 'fedlens resume {directory.parent}': the previous checkpoint is untouched"
         raise refused(error, f"the checkpoint of round {round}", final, hint) from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -127,16 +127,16 @@ def load_latest(directory: Path) -> Loaded | None:
     damaged = False
     for number, suffix, path in sorted(_entries(directory), key=lambda entry: (-entry[0], entry[1])):
         if suffix.endswith(".saving"):
-            skipped.append(f"the checkpoint of round {number} was not finished: its save was cut off")
+            skipped.append(f"the checkpoint of round {number} is incomplete: saving it was interrupted")
         elif suffix != ".removing":
             try:
                 payload, about = _read(path, number, with_states=True)
                 return Loaded(number, payload, path, about, skipped)
             except _Damaged as fault:
                 damaged = True
-                skipped.append(f"the checkpoint of round {number} is damaged ({fault}) and was passed over")
+                skipped.append(f"the checkpoint of round {number} is corrupt ({fault}) and was skipped")
     if damaged:
-        hint = f"start anew: 'fedlens run {directory.parent / 'config.toml'} --out ANOTHER_DIRECTORY'"
+        hint = f"start a new run: 'fedlens run {directory.parent / 'config.toml'} --out ANOTHER_DIRECTORY'"
         what = f"no checkpoint can be read: {'; '.join(skipped)}"
         raise RunDirectoryError(what, where=str(directory), hint=hint)
     return None
@@ -169,12 +169,12 @@ def load(path: Path) -> Loaded:
     """
     match = _NAME.fullmatch(path.name)
     if match is None or not path.is_dir():
-        raise RunDirectoryError("there is no checkpoint here", where=str(path))
+        raise RunDirectoryError("no checkpoint found", where=str(path))
     try:
         payload, about = _read(path, int(match[1]))
         return Loaded(int(match[1]), payload, path, about)
     except _Damaged as fault:
-        raise RunDirectoryError(f"the checkpoint is damaged ({fault})", where=str(path)) from None
+        raise RunDirectoryError(f"the checkpoint is corrupt ({fault})", where=str(path)) from None
 
 
 def states_beside(directory: Path) -> Path:
@@ -212,7 +212,7 @@ def path_of(directory: Path, round: int) -> Path:
     'round-000012'
     """
     if round < 0:
-        raise ValueError(f"round is {round}, and rounds count from 0")
+        raise ValueError(f"round is {round}, but must be at least 0")
     return directory / f"round-{round:06d}"
 
 
@@ -228,7 +228,7 @@ def prune(directory: Path, keep: int = 2, best: int | None = None) -> None:
     ['round-000001', 'round-000004', 'round-000005']
     """
     if keep < 1:
-        raise ValueError(f"keep is {keep}, and a run needs at least its last checkpoint")
+        raise ValueError(f"keep is {keep}, but must be at least 1: a run needs its last checkpoint")
     entries = _entries(directory)
     whole = {number for number, suffix, _ in entries if suffix == ""}
     usable = sorted(whole | {number for number, suffix, _ in entries if suffix == ".replaced"})
@@ -292,15 +292,15 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except OSError as error:
         raise DataError(f"the model cannot be read: {error.strerror or error}", where=str(path)) from error
     except ValueError as error:
-        what = f"the model is damaged, or is no safetensors file: {error}"
+        what = f"the model is not a readable safetensors file: {error}"
         raise DataError(what, where=str(path)) from error
     metadata = dict(contents.metadata)
     digest = metadata.pop(_DIGEST, None)
     if digest is None:
-        raise DataError("the file has no digest, so it is not a model that fedlens wrote", where=str(path))
+        raise DataError("the file has no digest, so fedlens did not write it", where=str(path))
     if digest != _model_digest(contents.tensors, metadata):
-        hint = "take it from its source again, or from a checkpoint of the run"
-        raise DataError("the model is damaged: its digest is another", where=str(path), hint=hint)
+        hint = "copy it from its source again, or use a checkpoint of the run"
+        raise DataError("the model is corrupt (SHA-256 mismatch)", where=str(path), hint=hint)
     return contents.tensors, metadata
 
 
@@ -371,7 +371,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise _Damaged("it is a symbolic link")
     match = _ENVELOPE.fullmatch(read_regular(path / _MANIFEST))
     if match is None or hashlib.sha256(match[2]).hexdigest().encode() != match[1]:
-        raise _Damaged(f"{_MANIFEST} does not have the checksum it should")
+        raise _Damaged(f"{_MANIFEST} has a wrong checksum")
     try:
         content = json.loads(match[2])
     except (ValueError, RecursionError):
@@ -390,7 +390,7 @@ def _content(path: Path) -> dict[str, Any]:
         and isinstance(content["states"], list)
         and all(state_files.is_key(key) for key in content["states"])
     ):
-        raise _Damaged(f"{_MANIFEST} has a value of a wrong type")
+        raise _Damaged(f"{_MANIFEST} has a value of the wrong type")
     return content
 
 
@@ -400,7 +400,7 @@ def _read(path: Path, number: int, with_states: bool = False) -> tuple[dict[str,
         content = _content(path)
         _check_format(content, path)
         if content["round"] != number:
-            raise _Damaged(f"it is that of round {content['round']}")
+            raise _Damaged(f"it belongs to round {content['round']}")
         contents = tensorfile.read(path / _TENSORS)
     except RunDirectoryError as error:
         if error.where == str(path):  # of another version
@@ -413,7 +413,7 @@ def _read(path: Path, number: int, with_states: bool = False) -> tuple[dict[str,
         raise _Damaged(f"{_TENSORS}: {error}") from error
     said = tensorfile.Written(content["tensors"].get("bytes"), content["tensors"]["sha256"])
     if contents.written != said:
-        raise _Damaged(f"{_TENSORS} does not have the checksum it should")
+        raise _Damaged(f"{_TENSORS} has a wrong checksum")
     for key in content["states"] if with_states else ():
         fault = state_files.fault_of(states_beside(path.parent), key)
         if fault is not None:
@@ -421,9 +421,9 @@ def _read(path: Path, number: int, with_states: bool = False) -> tuple[dict[str,
     try:
         payload = decode(content["payload"], contents.tensors)
     except Exception as error:  # a forged manifest can name tensors, types and shapes that do not exist
-        raise _Damaged(f"{_MANIFEST} does not fit {_TENSORS}") from error
+        raise _Damaged(f"{_MANIFEST} does not match {_TENSORS}") from error
     if not isinstance(payload, dict):
-        raise _Damaged(f"{_MANIFEST} has a payload of a wrong type")
+        raise _Damaged(f"{_MANIFEST} has a payload of the wrong type")
     return payload, content["about"]
 
 
@@ -434,5 +434,5 @@ def _check_format(content: Mapping[str, Any], path: Path) -> None:
             f"the checkpoint was written by fedlens {by} in format {content['format']}, "
             f"and this is fedlens {__version__}, which reads format {FORMAT}",
             where=str(path),
-            hint=f"resume the run with fedlens {by}, or start it anew in another directory",
+            hint=f"resume the run with fedlens {by}, or start a new run in another directory",
         )

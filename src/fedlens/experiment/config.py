@@ -20,7 +20,7 @@ def _named(value: Any) -> Any:
     if isinstance(value, str) or (callable(value) and not isinstance(value, Mapping)):
         return {"name": value}
     if type(value).__name__ == "Dataset" and not isinstance(value, Mapping):
-        raise ValueError("a Dataset cannot be found again by 'resume'; give a function that returns it")
+        raise ValueError("'resume' cannot find a Dataset object again; pass a function that returns it")
     if isinstance(value, Mapping) and "name" not in value:
         near = [key for key in value if nearest(str(key), ["name"]).startswith("did you mean")]
         raise ValueError("the table has no 'name'" + (f", but '{near[0]}'" if near else ""))
@@ -103,7 +103,7 @@ class Evaluation(_Table):
     )
     beside: bool = Field(
         False,
-        description="evaluate while the next round trains, on workers that it leaves idle. The metrics are the same, "
+        description="evaluate while the next round trains, on idle workers. The metrics are the same, "
         "one round later. Only for engines with workers; others evaluate at once",
     )
     train: bool = Field(
@@ -124,8 +124,8 @@ class Record(_Table):
 
     clients: bool = Field(
         False,
-        description="also write how each client trained to clients.jsonl, one object a client and round; the values "
-        "that `evaluation.clients` measures are always written",
+        description="also write each client's training metrics to clients.jsonl, one object per client "
+        "and round; the values that `evaluation.clients` measures are always written",
     )
 
 
@@ -165,7 +165,7 @@ class Config(_Table):
 
     @property
     def slots(self) -> dict[str, dict[str, Any] | None]:
-        """The tables of the slots that hold one thing each, by name; None if a slot is left to the algorithm."""
+        """The tables of single components, by name; None for those that the algorithm decides."""
         return {"select": self.select, "aggregate": self.aggregate, "server": self.server}
 
     @model_validator(mode="before")

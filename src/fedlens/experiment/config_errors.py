@@ -24,11 +24,12 @@ _PLAINER = {
     "valid number": "a number",
     "finite number": "a finite number",
     "valid boolean": "true or false",
-    "valid string": "a word",
+    "valid string": "a string",
     "valid dictionary": "a table",
     "valid list": "a list",
     "valid tuple": "a list",
 }
+_BOUNDS = {"greater than or equal to": "at least", "less than or equal to": "at most"}
 
 
 def explained(
@@ -60,14 +61,14 @@ def explained(
         where = locate(full).removesuffix(NOT_SET)  # said already
         name = where.removeprefix(RECIPE).partition(",")[0]
         other = f"copy the recipe and edit it: fedlens show {name} > my.toml"
-        hint = f"write it there, or say --set {full}=VALUE"
+        hint = f"add it there, or pass --set {full}=VALUE"
         if where.startswith(RECIPE):
             hint = f"add --set {full}=VALUE, or {other}"
         return ConfigError(f"the setting '{last}' is missing", where=where, hint=hint)
     value = _at(values, path)
     messages = [fault["msg"] for fault in faults if _path(fault["loc"], values) == path]
     told = _told(messages, first["loc"][len(path) :])
-    what = f"'{last}' is {_shown(value)}, and {told}"
+    what = f"'{last}' is {_shown(value)}, but {told}"
     if isinstance(value, Mapping):
         what = told.replace("the table", f"the table [{full}]", 1)
     return ConfigError(what, where=locate(full), hint=_meant(value, messages))
@@ -87,8 +88,8 @@ def no_such_setting(
     >>> print(no_such_setting("alpha", "my.toml, line 3: data.partition.alpha", ["clients"], "the partition 'iid'"))
     the partition 'iid' has no setting 'alpha' (my.toml, line 3: data.partition.alpha); known: clients.
     """
-    what = f"{thing} has no setting '{name}'" if thing else f"there is no setting '{name}' here"
-    near = nearest(name, known) if known else "it has none: take it out"
+    what = f"{thing} has no setting '{name}'" if thing else f"unknown setting '{name}'"
+    near = nearest(name, known) if known else "it has no settings: remove it"
     if not near.startswith(_NEAR):
         listed = "' or '".join(others)
         near = f"{_NEAR} '{listed}'" if others else hint or near
@@ -106,9 +107,9 @@ def refuse_loose(values: Mapping[str, Any], checked: Any, key: str, locate: Loca
         full = ".".join(filter(None, [key, name]))
         read = checked.get(name) if isinstance(checked, Mapping) else getattr(checked, name, None)
         if isinstance(value, bool) and isinstance(read, int | float) and not isinstance(read, bool):
-            raise ConfigError(f"'{name}' is {_shown(value)}, and has to be a number", where=locate(full))
+            raise ConfigError(f"'{name}' is {_shown(value)}, but must be a number", where=locate(full))
         if finite and isinstance(read, float) and not math.isfinite(read):
-            raise ConfigError(f"'{name}' is {read}, and has to be a finite number", where=locate(full))
+            raise ConfigError(f"'{name}' is {read}, but must be a finite number", where=locate(full))
         for number in _numbers(read):
             most: float | None = None
             if isinstance(number, int) and abs(number) > _LARGEST_INT:
@@ -117,7 +118,7 @@ def refuse_loose(values: Mapping[str, Any], checked: Any, key: str, locate: Loca
                 most = _LARGEST_FLOAT
             if most is not None:
                 bound = f"at most {most}" if number > 0 else f"at least -{most}"
-                raise ConfigError(f"'{name}' is {_shown(number)}, and has to be {bound}", where=locate(full))
+                raise ConfigError(f"'{name}' is {_shown(number)}, but must be {bound}", where=locate(full))
         if isinstance(value, Mapping) and isinstance(read, BaseModel):
             refuse_loose(value, read, full, locate, finite=finite)
 
@@ -150,20 +151,23 @@ def _told(messages: list[str], rest: tuple[int | str, ...]) -> str:
     for message in messages:
         match = _SHOULD.fullmatch(message.partition(" or instance of ")[0])
         if match:
-            wanted.append(_PLAINER.get(match[1], match[1]))
+            text = _PLAINER.get(match[1], match[1])
+            for words, plain in _BOUNDS.items():
+                text = text.replace(words, plain)
+            wanted.append(text)
         else:
             others.append(message.removeprefix("Value error, "))
     index = next((part for part in rest if isinstance(part, int)), None)
     if wanted:
-        part = f"number {index + 1} in it has" if index is not None else "has"
-        return f"{part} to be {' or '.join(dict.fromkeys(wanted))}"
+        part = f"number {index + 1} in it must" if index is not None else "must"
+        return f"{part} be {' or '.join(dict.fromkeys(wanted))}"
     if others[0] == "Field required":
-        return "has too few numbers in it"
+        return "must contain more numbers"
     if "exceeded maximum size" in others[0]:
-        return f"has to be a whole number of at most {_LARGEST_INT}"
+        return f"must be a whole number of at most {_LARGEST_INT}"
     if others[0].startswith("String should match pattern"):
-        return "has a character or a form that is not allowed here"
-    other = re.sub(r"^(List|String|Tuple) should have", "has to have", others[0]).replace(
+        return "it contains a character that is not allowed here, or has the wrong form"
+    other = re.sub(r"^(List|String|Tuple) should have", "must have", others[0]).replace(
         " after validation", ""
     )
     return other[0].lower() + other[1:]

@@ -83,7 +83,7 @@ def recipe_path(name: str) -> Path:
     """The file of a recipe; raises `ConfigError` with the nearest name where there is none."""
     known = recipes()
     if name not in known:
-        raise ConfigError(f"there is no recipe '{name}'", hint=nearest(name, known))
+        raise ConfigError(f"unknown recipe '{name}'", hint=nearest(name, known))
     return known[name]
 
 
@@ -109,10 +109,11 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
         values = _parsed(text, str(path))
     except FileNotFoundError:
         raise ConfigError(
-            f"the file {path} does not exist", hint="give a path, or a recipe of 'fedlens list recipes'"
+            f"the file {path} does not exist",
+            hint="pass the path of a TOML file, or a recipe ('fedlens list recipes')",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file is not TOML: {error}", where=str(path)) from None
+        raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
     except OSError as error:
         raise ConfigError(f"the file cannot be read: {error.strerror}", where=str(path)) from None
     return override(Source(values, path, key_lines(text)), overrides)
@@ -141,7 +142,7 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
 
 def _too_deep(where: str) -> ConfigError:
     what = f"tables or lists are nested more than {_DEEPEST} deep"
-    return ConfigError(what, where=where, hint="see the page on settings for what a table holds")
+    return ConfigError(what, where=where, hint="the page on settings lists what each table contains")
 
 
 def override(source: Source, overrides: Sequence[str]) -> Source:
@@ -162,7 +163,7 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
             )
         if not equals or not key:
             raise ConfigError(
-                f"'{text}' is not key=value", where="--set", hint="write, say, --set local.lr=0.1"
+                f"'{text}' is not key=value", where="--set", hint="write e.g. --set local.lr=0.1"
             )
         path = key.split(".")
         if len(path) > _DEEPEST:
@@ -188,7 +189,9 @@ def _put(values: dict[str, Any], path: list[str], value: Any, text: str) -> None
         inner = table.setdefault(part, {})
         if not isinstance(inner, dict):
             key = ".".join(path[: index + 1])
-            raise ConfigError(f"'{key}' is a value and has no settings below it", where=f"--set {text}")
+            raise ConfigError(
+                f"'{key}' is a value, not a table, so it has no settings", where=f"--set {text}"
+            )
         table = inner
     table[path[-1]] = value
 

@@ -308,10 +308,12 @@ def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
     if not reasons:
         return diverged(round, lr)
     reason, times = reasons.most_common(1)[0]
-    usual = "the same fault at every client is usually in the model, the data or the algorithm"
+    usual = "the same error at every client usually comes from the model, the data or the algorithm"
     if "NaN or Inf" in reason or "times the median" in reason:
         usual = _too_high(lr)
-    return RunFailed(f"no reply of round {round} was good: {reason} ({times} of {tally.failed})", hint=usual)
+    return RunFailed(
+        f"no client update of round {round} was accepted: {reason} ({times} of {tally.failed})", hint=usual
+    )
 
 
 def diverged(round: int, lr: float) -> RunFailed:

@@ -27,12 +27,12 @@ _ARGUMENTS = {"name": "PARTITION", "dataset.name": "DATASET"}
 
 @dataclass(frozen=True)
 class Made:
-    """A partition, and what there is to know of its dataset.
+    """A partition, and facts about its dataset.
 
     Args:
         kind: the task that the data are for.
-        data_seed: the seed that the data, or which of them are for testing, were drawn with; None where nothing was
-            drawn and none was given.
+        data_seed: the seed of random data or of a random choice of test data; None if nothing was drawn and no seed
+            was given.
     """
 
     partition: Partition
@@ -40,7 +40,7 @@ class Made:
     data_seed: int | None
 
     def run_options(self, path: Path) -> str | None:
-        """The options that make `fedlens run` take the partition, saved at `path`; None where no model is trained."""
+        """The options with which `fedlens run` uses the partition saved at `path`; None if no model can be trained."""
         return run_options(path, self.data_seed) if self.kind in TASKS else None
 
 
@@ -54,9 +54,9 @@ def make_partition(
     root: Path,
     download: bool = False,
 ) -> Made:
-    """The partition of the whole training split, with its census.
+    """Makes the partition of the whole training split, with its census.
 
-    It is the one of a run with the same settings, `seeds.partition = seed` and nothing held out for validation.
+    It equals that of a run with the same settings, `seeds.partition = seed` and no validation data.
 
     Args:
         dataset, partition: names in the registries, or `file.py:function`.
@@ -64,7 +64,7 @@ def make_partition(
         data_seed: the run's `seeds.data`, for datasets that draw something; by default that of a run with seed 0.
         root: the data folder.
 
-    Raises `ConfigError` where a name or a setting is wrong, `DataError` where the data are missing or damaged.
+    Raises `ConfigError` if a name or a setting is wrong, `DataError` if the data are missing or corrupt.
 
     >>> p = make_partition("digits", "iid", ["clients=4"], root=Path()).partition
     >>> len(p), p.dataset, p.spec["seed"], int(p.census.totals().sum())
@@ -89,7 +89,9 @@ def make_partition(
 def check_free(path: Path, force: bool) -> None:
     """Raises `ConfigError` where a partition cannot be saved at `path` without losing what is there."""
     if path.is_dir():
-        raise ConfigError("the path is a directory", where=str(path), hint="name a file in it, say split.npz")
+        raise ConfigError(
+            "the path is a directory", where=str(path), hint="name a file in it, e.g. split.npz"
+        )
     if path.exists() and not force:
         raise ConfigError(
             "the file already exists",
@@ -117,9 +119,9 @@ def _tables(source: Source) -> tuple[dict[str, Any], dict[str, Any]]:
     of_dataset = settings.pop("dataset", {})
     if not isinstance(of_dataset, Mapping):
         raise ConfigError(
-            f"'dataset' is {of_dataset!r}, and the dataset is named by the first argument",
+            f"'dataset' is {of_dataset!r}, but the first argument names the dataset",
             where="--set dataset",
-            hint="a setting of it is, say, dataset.path=DIR",
+            hint="a setting of the dataset is e.g. dataset.path=DIR",
         )
     for key, table in (("name", settings), ("dataset.name", of_dataset)):
         if "name" in table:
@@ -152,5 +154,5 @@ def _refuse_missing(registry: Registry, name: str, settings: Mapping[str, Any], 
         told = [f"'{field}' ({fields[field].description or 'not described'})" for field in missing]
         options = [f"--set {f'{key}.' if key else ''}{field}=VALUE" for field in missing]
         raise ConfigError(
-            f"the {registry.kind} '{name}' needs {' and '.join(told)}", hint=f"say {' '.join(options)}"
+            f"the {registry.kind} '{name}' needs {' and '.join(told)}", hint=f"add {' '.join(options)}"
         )

@@ -68,8 +68,8 @@ def _utf8(place: str, number: int) -> str:
 
 
 def _unfit(place: str, kind: str) -> RunFailed:
-    hint = "take tensors, strings, numbers, booleans, None, and lists or string-keyed mappings of them"
-    what = f"the state to be saved has {kind} in it, which a checkpoint cannot hold"
+    hint = "use tensors, strings, numbers, booleans, None, and lists or string-keyed mappings of them"
+    what = f"the state contains {kind}, which a checkpoint cannot store"
     return RunFailed(what, where=place, hint=hint)
 
 

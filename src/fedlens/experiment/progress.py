@@ -13,10 +13,10 @@ _ROUNDS = 10  # the last rounds that an estimate is based on
 
 
 class Progress(Protocol):
-    """A listener. Nothing it does changes a result."""
+    """A listener for the progress of a run. It never changes a result."""
 
     def started(self, plan: dict[str, Any]) -> None:
-        """The run begins: its name, rounds, clients, clients_per_round, algorithm, dataset, model, ..., directory."""
+        """The run starts: its name, rounds, clients, clients_per_round, algorithm, dataset, model, ..., directory."""
         ...
 
     def round_done(self, metrics: dict[str, Any]) -> None:
@@ -24,7 +24,7 @@ class Progress(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """One sentence that the user should see."""
+        """Receives one sentence for the user."""
         ...
 
     def finished(self, summary: dict[str, Any]) -> None:

@@ -137,7 +137,7 @@ def resolve(
             name = f"{Path(file).expanduser().resolve()}:{attribute}"
     else:
         where = locate(_below(key, "name"))
-        raise ConfigError(f"the name of the {registry.kind} is {name!r}, and has to be a word", where=where)
+        raise ConfigError(f"the name of the {registry.kind} is {name!r}, but must be a string", where=where)
     arguments = _ARGUMENTS.get(registry.kind)
     at = locate(_below(key, "name"))
     by_keyword = None
@@ -171,7 +171,7 @@ def _settings_model(factory: Factory, name: str, where: str) -> type[BaseModel]:
         return settings_model(factory)
     except Exception as error:
         raise ConfigError(
-            f"the settings of '{name}' cannot be read off its signature: {type(error).__name__}: {error}",
+            f"the settings of '{name}' cannot be read from its signature: {type(error).__name__}: {error}",
             where=where,
             hint="a setting is a keyword-only parameter with a type: def make(parts, *, mu: float = 0.1)",
         ) from error

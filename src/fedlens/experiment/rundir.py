@@ -190,7 +190,7 @@ class RunDir:
         except OSError as error:
             raise RunDirectoryError(f"config.toml cannot be read: {error.strerror}", where=where) from error
         except ValueError as error:
-            raise RunDirectoryError(f"config.toml is damaged: {error}", where=where) from error
+            raise RunDirectoryError(f"config.toml is corrupt: {error}", where=where) from error
 
     def read_environment(self) -> dict[str, Any] | None:
         """The contents of `environment.json`, or None if the file is missing."""
@@ -227,12 +227,12 @@ def plain(value: Any) -> Any:
         return str(value)
     if hasattr(value, "item"):  # an array of one number, of numpy or torch, neither of which is imported here
         return plain(value.item())
-    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be written as JSON")
 
 
 def _check_name(name: str, what: str) -> None:
     if not _PLAIN_NAME.fullmatch(name) or name in (".", "..") or len(name.encode()) > 200:
-        hint = "take a short one without path separators, or name the directory with --out"
+        hint = "choose a short name without path separators, or name the directory with --out"
         raise RunDirectoryError(f"the {what} {name!r} cannot be a directory's name", hint=hint)
 
 
@@ -243,25 +243,25 @@ def _make(path: Path) -> Path:
         # A lock alone is left by a run that ended before its first file.
         occupied = any(entry.name != ".lock" for entry in path.iterdir())
     except (FileExistsError, NotADirectoryError):
-        what, hint = "a file is in the way of the run directory", another
+        what, hint = "a file has the path of the run directory", another
     except OSError as error:
-        what, hint = f"the run directory cannot be made: {error.strerror}", another
+        what, hint = f"the run directory cannot be created: {error.strerror}", another
     else:
         if not occupied and os.access(path, os.W_OK | os.X_OK):
             return path
-        what, hint = "the directory for the run cannot be written to", another
+        what, hint = "the run directory is not writable", another
         if occupied and (path / "config.toml").is_file():
-            what = "there is a run in this directory already"
-            hint = f"go on with it ('fedlens resume {path}'), or {another}"
+            what = "the directory already contains a run"
+            hint = f"resume it ('fedlens resume {path}'), or {another}"
         elif occupied:
-            what = "the directory for the run is not empty"
+            what = "the run directory is not empty"
     raise RunDirectoryError(what, where=str(path), hint=hint)
 
 
 def _not_a_run(path: Path) -> RunDirectoryError:
     if not path.exists():
-        hint = "look in 'runs' for the runs there are" if Path("runs").is_dir() else None
-        return RunDirectoryError("there is no such directory", where=str(path), hint=hint)
+        hint = "'runs' contains the runs of this directory" if Path("runs").is_dir() else None
+        return RunDirectoryError("the directory does not exist", where=str(path), hint=hint)
     if not path.is_dir():
         hint = f"did you mean {path.parent}" if (path.parent / "config.toml").is_file() else None
         return RunDirectoryError("this is a file, not a run directory", where=str(path), hint=hint)
@@ -301,7 +301,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         message = f"{path.name} cannot be read: {error.strerror}"
         raise RunDirectoryError(message, where=str(path)) from error
     except ValueError as error:
-        raise RunDirectoryError(f"{path.name} is damaged: {error}", where=str(path)) from error
+        raise RunDirectoryError(f"{path.name} is corrupt: {error}", where=str(path)) from error
     if not isinstance(content, dict):
-        raise RunDirectoryError(f"{path.name} is damaged: it has no object in it", where=str(path))
+        raise RunDirectoryError(f"{path.name} is corrupt: it does not contain a JSON object", where=str(path))
     return content

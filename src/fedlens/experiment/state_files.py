@@ -141,13 +141,12 @@ class StateFiles:
     def _unreadable(self, key: str) -> RunFailed:
         what = f"the file of a client's state cannot be read: {self._lost[key]}"
         where = path_of(self.directory, key)
-        hint = (
-            f"go back to a checkpoint without it, if there is one: 'fedlens resume {self.directory.parent}'"
-        )
+        hint = "resume from an earlier checkpoint, if it does not need this file: "
+        hint += f"'fedlens resume {self.directory.parent}'"
         return RunFailed(what, where=str(where), hint=hint)
 
     def _refused(self, error: OSError) -> RunFailed:
-        hint = f"then go on with 'fedlens resume {self.directory.parent}'"
+        hint = f"then resume with 'fedlens resume {self.directory.parent}'"
         return refused(error, "the state of a client", self.directory, hint)
 
 

@@ -34,18 +34,18 @@ class LocalProblem:
     """The client's model and data, for a rule's `start`, `grad`, `solve` and `finish`.
 
     Attributes:
-        learner: the module that is being trained.
-        tree: what it was loaded with: the global tree, and the client's own leaves where the model has personal ones.
+        learner: the module in training.
+        tree: its weights at the start: the global tree, and the client's own leaves of a personal model.
         data: the examples that it trains on this round.
         risk: (outputs, targets) -> the loss of a batch that the client minimizes: the task's, or FedIR's.
         task_loss: (outputs, targets) -> the task's mean loss, which is what is logged.
         task: the task, whose `losses` are those of each example.
-        batch: examples to look at a time.
-        closing: what has to be undone when local training ends, also by an error.
-        seen: batches that a gradient was taken of besides those of the steps; they are counted as the client's work.
+        batch: the number of examples per batch.
+        closing: clean-up at the end of local training, also after an error.
+        seen: batches of gradients besides those of the steps; they count as the client's work.
         rng: the randomness of local training; problems made by hand in tests may have none.
         whole_batches: whether `batches` leaves out the last batch of an epoch if it is smaller than the others.
-        shared: gives `gradient` where it has been computed for several clients together; None where it has not.
+        shared: returns `gradient` if it was computed for several clients together; else None.
     """
 
     model: ModelSpec
@@ -66,7 +66,7 @@ class LocalProblem:
     def twin(self, which: str, tree: Tree | None = None) -> Loadable:
         """A second module of the same model, kept for the worker's life under this name, loaded with `tree`.
 
-        Its parameters and buffers are its own: whatever is done with it leaves the learner as it is.
+        Its parameters and buffers are its own, so it never changes the learner.
         """
         twin = loadable(self.model, self.client, which)
         twin.load(self.tree if tree is None else tree)
@@ -93,12 +93,12 @@ class LocalProblem:
         """The client's objective over all its examples.
 
         Args:
-            at: the trainable weights to take it at; by default those that local training starts from.
-            statistics: whether running statistics of the learner are updated on the way.
-            over: one batch to take it over, in place of all examples.
+            at: the trainable weights; by default those that local training starts from.
+            statistics: whether to update running statistics of the learner.
+            over: one batch to use instead of all examples.
 
-        The mean over the examples in stretches of a batch, in their given order, never augmented; in training mode,
-        as a step would see them. No random number of the training is used up, but by `over`.
+        The mean over the examples in batches, in their given order, not augmented, in training mode as in a step. It
+        uses no random number of the training, except for `over`.
         """
         learner = self.learner if statistics else self.twin("gradient")
         if at is not None:
@@ -131,16 +131,16 @@ class LocalProblem:
         return Objective(total, value, loss)
 
     def batches(self) -> Iterator[Batch]:
-        """Batches of the client's data without end, drawn and augmented as those of local steps are."""
+        """An endless iterator of batches, drawn and augmented like those of local steps."""
         assert self.rng is not None
         found: Iterator[Batch] = self.data.batches(self.batch, self.rng, self.whole_batches)
         return found
 
     def stretches(self) -> Iterator[Batch]:
-        """All examples, a batch at a time in the order in which the client holds them, never augmented."""
+        """All examples in batches, in their given order, not augmented."""
         n = len(self.data)
         return (self.data.stretch(start, min(start + self.batch, n)) for start in range(0, n, self.batch))
 
     def passes(self) -> int:
-        """How many batches one full gradient is."""
+        """The number of batches of one full gradient."""
         return -(-len(self.data) // self.batch)

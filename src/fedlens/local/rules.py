@@ -37,22 +37,22 @@ class LocalContext:
     """One client's local training, as a hook sees it.
 
     Attributes:
-        names: of the trainable leaves.
-        anchor: the weights that local training starts from, in that order: the global ones that arrived, and the
-            client's own where a part of the model is personal.
+        names: the names of the trainable leaves.
+        anchor: the weights that local training starts from, in that order: the global ones that the client received,
+            and its own for personal parts of the model.
         payload: what the server sent.
-        state: the client's state as it was committed.
-        lr: the learning rate of this round; where it changes with every step, the mean over the steps.
-        steps: how many steps it takes.
+        state: the client's stored state.
+        lr: the learning rate of this round; if it changes with every step, the mean over the steps.
+        steps: the number of local steps.
         settings: the local settings.
-        problem: what else can be computed here: gradients over all examples, a second copy of the model.
-        batch: (inputs, targets) of the step that is being taken.
-        features: what models see in the step's batch, [n, features] by name: `own`, that of the model which is
-            trained, and those of the models that the rule `looks` at; see `fedlens.local.features`.
-        at_anchor: gradients of the step's batch at the anchor, where the rule is `anchored`.
-        proximal: mu of all terms mu/2 ||w - w^t||^2 in what this client descends; `start` may correct it.
-        saved: what `start` left here for the other hooks; it is gone when the client is done.
-        rate_factors: the learning rate of each step as a share of `lr`; empty where all are `lr`.
+        problem: further computations: gradients over all examples, a second copy of the model.
+        batch: (inputs, targets) of the current step.
+        features: the inputs of the last linear layer on the step's batch, [n, features] by name: `own`, of the
+            trained model, and those of the models that the rule `looks` at; see `fedlens.local.features`.
+        at_anchor: gradients of the step's batch at the anchor, if the rule is `anchored`.
+        proximal: mu of all terms mu/2 ||w - w^t||^2 in the local objective; `start` may correct it.
+        saved: values that `start` stores for the other hooks, until the client has finished.
+        rate_factors: the learning rate of each step as a share of `lr`; empty if all are `lr`.
     """
 
     names: list[str]
@@ -75,7 +75,7 @@ class LocalContext:
         return self.lr * self.rate_factors[step] if self.rate_factors else self.lr
 
     def inputs(self) -> Mapping[str, Any]:
-        """What a hook must not change, by name."""
+        """The inputs that a hook must not change, by name."""
         return {
             "anchor": self.anchor,
             "payload": self.payload,
@@ -85,7 +85,7 @@ class LocalContext:
 
     @property
     def targets(self) -> Any:
-        """The targets of the examples that the client trains on this round, read when they are asked for.
+        """The targets of the examples that the client trains on this round, read on first use.
 
         int64 [n] for classification.
         """
@@ -101,8 +101,10 @@ class LocalContext:
 
 
 class Solved(NamedTuple):
-    """Where a rule's own solver ended: the weights, the mean of the task's loss it saw, over how many examples and
-    batches; and `sums`, numbers of its own to log, which are added up over the clients."""
+    """The result of a rule's own solver: weights, mean task loss, numbers of examples and batches.
+
+    `sums` are its own metrics, which are summed over the clients.
+    """
 
     parameters: Tensors
     loss: float
@@ -140,16 +142,17 @@ SERVER_HOOKS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class ServerRule:
-    """The server's half of a rule. Its state is a payload of its own in the algorithm's state.
+    """The part of a client rule at the server. Its state is a payload of its own in the algorithm's state.
 
     Attributes:
         init: (trainable weights, federation) -> the state before the first round.
-        shared: state -> what is sent to every client of the cohort with the model; names have to be the rule's own.
+        shared: state -> what is sent to every client of the cohort with the model, under names that only this rule
+            uses.
         prepare: (state, what is shared so far, cohort, context) -> a generator of asks before local training that
-            returns the state to go on with, or None where the round comes to nothing. Shared so far are `model`,
-            the global tree; `lr`; and what rules before this one send.
-        after: (state, update, context) -> (the new state, the update that the server step takes). `update.more`
-            has what became of the rule's `fields`, `update.replies` how many replies there were.
+            returns the new state, or None to skip the round. Shared so far are `model`, the global tree; `lr`; and
+            what earlier rules send.
+        after: (state, update, context) -> (the new state, the update that the server step takes). `update.more` has
+            the aggregated `fields` of the rule, `update.replies` the number of replies.
     """
 
     init: Callable[[Tree, FederationInfo], Payload] = lambda weights, federation: {}
@@ -171,18 +174,18 @@ class ServerRule:
 
 @dataclass(frozen=True)
 class Traits:
-    """What others must know of a rule: engines, rules beside it, aggregates and selections.
+    """Properties of a rule that engines, other rules, aggregates and selections must know.
 
     Attributes:
         stackable: clients with this rule may train together, their weights stacked (the engine `vectorized`).
         anchored: `grad` needs `context.at_anchor`, the gradients of the same batch at the anchor.
-        proximal: mu of a term mu/2 ||w - w^t||^2 in what is descended. It is stored here alone: hooks that need it are
-            given these traits, and FedNova reads it from them.
-        replaces: `finish` sends an update of its own, which is no sum of the gradients that were descended.
-        corrects: it corrects the steps by what it remembers of the client's drift. Two such memories would each
-            count the other's correction as drift.
-        whole: it takes all weights for common: it sends trees of them, or remembers them for the server.
-        invariant: it keeps a sum over all clients, which a client that appears twice would break.
+        proximal: mu of a term mu/2 ||w - w^t||^2 in the local objective. It is stored only here: hooks that need it
+            receive these traits, and FedNova reads it from them.
+        replaces: `finish` sends an update of its own, which is not a sum of the gradients of the steps.
+        corrects: it corrects the steps with a stored estimate of the client's drift. Two such rules would each treat
+            the other's correction as drift.
+        whole: it needs all weights at the server: it sends trees of them, or stores them there.
+        invariant: it keeps a sum over all clients, which is wrong if a client appears twice in a round.
         discloses: what leaves the clients beyond model updates, as sentences for the run's report.
     """
 
@@ -198,10 +201,10 @@ class Traits:
 
 @dataclass(frozen=True)
 class ClientRule:
-    """The hooks of one algorithm, and its traits; a hook that is None does nothing.
+    """How an algorithm modifies local training: hooks, and its traits. A hook that is None does nothing.
 
-    With `Traits.stackable`, no hook draws random numbers or changes a tensor that it is given, and `grad` is called
-    once for all clients, with an axis of clients in front: docs/add-an-algorithm.md, "Clients together".
+    With `Traits.stackable`, no hook draws random numbers or changes a tensor that it receives, and `grad` is called
+    once for all clients, with a leading client axis: docs/add-an-algorithm.md, "Clients that train together".
     """
 
     loss: LossHook | None = None
@@ -269,7 +272,7 @@ class ClientRule:
 
     @property
     def called(self) -> str:
-        """What errors call the rule."""
+        """The name of the rule in errors."""
         if type(self) is not ClientRule:
             return type(self).__name__
         return f"the client rule '{self.name}'" if self.name else "a client rule without a name"
@@ -290,7 +293,7 @@ Mu = Annotated[
     Field(
         ge=0,
         allow_inf_nan=False,
-        description="weight of the proximal term; 0 is FedAvg, ghaemi2022 takes 3",
+        description="weight of the proximal term; 0 is FedAvg; Ghaemi 2022 uses 3",
     ),
 ]
 

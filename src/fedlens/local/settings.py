@@ -24,7 +24,8 @@ RATE_SETTINGS = (
 class LocalSettings(BaseModel):
     """How a client trains: the `[local]` table.
 
-    The optimizer starts fresh each time the global model arrives: momentum is cleared, as in fedcv appendix 7.1.4.
+    A client starts with a new optimizer each time it receives the global model, so momentum is cleared (FedCV,
+    appendix 7.1.4).
 
     >>> LocalSettings(lr=0.1, epochs=5).steps_at(examples=500)
     80
@@ -36,7 +37,7 @@ class LocalSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        "sgd", description="sgd, adam (chen2022 table 6), or adamw: adam with decoupled weight decay"
+        "sgd", description="sgd, adam (Chen et al. 2022, table 6), or adamw: adam with decoupled weight decay"
     )
     lr: float = Field(gt=0, description="learning rate, before decay, schedule and warm-up")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
@@ -94,7 +95,7 @@ class LocalSettings(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> LocalSettings:
         if self.epochs is not None and self.steps is not None:
-            raise ValueError("epochs and steps are both set; give one of them")
+            raise ValueError("epochs and steps are both set; set only one of them")
         if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
             raise ValueError("nesterov needs optimizer = 'sgd' and a momentum above 0")
         if self.momentum and self.optimizer != "sgd":
@@ -104,21 +105,21 @@ class LocalSettings(BaseModel):
             if (self.betas, self.eps) != (fields["betas"].default, fields["eps"].default):
                 raise ValueError("betas and eps belong to optimizer = 'adam' or 'adamw'; sgd has momentum")
         if self.lr_decay == 1 and self.lr_decay_every != 1:
-            raise ValueError("lr_decay_every does nothing as long as lr_decay is 1")
+            raise ValueError("lr_decay_every has no effect while lr_decay is 1")
         if self.examples and self.batch_size != "all" and self.examples % self.batch_size:
             raise ValueError(
-                f"examples ({self.examples}) has to be a multiple of batch_size ({self.batch_size}): "
+                f"examples ({self.examples}) must be a multiple of batch_size ({self.batch_size}): "
                 "a virtual client takes exactly examples / batch_size steps an epoch"
             )
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError("betas have to be at least 0 and below 1")
+            raise ValueError("betas must be at least 0 and below 1")
         self._check_schedule()
         if self.stragglers and self.work == 1 and self.straggler_work != "drop":
             raise ValueError(
-                "stragglers run fewer epochs than the others, so epochs (or steps) has to be above 1"
+                "stragglers run fewer epochs than the others, so epochs (or steps) must be above 1"
             )
         if not self.stragglers and self.straggler_work != "below-E":
-            raise ValueError("straggler_work does nothing as long as stragglers is 0")
+            raise ValueError("straggler_work has no effect while stragglers is 0")
         return self
 
     def _check_schedule(self) -> None:
@@ -126,7 +127,7 @@ class LocalSettings(BaseModel):
         if not constant and self.lr_decay != 1:
             raise ValueError("lr_schedule and lr_decay both lower the learning rate; set one of them")
         if constant and self.lr_final != fields["lr_final"].default:
-            raise ValueError("lr_final does nothing as long as lr_schedule is constant")
+            raise ValueError("lr_final has no effect while lr_schedule is constant")
         if self.lr_schedule != "polynomial" and self.lr_power != fields["lr_power"].default:
             raise ValueError("lr_power belongs to lr_schedule = 'polynomial'")
         if constant and not self.lr_warmup and self.lr_change == "step":
@@ -136,7 +137,7 @@ class LocalSettings(BaseModel):
 
     @property
     def work(self) -> int:
-        """Epochs, or steps where those are set: what a straggler does less of."""
+        """Epochs, or steps if they are set; stragglers do fewer."""
         return self.steps or self.epochs or 1
 
     def batch(self, examples: int) -> int:
@@ -151,7 +152,7 @@ class LocalSettings(BaseModel):
         )
 
     def steps_at(self, examples: int, work: int | None = None) -> int:
-        """The number of steps at a client of this many examples that does `work` epochs or steps."""
+        """The number of steps of `work` epochs or steps, at a client with this many examples."""
         work = self.work if work is None else work
         return work if self.steps else work * self.batches_at(examples)
 
@@ -197,7 +198,7 @@ class LocalSettings(BaseModel):
         return float(self.lr * (self.lr_final + (1 - self.lr_final) * factor))
 
     def shared_rate(self, round: int, rounds: int) -> dict[str, float | list[int]]:
-        """What clients are sent to know their learning rate: `lr`, and `schedule` if it changes with every step."""
+        """The payload for the learning rate: `lr`, and `schedule` if it changes with every step."""
         rate: dict[str, float | list[int]] = {"lr": self.lr_at(round, rounds)}
         return {**rate, "schedule": [round, rounds]} if self.changes_by_step else rate
 

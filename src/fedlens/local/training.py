@@ -39,17 +39,16 @@ class Train:
     """Local training.
 
     Payload: `model`, the global tree; `lr`; `schedule`, the round and the number of rounds, where the rate changes with
-    every step; and, for a client that does partial work, `work` (epochs, or steps where the settings count in those).
-    It sends back
+    every step; and, for a straggler, `work` (epochs, or steps if the settings use steps). It sends back
 
-    - `update`: w^t - w_k of the trainable weights, hsu2019's Delta w_k;
-    - `buffers` and `counters`: as they are after training;
+    - `update`: w^t - w_k of the trainable weights (Delta w_k of Hsu et al. 2019);
+    - `buffers` and `counters`: their values after training;
     - `weight`: the number of examples it trained on, or 1;
-    - whatever the rule's `finish` adds;
-    - `tau` where updates are `normalized`: the number of steps that the update was divided by (FedNova).
+    - the fields that the rule's `finish` adds;
+    - `tau` if updates are `normalized`: the number of steps that the update was divided by (FedNova).
 
-    Leaves named in `personal` stay at the client, in its state, and nothing of them is sent. With `keep_optimizer` the
-    optimizer's state is the client's state too and goes on in the next round.
+    Leaves named in `personal` stay at the client, in its state, and are never sent. With `keep_optimizer` the
+    optimizer's state is part of the client's state and is used again in the next round.
     """
 
     model: ModelSpec
@@ -108,15 +107,15 @@ class Train:
         solved: Solved,
         kept: OptimizerState | None = None,
     ) -> Outcome:
-        """What a client that has been trained sends back and keeps.
+        """The reply and the new state of a trained client.
 
         Args:
             client: the client.
-            context: what the rule's hooks saw there.
-            parameters: the weights it came to; only a rule with `finish` looks at them.
+            context: the context of the rule's hooks.
+            parameters: the trained weights; only a rule with `finish` uses them.
             update: anchor - weights.
-            solved: what its steps or its solver looked at.
-            kept: the optimizer's state.
+            solved: loss, examples and batches of its steps or its solver.
+            kept: the state of the optimizer.
         """
         problem, more, changes = context.problem, dict[str, Any](), None
         if self.rule.finish is not None:
@@ -132,7 +131,7 @@ class Train:
     def context(
         self, payload: Payload, client: Client, rng: Rng, closing: ExitStack, load: bool = True
     ) -> LocalContext:
-        """What the rule's hooks see at this client; the model is loaded, unless it is there already."""
+        """The context of the rule's hooks at this client; loads the model if it is not loaded."""
         if len(client.data) == 0:
             raise ValueError("the client holds no example")
         data = virtual(client.data, self.settings.examples, rng)
@@ -284,7 +283,7 @@ class Train:
         return {**before, **new} if new or changes is not None else None
 
     def expect(self, spec: TreeSpec, most: float) -> Schema:
-        """What a good reply of this operation has, at clients of at most `most` examples."""
+        """The schema of a valid reply of this operation, for clients of at most `most` examples."""
         sent = {name: leaf for name, leaf in spec.items() if name not in self.personal}
         most = float(self.settings.examples or most) if self.weighting == "examples" else 1.0
         fields: dict[str, Field] = {

@@ -31,7 +31,7 @@ def _read(given: Mapping[str, Any] | str) -> tuple[Factory, str, dict[str, Any]]
     name = table.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(
-            "the table needs a 'name', which is a word",
+            "the table needs a 'name', a string",
             where="base.name",
             hint='write base = {name = "small-cnn"}',
         )

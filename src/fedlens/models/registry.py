@@ -50,7 +50,9 @@ MODELS = ModelRegistry(
         "mcmahan-cnn": Entry(
             "fedlens.models.simple:mcmahan_cnn", "McMahan's CNN, 1,663,370 parameters at 28x28x1"
         ),
-        "hsu-cnn": Entry("fedlens.models.simple:hsu_cnn", "hsu2019's CNN, 1,756,426 parameters on CIFAR-10"),
+        "hsu-cnn": Entry(
+            "fedlens.models.simple:hsu_cnn", "the CNN of Hsu et al. 2019, 1,756,426 parameters on CIFAR-10"
+        ),
         "projection": Entry(
             "fedlens.models.projection:projection",
             "another model with MOON's projection head before its last layer",

@@ -129,7 +129,7 @@ class Instance(OwnSettings):
             raise ConfigError(
                 f"the model {type(model).__name__} cannot be copied: {type(error).__name__}: {error}",
                 where="model",
-                hint="pass its class, or a function that makes it",
+                hint="pass its class, or a function that creates it",
             ) from error
 
     def __call__(self, input_shape: Sequence[int], classes: int, *, module: str, digest: str) -> nn.Module:
@@ -165,10 +165,10 @@ class Instance(OwnSettings):
             )
         if table.get("digest") != self.settings["digest"]:
             raise ConfigError(
-                f"the {self.settings['module']} that was passed is not like the {table.get('module')} that the "
-                "run began with: the layers, or the names, shapes or types of the weights, differ",
+                f"the {self.settings['module']} that was passed differs from the {table.get('module')} that "
+                "the run started with: the layers, or the names, shapes or types of the weights, differ",
                 where=where,
-                hint="make it as it was made then",
+                hint="create it in the same way",
             )
         return self
 
@@ -205,7 +205,7 @@ def try_model(
     if expected is not None:
         found = list(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
         raise ConfigError(
-            f"the model gives {found} for 2 images, and must give {expected}",
+            f"the model returns {found} for 2 images, but must return {expected}",
             where="model",
             hint="a parameter called classes or num_classes gets their number",
         )
@@ -232,7 +232,7 @@ def _hub(name: str) -> Iterator[None]:
 
     def refuse(*arguments: Any, **more: Any) -> Any:
         raise ConfigError(
-            f"the model '{name}' wants to download {arguments[0] if arguments else 'weights'}",
+            f"the model '{name}' would download {arguments[0] if arguments else 'weights'}",
             where="model",
             hint="allow it with --download, or run(download=True)",
         )

@@ -58,7 +58,7 @@ class Comparison:
 
 
 def compare(paths: Sequence[Path | str], *, each: bool = False) -> list[Row]:
-    """One row per run: its settings, its metrics and its cost. Runs that differ in the seed alone are one row.
+    """One row per run: its settings, its metrics and its cost. Runs that differ only in the seed are one row.
 
     `paths` are run directories, folders with runs below them, and patterns; runs that cannot be read are left out.
 
@@ -68,11 +68,12 @@ def compare(paths: Sequence[Path | str], *, each: bool = False) -> list[Row]:
     best_accuracy (the same if the metric is accuracy, else None), relative_accuracy, bound (run, value and passes of
     the centralized run), note (why there is no relative accuracy), clients_mean and clients_worst_decile (of `metric`
     over clients, with per-client evaluation), clients (client, examples, held_out, value, to_centralized,
-    to_local_only), emd, seconds, bytes, directory, directories. What is unknown is None. A row of several seeds has
-    means, and in `std` their sample deviations.
+    to_local_only), emd, seconds, bytes, directory, directories. Unknown values are None. A row of several seeds
+    contains means, and in `std` the sample deviations.
 
-    relative_accuracy is Acc_federated / Acc_centralized (hsu2020 section 6) of the final values. The centralized run
-    is a bound only with the same data, model and seed, and enough training: see `fedlens.report.bound.mismatch`.
+    relative_accuracy is Acc_federated / Acc_centralized (Hsu et al. 2020, section 6) of the final values. The
+    centralized run is a bound only with the same data, model and seed, and enough training: see
+    `fedlens.report.bound.mismatch`.
 
     Raises `RunDirectoryError` if a path gives no run, or none can be read.
     """

@@ -51,11 +51,11 @@ def _difference_words(answer: Mapping[str, Any], row: Mapping[str, Any], cause: 
     about = many(row["seeds"], "seed")
     if row["low"] is not None:
         about = f"95 % interval {interval_text(metric, row)}, {about}"
+    begin = f"{cause[:1].upper()}{cause[1:]}"
     if row["sign"] == 0:
         unit = " points" if is_share(metric) else ""
-        return f"The effect of {cause} on {of} {UNSURE}: {signed(metric, row['mean'])}{unit} ({about})"
+        return f"{begin} makes {UNSURE} to {of}: {signed(metric, row['mean'])}{unit} ({about})"
     lower = "lower" if row["mean"] < 0 else "higher"
-    begin = f"{cause[:1].upper()}{cause[1:]}"
     return f"{begin} makes {of} {points(metric, row['mean'])} {lower} than {than} ({about})"
 
 
@@ -154,7 +154,5 @@ def _joining_sentence(answer: Mapping[str, Any]) -> str:
         )
     counts = {word: sum(row["verdict"] == word for row in joining) for word in ("gains", "loses", UNSURE)}
     gain, lose = (f"{counts[word]} {word if counts[word] == 1 else word[:-1]}" for word in ("gains", "loses"))
-    return (
-        f"Of {many(len(joining), 'client')}, {gain} by joining, {lose}, and for "
-        f"{counts[UNSURE]} the difference {UNSURE}."
-    )
+    shows = "shows" if counts[UNSURE] == 1 else "show"
+    return f"Of {many(len(joining), 'client')}, {gain} by joining, {lose}, and {counts[UNSURE]} {shows} {UNSURE}."

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 Values: TypeAlias = dict[int, float]  # by seed
 
-UNSURE = "cannot be told from 0"
+UNSURE = "no clear difference"
 _Z = 1.959964  # the 97.5 % quantile of the normal distribution
 
 

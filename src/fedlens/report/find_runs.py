@@ -75,7 +75,7 @@ def _no_runs(path: str, here: Path, matches: Sequence[Path]) -> RunDirectoryErro
     if not matches:
         return RunDirectoryError(f"no directory matches the pattern {path}", hint=hint)
     if not here.exists() and len(matches) == 1:
-        return RunDirectoryError("there is no such directory", where=path)
+        return RunDirectoryError("the directory does not exist", where=path)
     if here.is_file():
         return RunDirectoryError(f"{path} is a file, not a run directory", hint=hint)
     return RunDirectoryError(f"no run found in {path}", hint=hint)

@@ -24,7 +24,7 @@ def imbalance(sizes: ArrayLike) -> dict[str, float]:
         coefficient_of_variation = sqrt(sum_k (n_k - m)^2 / K) / m, from 0 to sqrt(K - 1),
         gini = sum_j sum_k |n_j - n_k| / (2 K^2 m), from 0 to 1 - 1 / K.
 
-    Equal sizes give 1, 0 and 0; one client that has everything gives the other end of each.
+    Equal sizes give 1, 0 and 0. If one client has all examples, each has its largest value.
 
     >>> imbalance([0, 10])
     {'largest_over_mean': 2.0, 'coefficient_of_variation': 1.0, 'gini': 0.5}
@@ -60,7 +60,7 @@ def describe(partition: Partition) -> dict[str, Any]:
     """The output of `fedlens partition show --json`.
 
     `clients`, `examples`, `sizes` [clients], `imbalance` (see `imbalance`), `features` by name [clients],
-    `dataset`, `spec` and `digest`; and where the classes were counted `classes_per_client` [clients],
+    `dataset`, `spec` and `digest`; and, if the classes were counted, `classes_per_client` [clients],
     `client_emds` [clients] and `emd` (see `Census.client_emds`), each None otherwise.
 
     >>> told = describe(Partition.of_owners([0, 0, 1, 1], 2).counted([0, 0, 1, 1]))

@@ -46,9 +46,9 @@ _MEAN = "#d66a00"
 def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Draws every picture of a partition into the directory `out`, and returns the files.
 
-    The pictures are `ranks` (hsu2020 figures 2b, 2c and 3); if the classes were counted, also `class-bars` (hsu2019
-    figure 1), `matrix` (fedcv figures 3, 10 and 11) and `emd` (hsu2020 figure 4, top row); and `features` if clients
-    see their images differently. The same partition gives the same bytes.
+    The pictures are `ranks` (Hsu et al. 2020, figures 2b, 2c and 3); if the classes were counted, also `class-bars`
+    (Hsu et al. 2019, figure 1), `matrix` (FedCV, figures 3, 10 and 11) and `emd` (Hsu et al. 2020, figure 4, top
+    row); and `features` if clients have feature shifts. The same partition gives the same bytes.
 
     Raises `ConfigError` if matplotlib is not installed, `DataError` if there are no clients, and
     `RunDirectoryError` if a file cannot be written.

@@ -23,7 +23,7 @@ def write_report(run_dir: Path) -> Path:
 
     Works on runs of any status; parts without data are left out.
 
-    Raises `RunDirectoryError` if `run_dir` is no run directory.
+    Raises `RunDirectoryError` if `run_dir` is not a run directory.
     """
     run = read_run(run_dir)
     command = run.environment.get("command")

@@ -14,7 +14,7 @@ class Task(Protocol):
 
     @property
     def score(self) -> str:
-        """The metric that a best model is chosen by; larger is better."""
+        """The metric that the best model is chosen by; larger is better."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean loss of a batch, a 0-dim tensor."""
@@ -23,13 +23,13 @@ class Task(Protocol):
         """The loss of each example, [n]; `loss` is their mean."""
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """What adds up over batches, `examples` among it."""
+        """Sums over batches, including `examples`."""
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """The metrics, by name, from the sums over all batches; a run records and prints them as `test_<name>`."""
 
     def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
-        """What a model must give for so many examples, if these outputs are something else; None if they fit."""
+        """The required form of a model's outputs, if these outputs do not have it; None if they do."""
 
     def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Targets that fit these outputs, for trials of models."""
+        """Random targets that fit these outputs, for trials of models."""

@@ -83,5 +83,5 @@ def test_settings_out_of_range_are_refused_by_their_key(name: str, wrong) -> Non
 
 def test_adagrad_has_nothing_that_it_would_ignore() -> None:
     for key in ("beta2", "bias_correction"):
-        with pytest.raises(ConfigError, match=f"there is no setting '{key}'"):
+        with pytest.raises(ConfigError, match=f"unknown setting '{key}'"):
             read_settings(SERVERS.find("adagrad"), {key: 0.5}, "server")

@@ -23,7 +23,7 @@ LOCAL = {"lr": 0.1}
     ("target", "said"),
     [
         ("unifrom", "should be 'uniform', 'population', or a list of one probability a class"),
-        ([0.5, 0.3], "the probabilities must sum to 1, but sum to 0.8"),
+        ([0.5, 0.3], "the probabilities must sum to 1; they sum to 0.8"),
         ([1.5, -0.5], "probabilities must be at least 0"),
         ([], "sum to 0"),
         ([float("nan"), 1.0], "probabilities must be at least 0"),

@@ -37,15 +37,15 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_right(arguments: list[st
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "digit"], "there is no recipe 'digit'"),
+        (["run", "digit"], "unknown recipe 'digit'"),
         (["run", "{recipe}", "--set", "local.lr"], "'local.lr' is not key=value (--set)"),
         (
             ["run", "{recipe}", "--set", "client=[proximal]"],
             "[proximal] is neither a table nor a list of TOML: ",
         ),
         (["run", "nowhere.toml"], "the file nowhere.toml does not exist"),
-        (["report", "nowhere"], "there is no such directory (nowhere)"),
-        (["compare", "nowhere"], "there is no such directory (nowhere)"),
+        (["report", "nowhere"], "the directory does not exist (nowhere)"),
+        (["compare", "nowhere"], "the directory does not exist (nowhere)"),
     ],
 )
 def test_a_wrong_request_is_one_sentence_and_exit_code_2(
@@ -63,10 +63,10 @@ def test_a_wrong_request_is_one_sentence_and_exit_code_2(
 @pytest.mark.parametrize(
     ("arguments", "what", "where", "hint"),
     [
-        (["run", "digit"], "there is no recipe 'digit'", None, "did you mean 'digits'"),
-        (["compare", "nowhere"], "there is no such directory", "nowhere", None),
-        (["resume", "nowhere"], "there is no such directory", "nowhere", None),
-        (["partition", "show", "nowhere"], "there is no partition", "nowhere", None),
+        (["run", "digit"], "unknown recipe 'digit'", None, "did you mean 'digits'"),
+        (["compare", "nowhere"], "the directory does not exist", "nowhere", None),
+        (["resume", "nowhere"], "the directory does not exist", "nowhere", None),
+        (["partition", "show", "nowhere"], "the partition file does not exist", "nowhere", None),
         (["data", "info", "digit"], "unknown dataset 'digit'", None, "did you mean 'digits'"),
         (
             ["run", "digits", "--rounds", "many"],

@@ -174,7 +174,7 @@ def test_json_is_one_object(folder: Path) -> None:
         ),
         (
             ["--format", "voc-xml", "--set", "size"],
-            "'size' is not key=value (--set); write, say, --set local.lr=0.1.",
+            "'size' is not key=value (--set); write e.g. --set local.lr=0.1.",
         ),
         (
             ["--format", "image-folder", "--set", "client_level=0"],

@@ -96,7 +96,7 @@ def test_the_line_names_the_seed_of_data_that_are_drawn(
     assert run.exit_code == 0, run.output
     other = CliRunner().invoke(app, ["run", "digits", *settings, *words[:-2], "--out", "other"])
     assert other.exit_code == 2
-    assert "the training examples are not those that the partition was made of" in other.stderr
+    assert "the training examples differ from those that the partition was made from" in other.stderr
     assert not (tmp_path / "other").exists()
 
 
@@ -191,7 +191,7 @@ def test_no_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: tup
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.npz").write_text("no archive", encoding="utf-8")
     for name, said in {
-        "nowhere.npz": "there is no partition (nowhere.npz)",
+        "nowhere.npz": "the partition file does not exist (nowhere.npz)",
         "text.npz": "not a readable partition file",
         ".": "this is not a run directory",
     }.items():

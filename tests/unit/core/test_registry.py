@@ -33,7 +33,7 @@ def test_a_name_is_found_and_a_wrong_one_answered_with_the_nearest() -> None:
     assert THINGS.rows() == [("ordered", "keeps order"), ("bag", "counts")]
     with pytest.raises(ConfigError) as caught:
         THINGS.find("orderd", where="x.name")
-    assert str(caught.value) == "there is no thing 'orderd' (x.name); did you mean 'ordered'."
+    assert str(caught.value) == "unknown thing 'orderd' (x.name); did you mean 'ordered'."
 
 
 def test_a_users_file_is_loaded_once(tmp_path) -> None:
@@ -48,9 +48,9 @@ def test_a_users_file_is_loaded_once(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("target", "what"),
     [
-        ("{0}/absent.py:make", "is not there"),
-        ("{0}/mine.py:mak", "has nothing called 'mak'"),
-        ("{0}/mine.py:NUMBER", "is int, and a function is wanted that makes the thing"),
+        ("{0}/absent.py:make", "does not exist"),
+        ("{0}/mine.py:mak", "does not define 'mak'"),
+        ("{0}/mine.py:NUMBER", "is of type int, but must be a function that makes the thing"),
         ("{0}/broken.py:make", "importing {0}/broken.py failed: ZeroDivisionError"),
         ("no_such_package.module:make", "importing no_such_package.module failed"),
     ],
@@ -81,9 +81,9 @@ def test_settings_are_the_keyword_only_parameters_with_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({}, "the setting 'size' is missing (t.size); give it a value, say with --set t.size=VALUE."),
+        ({}, "the setting 'size' is missing (t.size); set it, e.g. --set t.size=VALUE."),
         ({"size": 0}, "'size' is 0: input should be greater than or equal to 1 (t.size)."),
-        ({"size": 1, "sise": 2}, "there is no setting 'sise' here (t.sise); did you mean 'size'."),
+        ({"size": 1, "sise": 2}, "unknown setting 'sise' (t.sise); did you mean 'size'."),
         ({"size": 1, "kind": "sof"}, "'kind' is 'sof': input should be 'soft' or 'hard' (t.kind)."),
         ({"size": "many"}, "(t.size)"),
     ],

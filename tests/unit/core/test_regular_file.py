@@ -63,5 +63,5 @@ def test_a_recipe_and_a_partition_are_regular_files(
 
 
 def test_a_name_too_long_for_a_file_is_no_recipe() -> None:
-    with pytest.raises(ConfigError, match="there is no recipe 'xxx"):
+    with pytest.raises(ConfigError, match="unknown recipe 'xxx"):
         read_source("x" * 5000)

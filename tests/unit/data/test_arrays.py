@@ -43,17 +43,17 @@ def test_labels_may_be_names() -> None:
 @pytest.mark.parametrize(
     ("images", "labels", "more", "message"),
     [
-        (LAST / 255, (0, 1, 1, 0), {}, r"`images` are float64, and must be uint8.*\(255 \* images\)"),
-        (LAST[0, 0], (0, 1, 1, 0), {}, r"have the shape \[5, 3\], and must be"),
+        (LAST / 255, (0, 1, 1, 0), {}, r"`images` are float64, but must be uint8.*\(255 \* images\)"),
+        (LAST[0, 0], (0, 1, 1, 0), {}, r"have the shape \[5, 3\], but must be"),
         (
             LAST[:, :3],
             (0, 1, 1, 0),
             {},
-            r"either axis could be the channels \(fedlens.dataset\); say layout=",
+            r"either axis could be the channels \(fedlens.dataset\); set layout=",
         ),
         (LAST[..., :2], (0, 1, 1, 0), {}, "neither axis is 1, 3 or 4 channels"),
         (LAST, (0, 1, 1), {}, "there are 4 images and 3 labels"),
-        (LAST, (0.5, 1, 1, 0), {}, "`labels` are float64, and must be whole numbers or names"),
+        (LAST, (0.5, 1, 1, 0), {}, "`labels` are float64, but must be whole numbers or names"),
         (LAST, (0, 1, 2, 0), {"classes": ["a", "b"]}, r"label 2 of record 2 is not in 0 \.\. 1"),
         (LAST, ["a", "b", "c", "a"], {"classes": ["a", "b"]}, "name a class 'c' that is not in `classes`"),
         (LAST, (0, 1, 1, 0), {"clients": ["a"]}, "the column 'client' has 1 values"),
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_a_sentence(images: Any, labels: Any, more: Any, me
 
 
 def test_a_dataset_itself_is_no_setting() -> None:
-    with pytest.raises(fedlens.core.errors.ConfigError, match="give a function that returns it"):
+    with pytest.raises(fedlens.core.errors.ConfigError, match="pass a function that returns it"):
         fedlens.Experiment(
             rounds=1,
             model="linear",

@@ -67,7 +67,7 @@ def test_the_fastest_is_taken_with_all_that_config_needs(
     assert type(engine.chosen).__name__.lower() == name
     full = settings_of(name)
     assert engine.table == full | {"name": name, "state_memory": 7} | ENGINES[fastest]
-    assert said.startswith(f"engine: {name} (images/s of 8 steps at some clients: ")
+    assert said.startswith(f"engine: {name} (images/s of 8 steps at a few clients: ")
     assert "1,000" in said
     assert {name for name, _ in tried} == set(ENGINES)
 
@@ -138,7 +138,7 @@ def test_one_client_a_round_may_have_all_threads(tried: list[tuple[str, int]]) -
 def test_where_there_is_no_cohort_nothing_is_tried(tried: list[tuple[str, int]]) -> None:
     engine, said = chosen(cohort=None)
     assert (engine.table["name"], tried) == ("inline", [])
-    assert "no cohort" in said
+    assert "several clients to train together" in said
 
 
 def test_steps_of_seconds_are_not_tried_on_every_engine(
@@ -163,7 +163,7 @@ def test_where_every_trial_fails_the_run_itself_says_what_is_wrong(
         monkeypatch.setitem(SPEEDS, name, 0.0)
     engine, said = chosen()
     assert engine.table["name"] == "inline"
-    assert "did not come to an end" in said
+    assert "did not finish" in said
     assert isinstance(Auto().chosen, Inline)
 
 

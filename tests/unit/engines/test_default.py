@@ -237,8 +237,8 @@ def test_memory_is_asked_for_once_an_ask_and_too_little_of_it_is_told_once(
     assert len(looks) == 3
     assert told == [
         None,
-        "workers would pay, but memory has no room for two: each needs 256 MiB, and 256 MiB are free. "
-        "The run stays in one process while that is so",
+        "two workers would need 256 MiB each, but only 256 MiB are free. "
+        "The run stays in one process until memory is free",
     ]
 
 

@@ -86,7 +86,8 @@ def test_what_was_set_is_given_back_where_an_engine_cannot_be_opened(monkeypatch
 def test_what_a_worker_says_is_wrong_keeps_its_parts() -> None:
     ours, theirs = Pipe()
     worker = Worker(ours, 0, "cpu")
-    theirs.send_bytes(pickle.dumps(("broken", "the model cannot be stacked", "engine.name", "take inline")))
+    broken = RunFailed("the model cannot be stacked", where="engine.name", hint="take inline")
+    theirs.send_bytes(pickle.dumps(("broken", broken)))
     with pytest.raises(RunFailed) as caught:
         worker.receive()
     assert (caught.value.what, caught.value.where) == ("the model cannot be stacked", "engine.name")

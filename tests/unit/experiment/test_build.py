@@ -278,7 +278,7 @@ def test_a_signature_without_types_is_explained() -> None:
         return averaging(parts)
 
     with pytest.raises(
-        ConfigError, match="cannot be read off its signature: TypeError: the parameter 'mu' has no type"
+        ConfigError, match="cannot be read from its signature: TypeError: the parameter 'mu' has no type"
     ):
         planned(algorithm=bare)
 
@@ -286,7 +286,7 @@ def test_a_signature_without_types_is_explained() -> None:
 def test_an_infinite_alpha_is_a_partition_and_an_infinite_mu_is_none() -> None:
     partition = {"name": "dirichlet", "clients": 2, "alpha": float("inf")}
     assert len(made(data={**LEAST["data"], "partition": partition}).partition) == 2
-    with pytest.raises(ConfigError, match=r"'mu' is inf, and has to be a finite number \(algorithm\.mu\)"):
+    with pytest.raises(ConfigError, match=r"'mu' is inf, but must be a finite number \(algorithm\.mu\)"):
         planned(algorithm={"name": "fedprox", "mu": float("inf")})
 
 
@@ -383,7 +383,7 @@ def test_a_slot_without_a_name_is_what_the_algorithm_fills_it_with(
     ],
 )
 def test_a_setting_that_a_table_server_would_pass_over_is_refused(changes: list[str], name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"takes the place of .* makes of '{name}'") as refused:
+    with pytest.raises(ConfigError, match=rf"replaces .* sets up with '{name}'") as refused:
         made(*changes)
     assert refused.value.where == f"--set algorithm.{name}"
 
@@ -428,7 +428,7 @@ def test_more_clients_than_hold_something_out_are_not_measured() -> None:
         (
             ["algorithm.name=iceadmm", "local.batch_size=all"],
             "client",
-            "'dual' solves each client's problem by itself",
+            "'dual' solves each client's problem separately",
         ),
     ],
 )

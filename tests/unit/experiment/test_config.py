@@ -68,27 +68,27 @@ def test_a_function_is_written_down_by_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"rounds": None}, "'rounds' is None, and has to be a whole number (at rounds)."),
-        ({"rouns": 3}, "there is no setting 'rouns' here (at rouns); did you mean 'rounds'."),
-        ({"local": {"lrr": 0.1}}, "there is no setting 'lrr' here (at local.lrr); did you mean 'lr'."),
-        ({"local": 0.1}, "'local' is 0.1, and has to be a table (at local)."),
+        ({"rounds": None}, "'rounds' is None, but must be a whole number (at rounds)."),
+        ({"rouns": 3}, "unknown setting 'rouns' (at rouns); did you mean 'rounds'."),
+        ({"local": {"lrr": 0.1}}, "unknown setting 'lrr' (at local.lrr); did you mean 'lr'."),
+        ({"local": 0.1}, "'local' is 0.1, but must be a table (at local)."),
         (
             {"local": {}},
-            "the setting 'lr' is missing (at local.lr); write it there, or say --set local.lr=VALUE.",
+            "the setting 'lr' is missing (at local.lr); add it there, or pass --set local.lr=VALUE.",
         ),
         (
             {"data": {"dataset": "digits"}},
-            "the setting 'partition' is missing (at data.partition); write it there",
+            "the setting 'partition' is missing (at data.partition); add it there",
         ),
-        ({"seeds": 3}, "'seeds' is 3, and has to be a table (at seeds)."),
-        ({"seed": True}, "'seed' is true, and has to be a number (at seed)."),
-        ({"evaluation": {"every": True}}, "'every' is true, and has to be a number (at evaluation.every)."),
+        ({"seeds": 3}, "'seeds' is 3, but must be a table (at seeds)."),
+        ({"seed": True}, "'seed' is true, but must be a number (at seed)."),
+        ({"evaluation": {"every": True}}, "'every' is true, but must be a number (at evaluation.every)."),
         (
             {"checkpoint": {"seconds": float("inf")}},
-            "'seconds' is inf, and has to be a finite number (at checkpoint.seconds).",
+            "'seconds' is inf, but must be a finite number (at checkpoint.seconds).",
         ),
         ({"model": {}}, "the table [model] has no 'name' (at model)."),
-        ({"model": 3}, "'model' is 3, and has to be a table (at model)."),
+        ({"model": 3}, "'model' is 3, but must be a table (at model)."),
     ],
 )
 def test_each_fault_is_one_sentence_that_says_where(values: dict[str, Any], said: str) -> None:
@@ -111,20 +111,20 @@ class Many(BaseModel):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"size": "some"}, "'size' is 'some', and has to be a whole number or 'all' (t.size)."),
-        ({"size": 0}, "'size' is 0, and has to be greater than or equal to 1 or 'all' (t.size)."),
-        ({"pair": [1]}, "'pair' is [1], and has too few numbers in it (t.pair)."),
-        ({"pair": [1, "x"]}, "'pair' is [1, 'x'], and number 2 in it has to be a number (t.pair)."),
+        ({"size": "some"}, "'size' is 'some', but must be a whole number or 'all' (t.size)."),
+        ({"size": 0}, "'size' is 0, but must be at least 1 or 'all' (t.size)."),
+        ({"pair": [1]}, "'pair' is [1], but must contain more numbers (t.pair)."),
+        ({"pair": [1, "x"]}, "'pair' is [1, 'x'], but number 2 in it must be a number (t.pair)."),
         (
             {"numbers": [1, -1]},
-            "'numbers' is [1, -1], and number 2 in it has to be greater than or equal to 0 (t.numbers).",
+            "'numbers' is [1, -1], but number 2 in it must be at least 0 (t.numbers).",
         ),
-        ({"numbers": 1}, "'numbers' is 1, and has to be a list (t.numbers)."),
-        ({"word": ""}, "'word' is '', and has to have at least 1 character (t.word)."),
-        ({"word": 3}, "'word' is 3, and has to be a word (t.word)."),
-        ({"kind": "sofd"}, "'kind' is 'sofd', and has to be 'soft' or 'hard' (t.kind); did you mean 'soft'."),
-        ({"kind": "x"}, "'kind' is 'x', and has to be 'soft' or 'hard' (t.kind)."),
-        ({"neded": 1}, "there is no setting 'neded' here (t.neded); did you mean 'needed'."),
+        ({"numbers": 1}, "'numbers' is 1, but must be a list (t.numbers)."),
+        ({"word": ""}, "'word' is '', but must have at least 1 character (t.word)."),
+        ({"word": 3}, "'word' is 3, but must be a string (t.word)."),
+        ({"kind": "sofd"}, "'kind' is 'sofd', but must be 'soft' or 'hard' (t.kind); did you mean 'soft'."),
+        ({"kind": "x"}, "'kind' is 'x', but must be 'soft' or 'hard' (t.kind)."),
+        ({"neded": 1}, "unknown setting 'neded' (t.neded); did you mean 'needed'."),
     ],
 )
 def test_what_pydantic_says_of_unions_lists_and_words(values: dict[str, Any], said: str) -> None:
@@ -154,7 +154,7 @@ def test_whatever_is_given_it_is_settings_or_one_sentence(values: dict[str, Any]
 def test_true_is_no_number_and_infinity_only_where_it_is_allowed() -> None:
     refuse_loose({"a": 1, "b": True}, {"a": 1, "b": True}, "t", str, finite=True)
     refuse_loose({"a": float("inf")}, {"a": float("inf")}, "t", str, finite=False)
-    with pytest.raises(ConfigError, match=r"'a' is true, and has to be a number \(t\.a\)"):
+    with pytest.raises(ConfigError, match=r"'a' is true, but must be a number \(t\.a\)"):
         refuse_loose({"a": True}, {"a": 1}, "t", str, finite=False)
 
 

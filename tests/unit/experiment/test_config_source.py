@@ -130,10 +130,11 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest
     Path("run/config.toml").write_text(TEXT)
     Path("bad.toml").write_text("rounds 3")
     for name, said in {
-        "digits.tml": "there is no recipe 'digits.tml'; did you mean 'digits'.",
-        "gone.toml": "the file gone.toml does not exist; give a path, or a recipe of 'fedlens list recipes'.",
+        "digits.tml": "unknown recipe 'digits.tml'; did you mean 'digits'.",
+        "gone.toml": "the file gone.toml does not exist; pass the path of a TOML file, or a recipe "
+        "('fedlens list recipes').",
         "run": "run is a directory, not a recipe or a file; 'fedlens resume run' resumes the run in it.",
-        "bad.toml": "the file is not TOML: Expected '=' after a key in a key/value pair "
+        "bad.toml": "the file is not valid TOML: Expected '=' after a key in a key/value pair "
         "(at line 1, column 8) (bad.toml).",
     }.items():
         with pytest.raises(ConfigError) as caught:
@@ -152,12 +153,12 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["local.lr", "=3", " = 3", ""])
 def test_what_is_not_key_and_value(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not key=value \(--set\); write, say, --set local\.lr=0\.1\."):
+    with pytest.raises(ConfigError, match=r"is not key=value \(--set\); write e.g. --set local\.lr=0\.1\."):
         override(Source({}), [text])
 
 
 def test_a_value_has_nothing_below_it() -> None:
     with pytest.raises(
-        ConfigError, match=r"'rounds' is a value and has no settings below it \(--set rounds\.x=1\)"
+        ConfigError, match=r"'rounds' is a value, not a table, so it has no settings \(--set rounds\.x=1\)"
     ):
         override(Source({"rounds": 3}), ["rounds.x=1"])

@@ -84,10 +84,10 @@ def test_a_run_takes_the_file_with_the_options_that_are_printed(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"dataset": "synthetik"}, "there is no dataset 'synthetik' (DATASET); did you mean 'synthetic'."),
-        ({"partition": "idd"}, "there is no partition 'idd' (PARTITION); did you mean 'iid'."),
+        ({"dataset": "synthetik"}, "unknown dataset 'synthetik' (DATASET); did you mean 'synthetic'."),
+        ({"partition": "idd"}, "unknown partition 'idd' (PARTITION); did you mean 'iid'."),
         ({"changes": ["client=3"]}, "has no setting 'client' (--set client); did you mean 'clients'."),
-        ({"changes": ["clients=x"]}, "'clients' is 'x', and has to be a whole number (--set clients)."),
+        ({"changes": ["clients=x"]}, "'clients' is 'x', but must be a whole number (--set clients)."),
         (
             {"changes": ["clients=99"]},
             "99 clients are more than the 60 examples (--set clients); set clients to at most 60",
@@ -102,9 +102,9 @@ def test_a_run_takes_the_file_with_the_options_that_are_printed(tmp_path: Path) 
         (
             {"partition": "dirichlet", "changes": []},
             "the partition 'dirichlet' needs 'clients' (number of clients) and 'alpha' (concentration: 0 gives "
-            "one class per client, inf gives the prior); say --set clients=VALUE --set alpha=VALUE.",
+            "one class per client, inf gives the prior); add --set clients=VALUE --set alpha=VALUE.",
         ),
-        ({"partition": "nowhere.py:f", "changes": []}, "the file nowhere.py is not there (PARTITION)"),
+        ({"partition": "nowhere.py:f", "changes": []}, "the file nowhere.py does not exist (PARTITION)"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said_with_its_place(arguments: dict[str, Any], said: s
 
 
 def test_the_dataset_is_no_setting() -> None:
-    with pytest.raises(ConfigError, match="the dataset is named by the first argument"):
+    with pytest.raises(ConfigError, match="the first argument names the dataset"):
         make_partition("digits", "iid", ["clients=2", "dataset=mnist"], root=Path())
 
 
@@ -165,9 +165,9 @@ def test_ones_own_dataset_and_partition(own: str) -> None:
     ("name", "said"),
     [
         ("broken", "failed: ZeroDivisionError: division by zero (own.py, line 16) (PARTITION)"),
-        ("needs", "needs 'depth' (not described); say --set depth=VALUE"),
-        ("plain", "cannot be read off its signature"),
-        ("nothing", "has nothing called 'nothing' (PARTITION)"),
+        ("needs", "needs 'depth' (not described); add --set depth=VALUE"),
+        ("plain", "cannot be read from its signature"),
+        ("nothing", "does not define 'nothing' (PARTITION)"),
     ],
 )
 def test_ones_own_that_is_wrong(own: str, name: str, said: str) -> None:

@@ -48,7 +48,7 @@ def test_a_taken_id_is_drawn_again_and_a_given_one_is_refused(
     monkeypatch.setattr(rundir, "new_run_id", lambda: next(ids))
     assert [RunDir.create(None, "digits", None).run_id for _ in range(2)] == ["a", "b"]
     Path("runs/digits/a/config.toml").write_text("")
-    with pytest.raises(RunDirectoryError, match="a run in this directory already"):
+    with pytest.raises(RunDirectoryError, match="already contains a run"):
         RunDir.create(None, "digits", "a")
 
 
@@ -81,13 +81,13 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for path in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "dangling"):
-        with pytest.raises(RunDirectoryError, match="a file is in the way") as caught:
+        with pytest.raises(RunDirectoryError, match="a file has the path of the run directory") as caught:
             RunDir.create(path, "digits", None)
         assert caught.value.where == str(path)
 
 
 def test_where_nothing_can_be_made_the_reason_is_given(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match=r"cannot be made: File name too long"):
+    with pytest.raises(RunDirectoryError, match=r"cannot be created: File name too long"):
         RunDir.create(tmp_path / ("x" * 300), "digits", None)
 
 
@@ -99,7 +99,7 @@ def test_a_parent_that_is_not_writable_is_said(tmp_path: Path) -> None:
     try:
         with pytest.raises(RunDirectoryError, match="cannot be made: Permission denied"):
             RunDir.create(tmp_path / "new", "digits", None)
-        with pytest.raises(RunDirectoryError, match="cannot be written to"):
+        with pytest.raises(RunDirectoryError, match="is not writable"):
             RunDir.create(tmp_path / "own", "digits", None)
     finally:
         tmp_path.chmod(0o700)
@@ -109,7 +109,7 @@ def test_an_empty_directory_that_is_not_writable_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(RunDirectoryError, match="cannot be written to"):
+    with pytest.raises(RunDirectoryError, match="is not writable"):
         RunDir.create(tmp_path, "digits", None)
 
 
@@ -139,7 +139,7 @@ def test_open_takes_a_run_and_gives_its_latest_neighbour_otherwise(tmp_path: Pat
 
 
 def test_open_says_what_is_there_instead(run: RunDir, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="there is no such directory"):
+    with pytest.raises(RunDirectoryError, match="the directory does not exist"):
         RunDir.open(tmp_path / "absent")
     with pytest.raises(RunDirectoryError, match=rf"a file, not a run directory.*did you mean {run.path}"):
         RunDir.open(run.config_path)
@@ -180,7 +180,7 @@ def test_numbers_that_are_not_finite_are_null_everywhere(run: RunDir) -> None:
     }
     run.append_metrics({"round": 0, "loss": -math.inf, "accuracy": np.float32(0.5), "seen": torch.tensor(7)})
     assert run.read_metrics() == [{"round": 0, "loss": None, "accuracy": 0.5, "seen": 7}]
-    with pytest.raises(TypeError, match="a function cannot be written as JSON"):
+    with pytest.raises(TypeError, match="a value of type function cannot be written as JSON"):
         run.append_metrics({"round": 1, "loss": lambda: 0})
     assert len(run.read_metrics()) == 1
 
@@ -206,7 +206,7 @@ def test_damaged_files_are_named(
     run: RunDir, name: str, read: Callable[[RunDir], Any], content: bytes
 ) -> None:
     (run.path / name).write_bytes(content)
-    with pytest.raises(RunDirectoryError, match=f"{name} is damaged") as caught:
+    with pytest.raises(RunDirectoryError, match=f"{name} is corrupt") as caught:
         read(run)
     assert caught.value.where == str(run.path / name)
     (run.path / name).unlink()
@@ -217,7 +217,7 @@ def test_damaged_files_are_named(
 
 def test_json_that_is_no_object_is_damage(run: RunDir) -> None:
     run.summary_path.write_text("[]")
-    with pytest.raises(RunDirectoryError, match="no object"):
+    with pytest.raises(RunDirectoryError, match="does not contain a JSON object"):
         run.read_summary()
 
 

@@ -109,8 +109,8 @@ def test_a_file_that_is_gone_or_damaged_is_a_sentence_and_no_checkpoint_takes_it
     damage(path)
     run = files.directory.parent
     sentence = (
-        f"the file of a client's state cannot be read: {said} ({path}); go back to a checkpoint without it, "
-        f"if there is one: 'fedlens resume {run}'."
+        f"the file of a client's state cannot be read: {said} ({path}); resume from an earlier checkpoint, "
+        f"if it does not need this file: 'fedlens resume {run}'."
     )
     for act in (lambda: files.get(key), lambda: files.sync([other, key])):
         with pytest.raises(RunFailed) as told:
@@ -149,7 +149,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(
             files.put(of(2))
     assert str(told.value) == (
         f"the disk is full, so the state of a client could not be written ({files.directory}); free some space, "
-        f"then go on with 'fedlens resume {files.directory.parent}'."
+        f"then resume with 'fedlens resume {files.directory.parent}'."
     )
     assert names(files) == {f"{kept}.safetensors"}
     assert torch.equal(files.get(files.put(of(2)))["w"], of(2)["w"])
@@ -224,7 +224,7 @@ def test_a_checkpoint_whose_state_is_damaged_is_passed_over(tmp_path: Path) -> N
     assert loaded is not None
     assert (loaded.round, loaded.payload) == (1, {"round": 1})
     sentence = f"the state of a client, {last[:16]}...: No such file or directory"
-    assert loaded.skipped == [f"the checkpoint of round 2 is damaged ({sentence}) and was passed over"]
+    assert loaded.skipped == [f"the checkpoint of round 2 is corrupt ({sentence}) and was skipped"]
     assert checkpoint.load(checkpoint.path_of(directory, 2)).payload == {"round": 2}  # for its model
     path_of(files.directory, both).write_bytes(b"not it")
     with pytest.raises(RunDirectoryError, match=r"no checkpoint can be read: .* its checksum is another"):

@@ -79,10 +79,10 @@ def test_a_last_layer_deep_inside_and_a_model_that_is_one_layer() -> None:
 @pytest.mark.parametrize(
     ("base", "where", "what"),
     [
-        ("smal-cnn", "base.name", "there is no model 'smal-cnn'"),
+        ("smal-cnn", "base.name", "unknown model 'smal-cnn'"),
         ({"width": 3}, "base.name", "needs a 'name'"),
         ({"name": 3}, "base.name", "needs a 'name'"),
-        ({"name": "small-cnn", "widht": 3}, "base.widht", "there is no setting 'widht'"),
+        ({"name": "small-cnn", "widht": 3}, "base.widht", "unknown setting 'widht'"),
         ({"name": "small-cnn", "width": 0}, "base.width", "greater than or equal to 1"),
         (f"{HERE}:convolutional", "base.name", "has no linear layer"),
     ],

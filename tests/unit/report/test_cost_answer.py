@@ -134,10 +134,7 @@ def test_it_answers_in_words(tmp_path: Path) -> None:
         "mercy does worst: 52.0 % on its 100 held-out images (95 % interval 42 to 62; 82.0 % with the centralized "
         "model, 71.7 % with a model of its own)."
     )
-    assert (
-        said[3]
-        == "Of 3 clients, 1 gains by joining, 1 loses, and for 1 the difference cannot be told from 0."
-    )
+    assert said[3] == "Of 3 clients, 1 gains by joining, 1 loses, and 1 shows no clear difference."
 
 
 def test_one_seed_says_that_it_is_one(tmp_path: Path) -> None:
@@ -170,7 +167,7 @@ def test_a_gain_is_called_higher(tmp_path: Path) -> None:
 def test_a_difference_around_zero_is_uncertain(tmp_path: Path) -> None:
     said = with_twin(tmp_path, 0.85, 0.86, 0.99)
     assert said.startswith(
-        f"The effect of the partition on test accuracy {UNSURE}: +1.0 points (95 % interval -16.2 to +18.2, "
+        f"The partition makes {UNSURE} to test accuracy: +1.0 points (95 % interval -16.2 to +18.2, "
         "3 seeds): 91.0 %"
     )
 

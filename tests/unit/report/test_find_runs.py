@@ -50,7 +50,7 @@ def test_what_is_inside_a_run_is_no_run_and_links_below_a_folder_are_not_followe
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("nowhere", "there is no such directory .*nowhere"),
+        ("nowhere", "the directory does not exist .*nowhere"),
         ("empty", "no run found in .*empty"),
         ("run*/x*", "no directory matches the pattern .*x"),
         ("file", "file is a file, not a run directory"),

@@ -311,5 +311,5 @@ def test_a_report_is_written_anew(tmp_path: Path) -> None:
 def test_no_run_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="not a run directory"):
         write_report(tmp_path)
-    with pytest.raises(RunDirectoryError, match="no such directory"):
+    with pytest.raises(RunDirectoryError, match="the directory does not exist"):
         write_report(tmp_path / "nowhere")

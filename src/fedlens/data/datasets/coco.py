@@ -54,7 +54,7 @@ def coco(
     *,
     size: Size = 640,
     fit: HowToFit = "pad",
-    empty: Annotated[bool, Field(description="whether training images without objects stay")] = True,
+    empty: Annotated[bool, Field(description="keep training images without objects")] = True,
 ) -> Dataset:
     """COCO 2017 for detection: 118,287 + 5,000 photographs, 80 classes; `seed` plays no part.
 
@@ -124,7 +124,7 @@ def _arranged(content: Mapping[str, Any], path: Path) -> Instances:
     objects = [each for each in content["annotations"] if not each.get("iscrowd", 0)]
     corners = np.array([each["bbox"] for each in objects], np.float64).reshape(-1, 4)
     if not np.isfinite(corners).all():
-        raise ValueError("a box has a number that is not finite")
+        raise ValueError("a box has a coordinate that is not finite")
     rows = _positions([each["image_id"] for each in objects], ids, "image", path)
     category_ids = np.array([each["id"] for each in categories])
     labels = _positions([each["category_id"] for each in objects], category_ids, "category", path)

@@ -21,7 +21,7 @@ from fedlens.data.datasets.zips import unzip
 from fedlens.data.download import Resource, extract, fetch
 from fedlens.data.images import ImageFiles
 
-DAMAGED = "the file is damaged or not the published one: remove it and get it again"
+DAMAGED = "the file is corrupt or not the published one: remove it and download it again"
 # Of ImageNet's training images, as is usual for photographs.
 PHOTO_MEAN, PHOTO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -144,7 +144,7 @@ def get_again(path: Path) -> str:
     """The hint for a file or folder that is not the published one; names --download if that fetches it.
 
     >>> get_again(Path("data/MNIST/raw/train-images-idx3-ubyte"))
-    'the file is damaged or not the published one: remove it and get it again, for example with --download'
+    'the file is corrupt or not the published one: remove it and download it again, for example with --download'
     """
     fetched = {
         pattern.partition("/")[0]
@@ -153,7 +153,7 @@ def get_again(path: Path) -> str:
         for pattern in (*chain.from_iterable(facts.files), archive.gives)
         if fnmatchcase(pattern, archive.gives)
     }
-    hint = DAMAGED.replace("file is damaged or", "folder is") if path.is_dir() else DAMAGED
+    hint = DAMAGED.replace("file is corrupt or", "folder is") if path.is_dir() else DAMAGED
     return hint if fetched.isdisjoint(path.parts) else f"{hint}, for example with --download"
 
 

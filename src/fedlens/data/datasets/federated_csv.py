@@ -126,14 +126,14 @@ def _parsed(path: Path) -> Iterator[tuple[int, list[str]]]:
             if not rows.line_num:
                 raise damaged("the file is empty", path)
         except csv.Error as error:
-            raise damaged(f"line {rows.line_num} is no CSV: {error}", path) from error
+            raise damaged(f"line {rows.line_num} is not valid CSV: {error}", path) from error
 
 
 def whole_numbers(path: Path, lines: NDArray[np.int64], name: str, cells: Sequence[str]) -> NDArray[np.int64]:
     """int64 [n]: the cells as numbers from 0 on. Raises `DataError` with the line of one that is none."""
     wrong = next((k for k, cell in enumerate(cells) if not (cell.isdecimal() and len(cell) < 19)), None)
     if wrong is not None:
-        what = f"'{name}' is '{cells[wrong]}', and has to be a whole number from 0 on"
+        what = f"'{name}' is '{cells[wrong]}', but must be a whole number >= 0"
         raise damaged(what, path, int(lines[wrong]), _CORRECT)
     return np.array(list(map(int, cells)), np.int64)
 
@@ -184,7 +184,7 @@ def federated_csv(
     ],
     id_order: Annotated[
         Literal["as-is", "cifar10-blocks"],
-        Field(description="what image_id counts in: the training split, or CIFAR-10's blocks of 2020"),
+        Field(description="what image_id numbers: the training split, or CIFAR-10's blocks of 2020"),
     ] = "as-is",
 ) -> Partition:
     """The population that a published list describes: each user a client with the images listed for them.
@@ -220,7 +220,7 @@ def federated_csv(
     assert listing.users is not None
     here = rows >= 0
     if not here.any():
-        raise DataError("none of the images of the list is here to train on", where=path)
+        raise DataError("none of the images in the list is in the training data", where=path)
     ids, users = in_order(listing.users[here])
     owners = np.full(len(table), -1, np.int64)
     owners[rows[here]] = users
@@ -270,7 +270,7 @@ def _none_lacking(listing: Listing, absent: NDArray[np.bool_], table: Table | No
     raise DataError(
         what,
         where=f"{listing.path}, line {listing.lines[first]}",
-        hint="take the dataset that the list was made for",
+        hint="use the dataset that the list was made for",
     )
 
 
@@ -283,11 +283,11 @@ def _check_classes(table: Table, listing: Listing, rows: NDArray[np.int64]) -> N
     if len(wrong):
         first = wrong[0]
         raise DataError(
-            f"of {len(wrong)} of {len(here)} images the list has another class than the dataset: for image "
-            f"'{listing.images[first]}' it has {listing.classes[first]}, and the dataset "
+            f"{len(wrong)} of {len(here)} images have another class in the list than in the dataset: image "
+            f"'{listing.images[first]}' is {listing.classes[first]} in the list, and in the dataset "
             f"{table.labels[rows[first]]}",
             where=f"{listing.path}, line {listing.lines[first]}",
-            hint="take the other id_order, or the dataset that the list was made for",
+            hint="use the other id_order, or the dataset that the list was made for",
         )
 
 

@@ -25,7 +25,7 @@ def imagenet(
     download: bool,
     seed: int,
     *,
-    size: Annotated[int, Field(ge=8, le=1024, description="pixels a side, say 224, 64 or 32")] = 224,
+    size: Annotated[int, Field(ge=8, le=1024, description="pixels per side, e.g. 224, 64 or 32")] = 224,
 ) -> Dataset:
     """ImageNet (ILSVRC 2012) from `root/imagenet` or `root/ILSVRC2012`; `seed` plays no part.
 

@@ -31,7 +31,7 @@ NO_USER = "unknown"
 
 Source = Annotated[
     Literal["auto", "csv", "metadata"],
-    Field(description="the published lists, or built from the metadata; `auto`: the lists if they are found"),
+    Field(description="the published lists, or built from the metadata; `auto`: the lists if found"),
 ]
 
 
@@ -43,7 +43,7 @@ def inaturalist_2017(
     size: Size = 299,
     subset: Annotated[
         Literal["all", "balanced"],
-        Field(description="all images, or hsu2020's 100 of each species that has as many"),
+        Field(description="all images, or 100 of each species that has as many (Hsu et al. 2020)"),
     ] = "all",
 ) -> Dataset:
     """iNaturalist-2017: 579,184 + 95,986 photographs of 5,089 species, with user and place.

@@ -95,7 +95,7 @@ def balanced(labels: ArrayLike, per_class: int, seed: int) -> NDArray[np.int64]:
     """
     classes = Table.of(labels).labels
     if per_class < 1:
-        raise ConfigError(f"per_class is {per_class}, and has to be at least 1", where="per_class")
+        raise ConfigError(f"per_class is {per_class}, but must be at least 1", where="per_class")
     counts = np.bincount(classes)
     if not (counts >= per_class).any():
         largest = int(counts.max(initial=0))

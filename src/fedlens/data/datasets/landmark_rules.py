@@ -93,7 +93,7 @@ def leftover_images(
     [2]
     """
     if each < 1:
-        raise ConfigError(f"each is {each}, and has to be at least 1", where="each")
+        raise ConfigError(f"each is {each}, but must be at least 1", where="each")
     shown, owners = Table.of(landmarks).labels, Table.of(users).labels
     free = ~np.isin(owners, owners[kept]) & np.isin(shown, shown[kept])
     rows = np.flatnonzero(free)

@@ -38,7 +38,7 @@ def landmarks_user_160k(
     source: Annotated[
         Literal["auto", "csv", "metadata"],
         Field(
-            description="the published lists, or the paper's rules on the metadata; `auto`: the lists if they are found"
+            description="the published lists, or the paper's rules on the metadata; `auto`: the lists if found"
         ),
     ] = "auto",
 ) -> Dataset:
@@ -136,7 +136,7 @@ def _from_metadata(
     images, landmarks, users = images[known], landmarks[known], users[known]
     kept = kept_images(landmarks, users, RULES)
     if not kept.any():
-        raise damaged("no image meets the rules of hsu2020 4.2", clean)
+        raise damaged("no image meets the rules of Hsu et al. 2020, section 4.2", clean)
     left = leftover_images(landmarks, users, kept, seed)
     shown, numbers = np.unique(landmarks[kept], return_inverse=True)
     notes = [f"built from the metadata with seed {seed}, and not compared with the published lists"]

@@ -46,9 +46,13 @@ def omniglot(
     ] = "background",
     test: Annotated[
         Literal["images", "drawers"],
-        Field(description="what a fifth is held out of: the images of every drawer, or the drawers"),
+        Field(
+            description="what the fifth held out for testing consists of: images of every drawer, or whole drawers"
+        ),
     ] = "images",
-    size: Annotated[int, Field(ge=8, le=WHOLE, description="pixels a side; 105 is the published size")] = 28,
+    size: Annotated[
+        int, Field(ge=8, le=WHOLE, description="pixels per side; 105 is the published size")
+    ] = 28,
 ) -> Dataset:
     """Omniglot from `root/omniglot-py/images_{background,evaluation}`; `seed` plays no part.
 

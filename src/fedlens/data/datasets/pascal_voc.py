@@ -33,7 +33,7 @@ def pascal_voc(
     augmented: Annotated[bool, Field(description="segmentation: with the masks of SBD too")] = False,
     test: Annotated[
         Literal["voc", "sbd"],
-        Field(description="with `augmented`: tested on VOC's val, or on SBD's own val as in fedcv"),
+        Field(description="with `augmented`: tested on VOC's val, or on SBD's own val as in FedCV"),
     ] = "voc",
     difficult: Annotated[
         bool, Field(description="detection: whether objects marked as difficult count as objects")

@@ -25,7 +25,7 @@ def penn_treebank(
     *,
     length: Annotated[int, Field(ge=1, le=10_000, description="characters of an input")] = 80,
     stride: Annotated[
-        int, Field(ge=1, le=10_000, description="characters from the start of one input to that of the next")
+        int, Field(ge=1, le=10_000, description="characters between the starts of two inputs")
     ] = 20,
 ) -> Dataset:
     """Penn Treebank as Mikolov prepared it: the next character of newspaper text; `seed` plays no part.

@@ -32,18 +32,18 @@ def _height_width_or_none(size: object) -> tuple[int, int] | None:
     return None if size is None else height_width(size)
 
 
-_WHAT = "pixels that every image is brought to: one number, or [height, width]"
+_WHAT = "pixels of every image after scaling: one number, or [height, width]"
 
 Size = Annotated[int | tuple[int, int], PlainValidator(height_width), Field(description=_WHAT)]
 SizeOrOwn = Annotated[
     int | tuple[int, int] | None,
     PlainValidator(_height_width_or_none),
-    Field(description=f"{_WHAT}; without it, what the first image has"),
+    Field(description=f"{_WHAT}; by default the size of the first image"),
 ]
 HowToFit = Annotated[
     Fit,
     Field(
-        description="where the image has another shape: `pad` fills up, `crop` cuts the middle out, "
+        description="for images of another shape: `pad` fills the rest, `crop` cuts out the centre, "
         "`stretch` distorts"
     ),
 ]

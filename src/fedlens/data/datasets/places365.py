@@ -23,9 +23,9 @@ def places365(
     seed: int,
     *,
     small: Annotated[
-        bool, Field(description="the images that were published at 256x256, and not the large ones")
+        bool, Field(description="read the images published at 256x256, not the large ones")
     ] = True,
-    size: Annotated[int, Field(ge=8, le=1024, description="pixels a side, say 224, 64 or 32")] = 224,
+    size: Annotated[int, Field(ge=8, le=1024, description="pixels per side, e.g. 224, 64 or 32")] = 224,
 ) -> Dataset:
     """Places365-Standard from `root/places365`: 365 kinds of places; `seed` plays no part.
 

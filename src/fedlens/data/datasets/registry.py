@@ -37,25 +37,23 @@ DATASETS = Registry(
             f"{_HERE}.inaturalist:inaturalist_2017", "species, with the place and the user of each photograph"
         ),
         "inaturalist-user-120k": Entry(
-            f"{_HERE}.inaturalist:inaturalist_user_120k", "1,203 species by user (hsu2020)"
+            f"{_HERE}.inaturalist:inaturalist_user_120k", "1,203 species by user (Hsu et al. 2020)"
         ),
         **{
             f"inaturalist-geo-{n}": Entry(
                 f"{_HERE}.inaturalist:inaturalist_geo_{n}",
-                f"1,203 species by S2 cell of at most {n.replace('k', ',000')} photographs (hsu2020)",
+                f"1,203 species by S2 cell of at most {n.replace('k', ',000')} photographs (Hsu et al. 2020)",
             )
             for n in ("100", "300", "1k", "3k", "10k", "30k")
         },
         "landmarks-user-160k": Entry(
-            f"{_HERE}.landmarks:landmarks_user_160k", "2,028 landmarks by photographer (hsu2020)"
+            f"{_HERE}.landmarks:landmarks_user_160k", "2,028 landmarks by photographer (Hsu et al. 2020)"
         ),
-        "gld23k": Entry(f"{_HERE}.landmarks:gld23k", "203 landmarks by photographer (fedcv)"),
-        "synthetic": Entry(
-            f"{_HERE}.synthetic:synthetic", "generated images of any shape, for trials and tests"
-        ),
+        "gld23k": Entry(f"{_HERE}.landmarks:gld23k", "203 landmarks by photographer (FedCV)"),
+        "synthetic": Entry(f"{_HERE}.synthetic:synthetic", "generated images of any shape, for tests"),
         # Segmentation and detection
         "pascal-voc": Entry(
-            f"{_HERE}.pascal_voc:pascal_voc", "VOC 2012: masks (with SBD where wanted) or boxes, 20 objects"
+            f"{_HERE}.pascal_voc:pascal_voc", "VOC 2012: masks (optionally with SBD) or boxes, 20 objects"
         ),
         "cityscapes": Entry(f"{_HERE}.cityscapes:cityscapes", "masks of street scenes by city, 19 classes"),
         "camvid": Entry(f"{_HERE}.camvid:camvid", "masks of road scenes by drive, 11 classes"),

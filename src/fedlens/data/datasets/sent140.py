@@ -26,9 +26,12 @@ def sent140(
     seed: int,
     *,
     vocabulary: Annotated[
-        int, Field(ge=1, le=1_000_000, description="how many of the most frequent training words are known")
+        int,
+        Field(ge=1, le=1_000_000, description="number of the most frequent training words in the vocabulary"),
     ] = 10_000,
-    length: Annotated[int, Field(ge=1, le=1000, description="words a tweet is cut or filled up to")] = 25,
+    length: Annotated[
+        int, Field(ge=1, le=1000, description="words per tweet: longer ones are cut, shorter ones padded")
+    ] = 25,
 ) -> Dataset:
     """Sent140 from `root/sent140/{train,test}/*.json`: the sentiment of tweets, by user; `seed` plays no part.
 

@@ -15,7 +15,7 @@ def unzip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
     """Unpacks the members of `archive` that are `wanted`, by name, below `folder`; how many they are.
 
     Every member is checked against its CRC-32 before it gets its name. Raises `DataError` if the archive
-    is damaged, a name leads out of the folder, or no member is wanted; otherwise the archive is removed at the end.
+    is damaged, a name points outside the folder, or no member is wanted; otherwise the archive is removed at the end.
     """
     count = 0
     try:
@@ -25,7 +25,7 @@ def unzip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
                     continue
                 parts = PurePosixPath(member.filename).parts
                 if ".." in parts or member.filename.startswith("/"):
-                    raise DataError(f"'{member.filename}' leads out of the folder", where=str(archive))
+                    raise DataError(f"'{member.filename}' points outside the folder", where=str(archive))
                 target = folder.joinpath(*parts)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 part = target.with_name(target.name + ".part")
@@ -40,6 +40,6 @@ def unzip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:
     except (zipfile.BadZipFile, OSError, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
         raise DataError(f"the archive cannot be unpacked: {error}", where=str(archive)) from error
     if not count:
-        raise DataError("the archive has none of the files that are wanted", where=str(archive))
+        raise DataError("the archive contains none of the expected files", where=str(archive))
     archive.unlink()
     return count

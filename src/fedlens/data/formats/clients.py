@@ -57,7 +57,7 @@ class ClientAssignment:
         given = [name for name, value in ways.items() if value is not None]
         if len(given) > 1:
             what = f"{' and '.join(given)} both assign images to clients"
-            raise ConfigError(what, where=given[1], hint="give one of them")
+            raise ConfigError(what, where=given[1], hint="set only one of them")
         if self.level == 0:
             raise ConfigError("client_level is 0", where="client_level", hint="1 is the first folder")
         if self.pattern is None:

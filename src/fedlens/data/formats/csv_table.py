@@ -145,7 +145,7 @@ def _text(path: Path, folder: Path | None) -> str:
         raise
     convert = f"save it as UTF-8, in a spreadsheet or by: iconv -f {{}} -t UTF-8 {path.name} > new.csv"
     if data.startswith(_UTF16) or b"\0" in data[:1000]:
-        what = "the encoding of the table is UTF-16, and has to be UTF-8"
+        what = "the encoding of the table is UTF-16, but must be UTF-8"
         raise DataError(what, where=str(path), hint=convert.format("UTF-16"))
     try:
         return data.decode("utf-8")

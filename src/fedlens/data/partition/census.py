@@ -104,7 +104,7 @@ class Census:
     def client_emds(self) -> NDArray[np.float64]:
         """float64 [clients]: the earth mover's distance of each client's classes from the population's.
 
-        EMD(q_i, p) = ||q_i - p||_1, in [0, 2], with p = sum_i (n_i / n) q_i (hsu2020, section 6.1). q_i is the
+        EMD(q_i, p) = ||q_i - p||_1, in [0, 2], with p = sum_i (n_i / n) q_i (Hsu et al. 2020, section 6.1). q_i is the
         share of each class among the client's marks, n_i its number of examples. NaN for a client without marks;
         the sums are over the others.
         """
@@ -121,7 +121,7 @@ class Census:
         return positive
 
     def emd(self) -> float:
-        """The non-identicalness of the population: sum_i (n_i / n) EMD(q_i, p) (hsu2020, section 6.1)."""
+        """The non-identicalness of the population: sum_i (n_i / n) EMD(q_i, p) (Hsu et al. 2020, section 6.1)."""
         distances = self.client_emds()
         known = ~np.isnan(distances)
         weights = self.sizes[known]

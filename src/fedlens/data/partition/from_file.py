@@ -67,28 +67,28 @@ def from_file(
 def _check(saved: Partition, table: Table, total: int, path: str) -> None:
     if saved.dataset and table.dataset and saved.dataset != table.dataset:
         raise DataError(
-            f"the partition was made of '{saved.dataset}', but the dataset is '{table.dataset}'",
+            f"the partition was made from '{saved.dataset}', but the dataset is '{table.dataset}'",
             where=path,
-            hint="use the dataset that it was made of, or make another partition",
+            hint="use the dataset that it was made from, or make another partition",
         )
     if saved.indices.size and saved.indices.max() >= total:
         raise DataError(
-            f"the partition points to example {saved.indices.max()}, and there are {total}",
+            f"the partition contains example {saved.indices.max()}, but the dataset has {total} examples",
             where=path,
-            hint="the data are not those that it was made of",
+            hint="use the dataset that it was made from",
         )
     if saved.census is not None and table.dataset and saved.census.classes != table.classes:
         raise DataError(
-            f"the classes are not those that the partition was made of: {_changed(saved.census, table)}",
+            f"the classes differ from those that the partition was made from: {_changed(saved.census, table)}",
             where=path,
             hint="make another partition of these data",
         )
     if saved.data and saved.data != table.identity:
         raise DataError(
-            "the training examples are not those that the partition was made of: their number, their order, or what "
-            "is known of them",
+            "the training examples differ from those that the partition was made from: their number, their order, "
+            "or their labels and columns",
             where=path,
-            hint="make another partition of these data; where test data are drawn at random, a run draws the same with "
+            hint="make another partition of these data; if test data are drawn at random, a run draws the same with "
             "the seeds.data that 'fedlens partition make' names",
         )
 

@@ -79,7 +79,7 @@ def _sizes(
         raise ConfigError(
             f"unknown sizes '{sizes}'",
             where="sizes",
-            hint="take 'equal', 'log-normal', 'power-law' or whole numbers",
+            hint="use 'equal', 'log-normal', 'power-law' or whole numbers",
         )
     minimum = settings.pop("minimum") or 1
     own = law_setting(sizes, settings)

@@ -73,7 +73,7 @@ def lda_multilabel(
     decisive = _decisive(table, ignored, order)
     shown = np.flatnonzero(decisive >= 0)
     if not len(shown):
-        what = "but those to be ignored" if len(ignored) else "at all"
+        what = "except ignored ones" if len(ignored) else "at all"
         raise ConfigError(f"no example has a class {what}", where="ignore", hint="take iid or quantity")
     owners = np.empty(len(table), np.int64)
     dealt = dirichlet_classwise(

@@ -95,7 +95,11 @@ def _check_names(factory: Factory, name: str, table: Mapping[str, Any], key: str
         ) from error
     for setting in table:
         if setting not in model.model_fields:
-            known = nearest(setting, model.model_fields) if model.model_fields else "it has none: take it out"
+            known = (
+                nearest(setting, model.model_fields)
+                if model.model_fields
+                else "it has no settings: remove it"
+            )
             raise ConfigError(
                 f"the partition '{name}' has no setting '{setting}'", where=f"{key}.{setting}", hint=known
             )
@@ -129,7 +133,7 @@ def mix(
         Field(description='a partition: a table such as {name = "natural", column = "city"}, or a name'),
     ],
     inner: Annotated[
-        _Table, Field(description='how each part is partitioned: {name = "iid", clients = 4}, say')
+        _Table, Field(description='how each part is partitioned, e.g. {name = "iid", clients = 4}')
     ],
     small: Annotated[
         Literal["stop", "whole", "drop"],

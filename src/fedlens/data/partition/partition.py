@@ -193,7 +193,7 @@ class Partition:
         return self.census_of(labels).client_emds()
 
     def emd(self, labels: Table | ArrayLike) -> float:
-        """The non-identicalness of the population: sum_i (n_i / n) EMD(q_i, p) (hsu2020, section 6.1).
+        """The non-identicalness of the population: sum_i (n_i / n) EMD(q_i, p) (Hsu et al. 2020, section 6.1).
 
         >>> Partition.of_owners([0, 0, 1, 1], 2).emd(np.array([0, 0, 1, 1]))
         1.0
@@ -244,7 +244,7 @@ class Partition:
     def load(cls, path: str | os.PathLike[str]) -> Partition:
         """Reads what `save` wrote.
 
-        Raises `DataError` if the file is missing, is not a partition, or is damaged (the digest is compared).
+        Raises `DataError` if the file is missing, is not a partition, or is corrupt (the digest is compared).
         """
         path = Path(path)
         try:
@@ -252,7 +252,7 @@ class Partition:
                 version = _string(file["format"])
                 if version != FORMAT:
                     raise DataError(
-                        f"the format is '{version}', and '{FORMAT}' was expected", where=str(path)
+                        f"the format is '{version}', but fedlens reads '{FORMAT}'", where=str(path)
                     )
                 ids = tuple(json.loads(_string(file["ids"])))
                 spec = json.loads(_string(file["spec"]))
@@ -268,13 +268,16 @@ class Partition:
                 if "census_counts" in file.files:
                     partition = replace(partition, census=_read_census(file, partition))
         except FileNotFoundError:
-            raise DataError("there is no partition", where=str(path)) from None
+            raise DataError("the partition file does not exist", where=str(path)) from None
         except DataError as error:
             raise DataError(error.what, where=str(path), hint=error.hint) from None
         except _UNREADABLE as error:
             raise DataError(f"not a readable partition file: {error}", where=str(path)) from error
         if partition.digest != digest:
-            raise DataError(f"the digest is {partition.digest}, and the file says {digest}", where=str(path))
+            raise DataError(
+                f"the partition is corrupt: its digest is {partition.digest}, but the file states {digest}",
+                where=str(path),
+            )
         return partition
 
 

@@ -34,7 +34,7 @@ def read_places(
     kinds = ((absent, "missing"), (text, "not numbers"), (outside, "outside the sphere"))
     found = " and ".join(f"{int(rows.sum())} {name}" for rows, name in kinds if rows.any())
     first = int(bad.argmax()) if bad.any() else 0
-    what = f"the coordinates of {int(bad.sum())} of {len(table)} examples are no place on Earth ({found})"
+    what = f"the coordinates of {int(bad.sum())} of {len(table)} examples are not valid coordinates ({found})"
     if bad.any():
         pair = f"{given[0][first]}, {given[1][first]}"
         what += f"; the first is example {table.where()[first]} with '{lat}', '{lon}' = {pair}"

@@ -41,7 +41,7 @@ class StackedContext:
         self.at_anchor: Tensors = []
 
     def inputs(self) -> Mapping[str, Any]:
-        """What a hook must not change, by name."""
+        """The inputs that a hook must not change, by name."""
         return {"anchor": self.anchor, "payload": self.payload.values_by_name, "at_anchor": self.at_anchor}
 
     tree, listed = LocalContext.tree, LocalContext.listed
@@ -75,7 +75,8 @@ class _Partial(Mapping[str, Any]):
 
 def _not_here(what: str) -> RuntimeError:
     return RuntimeError(
-        f"{what} is not available to `grad` where clients are stacked: save what it needs in context.saved, in `start`"
+        f"{what} is not available to `grad` when clients train together: save what it needs in "
+        "context.saved, in `start`"
     )
 
 

@@ -166,7 +166,7 @@ class _Dropped(torch.autograd.Function):
 
     @staticmethod
     def forward(values: Tensor, masks: Masks, layer: nn.Module) -> Tensor:
-        raise RuntimeError("dropout of stacked clients ran outside of their common forward pass")
+        raise RuntimeError("dropout of clients that train together ran outside of their common forward pass")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

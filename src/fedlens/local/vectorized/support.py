@@ -20,9 +20,9 @@ def obstacle(train: Train) -> Obstacle | None:
     """What keeps this training from being done for several clients at once; None where nothing does."""
     rule = train.rule
     if rule.solve is not None:
-        return Obstacle(f"'{rule.name}' solves each client's problem by itself", "client", OTHER)
+        return Obstacle(f"'{rule.name}' solves each client's problem separately", "client", OTHER)
     if train.personal:
-        return Obstacle("parts of the model are the clients' own", "algorithm.name", OTHER)
+        return Obstacle("parts of the model stay at the clients", "algorithm.name", OTHER)
     if train.keep_optimizer:
         return Obstacle(
             "the optimizer's state is kept, so clients train one after the other", "algorithm.name", OTHER
@@ -30,9 +30,9 @@ def obstacle(train: Train) -> Obstacle | None:
     if not rule.plain and not rule.traits.stackable:
         who = f"the client rule '{rule.name}'" if rule.name else "a client rule without a name"
         return Obstacle(
-            f"{who} does not declare that its clients may be stacked",
+            f"{who} does not declare that its clients may train together",
             "client",
-            f"give it traits=Traits(stackable=True) if they may be, or {OTHER}",
+            f"set traits=Traits(stackable=True) if they may, or {OTHER}",
         )
     for name, module in train.model.build().named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -40,7 +40,7 @@ def obstacle(train: Train) -> Obstacle | None:
                 f"the layer {name!r} normalizes over the examples of a batch and keeps statistics of them, which "
                 "stacked clients do not have for themselves",
                 "model",
-                f"take group normalization (model.norm = 'group' where there is one), or {OTHER}",
+                f"use group normalization (model.norm = 'group', if the model has this setting), or {OTHER}",
             )
     return of_model(train) or of_rule(train)
 

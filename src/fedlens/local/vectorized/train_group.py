@@ -225,7 +225,7 @@ def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> R
             member.masks.set_state(torch.get_rng_state())
     if changed:
         raise ConfigError(
-            "`start` sets context.anchor, which stacked clients share",
+            "`start` sets context.anchor, which clients that train together share",
             where="client",
             hint="save what the rule needs in context.saved",
         )

@@ -39,10 +39,10 @@ def of_model(train: Train) -> Obstacle | None:
     if fault is None:
         return None
     if fault:
-        return Obstacle(f"the model cannot be stacked ({fault})", "model", OTHER)
+        return Obstacle(f"the model cannot train several clients at once ({fault})", "model", OTHER)
     return Obstacle(
-        "the model does to stacked clients something else than to each by itself: it may mix the examples of a "
-        "batch, or count them, or drop out values that are not laid out as the batch is",
+        "the model computes other results for several clients at once than for each alone: it may mix or count "
+        "the examples of a batch, or apply dropout to values whose first axis is not the batch",
         "model",
         OTHER,
     )
@@ -56,11 +56,11 @@ def of_rule(train: Train) -> Obstacle | None:
         return None
     who = f"the client rule '{rule.name}'"
     return Obstacle(
-        f"{who} cannot be stacked ({fault})"
+        f"{who} cannot train several clients at once ({fault})"
         if fault
-        else f"{who} does to stacked clients something else than to each by itself",
+        else f"{who} computes other results for several clients at once than for each alone",
         "client",
-        f"see what `stackable` asks of its hooks, or take stackable=True out, or {OTHER}",
+        f"see what `stackable` requires of the hooks, remove stackable=True, or {OTHER}",
     )
 
 

@@ -73,12 +73,12 @@ def test_rows_that_a_split_leaves_out_are_left_out(write) -> None:
         ("user_id,image_id,class\n1,a,0\n1,b,0,9\n", r"4 cells, and the header 3 .*line 3"),
         ("user_id,image_id,class\n1,a,0\n,b,0\n", r"'user_id' is empty .*line 3"),
         ("user_id,image_id,class\n1,a,0\n1,,0\n", r"'image_id' is empty .*line 3"),
-        ("user_id,image_id,class\n1,a,0\n1,b,-1\n", r"'class' is '-1', and has to be a whole number.*line 3"),
+        ("user_id,image_id,class\n1,a,0\n1,b,-1\n", r"'class' is '-1', but must be a whole number.*line 3"),
         ("user_id,image_id,class\n1,a,1.5\n", r"'class' is '1\.5'.*line 2"),
         ("user_id,image_id,class\n1,a,99999999999999999999\n", r"'class' is '9+'"),
         ("user_id,image_id,class\n1,a,0\n2,b,0\n3,a,0\n", "'a' is listed in lines 2 and 4"),
         ("user_id,image_id,class\nNA,a,0\n", "every row has the user 'NA'"),
-        ('user_id,image_id,class\n"1,a,0\n', "no CSV"),
+        ('user_id,image_id,class\n"1,a,0\n', "not valid CSV"),
         ("user_id;image_id;class\n1;a;0\n", "no column 'image_id'"),
     ],
 )
@@ -152,7 +152,7 @@ def test_images_that_are_held_out_go_and_a_client_without_any_goes_too(write, co
         (
             "u,0,0\nu,1,0\nu,2,2\n",
             {},
-            "of 1 of 3 images the list has another class.*'1' it has 0.*dataset 1",
+            "1 of 3 images have another class.*'1' is 0 in the list.*dataset 1",
         ),
     ],
 )
@@ -211,7 +211,7 @@ def test_the_blocks_of_cifar10_are_put_in_order(write) -> None:
     owner = np.empty(50_000, np.int64)
     owner[found.indices] = found.owners()
     assert owner[batch].tolist() == [k % 100 for k in range(50_000)]
-    with pytest.raises(DataError, match="take the other id_order"):
+    with pytest.raises(DataError, match="use the other id_order"):
         federated_csv(labels, 0, path=str(path))
     with pytest.raises(DataError, match="has 3 images, and CIFAR-10's 50000"):
         official_cifar10(path, np.array([0, 1, 2]))

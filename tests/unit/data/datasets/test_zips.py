@@ -26,7 +26,7 @@ def test_what_is_wanted_is_unpacked_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../harm.png", "a/../../harm.png", "/harm.png"])
 def test_a_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
     archive = write(tmp_path / "x.zip", {name: b"1"})
-    with pytest.raises(DataError, match="leads out of the folder"):
+    with pytest.raises(DataError, match="points outside the folder"):
         unzip(archive, tmp_path / "deep" / "out", lambda name: True)
     assert not list(tmp_path.rglob("harm.png"))
 
@@ -46,5 +46,5 @@ def test_no_archive_and_nothing_wanted_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be unpacked"):
         unzip(tmp_path / "x.zip", tmp_path, lambda name: True)
     archive = write(tmp_path / "y.zip", {"a.png": b"1"})
-    with pytest.raises(DataError, match="none of the files"):
+    with pytest.raises(DataError, match="none of the expected files"):
         unzip(archive, tmp_path, lambda name: False)

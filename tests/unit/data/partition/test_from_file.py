@@ -92,20 +92,20 @@ def test_a_file_of_other_data_is_an_error(tmp_path: Path) -> None:
     made = replace(in_order([0, 2], [1, 3]), dataset="toys").counted(table)
     path = saved(made, tmp_path)
     assert from_file(table, 0, path=path).digest == made.digest
-    with pytest.raises(DataError, match=r"of 'toys', but the dataset is 'digits' \(.*p.npz\)"):
+    with pytest.raises(DataError, match=r"from 'toys', but the dataset is 'digits' \(.*p.npz\)"):
         from_file(replace(table, dataset="digits"), 0, path=path)
-    with pytest.raises(DataError, match=r"points to example 3, and there are 3"):
+    with pytest.raises(DataError, match=r"contains example 3, but the dataset has 3"):
         from_file(Table.of([0, 1, 1], dataset="toys", classes=("cat", "dog")), 0, path=path)
     with pytest.raises(DataError, match=r"'dog' is now 'fox'"):
         from_file(replace(table, classes=("cat", "fox")), 0, path=path)
     with pytest.raises(DataError, match=r"there were 2, and there are 3"):
         from_file(replace(table, classes=("cat", "dog", "fox")), 0, path=path)
-    with pytest.raises(DataError, match=r"the training examples are not those that.*seeds\.data"):
+    with pytest.raises(DataError, match=r"the training examples differ from those that.*seeds\.data"):
         from_file(replace(table, marks=table.marks[[0, 2, 1, 3]]), 0, path=path)
     # Also where a share was held out, and where only a column tells.
-    with pytest.raises(DataError, match="the training examples are not those"):
+    with pytest.raises(DataError, match="the training examples differ from those"):
         from_file(replace(table, marks=table.marks[[0, 2, 1, 3]]).take(np.array([0, 3])), 0, path=path)
-    with pytest.raises(DataError, match="the training examples are not those"):
+    with pytest.raises(DataError, match="the training examples differ from those"):
         from_file(replace(table, columns={"client": np.array(list("abab"))}), 0, path=path)
     assert from_file(table.take(np.array([0, 3])), 0, path=path).sizes().tolist() == [1, 1]
 
@@ -125,7 +125,7 @@ def test_nothing_left_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_damaged_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no partition \(.*p.npz\)"):
+    with pytest.raises(DataError, match=r"the partition file does not exist \(.*p.npz\)"):
         from_file(np.zeros(3, int), 0, path=str(tmp_path / "p.npz"))
     (tmp_path / "p.npz").write_bytes(b"PK")
     with pytest.raises(DataError, match=r"not a readable partition file"):

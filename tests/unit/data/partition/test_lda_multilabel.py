@@ -150,7 +150,7 @@ def test_the_partition_is_pinned_and_everything_is_recorded() -> None:
         ({"ignore": ["bakground"]}, r"no class 'bakground'.*\(ignore\); did you mean 'background'"),
         ({"ignore": [3]}, r"no class 3 to be ignored.*a number in 0 .. 2"),
         ({"ignore": [-1]}, "no class -1"),
-        ({"ignore": [0, 1, 2]}, "no example has a class but those to be ignored"),
+        ({"ignore": [0, 1, 2]}, "no example has a class except ignored ones"),
         ({"order": "first"}, "'order' is 'first': input should be 'rarest' or 'index'"),
     ],
 )

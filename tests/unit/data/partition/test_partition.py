@@ -149,7 +149,7 @@ def _text(value: object) -> np.ndarray:
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (lambda p: p.unlink(), "there is no partition"),
+        (lambda p: p.unlink(), "the partition file does not exist"),
         (lambda p: p.write_bytes(b""), "not a readable partition file"),
         (lambda p: p.write_bytes(b"anything"), "not a readable partition file"),
         (lambda p: p.write_bytes(p.read_bytes()[:-30]), "not a readable partition file"),

@@ -111,7 +111,7 @@ def test_a_rule_that_says_wrongly_that_it_may_be_stacked_is_found_out() -> None:
     found = ruled(lengths)
     assert found is not None
     assert found.where == "client"
-    assert "'mine' does to stacked clients something else" in found.what
+    assert "'mine' computes other results for several clients" in found.what
 
 
 def test_a_rule_that_needs_the_server_is_not_tried_without_it() -> None:
