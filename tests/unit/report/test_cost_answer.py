@@ -213,7 +213,7 @@ def test_many_clients_fill_no_endless_table(tmp_path: Path) -> None:
     assert "And 5 clients more in cost.json." in page.words
 
 
-def small(*, federated: float, other: float, held_out: int) -> dict[str, Any]:
+def small(*, federated: float, other: float) -> dict[str, Any]:
     """Two clients of whom the second is alike, the same in each of 3 seeds."""
     return {
         "federated": {"mercy": (federated,) * 3, "oak": (0.9,) * 3},
@@ -232,14 +232,14 @@ def held_out(directory: Path, images: int) -> None:
 def test_a_few_images_that_are_the_same_in_every_seed_are_no_gain(
     tmp_path: Path, images: int, says: str
 ) -> None:
-    about = study(tmp_path, clients=small(federated=26 / 29, other=22 / 29, held_out=images))
+    about = study(tmp_path, clients=small(federated=26 / 29, other=22 / 29))
     held_out(tmp_path, images)
     row = cost_answer(tmp_path, about)["clients"][0]
     assert (row["client"], row["verdict"]) == ("mercy", says)
 
 
 def test_a_worst_client_with_few_held_out_images_is_not_told_apart_from_the_others(tmp_path: Path) -> None:
-    about = study(tmp_path, clients=small(federated=0.7, other=0.7, held_out=9))
+    about = study(tmp_path, clients=small(federated=0.7, other=0.7))
     held_out(tmp_path, 9)
     answer = cost_answer(tmp_path, about)
     said = next(s for s in answer["sentences"] if s.startswith("mercy"))
