@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.format import count, metric_gap, metric_value
+from fedlens.report.format import count, finite, metric_gap, metric_value
 
 ALL_UP_TO = 20  # clients of which the table has every one
 _WORST = 5  # of more clients
@@ -28,17 +28,19 @@ def worst_text(summary: Mapping[str, Any], metric: str, tenth: float | None) -> 
     ', 66.0 % at the worst tenth of the clients, 61.0 % at the worst client (mercy)'
     """
     from fedlens.report.client_results import FEW
+    from fedlens.report.read import subtable
 
-    clients = summary.get("clients") or {}
-    worst = clients.get("worst") if clients.get("metric") == metric else None
+    clients = subtable(summary, "clients")
+    worst, measured = subtable(clients, "worst"), finite(clients.get("measured"))
+    # A resumed run prints a summary that somebody else may have written.
+    value = finite(worst.get("value")) if clients.get("metric") == metric else None
     parts = []
-    if tenth is not None and (worst is None or clients["measured"] >= FEW):
+    if tenth is not None and (value is None or measured is None or measured >= FEW):
         parts.append(f"{metric_value(metric, tenth)} at the worst tenth of the clients")
-    if worst is not None:
-        images = f", of {worst['held_out']:,} held-out images" if worst.get("held_out") else ""
-        parts.append(
-            f"{metric_value(metric, worst['value'])} at the worst client ({worst['client']}{images})"
-        )
+    if value is not None:
+        held_out = finite(worst.get("held_out"))
+        images = f", of {held_out:,.0f} held-out images" if held_out else ""
+        parts.append(f"{metric_value(metric, value)} at the worst client ({worst.get('client')}{images})")
     return "".join(f", {part}" for part in parts)
 
 
