@@ -187,6 +187,8 @@ def resume(
                     run, run_state.round, loaded.about, planned.config, source, accept_changes
                 )
                 _check_fits(run, built, run_state, bool(edited))
+                if changes.rescaling(edited):
+                    run_state.norms = {}
                 for change in edited:
                     listener.note(f"accepted: {changes.sentence(change)}")
                 if "settings" not in loaded.about:
