@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 from fedlens.algorithms.registry import usual
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError
+from fedlens.data.client_datasets import ClientDatasets
 from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, read_source
@@ -163,6 +165,12 @@ def cost(
         "seeds": sorted({run.seed for run in runs}),
         "work": work,
         "notes": notes,
+        "command": {
+            "recipe": None if isinstance(experiment, Experiment) else str(experiment),
+            "changes": list(overrides),
+            "out": None if out is None else str(out),
+            "data_dir": None if data_dir is None else str(data_dir),
+        },
         "runs": rows,
     }
     for sentence in notes:
@@ -234,7 +242,9 @@ def federated_work(source: Source, root: Path, download: bool) -> dict[str, Any]
     """How much the federated run trains, and what the centralized run has to train in a round to match it.
 
     Keys: rounds; clients and cohort (of a round); images (of all clients, held-out images aside), images_per_round,
-    passes (over all images, in the whole run), batch and steps (of a centralized round).
+    passes (over all images, in the whole run), batch and steps (of a centralized round); test_images; largest_class,
+    the share of each client's held-out images in its most frequent training class; and of the settings algorithm, lr,
+    norm (None for a model without the setting) and validation; data_check, the command that checks a folder of images.
     """
     from fedlens.experiment.build import build, images_of_the_run, plan
 
@@ -255,9 +265,38 @@ def federated_work(source: Source, root: Path, download: bool) -> dict[str, Any]
             "passes": images / pool,
             "batch": batch,
             "steps": max(1, round(images / config.rounds / batch)),
+            "test_images": federation.held["@test"],
+            "largest_class": largest_classes(built.holders, built.partition.ids),
+            "algorithm": config.algorithm["name"],
+            "lr": config.local.lr,
+            "norm": config.model.get("norm"),
+            "validation": config.data.validation,
+            "data_check": data_check(config.data.dataset),
         }
     finally:
         built.engine.close()
+
+
+def largest_classes(holders: ClientDatasets, names: Sequence[str]) -> dict[str, float]:
+    """The share of each client's held-out images in its most frequent training class; empty without classes."""
+    shares = {}
+    for client, name in enumerate(names):
+        counts, held_out = holders.class_counts(client), holders.holder(client).validation
+        if counts is None or held_out is None or not len(held_out.labels()) or not counts.sum():
+            continue
+        shares[name] = float((held_out.labels() == counts.argmax()).double().mean())
+    return shares
+
+
+def data_check(dataset: Mapping[str, Any]) -> str | None:
+    """The command that checks the images of a dataset; None for a dataset that fedlens reads from archives."""
+    if dataset["name"] != "image-folder":
+        return None
+    words = ["fedlens", "data", "check", str(dataset["path"]), "--format", "image-folder"]
+    for key in ("table", "label_column", "client_column"):
+        if dataset.get(key) is not None:
+            words += ["--set", f"{key}={dataset[key]}"]
+    return shlex.join(words)
 
 
 def _places(source: Source) -> tuple[Any, ...]:

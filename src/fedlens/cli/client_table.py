@@ -21,6 +21,9 @@ def worst_text(summary: Mapping[str, Any], metric: str, tenth: float | None) -> 
     >>> clients = {"metric": "accuracy", "measured": 8, "worst": {"client": "mercy", "value": 0.61}}
     >>> worst_text({"clients": clients}, "accuracy", 0.61)
     ', 61.0 % at the worst client (mercy)'
+    >>> few = {"client": "mercy", "value": 0.4, "held_out": 9}
+    >>> worst_text({"clients": clients | {"worst": few}}, "accuracy", 0.4)
+    ', 40.0 % at the worst client (mercy, of 9 held-out images)'
     >>> worst_text({"clients": clients | {"measured": 40}}, "accuracy", 0.66)
     ', 66.0 % at the worst tenth of the clients, 61.0 % at the worst client (mercy)'
     """
@@ -35,7 +38,9 @@ def worst_text(summary: Mapping[str, Any], metric: str, tenth: float | None) -> 
     if tenth is not None and (value is None or measured is None or measured >= FEW):
         parts.append(f"{metric_value(metric, tenth)} at the worst tenth of the clients")
     if value is not None:
-        parts.append(f"{metric_value(metric, value)} at the worst client ({worst.get('client')})")
+        held_out = finite(worst.get("held_out"))
+        images = f", of {held_out:,.0f} held-out images" if held_out else ""
+        parts.append(f"{metric_value(metric, value)} at the worst client ({worst.get('client')}{images})")
     return "".join(f", {part}" for part in parts)
 
 

@@ -83,6 +83,7 @@ class CostDisplay:
         self._quiet = quiet
         self._live = self._console.status("preparing the data") if self._console.is_terminal else None
         self._run: RunLine | None = None
+        self._started, self._trained, self._seconds = 0.0, 0, 0.0  # the runs that trained in this process
         if self._live is not None and not quiet:
             self._live.start()
 
@@ -94,12 +95,17 @@ class CostDisplay:
         """Starts the line of a run."""
         self._run = RunLine(f"[{position:>{len(str(total))}}/{total}] {name}", self._show)
         self._show(self._run.title, now=True)
+        self._started = time.monotonic()
         return self._run
 
     def run_ended(self, name: str, position: int, total: int, error: str | None) -> None:
         """Prints the outcome of a run."""
         assert self._run is not None
-        self._print(f"{self._run.title}: {f'failed: {error}' if error else self._run.outcome}")
+        left = ""
+        if self._run.trained and not error:
+            self._trained, self._seconds = self._trained + 1, self._seconds + time.monotonic() - self._started
+            left = time_left(self._seconds / self._trained, total - position)
+        self._print(f"{self._run.title}: {f'failed: {error}' if error else self._run.outcome}{left}")
 
     def close(self) -> None:
         """Removes the changing line; may be called twice."""
@@ -117,11 +123,25 @@ class CostDisplay:
             self._console.print(printable(text), soft_wrap=True)
 
 
+def time_left(seconds: float, runs: int) -> str:
+    """The time for `runs` more runs of so many seconds each, after a comma; empty for none.
+
+    >>> time_left(24.2, 15), time_left(24.2, 0)
+    ('; about 6 min left for 15 runs', '')
+    """
+    from fedlens.report.format import duration, many
+
+    whole = seconds * runs
+    rounded = 60 * round(whole / 60) if whole >= 90 else max(1, round(whole))
+    return f"; about {duration(rounded).replace('.0 s', ' s')} left for {many(runs, 'run')}" if runs else ""
+
+
 class RunLine(Silent):
     """The progress of one run as one line; a listener of the run."""
 
     def __init__(self, title: str, show: Any) -> None:
         self.title, self.outcome = title, "finished before"
+        self.trained = False
         self._show, self._rounds, self._shown = show, 0, time.monotonic()
         self._forecast = Forecast()
 
@@ -135,6 +155,7 @@ class RunLine(Silent):
         from fedlens.report.format import duration
 
         now = time.monotonic()
+        self.trained = True
         self._forecast.round_done(metrics["round"], metrics.get("elapsed"), metrics.get("seconds"), now)
         left = self._forecast.run_left(now)
         if now - self._shown >= _EVERY:
@@ -158,7 +179,7 @@ class RunLine(Silent):
 
 def show(result: CostResult, quiet: bool) -> None:
     """Prints the answer; with --quiet only the path of the page."""
-    from fedlens.report.cost_page import client_head, client_texts
+    from fedlens.report.cost_page import below_note, client_head, client_texts, images_note
 
     answer = result.answer
     page = result.page if result.page.exists() else result.directory / "cost.json"
@@ -166,8 +187,11 @@ def show(result: CostResult, quiet: bool) -> None:
         print(printable(str(page)))
         return
     print()
-    for sentence in answer["sentences"]:
+    for k, sentence in enumerate(answer["sentences"]):
         print(printable(sentence))
+        if k == 0:
+            for warning in answer["warnings"]:
+                print(printable(f"Caution: {warning}"))
     rows = client_texts(answer)
     if rows:
         print()
@@ -175,6 +199,8 @@ def show(result: CostResult, quiet: bool) -> None:
         print_columns(rows[:CLIENTS_SHOWN], head, range(1, len(head) - 1))
         if len(rows) > CLIENTS_SHOWN:
             print(f"and {len(rows) - CLIENTS_SHOWN} more clients, on the page")
+        for note in filter(None, (below_note(answer), images_note(answer))):
+            print(printable(note))
     failed = [run for run in answer["runs"] if run["status"] != "finished"]
     if failed:
         print(
@@ -182,5 +208,9 @@ def show(result: CostResult, quiet: bool) -> None:
         )
         for run in failed:
             print(printable(f"  {run['name']}: {run['error'] or run['status']}"))
+    if answer["next_steps"]:
+        print("\nWhat to try next:")
+        for step in answer["next_steps"]:
+            print(printable(f"  {step['why']}\n    $ {step['command']}"))
     print()
     print(printable(f"result page: {shlex.quote(str(page)) if ' ' in str(page) else page}"))

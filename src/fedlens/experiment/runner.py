@@ -417,7 +417,7 @@ def client_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, 
     >>> rows = [{"round": 3, "client": client, "validation_examples": 4, "validation_accuracy": value}
     ...         for client, value in values.items()]
     >>> client_summary(rows, "accuracy")["worst"]
-    {'client': 'b', 'value': 0.25}
+    {'client': 'b', 'value': 0.25, 'held_out': 4}
     """
     name = f"validation_{metric}"
     finite = [row for row in rows if math.isfinite(row.get(name, math.nan))]
@@ -429,7 +429,11 @@ def client_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, 
         "metric": metric,
         "measured": len(rows),
         "mean": float(np.sort([row[name] for row in finite]).mean()),  # as in `client_evaluation.spread`
-        "worst": {"client": worst["client"], "value": worst[name]},
+        "worst": {
+            "client": worst["client"],
+            "value": worst[name],
+            "held_out": worst["validation_examples"],
+        },
     }
 
 

@@ -55,10 +55,12 @@ class WorstClients:
     Args:
         value: of the metric.
         client: the name of the worst client; None for the worst tenth.
+        held_out: the number of examples that the worst client was measured on; 0 if it is unknown.
     """
 
     value: float
     client: str | None = None
+    held_out: int = 0
 
     @property
     def label(self) -> str:
@@ -66,9 +68,10 @@ class WorstClients:
         return "worst tenth of the clients" if self.client is None else "worst client"
 
     def text(self, metric: str) -> str:
-        """The value in the metric's unit, with the client's name: "61.0 % (mercy)"."""
+        """The value with the client's name: "61.0 % (mercy, of 9 held-out images)"."""
         value = metric_value(metric, self.value)
-        return value if self.client is None else f"{value} ({self.client})"
+        images = f", of {self.held_out:,} held-out images" if self.held_out else ""
+        return value if self.client is None else f"{value} ({self.client}{images})"
 
 
 @dataclass
@@ -166,7 +169,7 @@ class ClientHistories:
         if 0 < len(measured) < FEW:
             sign = -1 if metric == "loss" else 1
             client, value = min(measured, key=lambda pair: (sign * pair[1], -self.held_out[pair[0]]))
-            return WorstClients(value, client)
+            return WorstClients(value, client, self.held_out[client])
         return _worst_tenth(self.run, metric)
 
 
@@ -210,7 +213,7 @@ def worst_in_summary(summary: Mapping[str, Any], metric: str) -> WorstClients | 
     value = finite(worst.get("value"))
     if clients.get("metric") != metric or value is None or measured is None or measured >= FEW:
         return None
-    return WorstClients(value, str(worst.get("client")))
+    return WorstClients(value, str(worst.get("client")), int(finite(worst.get("held_out")) or 0))
 
 
 def same_clients(run: Run, other: Run) -> bool:

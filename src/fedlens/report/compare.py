@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedlens.report import figures
 from fedlens.report.bound import CENTRALIZED
-from fedlens.report.compare_clients import client_table
+from fedlens.report.compare_clients import client_notes, client_table
 from fedlens.report.compare_rows import RunGroup, notes, readable, run_groups
 from fedlens.report.find_runs import read_runs
 from fedlens.report.format import finite, is_share, label
@@ -53,8 +53,8 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """The bounds of relative accuracy, and for which runs there is none and why."""
-        return notes(self.rows)
+        """The bounds of relative accuracy and why a run has none; whose clients cannot be compared and why."""
+        return [*notes(self.rows), *client_notes(self.groups)]
 
 
 def compare(paths: Sequence[Path | str], *, each: bool = False) -> list[Row]:
@@ -181,10 +181,21 @@ def _table(rows: Sequence[Row]) -> dict[str, Any]:
         about = [row[key] for key in ("algorithm", "dataset", "model")]
         about += [row["status"]] if row["status"] != "finished" else []
         style = dict(zip(("color", "dash"), _style(k, row), strict=True))
-        names.append(style | {"about": list(filter(None, about)), "cells": texts[k], "best": k in winners})
+        names.append(
+            style | {"about": list(filter(None, about)), "cells": _broken(texts[k]), "best": k in winners}
+        )
     first = ("run", "algorithm", "dataset", "partition", "rounds", "runs")
     last = [key for key in ("partition", "rounds", "runs") if key in texts[0]]
     return {"head": [*(key for key in texts[0] if key not in first), *last], "names": names}
+
+
+def _broken(cells: Mapping[str, str]) -> dict[str, str]:
+    """The cells with spaces that break no line, but for those in words and before a deviation."""
+    words = ("run", "partition")
+    return {
+        key: cell if key in words else cell.replace(" ", "\u00a0").replace("\u00a0±", " ±")
+        for key, cell in cells.items()
+    }
 
 
 def _winners(rows: Sequence[Row]) -> set[int]:

@@ -48,6 +48,40 @@ def client_table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[str]]
     return head, texts
 
 
+def client_notes(groups: Sequence[RunGroup]) -> list[str]:
+    """Why clients of a run are not in the table, or cannot be compared with those of the first run."""
+    baselines = ("centralized", "local-only")
+    measured = sorted(
+        (group for group in groups if group.row["clients"]),
+        key=lambda group: group.row["algorithm"] in baselines,
+    )
+    notes = []
+    for group in groups:
+        spread = group.row["clients_mean"] is not None
+        if spread and not group.row["clients"] and group.population is None:
+            notes.append(
+                f"{group.row['run']}: its seeds have different clients, so it is not in the table of clients"
+            )
+    for group in measured[1:]:
+        first, name = measured[0], group.row["run"]
+        if group.population != first.population:
+            notes.append(
+                f"{name}: its clients have other images than those of {first.row['run']}, so they are not in the table "
+                "of clients; compare it alone to see them"
+            )
+        elif _held_out(group).isdisjoint(_held_out(first)):
+            notes.append(
+                f"{name}: its clients hold out other images than those of {first.row['run']}, so their values differ "
+                "by chance too"
+            )
+    return notes
+
+
+def _held_out(group: RunGroup) -> set[str | None]:
+    """The digests of the held-out images of a group's runs; None stands for an older run without one."""
+    return {run.recorded("partition", "held_out_digest") for run in group.runs}
+
+
 def _alone(ordered: Sequence[Row], baselines: Sequence[str]) -> bool:
     """Whether only one run is no baseline, so that a difference can only be its own."""
     return sum(row["algorithm"] not in baselines for row in ordered) == 1

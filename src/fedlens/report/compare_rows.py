@@ -72,10 +72,34 @@ def run_groups(runs: Sequence[Run], *, each: bool = False) -> list[RunGroup]:
         # A second run with the same seeds belongs to another row: it adds nothing to a mean over seeds.
         members.setdefault((settings, str(repeats[settings, seeds])), []).append(k)
         repeats[settings, seeds] += 1
-    return [
+    groups = [
         RunGroup([runs[k] for k in ks], merged([runs[k] for k in ks], [rows[k] for k in ks]))
         for ks in members.values()
     ]
+    for group, name in zip(groups, group_labels(groups), strict=True):
+        group.row["run"] = name
+    return groups
+
+
+def group_labels(groups: Sequence[RunGroup]) -> list[str]:
+    """A name for each row: rows whose runs share a name get what differs, the algorithm, partition or folder."""
+    named = [group.runs[0].name for group in groups]
+    names = [group.row["run"] for group in groups]
+    for name in {name for name in named if named.count(name) > 1}:
+        places = [k for k, other in enumerate(named) if other == name]
+        rows = [groups[k].row for k in places]
+        folders = [groups[k].runs[0].directory.resolve() for k in places]
+        for differs in (
+            [str(row["algorithm"]) for row in rows],
+            [str(row["partition"]) for row in rows],
+            [folder.parent.name for folder in folders],
+            [folder.name for folder in folders],
+        ):
+            if len(set(differs)) == len(places):
+                for k, part in zip(places, differs, strict=True):
+                    names[k] = f"{name} ({part})"
+                break
+    return names
 
 
 def population(run: Run) -> str:
@@ -250,7 +274,11 @@ def readable(rows: Sequence[Row]) -> list[dict[str, str]]:
     titles = {key: key for key in ("run", "runs", "algorithm", "partition", "dataset", "rounds")}
     if all(row["runs"] == 1 for row in rows):
         del titles["runs"]
-    titles |= {"final": f"final{suffix}", "best": f"best{suffix}"}
+    # "best" alone would read as the best value of the curve.
+    chosen = {row["chosen_on"] for row in rows if row["best"] is not None}
+    by_validation = chosen == {"validation"} and any(row["measured_on"] == "test" for row in rows)
+    best = f"{suffix.strip()} at best validation round".strip() if by_validation else f"best{suffix}"
+    titles |= {"final": f"final{suffix}", "best": best}
     optional = {
         "relative_accuracy": "relative",
         "clients_mean": "mean of clients",

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.report import figures
-from fedlens.report.cost_answer import UNSURE, WORDS, interval_text
+from fedlens.report.cost_sentences import WORDS, below_largest, interval_text, measure
+from fedlens.report.differences import UNSURE
 from fedlens.report.format import MISSING, duration, is_share, label, metric_value, number, signed
 from fedlens.report.palette import TEN
 from fedlens.report.plotly_figures import text
@@ -16,6 +17,7 @@ from fedlens.report.render import Plot, write_page
 from fedlens.report.seed_curves import seed_curve
 
 CLIENTS_SHOWN = 100  # rows of the table of clients on the page
+LARGEST = "always its largest class"
 _NAMED = 30  # clients whose names stand on the axis of the figure
 _STYLES = {
     "federated": (TEN[0], "solid"),
@@ -44,13 +46,23 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         "differences": difference_rows(answer),
         "joining": _joining_figure(answer),
         "client_head": client_head(answer),
-        "client_rows": client_texts(answer)[:CLIENTS_SHOWN],
+        "client_rows": [
+            [row[0], *map(_broken_before_bracket, row[1:-1]), row[-1]]
+            for row in client_texts(answer)[:CLIENTS_SHOWN]
+        ],
         "hidden": max(0, len(answer["clients"]) - CLIENTS_SHOWN),
         "run_rows": _run_rows(answer),
         "failed": [row for row in answer["runs"] if row["status"] != "finished"],
         "method": method(answer),
+        "below": below_note(answer),
+        "images": images_note(answer),
     }
     return write_page(directory / "cost.html", "cost.html.j2", context)
+
+
+def _broken_before_bracket(cell: str) -> str:
+    """The cell with spaces that break no line, but for the one before its interval."""
+    return cell.replace(" ", "\u00a0").replace("\u00a0(", " (")
 
 
 def _kpis(answer: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -109,25 +121,42 @@ def difference_rows(answer: Mapping[str, Any]) -> list[list[str]]:
     names = {
         "partition": "federated - IID clients",
         "federation": "federated - centralized",
-        "joining": "federated - local-only, mean of the clients",
+        "joining": "federated - local-only",
     }
     for name, words in names.items():
         row = answer["differences"][name]
         if row is not None:
             says = {None: "one seed", 0: UNSURE, 1: "higher", -1: "lower"}[row["sign"]]
-            rows.append([words, signed(metric, row["mean"]), interval_text(metric, row) or MISSING, says])
+            of = measure(metric, row["on"])
+            rows.append([words, of, signed(metric, row["mean"]), interval_text(metric, row) or MISSING, says])
     return rows
+
+
+def below_note(answer: Mapping[str, Any]) -> str:
+    """What the mark in the table of clients means; empty if no client has it."""
+    if not any(below_largest(row) for row in answer["clients"]):
+        return ""
+    return "! The federated model is right less often than always naming the client's largest class."
+
+
+def images_note(answer: Mapping[str, Any]) -> str:
+    """What the numbers of images count."""
+    tested = answer["work"].get("test_images")
+    more = f" The {tested:,} test images belong to no client." if tested else ""
+    return f"Training images do not include the held-out images.{more}"
 
 
 def client_head(answer: Mapping[str, Any]) -> list[str]:
     """The columns of `client_texts`."""
     roles = [role for role in ("federated", "centralized", "local-only") if role in answer["overall"]]
+    largest = [LARGEST] if any(row["largest"] is not None for row in answer["clients"]) else []
     return [
         "client",
-        "images",
+        "training images",
         "held out",
         "classes",
         *roles,
+        *largest,
         "vs centralized",
         "vs local-only",
         "by joining",
@@ -137,7 +166,8 @@ def client_head(answer: Mapping[str, Any]) -> list[str]:
 def client_texts(answer: Mapping[str, Any]) -> list[list[str]]:
     """One row of texts a client, the worst first."""
     metric, rows = answer["metric"], []
-    roles = client_head(answer)[4:-3]
+    head = client_head(answer)
+    roles = [name for name in head[4:-3] if name != LARGEST]
     for row in answer["clients"]:
         compared = []
         for key in ("vs_centralized", "vs_local_only"):
@@ -146,13 +176,17 @@ def client_texts(answer: Mapping[str, Any]) -> list[list[str]]:
             compared.append(
                 MISSING if each is None else signed(metric, each["mean"]) + (f" ({bounds})" if bounds else "")
             )
+        values = [metric_value(metric, row.get(role)) for role in roles]
+        if below_largest(row):
+            values[0] = f"! {values[0]}"
         rows.append(
             [
                 str(row["client"]),
                 f"{row['examples']:,}",
                 f"{row['held_out']:,}",
                 str(len(row["classes"])) if row["classes"] else MISSING,
-                *(metric_value(metric, row.get(role)) for role in roles),
+                *values,
+                *([metric_value(metric, row["largest"])] if LARGEST in head else []),
                 *compared,
                 row["verdict"] or MISSING,
             ]
@@ -253,13 +287,18 @@ def method(answer: Mapping[str, Any]) -> list[str]:
     if seeds == 1:
         return [*sentences, "With one seed there is no interval. Run it with --seeds 3 or more."]
     tests = sum(row["vs_local_only"] is not None for row in answer["clients"])
-    wrong = (
-        f" With {tests} clients, about {max(1, round(0.05 * tests))} such verdicts may be wrong by chance."
-    )
+    wrong = round(0.05 * tests)
+    number = f"about {wrong}" if 0.05 * tests >= 1 else "fewer than one"
+    chance = f" Of {tests} such verdicts, expect {number} to be wrong by chance."
     return [
         *sentences,
-        f"Intervals: mean ± t(0.975, {seeds - 1}) s / √{seeds} over {seeds} seeds, paired by seed; for a client never "
-        "narrower than one held-out image to each side. The seeds change first weights, sampled clients and batches; "
-        "partition and held-out images stay, so the intervals do not cover which images were held out."
-        + (wrong if tests > 1 else ""),
+        f"Overall intervals: mean ± t(0.975, {seeds - 1}) s / √{seeds} over {seeds} seeds, paired by seed. The seeds "
+        "change first weights, sampled clients and batches. Partition, test images and held-out images stay, so these "
+        "intervals do not cover which images are tested. Values are those of the last evaluated round.",
+        "Intervals of a client's differences add the sampling error of its m held-out images, which are the same in "
+        "every seed: half the width is √((t s / √n)² + 1.96² (p(1 - p) + q(1 - q)) / (m + 2)), with p and q the shares "
+        "of the two models after one right and one wrong image are added (Agresti and Caffo 2000). Models that fail on "
+        "the same images differ less, so the interval is a safe bound." + (chance if tests > 1 else ""),
+        "The interval of a client's value is Wilson's on its held-out images, counted once for all seeds. It covers "
+        "which images are held out, not the seeds.",
     ]

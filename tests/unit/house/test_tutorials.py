@@ -57,6 +57,8 @@ def do(command: str) -> None:
         words = [SMALLER.get(word, word) for word in words if word != "--download"]
         if words[0] == "run":
             words += ["--rounds", "1", "--set", "evaluation.every=1", "--no-report"]
+        if words[0] == "cost":
+            words += ["--seeds", "1", "--set", "rounds=1", "--no-report"]
         if words[:2] == ["partition", "plot"]:
             words += ["--format", "svg"]
         done = CliRunner().invoke(app, words)

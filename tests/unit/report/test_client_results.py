@@ -244,7 +244,11 @@ def test_summary_page_and_terminal_name_the_same_worst_client(runs: Mapping[str,
         assert worst.label == "worst client"
         table = client_results(run)
         assert (worst.client, worst.value) == (table[0].client, table[0].last)
-        assert result.summary["clients"]["worst"] == {"client": worst.client, "value": worst.value}
+        assert result.summary["clients"]["worst"] == {
+            "client": worst.client,
+            "value": worst.value,
+            "held_out": worst.held_out,
+        }
         assert result.summary["clients"]["mean"] == result.metrics[-1]["clients_accuracy_mean"]
         lines = client_lines(result.directory)
         assert [text.split()[0] for text in lines] == ["client", *(row.client for row in table)]
@@ -272,7 +276,7 @@ def recorded(root: Path, clients: int, evil: str = "") -> Path:
 
 
 def test_from_twenty_clients_on_the_worst_tenth_is_a_mean(tmp_path: Path) -> None:
-    for clients, worst in ((19, WorstClients(0.0, "client 0")), (20, WorstClients(0.05))):
+    for clients, worst in ((19, WorstClients(0.0, "client 0", 9)), (20, WorstClients(0.05))):
         run = recorded(tmp_path / str(clients), clients)
         assert worst_clients(read_run(run)) == worst
         words = read_page(write_report(run).read_text(encoding="utf-8")).words

@@ -151,3 +151,36 @@ def test_the_worst_client_of_few_is_named(tmp_path: Path) -> None:
     clients = {"round": 2, "metric": "accuracy", "measured": 3, "mean": 0.7, "worst": worst}
     (path / "summary.json").write_text(json.dumps(summary | {"clients": clients}))
     assert readable(compare([path]))[0]["worst client"] == "50.0 % (mercy)"
+
+
+def test_a_run_whose_clients_cannot_be_compared_has_a_note(tmp_path: Path) -> None:
+    paths = study(tmp_path)
+    said = Comparison.of(paths).notes
+    assert [
+        note
+        for note in said
+        if note.startswith("elsewhere: its clients have other images than those of digits")
+    ]
+    summary = {"partition": PARTITION | {"held_out_digest": "another"}}
+    other = run(tmp_path, 0, 0.85, "fedprox", CLIENTS, name="halves", summary=summary)
+    said = Comparison.of([*paths[:1], other]).notes
+    assert any(
+        note.startswith("halves: its clients hold out other images than those of digits") for note in said
+    )
+    same = run(tmp_path, 0, 0.85, "fedprox", CLIENTS, name="same")
+    assert not any(note.startswith("same: its clients") for note in Comparison.of([*paths[:1], same]).notes)
+
+
+def test_rows_of_the_same_name_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    paths = [run(tmp_path, seed, 0.8, name="digits") for seed in (0, 1)]
+    paths += [run(tmp_path, seed, 0.8, "fedprox", name="digits") for seed in (0, 1)]
+    assert [row["run"] for row in Comparison.of(paths).rows] == ["digits (fedavg)", "digits (fedprox)"]
+
+
+def test_the_column_says_that_its_round_was_chosen_by_validation(tmp_path: Path) -> None:
+    path = run(tmp_path, 0, 0.8)
+    assert "best accuracy" in readable(Comparison.of([path]).rows)[0]
+    summary = json.loads((path / "summary.json").read_text())
+    summary["best"] = {"round": 1, "metric": "validation_accuracy", "value": 0.5, "chosen_on": "validation"}
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert "accuracy at best validation round" in readable(Comparison.of([path]).rows)[0]

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedlens.report.cost_answer import UNSURE, cost_answer, difference
+from fedlens.report.cost_advice import next_steps
+from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_page import CLIENTS_SHOWN, write_cost_page
+from fedlens.report.differences import UNSURE, difference
 from tests.unit.report.fake_run import class_counts, line, make_run
 from tests.unit.report.reading import Page, assert_self_contained, read_page
 
@@ -124,20 +126,21 @@ def test_clients_are_named_the_worst_first_with_who_gains_and_who_loses(tmp_path
 def test_it_answers_in_words(tmp_path: Path) -> None:
     said = cost_answer(tmp_path, study(tmp_path))["sentences"]
     assert said[0].startswith(
-        "The partition costs 4.3 points of accuracy (95 % interval 2.9 to 5.8, 3 seeds): "
+        "The partition makes test accuracy 4.3 points lower than with IID clients (95 % interval -5.8 to -2.9, "
+        "3 seeds): "
     )
     assert said[0].endswith("91.0 % instead of 95.3 % with IID clients and 97.0 % centralized.")
     assert said[2] == (
-        "mercy does worst: 52.0 % on its 100 held-out images (82.0 % with the centralized model, 71.7 % with a model "
-        "of its own)."
+        "mercy does worst: 52.0 % on its 100 held-out images (95 % interval 42 to 62; 82.0 % with the centralized "
+        "model, 71.7 % with a model of its own)."
     )
-    assert said[3] == "Of 3 clients, 1 gain by joining, 1 lose, and 1 show no clear difference."
+    assert said[3] == "Of 3 clients, 1 gains by joining, 1 loses, and 1 shows no clear difference."
 
 
 def test_one_seed_says_that_it_is_one(tmp_path: Path) -> None:
     answer = cost_answer(tmp_path, study(tmp_path, seeds=1))
     assert answer["sentences"][0].startswith(
-        "The partition costs 5.0 points of accuracy (1 seed): 90.0 % instead"
+        "The partition makes test accuracy 5.0 points lower than with IID clients (1 seed): 90.0 % instead"
     )
     assert "one seed" in answer["sentences"][3]
     assert {row["verdict"] for row in answer["clients"]} == {None}
@@ -153,17 +156,19 @@ def with_twin(tmp_path: Path, *values: float) -> str:
     return str(cost_answer(tmp_path, about)["sentences"][0])
 
 
-def test_a_gain_is_called_a_gain(tmp_path: Path) -> None:
+def test_a_gain_is_called_higher(tmp_path: Path) -> None:
     said = with_twin(tmp_path, 0.8, 0.81, 0.82)
     assert said.startswith(
-        "The partition gains 10.0 points of accuracy (95 % interval 10.0 to 10.0, 3 seeds): 91.0 %"
+        "The partition makes test accuracy 10.0 points higher than with IID clients (95 % interval +10.0 to +10.0, "
+        "3 seeds): 91.0 %"
     )
 
 
 def test_a_difference_around_zero_is_uncertain(tmp_path: Path) -> None:
     said = with_twin(tmp_path, 0.85, 0.86, 0.99)
     assert said.startswith(
-        "The partition has no clear cost: -1.0 points of accuracy (95 % interval -18.2 to 16.2, 3 seeds): 91.0 %"
+        f"The partition makes {UNSURE} to test accuracy: +1.0 points (95 % interval -16.2 to +18.2, "
+        "3 seeds): 91.0 %"
     )
 
 
@@ -195,7 +200,7 @@ def test_the_page_has_three_curves_on_one_axis_with_bands_and_every_client(tmp_p
     lines = [trace["name"] for trace in traces if "fill" not in trace]
     assert lines == ["federated", "IID clients", "centralized"]
     assert [trace["legendgroup"] for trace in traces if "fill" in trace] == lines
-    assert "federated - IID clients -4.3 -5.8 to -2.9 lower" in page.words
+    assert "federated - IID clients test accuracy -4.3 -5.8 to -2.9 lower" in page.words
     assert "mercy" in page.words
     assert "<b>" in page.words
     assert "b" not in page.tags[page.tags.index("table") :], "a client's name is not markup"
@@ -206,3 +211,118 @@ def test_many_clients_fill_no_endless_table(tmp_path: Path) -> None:
     clients = {role: {f"c{k}": (0.5, 0.6, 0.7) for k in range(CLIENTS_SHOWN + 5)} for role in AT_CLIENTS}
     page = page_of(tmp_path, cost_answer(tmp_path, study(tmp_path, clients=clients)))
     assert "And 5 clients more in cost.json." in page.words
+
+
+def small(*, federated: float, other: float) -> dict[str, Any]:
+    """Two clients of whom the second is alike, the same in each of 3 seeds."""
+    return {
+        "federated": {"mercy": (federated,) * 3, "oak": (0.9,) * 3},
+        "local-only": {"mercy": (other,) * 3, "oak": (0.9,) * 3},
+    }
+
+
+def held_out(directory: Path, images: int) -> None:
+    for path in directory.glob("*/clients.jsonl"):
+        path.write_text(
+            path.read_text().replace(f'"validation_examples": {HELD_OUT}', f'"validation_examples": {images}')
+        )
+
+
+@pytest.mark.parametrize(("images", "says"), [(29, UNSURE), (2900, "gains")])
+def test_a_few_images_that_are_the_same_in_every_seed_are_no_gain(
+    tmp_path: Path, images: int, says: str
+) -> None:
+    about = study(tmp_path, clients=small(federated=26 / 29, other=22 / 29))
+    held_out(tmp_path, images)
+    row = cost_answer(tmp_path, about)["clients"][0]
+    assert (row["client"], row["verdict"]) == ("mercy", says)
+
+
+def test_a_worst_client_with_few_held_out_images_is_not_told_apart_from_the_others(tmp_path: Path) -> None:
+    about = study(tmp_path, clients=small(federated=0.7, other=0.7))
+    held_out(tmp_path, 9)
+    answer = cost_answer(tmp_path, about)
+    said = next(s for s in answer["sentences"] if s.startswith("mercy"))
+    assert "mercy has the lowest value: 70.0 % on its 9 held-out images (95 % interval 38 to 90" in said
+    assert "cannot be told apart from oak; hold out more images (data.validation = 0.4)" in said
+    assert any("data.validation=0.4" in step["command"] for step in answer["next_steps"])
+
+
+def with_curve(directory: Path, role: str, values: list[float], **more: list[float]) -> dict[str, Any]:
+    """A study whose runs of one role have this curve."""
+    about = study(directory)
+    for seed in range(3):
+        lines = [
+            line(k, test_accuracy=value, **{key: each[k] for key, each in more.items()})
+            for k, value in enumerate(values)
+        ]
+        path = directory / f"{role}-seed{seed}" / "metrics.jsonl"
+        path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return cost_answer(directory, about)
+
+
+UNTIL = [0.5 + 0.04 * k for k in range(10)] + [0.9] * 5
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (
+            [0.89, 0.88, 0.87, 0.85, 0.81],
+            "lost 9.0 points in its last 5 rounds (seed 0): its final value is noise",
+        ),
+        ([0.91, 0.92, 0.93, 0.94, 0.95], "still gained 5.0 points in its last 5 rounds"),
+        ([0.95, 0.9, 0.94, 0.88, 0.93], "moved up and down by 7.0 points"),
+    ],
+)
+def test_a_curve_that_is_not_at_rest_is_a_warning_under_the_headline(
+    tmp_path: Path, end: list[float], says: str
+) -> None:
+    answer = with_curve(tmp_path, "centralized", [*UNTIL, 0.9, *end])
+    assert answer["warnings"][0].startswith(f"The centralized reference {says}")
+    assert says in page_of(tmp_path, answer).words
+
+
+def test_curves_at_rest_are_no_warning_and_a_reference_below_is_one(tmp_path: Path) -> None:
+    assert with_curve(tmp_path / "a", "centralized", [*UNTIL, *[0.97] * 20])["warnings"] == []
+    below = with_curve(tmp_path / "b", "centralized", [*UNTIL, *[0.85] * 20])["warnings"]
+    assert below == [
+        "The centralized reference ends 6.0 points below the federated run: it is not an upper bound here. Tune "
+        "local.lr for it, or train more rounds."
+    ]
+
+
+def test_a_reference_whose_test_loss_rises_while_training_loss_falls_overfits(tmp_path: Path) -> None:
+    losses = {"test_loss": [2.0, 1.0, 0.5, 0.6, 0.8], "local_loss": [2.0, 1.0, 0.5, 0.2, 0.1]}
+    said = with_curve(tmp_path / "a", "centralized", [0.97] * 5, **losses)["warnings"]
+    assert said[0].startswith(
+        "The centralized reference overfits: its test loss rose from 0.5 in round 2 to 0.8"
+    )
+    losses["local_loss"][-1] = 0.7
+    assert with_curve(tmp_path / "b", "centralized", [0.97] * 5, **losses)["warnings"] == []
+
+
+def test_a_client_below_its_largest_class_is_marked(tmp_path: Path) -> None:
+    about = study(tmp_path)
+    about["work"] = {**WORK, "largest_class": {"mercy": 0.6, "oak": 0.5, "<b>": 0.5}}
+    words = page_of(tmp_path, cost_answer(tmp_path, about)).words
+    assert "! 52.0 %" in words
+    assert "! 91.0 %" not in words
+    assert "always naming the client's largest class" in words
+
+
+def test_suggestions_follow_from_the_numbers(tmp_path: Path) -> None:
+    about = study(tmp_path)
+    about["work"] = {**WORK, "algorithm": "fedavg", "lr": 0.1}
+    about["command"] = {"recipe": "my scans.toml", "changes": ["rounds=9"], "out": None, "data_dir": None}
+    found = {**cost_answer(tmp_path, about), "emd": 0.9}
+    (step,) = next_steps(found)
+    assert step["command"] == (
+        "fedlens cost 'my scans.toml' --set rounds=9 --set algorithm.name=feddyn --set algorithm.alpha=0.5 "
+        "--out runs/scans-cost-feddyn"
+    )
+    assert next_steps({**found, "emd": 0.05}) == []
+    assert (
+        "model.norm=batch"
+        in next_steps({**found, "emd": 0.05, "work": {**about["work"], "norm": "none"}})[0]["command"]
+    )

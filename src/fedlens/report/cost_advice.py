@@ -1,0 +1,122 @@
+"""What to try after `fedlens cost`: suggestions made from its numbers, each with the command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from fedlens.report.cost_sentences import alike, hold_out_more
+from fedlens.report.format import label, many, metric_value, points
+
+MOST = 3
+_FEW = 50  # held-out images of a client
+_WIDE = 0.02  # half the width of an interval that more seeds should narrow
+_COST = 0.02  # a difference that another algorithm may reduce
+_SKEWED, _EVEN = 0.3, 0.1  # earth mover's distance of the clients' classes to the population
+_SEEDS = 5
+
+
+def next_steps(answer: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Up to three suggestions, the most important first: `why`, and the `command`."""
+    made = (_settle, _hold_out, _look_at_images, _algorithm, _more_seeds)
+    return [step for make in made if (step := make(answer)) is not None][:MOST]
+
+
+def _step(answer: Mapping[str, Any], why: str, suffix: str, *changes: str, seeds: int = 0) -> dict[str, str]:
+    """A suggestion to run the command again with other settings or more seeds."""
+    given = answer.get("command") or {}
+    out = given.get("out") or f"runs/{answer['name']}-cost"
+    directory = f"{out}-{suffix}" if changes else out
+    if given.get("recipe") is None:
+        arguments = [
+            "experiment",
+            *([repr([*given.get("changes", ()), *changes])] if changes or given.get("changes") else []),
+            f"seeds={seeds or len(answer['seeds'])}",
+            f"out={directory!r}",
+        ]
+        return {"why": why, "command": f"fedlens.cost({', '.join(arguments)})"}
+    words = ["fedlens", "cost", given["recipe"]]
+    for change in (*given.get("changes", ()), *changes):
+        words += ["--set", change]
+    if (number := seeds or len(answer["seeds"])) != 3:
+        words += ["--seeds", str(number)]
+    if given.get("data_dir"):
+        words += ["--data-dir", given["data_dir"]]
+    if changes or given.get("out"):
+        words += ["--out", directory]
+    return {"why": why, "command": shlex.join(words)}
+
+
+def _settle(answer: Mapping[str, Any]) -> dict[str, str] | None:
+    rounds = answer["work"].get("rounds")
+    if not answer["warnings"] or not rounds:
+        return None
+    lr = answer["work"].get("lr")
+    if lr and any("noise" in sentence for sentence in answer["warnings"]):
+        why = "The curves are not at rest at their end, so halve the learning rate."
+        return _step(answer, why, "lr", f"local.lr={lr / 2:g}")
+    if any("more rounds" in sentence for sentence in answer["warnings"]):
+        why = "The curves are not at rest at their end, so train longer."
+        return _step(answer, why, "rounds", f"rounds={2 * rounds}")
+    return None
+
+
+def _hold_out(answer: Mapping[str, Any]) -> dict[str, str] | None:
+    share, clients = hold_out_more(answer), answer["clients"]
+    if not clients or share is None or not alike(answer):
+        return None
+    few = [row for row in clients if row["held_out"] < _FEW]
+    if not few:
+        return None
+    count = "Its client holds" if len(clients) == 1 else f"{len(few)} of {many(len(clients), 'client')} hold"
+    why = f"{count} out fewer than {_FEW} images, so chance decides who is last: hold out more."
+    return _step(answer, why, "validation", f"data.validation={share:g}")
+
+
+def _look_at_images(answer: Mapping[str, Any]) -> dict[str, str] | None:
+    """For a worst client that is low, beyond chance, under every model."""
+    clients, command = answer["clients"], answer["work"].get("data_check")
+    if len(clients) < 2 or not command or clients[0]["interval"] is None:
+        return None
+    worst, others = clients[0], clients[1:]
+    for role in ("federated", "centralized", "local-only"):
+        values = [row[role] for row in others if row.get(role) is not None]
+        if worst.get(role) is None or not values or worst["interval"][1] >= sum(values) / len(values):
+            return None
+        if worst[role] > min(values):
+            return None
+    why = f"{worst['client']} is lowest with every model, so look at its images and labels."
+    return {"why": why, "command": command}
+
+
+def _algorithm(answer: Mapping[str, Any]) -> dict[str, str] | None:
+    work, emd = answer["work"], answer.get("emd")
+    row = answer["differences"]["partition"] or answer["differences"]["federation"]
+    if row is None or row["mean"] > -_COST or row["sign"] == 0 or work.get("algorithm") != "fedavg":
+        return None
+    cost = f"The federated run is {points(answer['metric'], row['mean'])} lower"
+    if emd is not None and emd >= _SKEWED:
+        why = f"{cost}, and the clients have different classes: try FedDyn or SCAFFOLD (docs/which-algorithm.md)."
+        return _step(answer, why, "feddyn", "algorithm.name=feddyn", "algorithm.alpha=0.5")
+    if emd is not None and emd <= _EVEN and work.get("norm") is not None:
+        why = f"{cost}, and the clients have the same classes, so their images may differ: try FedBN."
+        return _step(answer, why, "fedbn", "algorithm.name=fedbn", "model.norm=batch")
+    return None
+
+
+def _more_seeds(answer: Mapping[str, Any]) -> dict[str, str] | None:
+    seeds = len(answer["seeds"])
+    row = answer["differences"]["partition"] or answer["differences"]["federation"]
+    if row is None or answer["metric"] == "loss":
+        return None
+    if row["low"] is None:
+        return _step(answer, "One seed says nothing about chance: run more.", "", seeds=3)
+    half = (row["high"] - row["low"]) / 2
+    if half < _WIDE or row["sign"] != 0:
+        return None
+    why = (
+        f"The interval of the difference in {label(answer['metric'])} is {metric_value(answer['metric'], 2 * half)} "
+        "wide: run more seeds."
+    ).replace(" %", " points")
+    return _step(answer, why, "", seeds=max(_SEEDS, 2 * seeds))

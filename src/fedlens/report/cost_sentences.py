@@ -1,0 +1,158 @@
+"""What federation costs, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedlens.report.differences import UNSURE
+from fedlens.report.format import is_share, label, many, metric_value, points, signed
+
+WORDS = {
+    "federated": "federated",
+    "iid": "IID clients",
+    "centralized": "centralized",
+    "local-only": "local-only",
+}
+_NAMES = 3  # clients named in a sentence
+
+
+def interval_text(metric: str, row: Mapping[str, Any] | None) -> str:
+    """The interval of a difference: "-5.2 to -3.0"; empty without one."""
+    if row is None or row["low"] is None:
+        return ""
+    return f"{signed(metric, row['low'])} to {signed(metric, row['high'])}"
+
+
+def sentences(answer: Mapping[str, Any]) -> list[str]:
+    """The answer in words: the cost of the partition, the worst client, who gains by joining."""
+    said = [_partition_sentence(answer), _federation_sentence(answer)]
+    return [s for s in (*said, _worst_sentence(answer), _joining_sentence(answer)) if s]
+
+
+def measure(metric: str, on: str) -> str:
+    """What is compared, in words.
+
+    >>> measure("accuracy", "test"), measure("accuracy", "clients")
+    ('test accuracy', "the clients' mean accuracy on held-out images")
+    """
+    name = label(metric)
+    return f"test {name}" if on == "test" else f"the clients' mean {name} on held-out images"
+
+
+def _value_of(answer: Mapping[str, Any], role: str, on: str) -> str | None:
+    spread = (answer["overall"].get(role) or {}).get(on)
+    return None if spread is None else metric_value(answer["metric"], spread["mean"])
+
+
+def _difference_words(answer: Mapping[str, Any], row: Mapping[str, Any], cause: str, than: str) -> str:
+    """A difference with its interval; minus is lower, in words and in numbers."""
+    metric, of = answer["metric"], measure(answer["metric"], row["on"])
+    about = many(row["seeds"], "seed")
+    if row["low"] is not None:
+        about = f"95 % interval {interval_text(metric, row)}, {about}"
+    begin = f"{cause[:1].upper()}{cause[1:]}"
+    if row["sign"] == 0:
+        unit = " points" if is_share(metric) else ""
+        return f"{begin} makes {UNSURE} to {of}: {signed(metric, row['mean'])}{unit} ({about})"
+    lower = "lower" if row["mean"] < 0 else "higher"
+    return f"{begin} makes {of} {points(metric, row['mean'])} {lower} than {than} ({about})"
+
+
+def _partition_sentence(answer: Mapping[str, Any]) -> str:
+    row = answer["differences"]["partition"]
+    if row is None:
+        return ""
+    on = row["on"]
+    centralized = _value_of(answer, "centralized", on)
+    more = f" and {centralized} centralized" if centralized else ""
+    return (
+        f"{_difference_words(answer, row, 'the partition', 'with IID clients')}: "
+        f"{_value_of(answer, 'federated', on)} instead of {_value_of(answer, 'iid', on)} with IID clients{more}."
+    )
+
+
+def _federation_sentence(answer: Mapping[str, Any]) -> str:
+    row = answer["differences"]["federation"]
+    if row is None:
+        return ""
+    words = _difference_words(answer, row, "federation as a whole", "centralized training")
+    return f"{words}{', against centralized training' if row['sign'] == 0 else ''}."
+
+
+def alike(answer: Mapping[str, Any]) -> list[str]:
+    """The clients whose interval overlaps that of the worst client, so that chance may have put it last."""
+    worst, *others = answer["clients"] or [{"interval": None}]
+    if worst["interval"] is None:
+        return []
+    return [row["client"] for row in others if row["interval"] and row["interval"][0] <= worst["interval"][1]]
+
+
+def _worst_sentence(answer: Mapping[str, Any]) -> str:
+    if not answer["clients"]:
+        return ""
+    worst, metric = answer["clients"][0], answer["metric"]
+    facts = [
+        f"{metric_value(metric, worst[role])} {words}"
+        for role, words in (
+            ("centralized", "with the centralized model"),
+            ("local-only", "with a model of its own"),
+        )
+        if worst.get(role) is not None
+    ]
+    known = [", ".join(facts)] if facts else []
+    if worst["interval"] is not None:
+        low, high = (f"{100 * bound:.0f}" for bound in worst["interval"])
+        known.insert(0, f"95 % interval {low} to {high}")
+    measured = (
+        f"{metric_value(metric, worst['federated'])} on its {many(worst['held_out'], 'held-out image')}"
+        f"{' (' + '; '.join(known) + ')' if known else ''}"
+    )
+    others, name = alike(answer), _named(worst["client"])
+    below = below_largest(worst)
+    trivial = (
+        f" Always its largest class would be right for {metric_value(metric, worst['largest'])}."
+        if below
+        else ""
+    )
+    if not others:
+        return f"{name} does worst: {measured}.{trivial}"
+    named = ", ".join(str(client) for client in others[:_NAMES])
+    more = f" and {many(len(others) - _NAMES, 'other')}" if len(others) > _NAMES else ""
+    hint = hold_out_more(answer)
+    return (
+        f"{name} has the lowest value: {measured}. That cannot be told apart from {named}{more}; "
+        f"{f'hold out more images (data.validation = {hint:g})' if hint else 'it needs more images'}.{trivial}"
+    )
+
+
+def below_largest(row: Mapping[str, Any]) -> bool:
+    """Whether the federated model is right less often than always naming the client's most frequent class."""
+    return row["largest"] is not None and row["federated"] < row["largest"] - 1e-9
+
+
+def hold_out_more(answer: Mapping[str, Any]) -> float | None:
+    """A larger share of images to hold out; None if the share is 0.4 or more already."""
+    share = answer["work"].get("validation") or 0.2
+    return 0.4 if share < 0.4 else None
+
+
+def _named(client: str) -> str:
+    """A client at the start of a sentence: its name, or "Client 7" for a number."""
+    return f"Client {client}" if client.isdigit() else client
+
+
+def _joining_sentence(answer: Mapping[str, Any]) -> str:
+    joining = [row for row in answer["clients"] if row["vs_local_only"] is not None]
+    if not joining:
+        return ""
+    if joining[0]["verdict"] is None:
+        better = sum(row["vs_local_only"]["mean"] > 0 for row in joining)
+        return (
+            f"{better} of {len(joining)} clients do better in the federation than with a model of their own; one seed "
+            "cannot say how certain that is (--seeds 3)."
+        )
+    counts = {word: sum(row["verdict"] == word for row in joining) for word in ("gains", "loses", UNSURE)}
+    gain, lose = (f"{counts[word]} {word if counts[word] == 1 else word[:-1]}" for word in ("gains", "loses"))
+    shows = "shows" if counts[UNSURE] == 1 else "show"
+    return f"Of {many(len(joining), 'client')}, {gain} by joining, {lose}, and {counts[UNSURE]} {shows} {UNSURE}."
