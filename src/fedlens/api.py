@@ -163,8 +163,8 @@ def resume(
         # A finished run need not find a user's own file any more: its settings are compared as they are written.
         planned = None if done else plan(config, source)
         filled = config if planned is None else planned.config
-        edited = changes.check_settings(run, round, about, filled, source, accept_changes)
-        if done and not (edited and config.rounds > round):
+        edited = changes.check_settings(run, round, about, filled, source, accept_changes, finished=done)
+        if done and not edited:
             listener.note(f"the run {run.path} is already finished")
             return Result(run.path)
         environment = run.read_environment() or {}
@@ -314,15 +314,11 @@ def _carry_out(
             if status == "finished":
                 raise
             progress.note(str(failure))  # what went wrong first says more
-        if report:
-            if unwritten := _report(directory.path, progress):
-                summary["notes"].append(unwritten)
-                with suppress(FedlensError):  # the disk is full, say, and the summary without it is there
-                    directory.write_summary(summary)
-        else:
-            directory.report_path.unlink(
-                missing_ok=True
-            )  # after `resume`, an old page would show an old state
+        problem = _report(directory.path, progress) if report else _remove_page(directory, progress)
+        if problem:
+            summary["notes"].append(problem)
+            with suppress(FedlensError):  # the disk is full, say, and the summary without it is there
+                directory.write_summary(summary)
         progress.finished(summary)
     assert runner.run_state is not None
     model, _ = built.algorithm.model(runner.run_state.state)
@@ -336,7 +332,19 @@ def _report(directory: Path, progress: ProgressBase) -> str | None:
     try:
         write_report(directory)
     except Exception as error:
-        sentence = f"the result page could not be written: {told(error)}"
+        reason = str(error) if isinstance(error, FedlensError) else told(error)
+        sentence = f"the result page could not be written: {reason}"
+        progress.problem(sentence)
+        return sentence
+    return None
+
+
+def _remove_page(directory: RunDir, progress: ProgressBase) -> str | None:
+    """Removes the page of before `resume`, which shows an old state. A sentence says why if it cannot be removed."""
+    try:
+        directory.report_path.unlink(missing_ok=True)
+    except OSError as error:
+        sentence = f"the earlier result page could not be removed: {error.strerror} ({directory.report_path})"
         progress.problem(sentence)
         return sentence
     return None

@@ -36,6 +36,7 @@ RECENT = 100  # rounds whose local losses are kept
 LOSSES = ("test_loss", "validation_loss", "train_loss", "local_loss")
 ACCURACIES = ("test_accuracy", "validation_accuracy")
 _FAR = 100.0  # times the median of the round: an update that is not that of a usual client
+_USUAL = 0.1  # a usual local.lr
 _NOTABLE = 2.0  # times: from here on the ratio is worth mentioning
 
 Warned = dict[str, Any]
@@ -221,14 +222,15 @@ class Divergence:
         self._set(warnings=[*warnings, warning])
 
     def _advice(self, kind: str, clients: Sequence[Mapping[str, Any]]) -> str:
-        tenth = f"local.lr = {self._lr / 10:g} (a tenth)"
+        # A tenth of a rate above 1 is usually too much still.
+        smaller = f"local.lr = {_USUAL:g}" if self._lr > 1 else f"local.lr = {self._lr / 10:g} (a tenth)"
         clip = "set local.clip_norm" if self._clip_norm is None else "lower local.clip_norm"
         first = clients[0] if clients else {}
         if first.get("times_median", 0.0) >= _FAR:
-            return f"Check the data of client '{first['client']}'; then try {tenth}, or {clip}."
-        if kind == "accuracy-at-chance":
-            return f"Try {tenth}; if the loss then falls too slowly, local.lr = {self._lr * 10:g}."
-        return f"Try {tenth}, or {clip}."
+            return f"Check the data of client '{first['client']}'; then try {smaller}, or {clip}."
+        if kind == "accuracy-at-chance" and self._lr <= 1:
+            return f"Try {smaller}; if the loss then falls too slowly, local.lr = {self._lr * 10:g}."
+        return f"Try {smaller}, or {clip}."
 
     def _set(self, **changes: Any) -> None:
         self.state = {**self.state, **changes}
@@ -241,11 +243,14 @@ def divergence_of(built: Built, state: State | None) -> Divergence:
 
 
 def chance_levels(data: ClientDatasets) -> dict[str, Chance]:
-    """What chance is for the accuracy on each split of held-out data; none where examples have no single class."""
+    """What chance is for the accuracy on each split of held-out data.
+
+    None where examples have no single class, or all have the same.
+    """
     levels: dict[str, Chance] = {}
     for split, size in data.held().items():
         counts = data.class_counts(split) if split != "@train" and size else None
-        if counts is not None:
+        if counts is not None and (counts > 0).sum() > 1:
             share = int(counts.max()) / size
             levels[f"{split[1:]}_accuracy"] = Chance(len(counts), size, share)
     return levels
@@ -325,4 +330,5 @@ def diverged(round: int, lr: float) -> RunFailed:
 
 
 def _too_high(lr: float) -> str:
-    return f"usually the learning rate is too high: local.lr is {lr:g}, try a tenth, or set local.clip_norm"
+    smaller = f"{_USUAL:g}" if lr > 1 else "a tenth"
+    return f"usually the learning rate is too high: local.lr is {lr:g}, try {smaller}, or set local.clip_norm"

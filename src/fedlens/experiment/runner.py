@@ -150,7 +150,8 @@ class Runner:
         self._record(driver)
         if (tally.failed and tally.clients == 0) or not math.isfinite(tally.sums.get("loss", 0.0)):
             self.failures = self._with(tally)
-            if any("NaN or Inf" in reason for counts in tally.failures.values() for reason in counts):
+            reasons = [reason for counts in tally.failures.values() for reason in counts]
+            if not math.isfinite(tally.sums.get("loss", 0.0)) or any("NaN or Inf" in r for r in reasons):
                 self._watch({"round": round, "local_loss": math.nan}, tally)
             raise hopeless(round, tally, self.built.config.local.lr)
         self._measured(round, state, driver, tally, seconds)

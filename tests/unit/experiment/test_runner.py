@@ -20,7 +20,7 @@ from fedlens.core.states import Saved
 from fedlens.experiment import checkpoint, runner
 from fedlens.experiment.divergence import diverged, hopeless
 from fedlens.experiment.progress import Silent
-from fedlens.experiment.run_state import RunState
+from fedlens.experiment.run_state import RunState, replace_tensors
 
 LEAST: dict[str, Any] = {
     "rounds": 4,
@@ -169,6 +169,31 @@ def test_a_model_that_is_not_finite_ends_the_run_before_it_counts(tmp_path: Path
     loaded = checkpoint.load_latest(tmp_path / "run/checkpoint")
     assert loaded is not None
     assert loaded.round == 1
+
+
+class Boundless(Resting):
+    """The sum of the clients' losses is not finite, though each of them is."""
+
+    @property
+    def ops(self) -> Any:
+        return {**self.inner.ops, "train": LossOf(self.inner.ops["train"], 1e308)}
+
+
+class LossOf(NamedTuple):
+    train: Any
+    loss: float
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        outcome = self.train(payload, client, rng)
+        return Outcome(outcome.payload, None, {**outcome.metrics, "loss": self.loss})
+
+
+def test_a_sum_of_losses_that_is_not_finite_ends_the_run_with_a_warning(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="the loss of round 1 is not a finite number"):
+        Experiment(**LEAST, algorithm=Boundless).run(tmp_path / "run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    (warning,) = summary["warnings"]
+    assert (warning["kind"], warning["metric"], warning["since"]) == ("loss-not-finite", "local_loss", 1)
 
 
 class Unwilling:
@@ -341,7 +366,7 @@ class Pair(NamedTuple):
 def test_where_tensors_of_a_state_are_replaced_only_what_holds_them_is_rebuilt() -> None:
     old, new, kept = torch.zeros(2), torch.ones(2), torch.zeros(3)
     state = {"model": {"w": old}, "pair": Pair([old], 1), "rest": Counter(a=2), "plain": Pair(kept, (kept,))}
-    found = runner._replaced(state, {id(old): new})
+    found = replace_tensors(state, {id(old): new})
     assert found["model"]["w"] is new
     assert isinstance(found["pair"], Pair)
     assert found["pair"].one[0] is new
