@@ -187,6 +187,8 @@ def resume(
                     run, run_state.round, loaded.about, planned.config, source, accept_changes
                 )
                 _check_fits(run, built, run_state, bool(edited))
+                if changes.rescaling(edited):
+                    run_state.norms = {}
                 for change in edited:
                     listener.note(f"accepted: {changes.sentence(change)}")
                 if "settings" not in loaded.about:
@@ -256,11 +258,10 @@ def _check_same_data(directory: RunDir, built: Built, environment: dict[str, Any
 def _describe(directory: RunDir, built: Built, root: Path) -> None:
     """Writes what is known before the first round."""
     from fedlens.experiment.build import data_digest
-    from fedlens.experiment.environment import describe_environment
+    from fedlens.experiment.environment import command_words, describe_environment
     from fedlens.experiment.rundir import FORMAT
 
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv and sys.argv[0] else ["python"]
-    environment = describe_environment(command, built.config.seed) | {"layout": built.layout}
+    environment = describe_environment(command_words(sys.argv), built.config.seed) | {"layout": built.layout}
     data = {"data_dir": str(root.resolve()), "data_sha256": data_digest(built)}
     directory.write_environment({**environment, "format": FORMAT, **data})
     built.partition.save(directory.partition_path)

@@ -30,6 +30,9 @@ ENGINE: Mapping[str, Any] = {
 }
 """Settings of an engine that results depend on, in the last bit or more, with their defaults."""
 
+RESCALING = frozenset({"local", "algorithm", "client", "server", "select", "aggregate", "data", "model"})
+"""Tables with settings that can change the scale of the replies."""
+
 _LONG = 60  # characters of a value in a message
 _MANY = 8  # changes in a message
 _NOT_SET = "not set"
@@ -122,6 +125,15 @@ def check_settings(
             f"fedlens resume {run.path} --accept-changes",
         )
     return [{"after_round": round, **change} for change in changes]
+
+
+def rescaling(changes: Sequence[Change]) -> bool:
+    """Whether a change can change the scale of the replies, so that norms from before it say nothing.
+
+    >>> rescaling([{"key": "rounds"}, {"key": "local.lr"}]), rescaling([{"key": "rounds"}])
+    (True, False)
+    """
+    return any(change["key"].partition(".")[0] in RESCALING for change in changes)
 
 
 def check_lines(run: RunDir, round: int, about: Mapping[str, Any], accept: bool) -> list[Change]:
