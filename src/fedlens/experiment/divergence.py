@@ -237,7 +237,7 @@ class Divergence:
         clip = "set local.clip_norm" if self._clip_norm is None else "lower local.clip_norm"
         first = clients[0] if clients else {}
         if kind == "replies-beyond-bound":
-            return f"If the loss rises from there on, try {tenth}, or {clip}."
+            return f"If the loss rises from there on, try {smaller}, or {clip}."
         if first.get("times_median", 0.0) >= _FAR:
             return f"Check the data of client '{first['client']}'; then try {smaller}, or {clip}."
         if kind == "accuracy-at-chance" and self._lr <= 1:
