@@ -55,7 +55,7 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         first:     g^t = 1/|S_t| sum_{k in S_t} grad F_k(w^t)                   (Algorithm 2)
         client k:  min_w F_k(w) + <g^t - grad F_k(w^t), w - w^t> + mu/2 ||w - w^t||^2
                                                        (Algorithm 2, line 7, inexactly; k in S'_t)
-                   each step goes along
+                   each step goes against
                    grad F_k(w; batch) + g^t - grad F_k(w^t) + mu (w - w^t)
         server:    w^{t+1} = w^t - lr 1/|S'_t| sum_{k in S'_t} (w^t - w_k)      (lr = 1 there)
 

@@ -41,7 +41,7 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
 
     Equation:
         client k:  w_k = argmin_w f_k(w) - <l_k, w> + alpha_k/2 ||w - w^t||^2        (Algorithm 1)
-                   each step goes along  s_k (grad f_k(w; batch) - l_k + alpha_k (w - w^t))
+                   each step goes against  s_k (grad f_k(w; batch) - l_k + alpha_k (w - w^t))
                    l_k <- l_k - alpha_k (w_k - w^t)                                  (Algorithm 1)
         server:    h <- h - alpha/N sum_{k in S} (w_k - w^t)                         (Algorithm 1)
                    w^{t+1} = 1/|S| sum_{k in S} w_k - h/alpha                        (Algorithm 1)

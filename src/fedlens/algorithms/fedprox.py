@@ -23,16 +23,16 @@ Scheme = Annotated[
 
 
 def fedprox(parts: Parts, *, mu: Mu = 0.01, lr: Rate = 1.0, scheme: Scheme = "fedavg") -> Averaging:
-    """FedProx: a proximal term holds the clients near the global model, and clients may do partial work.
+    """FedProx: adds a proximal term to each client's loss, which holds it near the global model.
 
-    Its gamma-inexact clients, which do less work than asked, are `local.stragglers`.
+    The paper also lets slow clients do less work than asked (its gamma-inexact clients): `local.stragglers`.
 
-    Fixes: With many local steps on data of its own, a client walks off to its own optimum, and the average of such
-        clients need not be a good model. The term pulls each of them back to where the round began.
+    Fixes: With many local steps, each client moves toward the optimum of its own data, and the average of such
+        clients need not be a good model. The term pulls each client back to the model that the round began with.
 
     Equation:
         client k:  min_w h_k(w; w^t) = F_k(w) + mu/2 ||w - w^t||^2            (ghaemi2022 Algorithm 2)
-                   each step goes along  grad F_k(w; batch) + mu (w - w^t)
+                   each step goes against  grad F_k(w; batch) + mu (w - w^t)
         server:    as in FedAvg: w^{t+1} = w^t - lr sum_k (n_k / n) (w^t - w_k)
                    algorithm-2: K clients drawn with p_k = n_k / n, w^{t+1} = w^t - lr/K sum_k (w^t - w_k)
 

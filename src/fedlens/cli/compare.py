@@ -28,6 +28,20 @@ def compare(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with all curves on one axis.")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Draw the curves for a paper or slides; the name ends in .pdf, .png or .svg.",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric", metavar="NAME", help="Metric of --plot, e.g. loss. Default: the main metric."
+        ),
+    ] = None,
     each: Annotated[
         bool, typer.Option("--each", help="Show runs that differ in the seed alone one by one.")
     ] = False,
@@ -36,8 +50,13 @@ def compare(
 ) -> None:
     """Compare runs: accuracy, accuracy relative to a centralized run, EMD, time and bytes."""
     with reported(debug, as_json):
-        from fedlens.report.compare import Comparison, write_page_of
+        from fedlens.core.errors import ConfigError
+        from fedlens.report.compare import Comparison, write_page_of, write_plot
 
+        if metric is not None and plot is None:
+            raise ConfigError(
+                "--metric is only used with --plot", where="--metric", hint="add --plot curves.pdf"
+            )
         comparison = Comparison.of(directories, each=each)
         if as_json:
             print_json(comparison.rows)
@@ -47,6 +66,8 @@ def compare(
             typer.echo(printable(sentence), err=True)
         if html is not None:
             typer.echo(printable(f"page: {write_page_of(comparison, html)}"), err=as_json)
+        if plot is not None:
+            typer.echo(printable(f"picture: {write_plot(comparison, plot, metric)}"), err=as_json)
 
 
 def show(comparison: Comparison) -> None:

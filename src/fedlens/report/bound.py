@@ -172,16 +172,24 @@ def bound_beside(run: Run) -> Run | None:
     return None
 
 
-def bound_line(run: Run, rounds: Sequence[float]) -> figures.Series | None:
-    """The final value of the bound beside `run` as a dashed line over `rounds`; None without such a bound."""
-    bound, metric = bound_beside(run), run.metric()
-    if bound is None or not rounds:
-        return None
+def bound_line(run: Run, bound: Run, rounds: Sequence[float]) -> figures.Series:
+    """The final value of the bound of a run as a dashed line over `rounds`."""
+    metric = run.metric()
     value = _final(bound, metric)
     name = f"centralized: {bound.name} {metric_value(metric, value)}"
     hover = figures.hover(metric)
     flat = [value] * len(rounds)
     return figures.Series(rounds, flat, name, color="var(--train)", dash="dash", width=1.5, hover=hover)
+
+
+def bound_sentence(run: Run, bound: Run) -> str:
+    """Which run the dashed line is: its directory as seen from that of `run`, its rounds and its learning rate."""
+    directory = os.path.relpath(bound.directory.resolve(), run.directory.resolve())
+    rate = subtable(bound.config, "local").get("lr")
+    trained = f"{bound.rounds_done} rounds" + ("" if rate is None else f", local.lr = {setting(rate)}")
+    return (
+        f"The dashed line is the final value of the centralized run {bound.name} in {directory} ({trained})."
+    )
 
 
 def _centralized_beside(directory: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedlens.core.errors import ConfigError
 from fedlens.report import figures
 from fedlens.report.bound import CENTRALIZED
 from fedlens.report.compare_clients import client_notes, client_table
@@ -16,6 +17,7 @@ from fedlens.report.compare_rows import RunGroup, notes, readable, run_groups
 from fedlens.report.find_runs import read_runs
 from fedlens.report.format import finite, is_share, label
 from fedlens.report.palette import TEN
+from fedlens.report.pictures import draw_curves
 from fedlens.report.read import Row, Run
 from fedlens.report.render import Plot, View, write_page
 from fedlens.report.seed_curves import common_rounds, seed_curve
@@ -110,34 +112,41 @@ def write_page_of(comparison: Comparison, html_path: Path) -> Path:
     return write_page(Path(html_path), "compare.html.j2", context)
 
 
+def write_plot(comparison: Comparison, path: Path, metric: str | None = None) -> Path:
+    """Draws the figure of `curve_figure` into a PNG, PDF or SVG file, and returns its path.
+
+    Raises `ConfigError` if matplotlib is not installed, the file has another ending, or no run has values of `metric`,
+    and `RunDirectoryError` if the file cannot be written.
+    """
+    return draw_curves(curve_figure(comparison, metric), path)
+
+
+def curve_figure(comparison: Comparison, metric: str | None = None) -> figures.Figure:
+    """The curves of one metric over rounds, as on the page: the metric of the first run, another one, or the loss.
+
+    Raises `ConfigError` if no run has values of `metric`.
+    """
+    known = list(dict.fromkeys(row["metric"] for row in comparison.rows))
+    metric = metric or known[0]
+    curves = _curves(comparison.groups, metric)
+    if not curves:
+        raise ConfigError(
+            f"no run has values of '{metric}' to plot",
+            where="--metric",
+            hint=f"choose one of: {', '.join([*known, 'loss'])}",
+        )
+    return _figure(curves, metric)
+
+
 def _chart(groups: Sequence[RunGroup], metric: str) -> Plot | None:
     """The test values of one metric over rounds, time and bytes, for the runs that have it."""
-    lines: list[figures.Series] = []
-    seconds: list[list[float]] = []
-    sent: list[list[float]] = []
-    shown = []
-    for k, group in enumerate(groups):
-        row = group.row
-        if metric not in (row["metric"], "loss"):
-            continue
-        key = f"{group.runs[0].split()}_{metric}"
-        series = seed_curve(group.runs, key, metric, row["run"], *_style(k, row))
-        if not any(value is not None for line in series for value in line.y):
-            continue
-        shown.append(row)
-        for line in series:
-            lines.append(line)
-            seconds.append(_cumulative(group.runs, key, line, ("seconds",)))
-            sent.append(_cumulative(group.runs, key, line, ("bytes_up", "bytes_down")))
-    if not lines:
+    curves = _curves(groups, metric)
+    if not curves:
         return None
-    where = "on test data" if all(row["measured_on"] == "test" for row in shown) else "as measured"
-    title = f"{label(metric).capitalize()} {where}"
-    banded = any(line.kind == "band" for line in lines)
-    note = "lines are means over seeds, bands one deviation" if banded else ""
-    number = sum(row["runs"] for row in shown)
-    figure = figures.curves(lines, metric, title, f"{title} of {number} runs.")
-    figure = figures.Figure(**{**vars(figure), "note": note})
+    figure = _figure(curves, metric)
+    lines = [line for _, _, line in curves]
+    seconds = [_cumulative(group.runs, key, line, ("seconds",)) for group, key, line in curves]
+    sent = [_cumulative(group.runs, key, line, ("bytes_up", "bytes_down")) for group, key, line in curves]
     ticks = "array" if figure.x.ticks else "auto"
     views = [_view("rounds", [line.x for line in lines], "round", figure.hover_title, ",", ticks)]
     if all(map(any, seconds)):
@@ -145,6 +154,33 @@ def _chart(groups: Sequence[RunGroup], metric: str) -> Plot | None:
     if all(map(any, sent)):
         views.append(_view("data", sent, "bytes sent, both ways", "%{x:.3~s}B", "~s"))
     return Plot.of(figure, shape="tall", views=views)
+
+
+def _curves(groups: Sequence[RunGroup], metric: str) -> list[tuple[RunGroup, str, figures.Series]]:
+    """The lines and bands of one metric: the group of each, its key in the metrics file, and the series."""
+    curves = []
+    for k, group in enumerate(groups):
+        row = group.row
+        if metric not in (row["metric"], "loss"):
+            continue
+        key = f"{group.runs[0].split()}_{metric}"
+        series = seed_curve(group.runs, key, metric, row["run"], *_style(k, row))
+        if any(value is not None for line in series for value in line.y):
+            curves += [(group, key, line) for line in series]
+    return curves
+
+
+def _figure(curves: Sequence[tuple[RunGroup, str, figures.Series]], metric: str) -> figures.Figure:
+    lines = [line for _, _, line in curves]
+    # A group with several seeds has a band and a line.
+    shown = [group.row for group, _, line in curves if line.kind != "band"]
+    where = "on test data" if all(row["measured_on"] == "test" for row in shown) else "as measured"
+    title = f"{label(metric).capitalize()} {where}"
+    banded = any(line.kind == "band" for line in lines)
+    note = "lines are means over seeds, bands one deviation" if banded else ""
+    number = sum(row["runs"] for row in shown)
+    figure = figures.curves(lines, metric, title, f"{title} of {number} runs.")
+    return figures.Figure(**{**vars(figure), "note": note})
 
 
 def _view(
@@ -213,4 +249,4 @@ def _style(position: int, row: Row) -> tuple[str, str]:
     return TEN[position % len(TEN)], figures.DASHES[repeats % len(figures.DASHES)]
 
 
-__all__ = ["Comparison", "compare", "readable", "write_comparison", "write_page_of"]
+__all__ = ["Comparison", "compare", "readable", "write_comparison", "write_page_of", "write_plot"]

@@ -1,4 +1,4 @@
-"""Draws a partition for papers: PNG with 200 dots per inch, PDF with its text as text, SVG.
+"""Draws partitions and curves for papers: PNG with 200 dots per inch, PDF with its text as text, SVG.
 
 Only this module imports matplotlib, which the extra `plot` installs.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,8 +39,11 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fedlens",
     "text.parse_math": False,  # a class may be called "$5"
 }
+# The file formats, and what leaves the time of day out of them.
+SUFFIXES: dict[str, dict[str, None]] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 _WIDTH, _HEIGHT = 6.4, 2.9  # inches
 _LEGEND_AT_MOST, _TICKS_AT_MOST, _BUBBLES_AT_MOST = 20, 25, 400
+_DASHES = dict(zip(figures.DASHES, ("-", "--", ":", "-."), strict=True))
 _MEAN = "#d66a00"
 
 
@@ -53,6 +57,50 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
     Raises `ConfigError` if matplotlib is not installed, `DataError` if there are no clients, and
     `RunDirectoryError` if a file cannot be written.
     """
+    with _style():
+        if not len(partition):
+            raise DataError("the partition has no clients to draw")
+        written = []
+        for name, make_picture in pictures(partition).items():
+            picture = make_picture()
+            written += [_save(picture, out / f"{name}.{suffix}") for suffix in formats]
+    return written
+
+
+def draw_curves(figure: figures.Figure, path: Path) -> Path:
+    """Draws curves over rounds, with a legend, into a file whose name ends in .png, .pdf or .svg; returns its path.
+
+    The same figure gives the same bytes.
+
+    Raises `ConfigError` if matplotlib is not installed or the name has another ending, and `RunDirectoryError` if the
+    file cannot be written.
+    """
+    with _style():
+        if path.suffix not in SUFFIXES:
+            raise ConfigError(
+                f"cannot draw '{path.name}': unknown file format '{path.suffix}'",
+                hint=f"choose a name that ends in {', '.join(SUFFIXES)}",
+            )
+        return _save(curve_picture(figure), path, hint="choose another file")
+
+
+def curve_picture(figure: figures.Figure) -> Picture:
+    """The picture of curves: what the axes show as their title, and a legend without the bands."""
+    picture = _picture(_WIDTH * 0.8, _HEIGHT)
+    axes = picture.subplots()
+    _draw(axes, figure)
+    axes.set_title("; ".join(filter(None, [figure.title, figure.note])), loc="left", fontsize=8)
+    names = [line.name for line in figure.series if line.kind != "band"]
+    if len(names) <= 4 and max(map(len, names)) <= 30:  # else it covers the curves
+        axes.legend(loc="best", handlelength=2.4)
+    else:
+        picture.legend(loc="outside lower left", handlelength=2.4, ncols=2)
+    return picture
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    """The style of all pictures; raises `ConfigError` if matplotlib is not installed."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -60,15 +108,9 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
             "drawing pictures needs matplotlib, which is not installed",
             hint="install it with: pip install 'fedlens[plot]'",
         ) from None
-    if not len(partition):
-        raise DataError("the partition has no clients to draw")
-    written = []
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # such a character is drawn as a box
-        for name, make_picture in pictures(partition).items():
-            picture = make_picture()
-            written += [_save(picture, out / f"{name}.{suffix}") for suffix in formats]
-    return written
+        yield
 
 
 def pictures(partition: Partition) -> dict[str, Callable[[], Picture]]:
@@ -86,17 +128,15 @@ def pictures(partition: Partition) -> dict[str, Callable[[], Picture]]:
     return dict(sorted(functions.items()))
 
 
-def _save(picture: Picture, path: Path) -> Path:
-    # Without the time of day.
-    metadata = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[path.suffix[1:]]
+def _save(picture: Picture, path: Path, hint: str = "choose another directory with --out") -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture.savefig(path, dpi=200, metadata=metadata)
+        picture.savefig(path, dpi=200, metadata=SUFFIXES[path.suffix])
     except OSError as error:
         raise RunDirectoryError(
             f"cannot write the picture: {error.strerror}",
             where=str(path),
-            hint="choose another directory with --out",
+            hint=hint,
         ) from error
     return path
 
@@ -125,17 +165,25 @@ def _fill(picture: Picture, panels: Any, shown: Sequence[figures.Figure]) -> Pic
 
 
 def _draw(axes: Axes, figure: figures.Figure) -> None:
-    color = TEN[0]
     for series in figure.series:
         x, y, points = series.x, series.y, len(series.x)
+        color = series.color if series.color.startswith("#") else TEN[0]  # not a variable of the page's style
         if series.kind == "bar":
             axes.bar(x, y, 0.92 * (x[1] - x[0]), color=color)
         elif series.kind == "dots":
             axes.scatter(
                 x, y, 14 if points <= 300 else 4, color, alpha=0.6, linewidths=0, rasterized=points > 5000
             )
+        elif series.kind == "band":
+            half = points // 2
+            axes.fill_between(x[:half], y[:half], y[half:][::-1], color=color, alpha=0.18, linewidth=0)
         else:
-            axes.plot(x, y, ".-" if points <= figures.MARKERS_UP_TO else "-", color=color, linewidth=1.4)
+            # A gap where a value was not finite; matplotlib leaves out a label that begins with an underscore.
+            values = [math.nan if value is None else value for value in y]
+            marker = "." if points <= figures.MARKERS_UP_TO else ""
+            label = f" {series.name}" if series.name else None
+            line = {"color": color, "linestyle": _DASHES[series.dash], "linewidth": 1.4, "marker": marker}
+            axes.plot(x, values, label=label, **line)
             axes.grid(visible=True)
     for band in figure.bands:
         axes.axvspan(band.first - 0.5, band.last + 0.5, color=_MEAN, alpha=0.12, linewidth=0)
@@ -158,6 +206,8 @@ def _scale(scale: Any, axis: figures.Axis) -> None:
         scale.axes.set(**{f"{which}lim": axis.limits})
     if axis.values == "count":
         _count(scale)
+    if axis.values == "share":
+        scale.set_major_formatter(_percent)
     if axis.ticks:
         scale.set_ticks(list(axis.ticks))
         scale.set_minor_locator(NullLocator())

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
-from fedlens.report.bound import bound_line
+from fedlens.report.bound import bound_beside, bound_line, bound_sentence
 from fedlens.report.client_section import client_section, measuring_command
 from fedlens.report.format import SPLITS, finite, label, metric_value, rounds_of, setting, size, split_of
 from fedlens.report.partition_page import partition_section
@@ -28,11 +28,14 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     command = run.environment.get("command")
     disclosures = run.summary.get("disclosures")
+    bound = bound_beside(run)
+    curves = _curves(run, bound)
     context = {
         "title": f"{run.name} · {run.status} · fedlens",
         "aside": " · ".join(filter(None, [run.run_id, _start_time(run.environment)])),
         "run": run,
-        "curves": _curves(run),
+        "curves": curves,
+        "bound": bound_sentence(run, bound) if bound and curves else "",
         "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in _warnings(run)],
         "clients": client_section(run),
         "measuring": measuring_command(run),
@@ -73,15 +76,15 @@ def _bands(run: Run, metric: str) -> list[figures.Band]:
     ]
 
 
-def _curves(run: Run) -> list[Plot]:
+def _curves(run: Run, bound: Run | None) -> list[Plot]:
     """The main metric, the loss, and every other metric."""
     metrics = {pair[1] for line in run.metrics for key in line if (pair := split_of(key))}
     main = run.metric()
     ordered = sorted(metrics, key=lambda metric: (metric != main, metric != "loss", metric))
-    return [plot for metric in ordered if (plot := _curve(run, metric))]
+    return [plot for metric in ordered if (plot := _curve(run, metric, bound))]
 
 
-def _curve(run: Run, metric: str) -> Plot | None:
+def _curve(run: Run, metric: str, bound: Run | None) -> Plot | None:
     lines = []
     for split, name in SPLITS.items():
         rounds, values = run.series(f"{split}_{metric}")
@@ -94,9 +97,9 @@ def _curve(run: Run, metric: str) -> Plot | None:
         return None
     title = label(metric).capitalize()
     ends = [f"{line.name} {metric_value(metric, line.y[-1])} after round {line.x[-1]}" for line in lines]
-    if metric == run.metric() and (bound := bound_line(run, lines[0].x)):
-        lines.append(bound)
-        ends.append(bound.name)
+    if metric == run.metric() and bound is not None:
+        lines.append(bound_line(run, bound, lines[0].x))
+        ends.append(lines[-1].name)
     at, best, chosen_on = run.best(metric) if metric == run.metric() else (None, None, None)
     if at is not None and best is not None and len(run.metrics) > 1:
         lines.append(figures.Series([at], [best], f"best, chosen on {chosen_on}", "ring"))

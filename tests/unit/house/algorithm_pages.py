@@ -168,11 +168,41 @@ def page(row: Row) -> str:
 def _equations(row: Row) -> str:
     """The main equations as mathematics, where there are any; below them all of them as text."""
     text = f"```text\n{row.docstring['Equation']}\n```"
-    main = [f"{who}:\n\n$$\n{latex}\n$$" for who, latex in EQUATIONS.get(row.name, {}).items()]
+    equations = EQUATIONS.get(row.name, {})
+    main = [f"{who}:\n\n$$\n{latex}\n$$" for who, latex in equations.items()]
     if not main:
         return text
+    main += [line for line in [notation(" ".join(equations.values()))] if line]
     folded = "\n".join(f"    {line}" if line else "" for line in text.splitlines())
     return "\n\n".join([*main, f'??? quote "In full, with the equation numbers of the sources"\n\n{folded}'])
+
+
+def notation(latex: str) -> str:
+    r"""A line that defines the usual symbols of a page's equations; empty where they have none of them.
+
+    >>> notation(r"\\nabla F_k(w) + n_k")
+    'Here $F_k$ is the mean loss on the training data of client $k$, and $n_k$ is its number of examples.'
+    """
+    texts = [r"$w^t$ is the global model at the start of round $t$"] if "w^t" in latex else []
+    if loss := re.search(r"\b([Ff])_([ki])\b", latex):
+        name, client = loss.groups()
+        texts.append(f"${name}_{client}$ is the mean loss on the training data of client ${client}$")
+    if "n_k" in latex:
+        texts.append(
+            "$n_k$ is its number of examples" if loss else "$n_k$ is the number of examples of client $k$"
+        )
+    if r"\frac{n_k}{n}" in latex:
+        over = "in the cohort" if r"k \in S" in latex else "of all clients"
+        texts.append(f"$n$ is the number of examples {over}")
+    if re.search(r"\\in S\b(?!')", latex):
+        texts.append("$S$ is the cohort")
+    if r"\eta" in latex:
+        texts.append(r"$\eta$ is the local learning rate")
+    if re.search(r"w(\^t)? - \\(frac\{)?\\?gamma|- \\gamma \\sum|- \\frac\{\\gamma\}\{\|S\|\}", latex):
+        texts.append(r"$\gamma$ is the server learning rate")
+    if len(texts) > 1:
+        texts[-1] = f"and {texts[-1]}"
+    return f"Here {', '.join(texts)}." if texts else ""
 
 
 def _inside(text: str) -> str:
@@ -201,10 +231,11 @@ def _wrapped(command: str, width: int = 96) -> str:
 def _settings(row: Row) -> str:
     said, _ = ranges(row.docstring.sections.get("Ranges", ""))
     shapes = row.model.model_json_schema()["properties"] if row.model.model_fields else {}
-    table = ["| setting | default | can be | what it is | sensible |", "|---|---|---|---|---|"]
+    # Two columns, which a narrow screen has room for.
+    table = ["| setting, default | what it is |", "|---|---|"]
     for name, field in row.model.model_fields.items():
-        cells = [default_of(field) or "not set", allowed(shapes[name]), field.description or "", said[name]]
-        table.append(_line(f"`{name}`", *cells))
+        about = [field.description or "", f"*Can be:* {allowed(shapes[name])}", f"*Sensible:* {said[name]}"]
+        table.append(_line(f"`{name}`<br>{default_of(field) or 'not set'}", "<br>".join(about)))
     lines = [f"In the table `[{row.key}]`:", "", *table] if row.model.model_fields else ["None of its own."]
     elsewhere = [f"- `{name}`: {text}" for name, text in said.items() if name not in row.model.model_fields]
     if elsewhere:
@@ -246,8 +277,11 @@ def _line(*cells: str) -> str:
 def _proofs(section: str) -> str:
     found, _ = proofs(section)
     lines = [_console(*(f"pytest {p.path}" + (f" -k {p.word}" if p.word else "") for p in found))]
+    number = sum(len(proof.tests) for proof in found)
+    lines += ["", f'??? success "The {number} statements that these tests check"']
     for proof in found:
-        lines += ["", f"In `{proof.path}`:", "", *(f"- {sentence(test)}" for test in proof.tests)]
+        tests = [f"    - {sentence(test)}" for test in proof.tests]
+        lines += ["", f"    In `{proof.path}`:", "", *tests]
     return "\n".join(lines)
 
 

@@ -29,6 +29,7 @@ from tests.unit.house.algorithm_pages import (
     index,
     is_setting,
     menu,
+    notation,
     page,
     rows,
     sentence,
@@ -149,9 +150,8 @@ def test_a_whole_page() -> None:
     assert "\n## What it fixes\n\nNothing | at all.\n" in text
     assert "\n```text\nclient k:  w <- w - lr g      (toy2020 Eq. 1)\n    indented\n```\n" in text
     assert "\nSource: Toy 2020 ([arXiv 2001.00001](https://arxiv.org/abs/2001.00001)), Eq. 1.\n" in text
-    assert "\n| `rate` | `0.5` | above 0 | how \\| fast | 0.1 to 1; more \\| where `a | b`. |\n" in text, (
-        "a bar ends a cell, but not in code"
-    )
+    about = "how \\| fast<br>*Can be:* above 0<br>*Sensible:* 0.1 to 1; more \\| where `a | b`."
+    assert f"\n| `rate`<br>`0.5` | {about} |\n" in text, "a bar ends a cell, but not in code"
     assert "\n- `local.epochs`: 1.\n" in text
     assert "\n- **Weights of the clients.** Uniform.\n" in text
     assert "\nAny `[select]`:\n\n- one\n- two\n\n## When not to use it\n\nAlways.\n" in text
@@ -159,10 +159,17 @@ def test_a_whole_page() -> None:
         "\n$ pytest tests/identity/test_fedprox.py -k mu_of_zero\n$ pytest tests/identity/test_fedavg.py\n"
         in text
     )
-    assert "\nIn `tests/identity/test_fedprox.py`:\n\n- Mu of zero is FedAvg bit for bit\n" in text
+    assert "\n    In `tests/identity/test_fedprox.py`:\n\n    - Mu of zero is FedAvg bit for bit\n" in text
     assert "A larger mu holds" not in text
     assert text.endswith("\n## Example\n\n```pycon\n>>> 1 + 1\n2\n```\n")
     assert "## Its curve" not in text
+
+
+def test_the_symbols_of_the_equations_are_defined() -> None:
+    words = notation(r"w_i f_i(x) + \sum_{i \in S} \pi_i")
+    assert words == "Here $f_i$ is the mean loss on the training data of client $i$, and $S$ is the cohort."
+    assert "S$ is the cohort" not in notation(r"F_k(w) \sum_{k \in S'_t}")
+    assert notation(r"x + y") == ""
 
 
 def test_a_page_without_settings_and_without_more_words() -> None:

@@ -40,6 +40,7 @@ def test_every_algorithm_has_equations() -> None:
 
 def test_parts_of_an_equation_may_wrap() -> None:
     assert hooks.mathml(r"a \qquad b", block=True).count("<math") == 2
+    assert hooks.mathml(r"a \allowbreak {} + b \qquad c", block=True).count("<math") == 3
 
 
 def test_marked_mathematics_is_drawn_and_code_is_not() -> None:

@@ -137,6 +137,7 @@ def test_the_page_of_a_run_draws_the_bound_beside_it(tmp_path: Path) -> None:
     page = read_page(write_report(ours).read_text("utf-8"))
     line = page.trace("centralized: upper 80.0 %")
     assert (line["y"], line["line"]["dash"]) == ([0.8] * 3, "dash")
+    assert "the centralized run upper in ../2 (2 rounds, local.lr = " in page.words
     assert not any("centralized" in trace.get("name", "") for trace in page.figures[1]["data"])
 
 

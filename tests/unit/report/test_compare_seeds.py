@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
-from fedlens.report.compare import Comparison, compare, readable, write_comparison
+from fedlens.report.compare import Comparison, compare, curve_figure, readable, write_comparison
 from fedlens.report.compare_clients import client_table
+from fedlens.report.pictures import curve_picture
 from tests.unit.report.fake_run import line, make_run
 from tests.unit.report.reading import assert_self_contained, read_page
 
@@ -184,3 +185,46 @@ def test_the_column_says_that_its_round_was_chosen_by_validation(tmp_path: Path)
     summary["best"] = {"round": 1, "metric": "validation_accuracy", "value": 0.5, "chosen_on": "validation"}
     (path / "summary.json").write_text(json.dumps(summary))
     assert "accuracy at best validation round" in readable(Comparison.of([path]).rows)[0]
+
+
+def test_the_plot_has_the_mean_and_the_band_of_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'fedlens[plot]'")
+    bound = run(tmp_path, 0, 0.95, "centralized")
+    comparison = Comparison.of([*three(tmp_path), bound])
+    figure = curve_figure(comparison)
+    axes = curve_picture(figure).axes[0]
+    mean, dashed = axes.lines
+    assert mean.get_ydata() == pytest.approx([0, 0.4, 0.8])
+    names = [text.get_text().strip() for text in axes.get_legend().get_texts()]
+    assert names == [row["run"] for row in comparison.rows]
+    assert (mean.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
+    assert mean.get_color() != dashed.get_color()
+    (band,) = axes.collections
+    edges = band.get_paths()[0].vertices
+    at_end = edges[edges[:, 0] == 2][:, 1]
+    assert (at_end.min(), at_end.max()) == pytest.approx((0.7, 0.9))
+
+
+def test_a_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'fedlens[plot]'")
+    runs = [str(path) for path in three(tmp_path)]
+    for name, start in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml")):
+        result = CliRunner().invoke(app, ["compare", *runs, "--plot", str(tmp_path / name)])
+        assert result.exit_code == 0, result.output
+        assert f"picture: {tmp_path / name}" in result.output.replace("\n", "")
+        assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--plot", "a.gif"], "unknown file format '.gif'"),
+        (["--plot", "a.png", "--metric", "miou"], "choose one of: accuracy, loss"),
+        (["--metric", "loss"], "only used with --plot"),
+    ],
+)
+def test_a_plot_that_cannot_be_drawn_is_refused(tmp_path: Path, options: list[str], words: str) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'fedlens[plot]'")
+    result = CliRunner().invoke(app, ["compare", str(run(tmp_path, 0, 0.8)), *options])
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
