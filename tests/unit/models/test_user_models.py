@@ -32,6 +32,11 @@ class Few(Net):
         super().__init__(3)
 
 
+class Many(Net):
+    def __init__(self) -> None:
+        super().__init__(12)
+
+
 def both(input_shape: Any, classes: Any) -> Any:
     return input_shape, classes
 
@@ -108,10 +113,8 @@ def test_settings_of_a_class_are_checked_and_written_down(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (
-            Few,
-            r"the model gives \[2, 3\] for 2 images, and must give \[2, 10\]: one number a class \(model\)",
-        ),
+        (Few, r"returns \[2, 3\] for 2 images, but must return \[2, 10\]: one number a class \(model\)"),
+        (Many, r"returns \[2, 12\] for 2 images, but must return \[2, 10\]: one number a class \(model\)"),
         (lambda classes: nn.Linear(3, classes), r"the model cannot take images \[n, 1, 8, 8\]: RuntimeError"),
     ],
 )
