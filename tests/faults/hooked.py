@@ -12,7 +12,7 @@ from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
-from fedlens.local.rules import ClientRule, LocalContext, Tensors, Traits
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 
 
 def grad(gradients: Tensors, parameters: Tensors, context: LocalContext, how: str) -> Any:
@@ -27,7 +27,32 @@ def grad(gradients: Tensors, parameters: Tensors, context: LocalContext, how: st
         context.anchor[0].data.zero_()
     if how == "numpy":
         context.anchor[0].numpy()[:] = 0
+    if how == "one":
+        return gradients[:1]
+    if how == "shape":
+        return [gradients[0], gradients[0]]
     return None if how == "nothing" else gradients
+
+
+def moves_anchor(context: LocalContext) -> None:
+    context.anchor = [a + 1 for a in context.anchor]
+
+
+def detached(loss: Any, outputs: Any, targets: Any, context: LocalContext) -> Any:
+    return loss.detach()
+
+
+def moved(*, stackable: bool = True) -> ClientRule:
+    return ClientRule(name="moved", start=moves_anchor, traits=Traits(stackable=stackable))
+
+
+def without_gradient() -> ClientRule:
+    return ClientRule(name="flat", loss=detached, traits=Traits(stackable=True))
+
+
+def sharing(parts: Parts, *, key: str) -> Averaging:
+    share = ServerRule(shared=lambda state: {key: 0.5} if key else None)  # type: ignore[arg-type,return-value]
+    return averaging(parts, client=ClientRule(name="sharing", servers={"sharing": share}))
 
 
 def algorithm(parts: Parts, *, how: str) -> Averaging:

@@ -65,6 +65,43 @@ def test_a_hook_that_breaks_a_rule_ends_the_run_by_name(tmp_path: Path, engine: 
         assert "write a - b, not a.sub_(b)" in text
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("one", "returned a list with 1 item (hooked.py, line "),
+        ("shape", "in the shapes of the gradients: item 1 is [10, 64], but must be [10]"),
+    ],
+)
+def test_wrong_gradients_are_described(tmp_path: Path, how: str, message: str) -> None:
+    assert message in said(tmp_path / "run", HookError, algorithm={"name": f"{FILE}:algorithm", "how": how})
+
+
+@pytest.mark.parametrize(("engine", "stackable"), [("inline", False), ("inline", True), ("vectorized", True)])
+def test_start_may_not_replace_the_anchor(tmp_path: Path, engine: str, stackable: bool) -> None:
+    rule = {"name": f"{FILE}:moved", "stackable": stackable}
+    text = said(tmp_path / "run", HookError, engine, client=rule)
+    assert "`start` of the client rule 'moved' replaces its input context.anchor (hooked.py, line " in text
+    assert "context.saved" in text
+
+
+@pytest.mark.parametrize("engine", ["inline", "vectorized"])
+def test_a_loss_without_a_gradient_names_its_hook(tmp_path: Path, engine: str) -> None:
+    text = said(tmp_path / "run", HookError, engine, client=f"{FILE}:without_gradient")
+    assert "`loss` of the client rule 'flat' returned a Tensor of shape [] without a gradient (hooked.py" in text
+
+
+@pytest.mark.parametrize("key", ["model", "lr", "schedule", "work"])
+def test_a_server_rule_may_not_overwrite_the_payload(tmp_path: Path, key: str) -> None:
+    text = said(tmp_path / "run", HookError, algorithm={"name": f"{FILE}:sharing", "key": key})
+    assert f"`shared` of the server rule 'sharing' overwrites '{key}' (hooked.py, line " in text
+
+
+def test_a_server_rule_that_shares_nothing_says_so(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", HookError, algorithm={"name": f"{FILE}:sharing", "key": ""})
+    assert "`shared` of the server rule 'sharing' returned None (hooked.py, line " in text
+    assert "{} if there are none" in text
+
+
 @pytest.mark.parametrize("engine", ["inline", pytest.param("processes", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("how", "message"),

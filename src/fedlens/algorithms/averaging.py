@@ -158,7 +158,7 @@ class Averaging(AlgorithmBase):
                     return {**state, "rules": rules}
                 rules[name] = prepared
             # A new mapping: asks that are already out keep the payload that they were sent with.
-            shared = {**shared, **(half.shared(rules[name]) if half.shared else {})}
+            shared = {**shared, **_shared(name, half, rules[name], shared)}
         work = straggling(self.parts.local, cohort, ctx)
         requests = [
             Request(client, {"work": work[slot]} if slot in work else {})
@@ -248,6 +248,26 @@ def _wrong(method: Any, returned: Any, expected: str) -> HookError:
     who = f"`{method.__name__}` of {type(method.__self__).__name__}"
     what = "None" if returned is None else f"a {type(returned).__name__}"
     return HookError(f"{who} returned {what}", where=place_of(method), hint=f"return {expected}")
+
+
+_RESERVED = ("model", "lr", "schedule", "work")  # of the payload, for local training
+
+
+def _shared(name: str, half: ServerRule, state: Any, shared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a server rule adds to the payload, under names that nothing else in it has."""
+    if half.shared is None:
+        return {}
+    sent: Any = half.shared(state)
+    who, where = f"`shared` of the server rule '{name}'", place_of(half.shared)
+    if not isinstance(sent, Mapping):
+        kind = "None" if sent is None else f"a {type(sent).__name__}"
+        hint = "return a mapping of names to values, {} if there are none"
+        raise HookError(f"{who} returned {kind}", where=where, hint=hint)
+    taken = next((key for key in sent if key in shared or key in _RESERVED), None)
+    if taken is not None:
+        known = ", ".join(sorted({*_RESERVED, *shared}))
+        raise HookError(f"{who} overwrites '{taken}'", where=where, hint=f"choose a name other than {known}")
+    return sent
 
 
 def _after(name: str, half: ServerRule, state: Any, update: Update, ctx: RoundContext) -> tuple[Any, Update]:
