@@ -182,3 +182,33 @@ class Short(ClientRule):
 
 def wide(folder: Any, more: Any, still: Any, most: Any) -> None:
     pass
+
+
+class Mapped(Aggregate):
+    def fold(self, answers: Any, fields: Any) -> Any:
+        return {"update": [answer.client for answer in answers]}
+
+
+class Bare:
+    def fold(self, answers: Any, fields: Any) -> Any:
+        return None
+
+
+def with_bare_aggregate(parts: Parts) -> Averaging:
+    return averaging(parts, aggregate=Bare())  # type: ignore[arg-type]
+
+
+def with_a_class(parts: Parts) -> Averaging:
+    return averaging(parts, client=Halved)  # type: ignore[arg-type]
+
+
+def positional(parts: Parts, mu: float = 0.1) -> Averaging:
+    return averaging(parts)
+
+
+def tells_more(parameters: Tensors, context: LocalContext) -> Any:
+    return {"note": 1.0}, None
+
+
+def unannounced() -> ClientRule:
+    return ClientRule(name="unannounced", finish=tells_more)

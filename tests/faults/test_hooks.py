@@ -150,6 +150,45 @@ def test_an_aggregate_without_a_return_does_not_pass_for_a_round_without_replies
     )
 
 
+def test_a_wrong_return_of_fold_names_fold(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", HookError, aggregate=f"{FILE}:Mapped")
+    assert "`fold` of Mapped returned a dict (hooked.py, line " in text
+
+
+def test_a_field_that_is_not_announced_says_where_to_announce_it(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", RunFailed, client=f"{FILE}:unannounced")
+    assert "there is an extra note, which `expect` does not announce" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"algorithm": f"{FILE}:with_bare_aggregate"},
+            "the aggregate is of the class Bare, which does not inherit from Aggregate (algorithm); inherit from "
+            "fedlens.aggregate.mean.Aggregate.",
+        ),
+        (
+            {"algorithm": f"{FILE}:with_a_class"},
+            "the client rule is the class Halved, but must be an object (algorithm); write Halved().",
+        ),
+        (
+            {"algorithm": {"name": f"{FILE}:positional", "mu": 0.5}},
+            f"'mu' of the algorithm '{FILE}:positional' is not a setting, because it can be passed by position "
+            "(algorithm.mu); make it keyword-only: *, mu: float = 0.1.",
+        ),
+        (
+            {"aggregate": hooked.Bare()},
+            "pass a function that returns it, or the class, instead of the Bare itself.",
+        ),
+    ],
+)
+def test_a_wrong_component_is_answered_with_what_to_write(
+    tmp_path: Path, more: dict[str, Any], message: str
+) -> None:
+    assert said(tmp_path / "run", ConfigError, **more).endswith(message)
+
+
 def test_a_rule_as_a_class_has_its_methods_for_hooks() -> None:
     rule = hooked.Halved()
     context = LocalContext(["w"], [torch.ones(1)], {}, {}, 0.1, 1)

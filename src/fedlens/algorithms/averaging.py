@@ -306,11 +306,14 @@ def averaging(
     Raises `ConfigError` with the reason if the components do not fit together.
     """
     fold = parts.aggregate or aggregate or Mean()
-    rule = joined(client or ClientRule(), parts.client)
     choose = parts.select or select or Uniform()
     step = parts.server or server or ServerSGD()
-    for kind, component in (("selection", choose), ("aggregate", fold), ("server step", step)):
+    own = client or ClientRule()
+    components = (("selection", choose), ("aggregate", fold), ("server step", step), ("client rule", own))
+    for kind, component in components:
+        refuse_foreign(component, kind)
         check_methods(component, kind)
+    rule = joined(own, parts.client)
     if rule.check is not None:
         rule.check(parts.local)
     refuse_steep(rule, parts.local)
@@ -339,6 +342,25 @@ def averaging(
     papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or ServerSGD()}
     replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}
     return Averaging(parts, choose, train, fold, step, rule, personal, more, replaced=replaced)
+
+
+_TYPES: Mapping[str, type] = {"aggregate": Aggregate, "client rule": ClientRule}
+
+
+def refuse_foreign(component: object, kind: str) -> None:
+    """Raises `ConfigError` for a class in place of an object, and for an object without the base class it needs."""
+    if isinstance(component, type):
+        name = component.__name__
+        raise ConfigError(
+            f"the {kind} is the class {name}, but must be an object", where="algorithm", hint=f"write {name}()"
+        )
+    base = _TYPES.get(kind, object)
+    if not isinstance(component, base):
+        raise ConfigError(
+            f"the {kind} is of the class {type(component).__name__}, which does not inherit from {base.__name__}",
+            where="algorithm",
+            hint=f"inherit from {base.__module__}.{base.__name__}",
+        )
 
 
 def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
