@@ -212,3 +212,17 @@ def tells_more(parameters: Tensors, context: LocalContext) -> Any:
 
 def unannounced() -> ClientRule:
     return ClientRule(name="unannounced", finish=tells_more)
+
+
+def reads_problem(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
+    return [g * context.problem.batch for g in gradients]
+
+
+def not_stackable() -> ClientRule:
+    """A rule that is not stackable, although it says so; rules with a server half are not tried before the run."""
+    return ClientRule(
+        name="single",
+        grad=reads_problem,
+        traits=Traits(stackable=True),
+        servers={"single": ServerRule()},
+    )

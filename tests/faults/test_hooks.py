@@ -189,6 +189,12 @@ def test_a_wrong_component_is_answered_with_what_to_write(
     assert said(tmp_path / "run", ConfigError, **more).endswith(message)
 
 
+def test_a_rule_that_is_not_stackable_is_named(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", RunFailed, "vectorized", client=f"{FILE}:not_stackable", rounds=4)
+    assert "several clients cannot be computed at once: " in text
+    assert "with the client rule 'single': RuntimeError: context.problem is not available" in text
+
+
 def test_a_rule_as_a_class_has_its_methods_for_hooks() -> None:
     rule = hooked.Halved()
     context = LocalContext(["w"], [torch.ones(1)], {}, {}, 0.1, 1)
