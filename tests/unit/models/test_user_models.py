@@ -126,6 +126,11 @@ def test_a_model_that_does_not_fit_the_data_is_refused_before_the_run(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_of_colour_images_says_what_to_replace_for_grey_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"replaces its first convolution .* by one of 1 channel, or use"):
+        experiment(lambda classes: nn.Conv2d(3, classes, 3)).run(tmp_path / "run")
+
+
 def test_an_object_is_copied_and_its_weights_are_where_the_run_begins(tmp_path: Path) -> None:
     net = Net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
