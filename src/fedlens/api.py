@@ -99,10 +99,11 @@ class Experiment:
     ) -> Result:
         """Trains, and writes the run directory `out` (default `runs/<name>/<run-id>`).
 
+        It prints nothing; pass a `fedlens.experiment.progress.ProgressBase` as `progress` to follow the run.
         `report=False` skips report.html, which takes a large part of a short run; `fedlens report` writes it later.
         All settings are checked first, so an invalid request creates no files. Raises `FedlensError` if a setting or
-        the data are invalid, `RunFailed` if the run cannot continue, and `KeyboardInterrupt` after the last complete
-        round is saved.
+        the data are invalid, `RunFailed` if the run cannot continue, and `KeyboardInterrupt` (Ctrl-C) after the last
+        complete round is saved; `resume(out)` then continues the run.
         """
         import tomli_w
 
