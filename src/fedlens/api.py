@@ -235,7 +235,8 @@ def _like(model: nn.Module, run: RunDir) -> Instance:
 
     if isinstance(model, type):
         raise ConfigError(
-            f"`model` is the class {model.__name__}, but must be an object", hint=f"pass {model.__name__}(...)"
+            f"`model` is the class {model.__name__}, but must be an object",
+            hint=f"pass {model.__name__}(...)",
         )
     return Instance.of(model).matching(run.read_config()["model"], f"{run.config_path}: model")
 

@@ -87,7 +87,9 @@ def test_start_may_not_replace_the_anchor(tmp_path: Path, engine: str, stackable
 @pytest.mark.parametrize("engine", ["inline", "vectorized"])
 def test_a_loss_without_a_gradient_names_its_hook(tmp_path: Path, engine: str) -> None:
     text = said(tmp_path / "run", HookError, engine, client=f"{FILE}:without_gradient")
-    assert "`loss` of the client rule 'flat' returned a Tensor of shape [] without a gradient (hooked.py" in text
+    assert (
+        "`loss` of the client rule 'flat' returned a Tensor of shape [] without a gradient (hooked.py" in text
+    )
 
 
 @pytest.mark.parametrize("key", ["model", "lr", "schedule", "work"])

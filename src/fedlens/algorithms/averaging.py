@@ -352,7 +352,9 @@ def refuse_foreign(component: object, kind: str) -> None:
     if isinstance(component, type):
         name = component.__name__
         raise ConfigError(
-            f"the {kind} is the class {name}, but must be an object", where="algorithm", hint=f"write {name}()"
+            f"the {kind} is the class {name}, but must be an object",
+            where="algorithm",
+            hint=f"write {name}()",
         )
     base = _TYPES.get(kind, object)
     if not isinstance(component, base):

@@ -155,7 +155,9 @@ def resolve(
         }
     # An infinite alpha is the prior itself (hsu2020 appendix B.1).
     finite = registry.kind != "partition"
-    _refuse_positional(factory, values, model, f"the {registry.kind} '{name}'", lambda n: locate(_below(key, n)))
+    _refuse_positional(
+        factory, values, model, f"the {registry.kind} '{name}'", lambda n: locate(_below(key, n))
+    )
     settings = _settings(model, values, key, f"the {registry.kind} '{name}'", locate, finite, registry)
     return Resolved(factory, name, settings, key, registry.kind, locate, by_keyword)
 

@@ -43,7 +43,12 @@ def test_labels_may_be_names() -> None:
 @pytest.mark.parametrize(
     ("images", "labels", "more", "message"),
     [
-        (LAST / 255, (0, 1, 1, 0), {}, r"`images` are float64 from 0 to .*, but must be uint8.*\(255 \* images\)"),
+        (
+            LAST / 255,
+            (0, 1, 1, 0),
+            {},
+            r"`images` are float64 from 0 to .*, but must be uint8.*\(255 \* images\)",
+        ),
         (LAST[0, 0], (0, 1, 1, 0), {}, r"have the shape \[5, 3\], but must be"),
         (
             LAST[:, :3],

@@ -147,7 +147,9 @@ def test_an_object_is_copied_and_its_weights_are_where_the_run_begins(tmp_path: 
 def test_resume_refuses_a_class_in_place_of_an_object(tmp_path: Path) -> None:
     out = experiment(Net()).run(tmp_path / "run", report=False).directory
     for again in (resume, load_result):
-        with pytest.raises(ConfigError, match=r"`model` is the class Net, but must be an object; pass Net\(\.\.\.\)"):
+        with pytest.raises(
+            ConfigError, match=r"`model` is the class Net, but must be an object; pass Net\(\.\.\.\)"
+        ):
             again(out, model=Net)  # type: ignore[operator]
 
 
