@@ -29,6 +29,7 @@ from fedlens.algorithms.client_evaluation import (
 )
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, repeats
+from fedlens.algorithms.server_rules import shared_by, updated_by
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError, HookError
 from fedlens.core.input_checks import Inputs
@@ -47,7 +48,7 @@ from fedlens.core.reduction import How, Update
 from fedlens.core.signatures import check_methods, place_of
 from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
 from fedlens.local.chain import chain
-from fedlens.local.rules import ClientRule, ServerRule
+from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batched_train import BatchedTrain
@@ -158,7 +159,7 @@ class Averaging(AlgorithmBase):
                     return {**state, "rules": rules}
                 rules[name] = prepared
             # A new mapping: asks that are already out keep the payload that they were sent with.
-            shared = {**shared, **_shared(name, half, rules[name], shared)}
+            shared = {**shared, **shared_by(name, half, rules[name], shared)}
         work = straggling(self.parts.local, cohort, ctx)
         requests = [
             Request(client, {"work": work[slot]} if slot in work else {})
@@ -180,7 +181,9 @@ class Averaging(AlgorithmBase):
             for name, half in self.rule.servers.items():
                 if half.after is not None:
                     # The rule may keep the update, so the server step may not write into it.
-                    rules[name], update = _after(name, half, rules[name], replace(update, given=None), ctx)
+                    rules[name], update = updated_by(
+                        name, half, rules[name], replace(update, given=None), ctx
+                    )
                     update = replace(update, given=None)
         new = state if update is None else self._step(state, update)
         return {**new, "rules": rules} if rules else new
@@ -248,40 +251,6 @@ def _wrong(method: Any, returned: Any, expected: str) -> HookError:
     who = f"`{method.__name__}` of {type(method.__self__).__name__}"
     what = "None" if returned is None else f"a {type(returned).__name__}"
     return HookError(f"{who} returned {what}", where=place_of(method), hint=f"return {expected}")
-
-
-_RESERVED = ("model", "lr", "schedule", "work")  # of the payload, for local training
-
-
-def _shared(name: str, half: ServerRule, state: Any, shared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a server rule adds to the payload, under names that nothing else in it has."""
-    if half.shared is None:
-        return {}
-    sent: Any = half.shared(state)
-    who, where = f"`shared` of the server rule '{name}'", place_of(half.shared)
-    if not isinstance(sent, Mapping):
-        kind = "None" if sent is None else f"a {type(sent).__name__}"
-        hint = "return a mapping of names to values, {} if there are none"
-        raise HookError(f"{who} returned {kind}", where=where, hint=hint)
-    taken = next((key for key in sent if key in shared or key in _RESERVED), None)
-    if taken is not None:
-        known = ", ".join(sorted({*_RESERVED, *shared}))
-        raise HookError(f"{who} overwrites '{taken}'", where=where, hint=f"choose a name other than {known}")
-    return sent
-
-
-def _after(name: str, half: ServerRule, state: Any, update: Update, ctx: RoundContext) -> tuple[Any, Update]:
-    """The result of a server rule's `after`, whose inputs must not change."""
-    assert half.after is not None
-    inputs = Inputs({"state": state, "update": update.update})
-    returned: Any = half.after(state, update, ctx)
-    who, where = f"`after` of the server rule '{name}'", place_of(half.after)
-    inputs.refuse(who, where)
-    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Update):
-        kind = "None" if returned is None else f"a {type(returned).__name__}"
-        raise HookError(f"{who} returned {kind}", where=where, hint="return the new state and the Update")
-    new, bent = returned
-    return new, bent
 
 
 def averaging(
