@@ -1,4 +1,4 @@
-"""Client rules of one's own: one that changes the gradient, one the loss, one what is sent."""
+"""Client rules of one's own: two that change the gradient, one the loss, one the update that is sent."""
 
 from functools import partial
 from typing import Annotated
@@ -28,6 +28,22 @@ def smoothed(*, share: Annotated[float, Field(ge=0, lt=1)] = 0.1) -> ClientRule:
 def smooth(loss, outputs, targets, context, *, share):
     """The loss to descend: a tensor with one number."""
     return (1 - share) * loss - share * functional.log_softmax(outputs, dim=1).mean()
+
+
+def jittered(*, scale: Annotated[float, Field(ge=0)] = 0.01) -> ClientRule:
+    """Adds new Gaussian noise to the gradients of each step (Langevin dynamics)."""
+    return ClientRule(name="jittered", start=seed_noise, grad=partial(jitter, scale=scale))
+
+
+def seed_noise(context):
+    """Makes the generator once: `rng.torch` returns a new generator with the same numbers at each call."""
+    context.saved["noise"] = context.problem.rng.torch("noise")
+
+
+def jitter(gradients, parameters, context, *, scale):
+    """The gradients to step along, in the same order."""
+    draw = context.saved["noise"]
+    return [g + scale * torch.randn(g.shape, generator=draw).to(g) for g in gradients]
 
 
 def noisy(*, scale: Annotated[float, Field(ge=0)] = 0.01) -> ClientRule:

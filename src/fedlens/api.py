@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.core.errors import FedlensError, RunDirectoryError, told
+from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError, told
 from fedlens.core.interrupts import watched
 from fedlens.core.summary_text import as_call, as_html, as_text
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
@@ -99,10 +99,11 @@ class Experiment:
     ) -> Result:
         """Trains, and writes the run directory `out` (default `runs/<name>/<run-id>`).
 
+        It prints nothing; pass a `fedlens.experiment.progress.ProgressBase` as `progress` to follow the run.
         `report=False` skips report.html, which takes a large part of a short run; `fedlens report` writes it later.
         All settings are checked first, so an invalid request creates no files. Raises `FedlensError` if a setting or
-        the data are invalid, `RunFailed` if the run cannot continue, and `KeyboardInterrupt` after the last complete
-        round is saved.
+        the data are invalid, `RunFailed` if the run cannot continue, and `KeyboardInterrupt` (Ctrl-C) after the last
+        complete round is saved; `resume(out)` then continues the run.
         """
         import tomli_w
 
@@ -234,6 +235,11 @@ def _like(model: nn.Module, run: RunDir) -> Instance:
     """The model that a run began with. Raises `ConfigError` if it is not like the one in the run's config.toml."""
     from fedlens.models.user_models import Instance
 
+    if isinstance(model, type):
+        raise ConfigError(
+            f"`model` is the class {model.__name__}, but must be an object",
+            hint=f"pass {model.__name__}(...)",
+        )
     return Instance.of(model).matching(run.read_config()["model"], f"{run.config_path}: model")
 
 

@@ -12,7 +12,7 @@ from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
-from fedlens.local.rules import ClientRule, LocalContext, Tensors, Traits
+from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 
 
 def grad(gradients: Tensors, parameters: Tensors, context: LocalContext, how: str) -> Any:
@@ -27,7 +27,32 @@ def grad(gradients: Tensors, parameters: Tensors, context: LocalContext, how: st
         context.anchor[0].data.zero_()
     if how == "numpy":
         context.anchor[0].numpy()[:] = 0
+    if how == "one":
+        return gradients[:1]
+    if how == "shape":
+        return [gradients[0], gradients[0]]
     return None if how == "nothing" else gradients
+
+
+def moves_anchor(context: LocalContext) -> None:
+    context.anchor = [a + 1 for a in context.anchor]
+
+
+def detached(loss: Any, outputs: Any, targets: Any, context: LocalContext) -> Any:
+    return loss.detach()
+
+
+def moved(*, stackable: bool = True) -> ClientRule:
+    return ClientRule(name="moved", start=moves_anchor, traits=Traits(stackable=stackable))
+
+
+def without_gradient() -> ClientRule:
+    return ClientRule(name="flat", loss=detached, traits=Traits(stackable=True))
+
+
+def sharing(parts: Parts, *, key: str) -> Averaging:
+    share = ServerRule(shared=lambda state: {key: 0.5} if key else None)  # type: ignore[arg-type,return-value]
+    return averaging(parts, client=ClientRule(name="sharing", servers={"sharing": share}))
 
 
 def algorithm(parts: Parts, *, how: str) -> Averaging:
@@ -157,3 +182,47 @@ class Short(ClientRule):
 
 def wide(folder: Any, more: Any, still: Any, most: Any) -> None:
     pass
+
+
+class Mapped(Aggregate):
+    def fold(self, answers: Any, fields: Any) -> Any:
+        return {"update": [answer.client for answer in answers]}
+
+
+class Bare:
+    def fold(self, answers: Any, fields: Any) -> Any:
+        return None
+
+
+def with_bare_aggregate(parts: Parts) -> Averaging:
+    return averaging(parts, aggregate=Bare())  # type: ignore[arg-type]
+
+
+def with_a_class(parts: Parts) -> Averaging:
+    return averaging(parts, client=Halved)  # type: ignore[arg-type]
+
+
+def positional(parts: Parts, mu: float = 0.1) -> Averaging:
+    return averaging(parts)
+
+
+def tells_more(parameters: Tensors, context: LocalContext) -> Any:
+    return {"note": 1.0}, None
+
+
+def unannounced() -> ClientRule:
+    return ClientRule(name="unannounced", finish=tells_more)
+
+
+def reads_problem(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
+    return [g * context.problem.batch for g in gradients]
+
+
+def not_stackable() -> ClientRule:
+    """A rule that is not stackable, although it says so; rules with a server half are not tried before the run."""
+    return ClientRule(
+        name="single",
+        grad=reads_problem,
+        traits=Traits(stackable=True),
+        servers={"single": ServerRule()},
+    )

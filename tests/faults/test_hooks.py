@@ -65,6 +65,45 @@ def test_a_hook_that_breaks_a_rule_ends_the_run_by_name(tmp_path: Path, engine: 
         assert "write a - b, not a.sub_(b)" in text
 
 
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("one", "returned a list with 1 item (hooked.py, line "),
+        ("shape", "in the shapes of the gradients: item 1 is [10, 64], but must be [10]"),
+    ],
+)
+def test_wrong_gradients_are_described(tmp_path: Path, how: str, message: str) -> None:
+    assert message in said(tmp_path / "run", HookError, algorithm={"name": f"{FILE}:algorithm", "how": how})
+
+
+@pytest.mark.parametrize(("engine", "stackable"), [("inline", False), ("inline", True), ("vectorized", True)])
+def test_start_may_not_replace_the_anchor(tmp_path: Path, engine: str, stackable: bool) -> None:
+    rule = {"name": f"{FILE}:moved", "stackable": stackable}
+    text = said(tmp_path / "run", HookError, engine, client=rule)
+    assert "`start` of the client rule 'moved' replaces its input context.anchor (hooked.py, line " in text
+    assert "context.saved" in text
+
+
+@pytest.mark.parametrize("engine", ["inline", "vectorized"])
+def test_a_loss_without_a_gradient_names_its_hook(tmp_path: Path, engine: str) -> None:
+    text = said(tmp_path / "run", HookError, engine, client=f"{FILE}:without_gradient")
+    assert (
+        "`loss` of the client rule 'flat' returned a Tensor of shape [] without a gradient (hooked.py" in text
+    )
+
+
+@pytest.mark.parametrize("key", ["model", "lr", "schedule", "work"])
+def test_a_server_rule_may_not_overwrite_the_payload(tmp_path: Path, key: str) -> None:
+    text = said(tmp_path / "run", HookError, algorithm={"name": f"{FILE}:sharing", "key": key})
+    assert f"`shared` of the server rule 'sharing' overwrites '{key}' (hooked.py, line " in text
+
+
+def test_a_server_rule_that_shares_nothing_says_so(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", HookError, algorithm={"name": f"{FILE}:sharing", "key": ""})
+    assert "`shared` of the server rule 'sharing' returned None (hooked.py, line " in text
+    assert "{} if there are none" in text
+
+
 @pytest.mark.parametrize("engine", ["inline", pytest.param("processes", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("how", "message"),
@@ -111,6 +150,51 @@ def test_an_aggregate_without_a_return_does_not_pass_for_a_round_without_replies
     assert (
         "`fold` of Forgetful returned None, although these replies were accepted: 3 (hooked.py, line " in text
     )
+
+
+def test_a_wrong_return_of_fold_names_fold(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", HookError, aggregate=f"{FILE}:Mapped")
+    assert "`fold` of Mapped returned a dict (hooked.py, line " in text
+
+
+def test_a_field_that_is_not_announced_says_where_to_announce_it(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", RunFailed, client=f"{FILE}:unannounced")
+    assert "there is an extra note, which `expect` does not announce" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            {"algorithm": f"{FILE}:with_bare_aggregate"},
+            "the aggregate is of the class Bare, which does not inherit from Aggregate (algorithm); inherit from "
+            "fedlens.aggregate.mean.Aggregate.",
+        ),
+        (
+            {"algorithm": f"{FILE}:with_a_class"},
+            "the client rule is the class Halved, but must be an object (algorithm); write Halved().",
+        ),
+        (
+            {"algorithm": {"name": f"{FILE}:positional", "mu": 0.5}},
+            f"'mu' of the algorithm '{FILE}:positional' is not a setting, because it can be passed by position "
+            "(algorithm.mu); make it keyword-only: *, mu: float = 0.1.",
+        ),
+        (
+            {"aggregate": hooked.Bare()},
+            "pass a function that returns it, or the class, instead of the Bare itself.",
+        ),
+    ],
+)
+def test_a_wrong_component_is_answered_with_what_to_write(
+    tmp_path: Path, more: dict[str, Any], message: str
+) -> None:
+    assert said(tmp_path / "run", ConfigError, **more).endswith(message)
+
+
+def test_a_rule_that_is_not_stackable_is_named(tmp_path: Path) -> None:
+    text = said(tmp_path / "run", RunFailed, "vectorized", client=f"{FILE}:not_stackable", rounds=4)
+    assert "several clients cannot be computed at once: " in text
+    assert "with the client rule 'single': RuntimeError: context.problem is not available" in text
 
 
 def test_a_rule_as_a_class_has_its_methods_for_hooks() -> None:

@@ -68,6 +68,13 @@ class Aggregate(ABC):
                 where=place_of(self.fold),
                 hint="return an Update; to reject a reply, call its refuse(reason)",
             )
+        returned: Any = update
+        if returned is not None and not isinstance(returned, Update):
+            raise HookError(
+                f"`fold` of {type(self).__name__} returned a {type(returned).__name__}",
+                where=place_of(self.fold),
+                hint="return an Update, or None if no reply was accepted",
+            )
         return update
 
 

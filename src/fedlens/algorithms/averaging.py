@@ -29,6 +29,7 @@ from fedlens.algorithms.client_evaluation import (
 )
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
+from fedlens.algorithms.server_rules import shared_by, updated_by
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError, HookError
 from fedlens.core.input_checks import Inputs
@@ -47,7 +48,7 @@ from fedlens.core.reduction import How, Update
 from fedlens.core.signatures import check_methods, place_of
 from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
 from fedlens.local.chain import chain
-from fedlens.local.rules import ClientRule, ServerRule
+from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batched_train import BatchedTrain
@@ -169,7 +170,7 @@ class Averaging(AlgorithmBase):
                     return {**state, "rules": rules}
                 rules[name] = prepared
             # A new mapping: asks that are already out keep the payload that they were sent with.
-            shared = {**shared, **(half.shared(rules[name]) if half.shared else {})}
+            shared = {**shared, **shared_by(name, half, rules[name], shared)}
         work = straggling(self.parts.local, cohort, ctx)
         requests = [
             Request(client, {"work": work[slot]} if slot in work else {})
@@ -191,7 +192,9 @@ class Averaging(AlgorithmBase):
             for name, half in self.rule.servers.items():
                 if half.after is not None:
                     # The rule may keep the update, so the server step may not write into it.
-                    rules[name], update = _after(name, half, rules[name], replace(update, given=None), ctx)
+                    rules[name], update = updated_by(
+                        name, half, rules[name], replace(update, given=None), ctx
+                    )
                     update = replace(update, given=None)
         new = state if update is None else self._step(state, update)
         return {**new, "rules": rules} if rules else new
@@ -261,20 +264,6 @@ def _wrong(method: Any, returned: Any, expected: str) -> HookError:
     return HookError(f"{who} returned {what}", where=place_of(method), hint=f"return {expected}")
 
 
-def _after(name: str, half: ServerRule, state: Any, update: Update, ctx: RoundContext) -> tuple[Any, Update]:
-    """The result of a server rule's `after`, whose inputs must not change."""
-    assert half.after is not None
-    inputs = Inputs({"state": state, "update": update.update})
-    returned: Any = half.after(state, update, ctx)
-    who, where = f"`after` of the server rule '{name}'", place_of(half.after)
-    inputs.refuse(who, where)
-    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Update):
-        kind = "None" if returned is None else f"a {type(returned).__name__}"
-        raise HookError(f"{who} returned {kind}", where=where, hint="return the new state and the Update")
-    new, bent = returned
-    return new, bent
-
-
 def averaging(
     parts: Parts,
     *,
@@ -297,11 +286,14 @@ def averaging(
     Raises `ConfigError` with the reason if the components do not fit together.
     """
     fold = parts.aggregate or aggregate or Mean()
-    rule = joined(client or ClientRule(), parts.client)
     choose = parts.select or select or Uniform()
     step = parts.server or server or ServerSGD()
-    for kind, component in (("selection", choose), ("aggregate", fold), ("server step", step)):
+    own = client or ClientRule()
+    components = (("selection", choose), ("aggregate", fold), ("server step", step), ("client rule", own))
+    for kind, component in components:
+        refuse_foreign(component, kind)
         check_methods(component, kind)
+    rule = joined(own, parts.client)
     if rule.check is not None:
         rule.check(parts.local)
     refuse_steep(rule, parts.local)
@@ -330,6 +322,27 @@ def averaging(
     papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or ServerSGD()}
     replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}
     return Averaging(parts, choose, train, fold, step, rule, personal, more, replaced=replaced)
+
+
+_TYPES: Mapping[str, type] = {"aggregate": Aggregate, "client rule": ClientRule}
+
+
+def refuse_foreign(component: object, kind: str) -> None:
+    """Raises `ConfigError` for a class in place of an object, and for an object without the base class it needs."""
+    if isinstance(component, type):
+        name = component.__name__
+        raise ConfigError(
+            f"the {kind} is the class {name}, but must be an object",
+            where="algorithm",
+            hint=f"write {name}()",
+        )
+    base = _TYPES.get(kind, object)
+    if not isinstance(component, base):
+        raise ConfigError(
+            f"the {kind} is of the class {type(component).__name__}, which does not inherit from {base.__name__}",
+            where="algorithm",
+            hint=f"inherit from {base.__module__}.{base.__name__}",
+        )
 
 
 def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:

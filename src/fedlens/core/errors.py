@@ -76,15 +76,18 @@ def _rebuild(kind: type[FedlensError], what: str, where: str | None, hint: str |
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest right name, and otherwise all of them.
+    """A hint that names the nearest right name, first without regard to case, and otherwise all of them.
 
     >>> nearest("fedproxy", ["fedavg", "fedavgm", "fedprox"])
     "did you mean 'fedprox'"
+    >>> nearest("AdamW", ["adam", "adamw"])
+    "did you mean 'adamw'"
     >>> nearest("x", ["fedavg", "fedprox"])
     'known: fedavg, fedprox'
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = [known for known in names if known.lower() == name.lower()]
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{close[0]}'"
     shown, length = 0, 0

@@ -35,7 +35,9 @@ def derive(*parts: int | str) -> int:
 
 @dataclass(frozen=True)
 class Rng:
-    """A place in the tree of seeds. It holds no state: the same purpose gives the same stream again.
+    """A place in the tree of seeds. It has no state: each call for the same purpose restarts the same stream.
+
+    To draw new numbers in each step, make a generator once and keep it: `context.saved` of a client rule.
 
     >>> import torch
     >>> rng = Rng((0, "round", 1))
@@ -54,7 +56,7 @@ class Rng:
         return derive(*self.key, purpose)
 
     def torch(self, purpose: str) -> torch.Generator:
-        """A CPU generator for one purpose."""
+        """A new CPU generator for one purpose, at the start of its stream."""
         import torch
 
         generator = torch.Generator()
@@ -62,7 +64,7 @@ class Rng:
         return generator
 
     def numpy(self, purpose: str) -> np.random.Generator:
-        """A numpy generator for one purpose."""
+        """A new numpy generator for one purpose, at the start of its stream."""
         import numpy as np
 
         return np.random.default_rng(self.seed(purpose))

@@ -141,7 +141,7 @@ def load_target(target: str, where: str | None = None) -> Any:
     """
     source, _, attribute = target.rpartition(":")
     try:
-        module = load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        module = load_file(Path(source)) if source.endswith(".py") else _import(source)
     except FileNotFoundError:
         raise ConfigError(
             f"the file {source} does not exist",
@@ -152,7 +152,9 @@ def load_target(target: str, where: str | None = None) -> Any:
         raise
     except Exception as error:
         raise ConfigError(
-            f"importing {source} failed: {type(error).__name__}: {error}", where=where
+            f"importing {source} failed: {type(error).__name__}: {error}",
+            where=where,
+            hint=_how_to_find(source, error),
         ) from error
     try:
         return getattr(module, attribute)
@@ -169,8 +171,31 @@ def load_target(target: str, where: str | None = None) -> Any:
         ) from None
 
 
+def _import(source: str) -> Any:
+    """The module of this name. The current folder is searched too, as Python does for scripts."""
+    try:
+        return importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        here = str(Path.cwd())
+        if error.name is None or not f"{source}.".startswith(f"{error.name}.") or here in sys.path:
+            raise
+    sys.path.append(here)
+    importlib.invalidate_caches()
+    return importlib.import_module(source)
+
+
+def _how_to_find(source: str, error: Exception) -> str | None:
+    """A hint for a module that was not found."""
+    if not isinstance(error, ModuleNotFoundError) or source.endswith(".py"):
+        return None
+    return "run the command in the folder of the module, or set PYTHONPATH to that folder"
+
+
 def load_file(path: Path) -> Any:
-    """The module in a user's own file, once a process, under a name that depends on its path alone."""
+    """The module in a user's own file, once a process, under a name that depends on its path alone.
+
+    Its folder is appended to `sys.path`, so it can import the modules beside it.
+    """
     path = path.expanduser().resolve()
     name = USER_MODULE_PREFIX + hashlib.sha256(str(path).encode()).hexdigest()[:16]
     if name in sys.modules:
@@ -180,6 +205,9 @@ def load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+        importlib.invalidate_caches()
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

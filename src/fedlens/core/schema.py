@@ -125,7 +125,7 @@ class Schema:
     >>> schema.fault({"weight": 0})
     'weight is 0, outside (0, inf]'
     >>> schema.fault({"weight": 3.0, "note": 1})
-    'there is an extra note'
+    'there is an extra note, which `expect` does not announce'
     >>> Schema(typical={"update": 2.0}).fault({"update": {"w": torch.full((4,), 1e30)}})
     'update norm 2e+30 is 10^30 times the median of accepted replies (limit: 10,000 times)'
     """
@@ -155,7 +155,9 @@ class Schema:
         if payload.keys() != self.fields.keys():
             missing = next((name for name in self.fields if name not in payload), None)
             extra = next((name for name in payload if name not in self.fields), None)
-            return f"{missing} is missing" if missing is not None else f"there is an extra {extra}"
+            if missing is not None:
+                return f"{missing} is missing"
+            return f"there is an extra {extra}, which `expect` does not announce"
         for name, expected in self.fields.items():
             if isinstance(expected, TreeField):
                 fault, norms[name] = expected.check(name, payload[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -79,9 +80,9 @@ def _images(given: Any, layout: Layout, what: str) -> NDArray[np.uint8]:
     images = _array(given)
     if images.dtype != np.uint8:
         raise DataError(
-            f"`{what}` are {images.dtype}, but must be uint8 from 0 to 255",
+            f"`{what}` are {images.dtype}{_range(images)}, but must be uint8 from 0 to 255",
             where="fedlens.dataset",
-            hint="for floats from 0 to 1: (255 * images).round().astype('uint8')",
+            hint=_as_bytes(images),
         )
     if images.ndim == 3:
         return np.ascontiguousarray(images[:, None])
@@ -101,6 +102,36 @@ def _images(given: Any, layout: Layout, what: str) -> NDArray[np.uint8]:
     if layout == "channels-last" or (layout == "auto" and last):
         images = images.transpose(0, 3, 1, 2)
     return np.ascontiguousarray(images)
+
+
+def _bounds(images: NDArray[Any]) -> tuple[float, float] | None:
+    """The least and the largest value; None if they are no finite real numbers."""
+    if images.size == 0 or images.dtype.kind not in "iuf":
+        return None
+    least, largest = float(images.min()), float(images.max())
+    return (least, largest) if math.isfinite(least) and math.isfinite(largest) else None
+
+
+def _range(images: NDArray[Any]) -> str:
+    bounds = _bounds(images)
+    return "" if bounds is None else f" from {bounds[0]:g} to {bounds[1]:g}"
+
+
+def _as_bytes(images: NDArray[Any]) -> str:
+    """How to write these images as bytes."""
+    bounds = _bounds(images)
+    if bounds is None or bounds[0] < 0:
+        return "shift and scale them to 0 to 255, then round and convert: images.round().astype('uint8')"
+    if images.dtype.kind in "iu" and bounds[1] <= 255:
+        return "convert them: images.astype('uint8')"
+    if bounds[1] <= 1:
+        return "for values from 0 to 1: (255 * images).round().astype('uint8')"
+    if bounds[1] > 255:
+        return f"for values from 0 to {bounds[1]:g}: (images * (255 / {bounds[1]:g})).round().astype('uint8')"
+    return (
+        f"for values from 0 to {bounds[1]:g}: (images * (255 / {bounds[1]:g})).round().astype('uint8'); for values "
+        "from 0 to 255: images.round().astype('uint8')"
+    )
 
 
 def _labels(given: NDArray[Any], classes: tuple[str, ...], what: str) -> NDArray[np.int64]:

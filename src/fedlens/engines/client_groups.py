@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from fedlens.core.arithmetic import Layout
-from fedlens.core.errors import ConfigError, HookError, out_of_memory, told
+from fedlens.core.errors import ConfigError, HookError, RunFailed, out_of_memory, told
 from fedlens.core.interrupts import from_code
 from fedlens.core.protocol import Answer, BatchedOp, ClientId, Failure, Op, Payload, Program, Reduce
 from fedlens.core.schema import Schema
@@ -156,10 +156,9 @@ class Groups:
             return answers
         self._odd += not any(isinstance(answer, Failure) for answer in answers)
         if self._odd == _ODD:
-            raise ConfigError(
-                f"this model cannot be trained for several clients at once: {reason}",
-                where="engine.name",
-                hint="take engine.name = 'inline', or 'processes' with engine.group = 1",
+            raise RunFailed(
+                f"several clients cannot be computed at once: {reason}",
+                hint="set engine.name = 'inline', or 'processes' with engine.group = 1",
             )
         return answers
 

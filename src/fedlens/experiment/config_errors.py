@@ -186,10 +186,12 @@ def _shown(value: Any) -> str:
 
 
 def _meant(value: Any, messages: list[str]) -> str | None:
-    """The nearest of the words that would have been right, if one is near."""
+    """The nearest of the words that would have been right, if one is near; for an object, what to pass instead."""
     words = [
         word for message in messages for word in re.findall(r"'([^']*)'", message) if "should be" in message
     ]
+    if not isinstance(value, str | int | float | list | tuple | Mapping | None):
+        return f"pass a function that returns it, or the class, instead of the {type(value).__name__} itself"
     if not isinstance(value, str) or not words:
         return None
     hint = nearest(value, words)

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedlens.core.errors import ConfigError, FedlensError, told
-from fedlens.core.registry import Factory, Registry, settings_model
+from fedlens.core.registry import Factory, OwnSettings, Registry, settings_model
 from fedlens.core.signatures import accepted, check_methods, needed
 from fedlens.core.user_objects import methods, offered
 from fedlens.experiment.config import Config
@@ -155,6 +155,9 @@ def resolve(
         }
     # An infinite alpha is the prior itself (hsu2020 appendix B.1).
     finite = registry.kind != "partition"
+    _refuse_positional(
+        factory, values, model, f"the {registry.kind} '{name}'", lambda n: locate(_below(key, n))
+    )
     settings = _settings(model, values, key, f"the {registry.kind} '{name}'", locate, finite, registry)
     return Resolved(factory, name, settings, key, registry.kind, locate, by_keyword)
 
@@ -175,6 +178,28 @@ def _settings_model(factory: Factory, name: str, where: str) -> type[BaseModel]:
             where=where,
             hint="a setting is a keyword-only parameter with a type: def make(parts, *, mu: float = 0.1)",
         ) from error
+
+
+def _refuse_positional(
+    factory: Factory, values: Mapping[str, Any], model: type[BaseModel], thing: str, locate: Locate
+) -> None:
+    """Raises `ConfigError` for a setting that is a parameter of the factory, but not keyword-only."""
+    if isinstance(factory, OwnSettings):
+        return
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return
+    for name in values:
+        parameter = parameters.get(name)
+        if parameter is None or name in model.model_fields or parameter.default is parameter.empty:
+            continue
+        kind = type(parameter.default).__name__
+        raise ConfigError(
+            f"'{name}' of {thing} is not a setting, because it can be passed by position",
+            where=locate(name),
+            hint=f"make it keyword-only: *, {name}: {kind} = {parameter.default!r}",
+        )
 
 
 def _settings(

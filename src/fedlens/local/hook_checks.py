@@ -114,12 +114,33 @@ def _call(hook: Any, name: str, who: str, contents: _Contents, *given: Any) -> A
     lasting = {name: value for name, value in named.items() if name != _EACH_STEP}
     contents.note(f"`{name}` of {who}", place_of(hook), lasting)
     returned = hook(*given)
+    after = {f"context.{part}": value for part, value in context.inputs().items()}
+    replaced = next((part for part, value in named.items() if after[part] is not value), None)
+    if replaced is not None:
+        raise HookError(
+            f"`{name}` of {who} replaces its input {replaced}",
+            where=place_of(hook),
+            hint="keep values for other hooks in context.saved",
+        )
     inputs.refuse(f"`{name}` of {who}", place_of(hook))
     fault = _FAULTS[name](returned, given)
     if fault is not None:
-        gave = "None" if returned is None else f"a {type(returned).__name__}"
-        raise HookError(f"`{name}` of {who} returned {gave}", where=place_of(hook), hint=f"return {fault}")
+        what = f"`{name}` of {who} returned {_described(returned)}"
+        raise HookError(what, where=place_of(hook), hint=f"return {fault}")
     return returned
+
+
+def _described(returned: Any) -> str:
+    """What a hook returned, in words."""
+    if returned is None:
+        return "None"
+    kind = type(returned).__name__
+    if isinstance(returned, Tensor):
+        apart = "" if returned.requires_grad else " without a gradient"
+        return f"a {kind} of shape {list(returned.shape)}{apart}"
+    if isinstance(returned, list | tuple):
+        return f"a {kind} with {len(returned)} {'item' if len(returned) == 1 else 'items'}"
+    return f"a {kind}"
 
 
 def _nothing(returned: Any, given: Sequence[Any]) -> str | None:
@@ -127,16 +148,29 @@ def _nothing(returned: Any, given: Sequence[Any]) -> str | None:
 
 
 def _loss(returned: Any, given: Sequence[Any]) -> str | None:
-    good = isinstance(returned, Tensor) and returned.numel() == 1
-    return None if good else "the loss to descend, a tensor with one number"
+    if not isinstance(returned, Tensor) or returned.numel() != 1:
+        return "the loss to minimize, a tensor with one number"
+    if given[0].requires_grad and not returned.requires_grad:
+        return "a loss that is computed from the model's outputs, without detach() or torch.no_grad()"
+    return None
 
 
 def _gradients(returned: Any, given: Sequence[Any]) -> str | None:
     gradients = given[0]
     good = isinstance(returned, list | tuple) and len(returned) == len(gradients)
-    good = good and all(isinstance(t, Tensor) for t in returned)
-    good = good and all(t.shape == g.shape for t, g in zip(returned, gradients, strict=True))
+    good = good and all(map(_alike, returned, gradients))
+    if not good and isinstance(returned, list | tuple) and len(returned) == len(gradients):
+        at = next(k for k, t in enumerate(returned) if not _alike(t, gradients[k]))
+        found = list(returned[at].shape) if isinstance(returned[at], Tensor) else type(returned[at]).__name__
+        return (
+            f"a list of {len(gradients)} tensors in the shapes of the gradients: item {at} is {found}, but "
+            f"must be {list(gradients[at].shape)}"
+        )
     return None if good else f"a list of {len(gradients)} tensors in the shapes of the gradients"
+
+
+def _alike(tensor: Any, gradient: Tensor) -> bool:
+    return isinstance(tensor, Tensor) and tensor.shape == gradient.shape
 
 
 def _mapping(returned: Any, given: Sequence[Any]) -> str | None:

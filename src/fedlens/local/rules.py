@@ -30,6 +30,7 @@ from fedlens.local.problem import LocalProblem
 from fedlens.local.settings import LocalSettings
 
 Tensors = list[Tensor]
+"""Tensors in the order of the trainable leaves, `context.names`."""
 
 
 @dataclass
@@ -114,9 +115,16 @@ class Solved(NamedTuple):
 
 
 RiskHook = Callable[[Tensor, Tensor, LocalContext], Tensor]
+"""(outputs, targets, context) -> the loss of a batch."""
+
 LossHook = Callable[[Tensor, Tensor, Tensor, LocalContext], Tensor]
+"""(loss, outputs, targets, context) -> the loss to minimize."""
+
 GradHook = Callable[[Tensors, Tensors, LocalContext], Tensors]
+"""(gradients, parameters, context) -> the gradients for the step."""
+
 FinishHook = Callable[[Tensors, LocalContext], tuple[Mapping[str, Any], Payload | None]]
+"""(parameters, context) -> (fields for the reply, changes of the client's state or None)."""
 
 
 # What each hook of a rule is called with.

@@ -210,7 +210,7 @@ def try_model(
         raise ConfigError(
             f"the model cannot take images {shape}: {type(error).__name__}: {error}".splitlines()[0],
             where="model",
-            hint="make it for the data: a parameter called input_shape gets (channels, height, width)",
+            hint=_for_the_data(error, input_shape[0]),
         ) from error
     expected = misfit(outputs, 2, classes)
     if expected is not None:
@@ -221,6 +221,16 @@ def try_model(
             hint="a parameter called classes or num_classes gets their number",
         )
     return module
+
+
+def _for_the_data(error: Exception, channels: int) -> str:
+    """What to do about a model that cannot take the images."""
+    if channels != 3 and f"to have 3 channels, but got {channels} channels" in str(error):
+        return (
+            "it takes colour images: write a function that replaces its first convolution (conv1 of a torchvision "
+            f"ResNet) by one of {channels} channel{'s' * (channels > 1)}, or use colour images"
+        )
+    return "make it for the data: a parameter called input_shape gets (channels, height, width)"
 
 
 @contextmanager

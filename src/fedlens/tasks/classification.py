@@ -42,10 +42,10 @@ class Classification:
         return {name: sums[name] / sums["examples"] for name in ("loss", "accuracy")}
 
     def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
-        """The logits must be [n, classes], or have further columns that no label has."""
+        """The logits must be [n, classes]."""
         if isinstance(outputs, Tensor) and outputs.dim() == 2:
             n, logits = outputs.shape
-            if n == examples and logits >= classes:
+            if n == examples and logits == classes:
                 return None
         return f"[{examples}, {classes}]: one number a class"
 

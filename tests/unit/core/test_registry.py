@@ -1,5 +1,7 @@
 """Registries: names to factories, files of the user, settings read off a signature."""
 
+import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -43,6 +45,24 @@ def test_a_users_file_is_loaded_once(tmp_path) -> None:
     assert load_file(file) is load_file(file)
     assert load_file(file).CALLS == [1]
     assert load_target(f"{file}:NUMBER") == 3
+
+
+def test_a_file_may_import_the_module_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_of_test.py").write_text("VALUE = 7\n")
+    (tmp_path / "first.py").write_text("from beside_of_test import VALUE\n")
+    assert load_target(f"{tmp_path / 'first.py'}:VALUE") == 7
+    assert sys.path[-1] == str(tmp_path)  # behind installed packages, which it cannot hide
+
+
+def test_a_module_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = [path for path in sys.path if path and Path(path).resolve() != tmp_path]
+    monkeypatch.setattr(sys, "path", installed)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "module_of_test.py").write_text("VALUE = 8\n")
+    assert load_target("module_of_test:VALUE") == 8
+    with pytest.raises(ConfigError, match=r"in the folder of the module, or set PYTHONPATH to that folder"):
+        load_target("absent_of_test:VALUE")
 
 
 @pytest.mark.parametrize(

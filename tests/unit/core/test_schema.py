@@ -42,7 +42,7 @@ def test_a_good_reply_has_no_fault() -> None:
         ({"weight": True}, "weight is bool, not a number"),
         ({"weight": "3"}, "weight is str, not a number"),
         ({"weight": torch.tensor(3.0)}, "weight is Tensor, not a number"),
-        ({"more": 1}, "there is an extra more"),
+        ({"more": 1}, "there is an extra more, which `expect` does not announce"),
     ],
 )
 def test_a_bad_reply_is_refused_with_the_reason(change, fault: str) -> None:

@@ -43,7 +43,12 @@ def test_labels_may_be_names() -> None:
 @pytest.mark.parametrize(
     ("images", "labels", "more", "message"),
     [
-        (LAST / 255, (0, 1, 1, 0), {}, r"`images` are float64, but must be uint8.*\(255 \* images\)"),
+        (
+            LAST / 255,
+            (0, 1, 1, 0),
+            {},
+            r"`images` are float64 from 0 to .*, but must be uint8.*\(255 \* images\)",
+        ),
         (LAST[0, 0], (0, 1, 1, 0), {}, r"have the shape \[5, 3\], but must be"),
         (
             LAST[:, :3],
@@ -91,3 +96,23 @@ def test_a_dataset_function_takes_any_of_its_arguments(tmp_path: Any) -> None:
     }
     fedlens.Experiment(**settings).run(tmp_path / "run", report=False)
     assert seen == [7]
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (
+            np.full((2, 8, 8), 16.0),
+            "are float64 from 16 to 16, but .*for values from 0 to 16: \\(images \\* \\(255 / 16",
+        ),
+        (
+            np.ones((2, 8, 8), np.float32),
+            "are float32 from 1 to 1, but .*for values from 0 to 1: \\(255 \\* images",
+        ),
+        (np.full((2, 8, 8), 200), "are int64 from 200 to 200, but .*convert them: images.astype"),
+        (np.full((2, 8, 8), -1.0), "are float64 from -1 to -1, but .*shift and scale them"),
+    ],
+)
+def test_images_that_are_no_bytes_name_the_range_found(images: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        made(images, [0, 1])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fedlens import Experiment
+from fedlens.core.random import Rng
 from fedlens.core.registry import load_file
 from fedlens.local.rules import LocalContext
 
@@ -26,6 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "pulled": {"client": {"name": f"{EXAMPLES}/own_rules.py:pulled", "mu": 0.5}},
         "proximal": {"client": {"name": "proximal", "mu": 0.5}},
         "smoothed": {"client": f"{EXAMPLES}/own_rules.py:smoothed"},
+        "jittered": {"client": f"{EXAMPLES}/own_rules.py:jittered"},
         "noisy": {"client": f"{EXAMPLES}/own_rules.py:noisy"},
         "aggregate": {"aggregate": f"{EXAMPLES}/own_aggregate.py:Median"},
         "server": {"server": {"name": f"{EXAMPLES}/own_server_step.py:signed", "lr": 0.003}},
@@ -73,7 +76,7 @@ def test_the_pull_is_fedprox(runs: dict[str, Any]) -> None:
 
 
 def test_every_rule_changes_the_result(runs: dict[str, Any]) -> None:
-    for name in ("pulled", "smoothed", "noisy", "aggregate", "server"):
+    for name in ("pulled", "smoothed", "jittered", "noisy", "aggregate", "server"):
         assert not torch.equal(weights(runs[name])[0], weights(runs["none"])[0]), name
 
 
@@ -85,6 +88,22 @@ def test_the_smoothed_loss_is_that_of_pytorch() -> None:
     torch.testing.assert_close(
         smoothed, torch.nn.functional.cross_entropy(outputs, targets, label_smoothing=0.2)
     )
+
+
+def test_the_noise_differs_from_step_to_step() -> None:
+    rules = load_file(EXAMPLES / "own_rules.py")
+    zero = [torch.zeros(3)]
+
+    def drawn() -> list[list[float]]:
+        context = LocalContext(["w"], zero, {}, {}, 0.1, 2)
+        context.problem = SimpleNamespace(rng=Rng((0,)))  # type: ignore[assignment]
+        rule = rules.jittered(scale=1.0)
+        rule.start(context)
+        return [rule.grad(zero, zero, context)[0].tolist() for _ in range(2)]
+
+    first, second = drawn()
+    assert first != second
+    assert drawn() == [first, second]
 
 
 def test_the_median_ignores_one_broken_client() -> None:

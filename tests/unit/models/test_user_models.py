@@ -32,6 +32,11 @@ class Few(Net):
         super().__init__(3)
 
 
+class Many(Net):
+    def __init__(self) -> None:
+        super().__init__(12)
+
+
 def both(input_shape: Any, classes: Any) -> Any:
     return input_shape, classes
 
@@ -108,10 +113,8 @@ def test_settings_of_a_class_are_checked_and_written_down(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (
-            Few,
-            r"the model gives \[2, 3\] for 2 images, and must give \[2, 10\]: one number a class \(model\)",
-        ),
+        (Few, r"returns \[2, 3\] for 2 images, but must return \[2, 10\]: one number a class \(model\)"),
+        (Many, r"returns \[2, 12\] for 2 images, but must return \[2, 10\]: one number a class \(model\)"),
         (lambda classes: nn.Linear(3, classes), r"the model cannot take images \[n, 1, 8, 8\]: RuntimeError"),
     ],
 )
@@ -121,6 +124,11 @@ def test_a_model_that_does_not_fit_the_data_is_refused_before_the_run(
     with pytest.raises(ConfigError, match=message):
         experiment(model).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_colour_images_says_what_to_replace_for_grey_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"replaces its first convolution .* by one of 1 channel, or use"):
+        experiment(lambda classes: nn.Conv2d(3, classes, 3)).run(tmp_path / "run")
 
 
 def test_an_object_is_copied_and_its_weights_are_where_the_run_begins(tmp_path: Path) -> None:
@@ -134,6 +142,15 @@ def test_an_object_is_copied_and_its_weights_are_where_the_run_begins(tmp_path: 
     assert all(torch.equal(final[name], value) for name, value in other.model.state_dict().items())
     assert one.config["model"]["name"] == "instance"
     assert one.config["model"]["module"] == f"{__name__}:Net"
+
+
+def test_resume_refuses_a_class_in_place_of_an_object(tmp_path: Path) -> None:
+    out = experiment(Net()).run(tmp_path / "run", report=False).directory
+    for again in (resume, load_result):
+        with pytest.raises(
+            ConfigError, match=r"`model` is the class Net, but must be an object; pass Net\(\.\.\.\)"
+        ):
+            again(out, model=Net)  # type: ignore[operator]
 
 
 def test_what_rebuilds_an_object_needs_it_again(tmp_path: Path) -> None:

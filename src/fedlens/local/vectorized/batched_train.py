@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedlens.core.arithmetic import lays_out_channels_last
+from fedlens.core.errors import FedlensError, out_of_memory, told
 from fedlens.core.protocol import Call, Obstacle, Outcome, Trial
 from fedlens.core.tree import tree_of
 from fedlens.local.rules import ClientRule
@@ -23,8 +24,16 @@ class BatchedTrain(Train):
     """`Train`, as a `BatchedOp`: the form that algorithms offer to the engines."""
 
     def together(self, calls: Sequence[Call]) -> Sequence[Outcome | BaseException]:
-        """Trains at several clients at once; see `fedlens.local.vectorized.train_group`."""
-        return train_together(self, calls)
+        """Trains at several clients at once; see `fedlens.local.vectorized.train_group`.
+
+        An error of the common computation names the client rule: it may not be stackable, as it declares.
+        """
+        try:
+            return train_together(self, calls)
+        except Exception as error:
+            if self.rule.plain or isinstance(error, FedlensError) or out_of_memory(error):
+                raise
+            raise RuntimeError(f"with {self.rule.called}: {told(error)}") from error
 
     def obstacle(self) -> Obstacle | None:
         """The reason against training several clients at once; None where there is none."""

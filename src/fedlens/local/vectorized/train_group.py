@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedlens.core.calls import Calls
-from fedlens.core.errors import ConfigError, HookError, out_of_memory
+from fedlens.core.errors import HookError, out_of_memory
 from fedlens.core.interrupts import from_code
 from fedlens.core.modules import loadable
 from fedlens.core.outcomes import StackedOutcomes
@@ -228,9 +228,8 @@ def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> R
             member.masks = torch.Generator()
             member.masks.set_state(torch.get_rng_state())
     if changed:
-        raise ConfigError(
-            "`start` sets context.anchor, which clients that train together share",
-            where="client",
+        raise HookError(
+            f"`start` of {train.rule.called} replaces its input context.anchor",
             hint="save what the rule needs in context.saved",
         )
     return failed
