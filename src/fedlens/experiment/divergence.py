@@ -36,6 +36,7 @@ RECENT = 100  # rounds whose local losses are kept
 LOSSES = ("test_loss", "validation_loss", "train_loss", "local_loss")
 ACCURACIES = ("test_accuracy", "validation_accuracy")
 _FAR = 100.0  # times the median of the round: an update that is not that of a usual client
+_CALM = 10.0  # times the median of earlier rounds: a median beyond is that of a round in which all diverge
 _NOTABLE = 2.0  # times: from here on the ratio is worth mentioning
 
 Warned = dict[str, Any]
@@ -129,7 +130,7 @@ class Divergence:
         self._rounds, self._lr, self._clip_norm, self._chance = rounds, lr, clip_norm, chance or {}
         # Replaced, never changed in place: a checkpoint may hold it while the run goes on.
         self.state: State = state or {
-            "levels": {}, "streaks": {}, "learned": 0, "extremes": {}, "warnings": []
+            "levels": {}, "streaks": {}, "learned": 0, "extremes": {}, "medians": [], "warnings": []
         }  # fmt: skip
 
     @property
@@ -141,7 +142,7 @@ class Divergence:
         """Takes a round's line of metrics.jsonl and its extreme replies; returns the warnings that are new."""
         round = line["round"]
         before = len(self.state["warnings"])
-        self._set(extremes=_more_extreme(self.state["extremes"], round, extremes))
+        self._set(extremes=_more_extreme(self.state["extremes"], round, extremes, self._growth(extremes)))
         for metric in LOSSES:
             if line.get(metric) is not None:
                 self._loss(round, metric, line[metric])
@@ -152,6 +153,20 @@ class Divergence:
         if any(line.get(metric) is not None for metric in (*LOSSES[:-1], *ACCURACIES)):
             self._set(extremes={})
         return self.warnings[before:]
+
+    def _growth(self, now: Extremes) -> float | None:
+        """The median update norm of this round, as a multiple of earlier rounds' median, which then includes it.
+
+        None without an earlier round, and while a loss is already far beyond its level.
+        """
+        if now.update is None or any(metric in self.state["streaks"] for metric in LOSSES):
+            return None
+        _, norm, times = now.update
+        median, earlier = norm / times, self.state.get("medians", [])
+        if not 0 < median < math.inf:
+            return None
+        self._set(medians=[*earlier, median][-RECENT:])
+        return median / statistics.median(earlier) if earlier else None
 
     def _loss(self, round: int, metric: str, loss: float) -> None:
         name = metric.replace("_", " ")
@@ -225,7 +240,10 @@ class Divergence:
         clip = "set local.clip_norm" if self._clip_norm is None else "lower local.clip_norm"
         first = clients[0] if clients else {}
         if first.get("times_median", 0.0) >= _FAR:
-            return f"Check the data of client '{first['client']}'; then try {tenth}, or {clip}."
+            if first.get("median_times_earlier", math.inf) <= _CALM:
+                return f"Check the data of client '{first['client']}'; then try {tenth}, or {clip}."
+            # The others diverge too, or there is no round to compare them with.
+            return f"Try {tenth}, or {clip}; if client '{first['client']}' still stands out, check its data."
         if kind == "accuracy-at-chance":
             return f"Try {tenth}; if the loss then falls too slowly, local.lr = {self._lr * 10:g}."
         return f"Try {tenth}, or {clip}."
@@ -256,13 +274,17 @@ def text_of(warning: Mapping[str, Any]) -> str:
     return f"{warning['sentence']} {warning['try']}"
 
 
-def _more_extreme(before: Mapping[str, Any], round: int, now: Extremes) -> dict[str, Any]:
+def _more_extreme(
+    before: Mapping[str, Any], round: int, now: Extremes, growth: float | None
+) -> dict[str, Any]:
     """The update and the local loss that stood out the most: those before, or those of this round."""
     new = dict(before)
     if now.update is not None:
         client, norm, times = now.update
         if times > new.get("update", {}).get("times_median", -1.0):
             new["update"] = {"client": client, "round": round, "update_norm": norm, "times_median": times}
+            if growth is not None:
+                new["update"]["median_times_earlier"] = growth
     if now.loss is not None:
         client, loss = now.loss
         if loss > new.get("loss", {}).get("local_loss", -math.inf):
