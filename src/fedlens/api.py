@@ -336,7 +336,8 @@ def _report(directory: Path, progress: ProgressBase) -> str | None:
     try:
         write_report(directory)
     except Exception as error:
-        sentence = f"the result page could not be written: {told(error)}"
+        reason = str(error) if isinstance(error, FedlensError) else told(error)
+        sentence = f"the result page could not be written: {reason}"
         progress.problem(sentence)
         return sentence
     return None

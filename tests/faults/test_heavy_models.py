@@ -119,9 +119,9 @@ def test_no_state_changes_after_its_round(
     kept: list[tuple[Any, Any]] = []
     real = runner.RunState
 
-    def keeping(round: int, state: Any, *rest: Any) -> Any:
+    def keeping(round: int, state: Any, *rest: Any, **more: Any) -> Any:
         kept.append((state, copied(state)))
-        return real(round, state, *rest)
+        return real(round, state, *rest, **more)
 
     monkeypatch.setattr(runner, "RunState", keeping)
     experiment(engine).run(tmp_path / "run", report=False)

@@ -251,11 +251,11 @@ def test_a_checkpoint_is_saved_when_the_disk_has_its_states(
         sync(self, keys)
         there.update(keys)
 
-    def saved(directory: Path, round: int, payload: Any, keys: set[str]) -> Path:
+    def saved(directory: Path, round: int, payload: Any, keys: set[str], *more: Any) -> Path:
         assert set(payload["client_files"].values()) == set(keys) <= there
         assert all((directory.parent / "states" / f"{key}.safetensors").exists() for key in keys)
         saves.append(len(keys))
-        return save(directory, round, payload, keys)
+        return save(directory, round, payload, keys, *more)
 
     monkeypatch.setattr(StateFiles, "sync", synced)
     monkeypatch.setattr(checkpoint, "save", saved)

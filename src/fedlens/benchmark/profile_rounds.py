@@ -22,6 +22,7 @@ from fedlens.core.random import Rng
 from fedlens.core.states import ClientStates
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
+from fedlens.experiment.changes import defining
 from fedlens.experiment.divergence import hopeless
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.state_files import StateFiles
@@ -168,5 +169,6 @@ class ProfiledRounds:
         path = self.scratch / "model.safetensors"
         checkpoint.write_model(path, tree, {})
         run_state = RunState(1, self.state, self.states.mark(), {})
-        saved = checkpoint.save(self.scratch / "checkpoint", 1, run_state.payload())
+        about = {"settings": defining(self.built.config), "client_lines": 0}
+        saved = checkpoint.save(self.scratch / "checkpoint", 1, run_state.payload(), about=about)
         return path.stat().st_size, sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())

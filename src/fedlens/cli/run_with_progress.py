@@ -18,6 +18,7 @@ from fedlens.cli.output import (
     stdout_kept_clean,
 )
 from fedlens.cli.progress_display import ProgressDisplay, make_display
+from fedlens.report.format import many
 
 if TYPE_CHECKING:
     from fedlens.api import Result
@@ -53,7 +54,10 @@ def train(
     display.result(result.summary, Path(result.directory))
     _check_written(display, output)
     if strict and result.warnings:
-        complain("error", f"the run has warnings ({len(result.warnings)}), and --strict is set")
+        first = result.warnings[0]["sentence"]
+        complain(
+            "error", f"--strict is set, and the run has {many(len(result.warnings), 'warning')}: {first}"
+        )
         raise typer.Exit(1)
 
 

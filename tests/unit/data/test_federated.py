@@ -129,7 +129,9 @@ def test_rounding_of_each_clients_share_is_right_on_average() -> None:
 
 
 def test_a_share_that_holds_out_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"0\.5 holds out no example of any client \(data\.validation\)"):
+    with pytest.raises(
+        ConfigError, match=r"0\.5 is too small: no client has a held-out example \(data\.validation\)"
+    ):
         hold_out_each(Partition.of_owners([0, 1], 2), 0.5, 0)
 
 

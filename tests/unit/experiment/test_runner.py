@@ -20,7 +20,7 @@ from fedlens.core.states import Saved
 from fedlens.experiment import checkpoint, runner
 from fedlens.experiment.divergence import diverged, hopeless
 from fedlens.experiment.progress import Silent
-from fedlens.experiment.run_state import RunState
+from fedlens.experiment.run_state import RunState, replace_tensors
 
 LEAST: dict[str, Any] = {
     "rounds": 4,
@@ -341,7 +341,7 @@ class Pair(NamedTuple):
 def test_where_tensors_of_a_state_are_replaced_only_what_holds_them_is_rebuilt() -> None:
     old, new, kept = torch.zeros(2), torch.ones(2), torch.zeros(3)
     state = {"model": {"w": old}, "pair": Pair([old], 1), "rest": Counter(a=2), "plain": Pair(kept, (kept,))}
-    found = runner._replaced(state, {id(old): new})
+    found = replace_tensors(state, {id(old): new})
     assert found["model"]["w"] is new
     assert isinstance(found["pair"], Pair)
     assert found["pair"].one[0] is new
