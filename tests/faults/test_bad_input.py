@@ -172,6 +172,11 @@ VALUES = {
     "(base.toml, line 10: model.name, with --set model.name.x)",
     "server={name='momentum',momentum=0,nesterov=true}": "nesterov needs a momentum above 0 (--set server.nesterov)",
     "engine.workers=-2": "'workers' is -2, but must be at least 0 (--set engine.workers)",
+    "algorithm.mu=1": "the algorithm 'fedavg' has no setting 'mu' (--set algorithm.mu); algorithms with it: "
+    "'fedprox', 'moon', 'feddane'; add --set algorithm.name=fedprox",
+    "data.partition.alpha=1": "the partition 'iid' has no setting 'alpha' (--set data.partition.alpha); "
+    "partitions with it: 'quantity', "
+    "'dirichlet', 'dirichlet-classwise', 'pachinko', 'lda-multilabel'; add --set data.partition.name=quantity",
     "engine.group=4": "the engine 'default' has no setting 'group' (--set engine.group); engines with it: "
     "'vectorized', 'processes', 'ray'; add --set engine.name=vectorized",
     "engine.device=gpu": "'device' is 'gpu', but must be 'cpu', 'cuda', or 'cuda:' and a number, e.g. 'cuda:1' (--set engine.device)",
