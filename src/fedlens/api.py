@@ -163,8 +163,8 @@ def resume(
         # A finished run need not find a user's own file any more: its settings are compared as they are written.
         planned = None if done else plan(config, source)
         filled = config if planned is None else planned.config
-        edited = changes.check_settings(run, round, about, filled, source, accept_changes)
-        if done and not (edited and config.rounds > round):
+        edited = changes.check_settings(run, round, about, filled, source, accept_changes, finished=done)
+        if done and not edited:
             listener.note(f"the run {run.path} is already finished")
             return Result(run.path)
         environment = run.read_environment() or {}
@@ -187,6 +187,8 @@ def resume(
                     run, run_state.round, loaded.about, planned.config, source, accept_changes
                 )
                 _check_fits(run, built, run_state, bool(edited))
+                if changes.rescaling(edited):
+                    run_state.norms = {}
                 for change in edited:
                     listener.note(f"accepted: {changes.sentence(change)}")
                 if "settings" not in loaded.about:
@@ -256,11 +258,10 @@ def _check_same_data(directory: RunDir, built: Built, environment: dict[str, Any
 def _describe(directory: RunDir, built: Built, root: Path) -> None:
     """Writes what is known before the first round."""
     from fedlens.experiment.build import data_digest
-    from fedlens.experiment.environment import describe_environment
+    from fedlens.experiment.environment import command_words, describe_environment
     from fedlens.experiment.rundir import FORMAT
 
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv and sys.argv[0] else ["python"]
-    environment = describe_environment(command, built.config.seed) | {"layout": built.layout}
+    environment = describe_environment(command_words(sys.argv), built.config.seed) | {"layout": built.layout}
     data = {"data_dir": str(root.resolve()), "data_sha256": data_digest(built)}
     directory.write_environment({**environment, "format": FORMAT, **data})
     built.partition.save(directory.partition_path)
@@ -314,15 +315,11 @@ def _carry_out(
             if status == "finished":
                 raise
             progress.note(str(failure))  # what went wrong first says more
-        if report:
-            if unwritten := _report(directory.path, progress):
-                summary["notes"].append(unwritten)
-                with suppress(FedlensError):  # the disk is full, say, and the summary without it is there
-                    directory.write_summary(summary)
-        else:
-            directory.report_path.unlink(
-                missing_ok=True
-            )  # after `resume`, an old page would show an old state
+        problem = _report(directory.path, progress) if report else _remove_page(directory, progress)
+        if problem:
+            summary["notes"].append(problem)
+            with suppress(FedlensError):  # the disk is full, say, and the summary without it is there
+                directory.write_summary(summary)
         progress.finished(summary)
     assert runner.run_state is not None
     model, _ = built.algorithm.model(runner.run_state.state)
@@ -338,6 +335,17 @@ def _report(directory: Path, progress: ProgressBase) -> str | None:
     except Exception as error:
         reason = str(error) if isinstance(error, FedlensError) else told(error)
         sentence = f"the result page could not be written: {reason}"
+        progress.problem(sentence)
+        return sentence
+    return None
+
+
+def _remove_page(directory: RunDir, progress: ProgressBase) -> str | None:
+    """Removes the page of before `resume`, which shows an old state. A sentence says why if it cannot be removed."""
+    try:
+        directory.report_path.unlink(missing_ok=True)
+    except OSError as error:
+        sentence = f"the earlier result page could not be removed: {error.strerror} ({directory.report_path})"
         progress.problem(sentence)
         return sentence
     return None

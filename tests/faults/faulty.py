@@ -9,7 +9,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,33 @@ class WithHuge:
 
 def huge(parts: Parts, *, client: int, after: int, value: float = 3e38) -> WithHuge:
     return WithHuge(averaging(parts), client, after, value)
+
+
+@dataclass(frozen=True)
+class Growing:
+    """FedAvg whose learning rate is `times` as high after some rounds. What it returns without a reply is no state."""
+
+    inner: Averaging
+    after: int
+    times: float
+
+    def round(self, state: Any, ctx: Any) -> Any:
+        steps = self.inner.round(state, ctx)
+        ask = next(steps)
+        lr = ask.shared["lr"] * (self.times if ctx.round > self.after else 1.0)
+        answers = yield replace(ask, shared={**ask.shared, "lr": lr})
+        try:
+            steps.send(answers)
+        except StopIteration as stop:
+            return {"model": None} if stop.value is state else stop.value
+        raise AssertionError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def growing(parts: Parts, *, after: int, times: float) -> Growing:
+    return Growing(averaging(parts), after, times)
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ def places(at: int, *, lat: str = "52.5", line: int = 5) -> str:
 
 TABLES = [
     csv("a column is missing", lambda: ["file,label", *table("path", "label")[1:]],
-        "own/table.csv, line 1: there is no column 'path'; name the columns in the first line; known: file, label.", skips=False),
+        "own/table.csv, line 1: there is no column 'path'; did you mean 'file'? Rename it to 'path', or set data.dataset.path_column = \"file\".", skips=False),
     csv("an empty label", both(3, label=""), "own/table.csv, line 3: the cell 'label' is empty; write the class of the image."),
     csv("a label NaN", both(3, label="NaN"), "own/table.csv, line 3: the cell 'label' is 'NaN', which stands for a missing value; write the class of the image."),
     csv("a client NA", both(3, client="NA"), "own/table.csv, line 3: the cell 'client' is 'NA', which stands for a missing value; write the client of the image."),

@@ -156,8 +156,11 @@ def test_a_loss_that_jumps_and_stays_is_reported_once_with_the_client_that_cause
     assert [note[:14] for note in said] == [f"after round {reported - 1}:"]
     with pytest.raises(KeyboardInterrupt):
         experiment(after=3, value=200.0, **more).run(tmp_path / "run", progress=Listener(stop=since + 1))
-    resumed = resume(tmp_path / "run")
+    again = Listener()
+    resumed = resume(tmp_path / "run", progress=again)  # in the middle of the three rounds
     assert resumed.summary["warnings"] == ref.summary["warnings"]
+    repeated = [note for note in again.notes if "has been more than 100 times" in note]
+    assert [note.partition(": ")[2] for note in repeated] == [note.partition(": ")[2] for note in said]
 
 
 @pytest.mark.report_page
@@ -181,7 +184,7 @@ def test_strict_makes_a_warning_exit_with_1_and_the_page_shades_the_rounds(
     assert summary["status"] == "finished"
     (chance,) = [w for w in summary["warnings"] if w["kind"] == "accuracy-at-chance"]
     assert (chance["since"], chance["until"], chance["metric"]) == (1, 6, "test_accuracy")
-    assert "Try local.lr = 0.3 (a tenth); if the loss then falls too slowly, local.lr = 30." in loose.stderr
+    assert "Try local.lr = 0.1, or set local.clip_norm." in loose.stderr
     page = (tmp_path / "loose/report.html").read_text()
     assert "<b>Rounds 1 to 6.</b> The test accuracy has been at chance since round 1" in page
     assert '"type": "rect"' in page or '"type":"rect"' in page
@@ -193,3 +196,78 @@ def test_strict_makes_a_warning_exit_with_1_and_the_page_shades_the_rounds(
         app, ["run", "own.toml", "--set", "local.lr=0.1", "--out", "sound", "--strict", "--quiet"]
     )
     assert (sound.exit_code, sound.stderr) == (0, "")
+
+
+SCALE = {"algorithm": "fedavg", "local": {"lr": 1e-6, "batch_size": 20}}
+BOUND = "replies-beyond-bound"
+
+
+def scaled(stop: int, out: Path, engine: str = "inline") -> None:
+    """A run whose replies are 10^5 times as large after the third round; stopped after round `stop`, and resumed."""
+    growing = {"name": f"{FILE}:growing", "after": 3, "times": 1e5}
+    run = experiment(**{**SCALE, "algorithm": growing}, after=3, engine=ENGINES[engine])
+    if not stop:
+        run.run(out)
+        return
+    with pytest.raises(KeyboardInterrupt):
+        run.run(out, progress=Listener(stop=stop))
+    resume(out)
+
+
+@pytest.fixture(scope="module")
+def scaled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("scaled") / "run"
+    scaled(0, out)
+    return out
+
+
+def test_a_round_of_replies_beyond_the_bound_leaves_the_model_and_the_run_goes_on(scaled_run: Path) -> None:
+    from fedlens import load_result
+
+    run = load_result(scaled_run)
+    assert [line["failed"] for line in run.metrics] == [0, 0, 0, 0, 12, 0, 0]
+    assert run.metrics[4]["test_loss"] == run.metrics[3]["test_loss"]
+    assert run.metrics[6]["test_loss"] < run.metrics[4]["test_loss"] - 0.1
+    (warning,) = run.warnings
+    assert (warning["kind"], warning["since"], warning["until"]) == (BOUND, 4, 4)
+    assert warning["sentence"].startswith(
+        "In round 4 the norm bound rejected every reply to 'train': 12 in all, the first from client '11' (update norm "
+    )
+    assert warning["sentence"].endswith(
+        " times)). The model is unchanged in that round. The scale of the replies has changed, so the bound starts "
+        "anew and the next replies are accepted."
+    )
+    assert (
+        warning["try"]
+        == "If the loss rises from there on, try local.lr = 1e-07 (a tenth), or set local.clip_norm."
+    )
+
+
+@pytest.mark.parametrize("stop", [3, 4, 5])
+def test_a_run_resumed_around_a_round_beyond_the_bound_is_the_same(
+    tmp_path: Path, scaled_run: Path, stop: int
+) -> None:
+    scaled(stop, tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(scaled_run)
+
+
+@pytest.mark.parametrize("engine", ["processes", "vectorized"])
+def test_a_round_beyond_the_bound_is_the_same_on_every_engine(
+    tmp_path: Path, scaled_run: Path, engine: str
+) -> None:
+    scaled(0, tmp_path / "run", engine)
+    summaries = [json.loads((out / "summary.json").read_text()) for out in (tmp_path / "run", scaled_run)]
+    assert [[w["since"] for w in summary["warnings"]] for summary in summaries] == [[4], [4]]
+    if engine == "processes":
+        assert sha(tmp_path / "run/model.safetensors") == sha(scaled_run / "model.safetensors")
+
+
+def test_a_resumed_run_with_another_learning_rate_has_a_bound_of_its_own(tmp_path: Path) -> None:
+    short = experiment(after=9, **SCALE, rounds=3).run(tmp_path / "run")
+    config = tmp_path / "run/config.toml"
+    text = config.read_text().replace("rounds = 3", "rounds = 6").replace("lr = 1e-06", "lr = 0.1")
+    assert text.count("lr = 0.1") == 1
+    config.write_text(text)
+    run = resume(tmp_path / "run", accept_changes=True)
+    assert (refused(run), run.warnings) == ({}, [])
+    assert run.metrics[4]["test_loss"] < short.metrics[3]["test_loss"] - 0.1

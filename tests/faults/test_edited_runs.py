@@ -130,6 +130,18 @@ def test_a_finished_run_can_be_trained_for_longer(here: Path) -> None:  # noqa: 
     assert outcome(here / "ref")["model"] == outcome(longer)["model"]
 
 
+def test_other_changes_of_a_finished_run_are_refused_though_accepted(here: Path) -> None:  # noqa: F811
+    edit(here / "ref", "lr = 0.05", "lr = 0.5")
+    for more in ([], ["--accept-changes"]):
+        answer = CliRunner().invoke(app, ["resume", "ref", *more])
+        assert answer.exit_code == 2
+        assert answer.stderr.startswith(
+            "error: the run is finished, and config.toml was edited since: local.lr is 0.5, was 0.05 (ref/config.toml"
+        )
+        assert "start a new run with these settings: 'fedlens run ref/config.toml --out DIR'" in answer.stderr
+        assert "--accept-changes" not in answer.stderr
+
+
 def test_rounds_that_are_done_cannot_be_taken_back(here: Path) -> None:  # noqa: F811
     edit(here / "run", f"rounds = {ROUNDS}", "rounds = 3")
     for accept in (False, True):
@@ -184,6 +196,35 @@ def test_missing_lines_are_noticed_and_named(here: Path, file: str, cut: str) ->
     (noted,) = done.summary["changes"]
     assert noted["key"] == file
     assert re.fullmatch(said, noted["after"])
+
+
+def test_accepted_missing_lines_are_not_asked_about_again(here: Path) -> None:  # noqa: F811
+    for file in ("metrics.jsonl", "clients.jsonl"):
+        path = here / "run" / file
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows if row["round"] != 2))
+    edit(here / "run", f"rounds = {ROUNDS}", "rounds = 8")
+    with pytest.raises(KeyboardInterrupt):
+        resume("run", accept_changes=True, progress=Stops(6), report=False)
+    keys = ["rounds", "metrics.jsonl", "clients.jsonl"]
+    assert [change["key"] for change in summary(here / "run")["changes"]] == keys
+    with pytest.raises(KeyboardInterrupt):
+        resume("run", progress=Stops(7), report=False)
+    assert [change["key"] for change in summary(here / "run")["changes"]] == keys
+    path = here / "run/metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(FedlensError, match=r"^metrics\.jsonl was edited or cut: rounds 0 and 2 are missing"):
+        resume("run")
+
+
+@pytest.mark.parametrize("forged", ['{"clients": 8}', '{"clients": 8, "round": "two"}'])
+def test_a_line_without_a_round_is_not_counted(here: Path, forged: str) -> None:  # noqa: F811
+    path = here / "run/metrics.jsonl"
+    path.write_text(f"{forged}\n{path.read_text()}")
+    (here / "run/clients.jsonl").write_text("")
+    with pytest.raises(FedlensError, match=r"^clients\.jsonl was edited or cut: rounds 1 to 3 are missing"):
+        resume("run")
+    assert RunDir(here / "run").truncate_metrics(3) == 1
 
 
 def test_a_page_without_changes_does_not_speak_of_any(here: Path) -> None:  # noqa: F811

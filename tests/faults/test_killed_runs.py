@@ -146,7 +146,7 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written(tmp_path: Path) -> N
     assert "Traceback" not in full["err"]
     told = json.loads(full["out"])
     assert told["status"] == "failed"
-    assert "could not be written" in told["error"]
+    assert "could not be written" in told["error"]["what"]
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref")
 
 

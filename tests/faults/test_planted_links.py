@@ -105,6 +105,28 @@ def test_a_pipe_is_refused_and_never_waited_for(here: Path, name: str) -> None: 
     assert answer.stderr.count("\n") == 1
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("planted", ["a pipe", "a link to a device"])
+def test_a_page_waits_for_no_pipe_and_no_device(here: Path, planted: str) -> None:  # noqa: F811
+    path = here / "ref/clients.jsonl"
+    path.unlink()
+    if planted == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    answer = CliRunner().invoke(app, ["report", "ref"])
+    assert answer.exit_code == 2
+    assert re.match(r"error: clients\.jsonl is (not a regular file|a symbolic link) \(ref/", answer.stderr)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.report_page
+def test_a_page_does_not_wait_for_a_pipe_in_a_folder_beside_it(here: Path) -> None:  # noqa: F811
+    (here / "run/config.toml").unlink()
+    os.mkfifo(here / "run/config.toml")
+    assert write_report(here / "ref").is_file()
+
+
 def test_hard_links_are_neither_locked_nor_appended_to(here: Path, mine: Path) -> None:  # noqa: F811
     (here / "run/.lock").unlink()
     os.link(mine, here / "run/.lock")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedlens.core import interrupts
 from fedlens.core.driver import Driver
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Client, Outcome, Payload
@@ -283,6 +284,25 @@ def test_what_a_call_writes_is_reported_also_where_it_breaks() -> None:
     assert written == everything
     assert isinstance(fault, RunFailed)
     assert (fault.what, fault.where, fault.hint) == ("it is odd", "engine.name", "take another")
+
+
+@pytest.mark.parametrize("end", [SystemExit(15), KeyboardInterrupt()])
+def test_what_ends_a_worker_is_no_failure_of_the_run(end: BaseException) -> None:
+    def ends() -> None:
+        raise end
+
+    with pytest.raises(type(end)) as raised:
+        Relay().report(ends)
+    assert raised.value is end
+
+
+def test_an_interrupt_that_code_raises_in_a_worker_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(interrupts._Watch, "active", True)  # as `no_user` does in every worker
+    value, _, failure = Relay().report(ends)
+    assert (value, isinstance(failure, RunFailed)) == (None, True)
 
 
 def loud(payload: Payload, client: Client, rng: Rng) -> Outcome:

@@ -158,10 +158,11 @@ def test_a_learning_rate_that_is_far_too_high_fails_and_is_named(
         assert answer.exit_code == 1
         (error,) = [line for line in answer.stderr.splitlines() if line.startswith("error: ")]
         assert error.endswith(
-            "usually the learning rate is too high: local.lr is 1e+06, try a tenth, or set local.clip_norm."
+            "usually the learning rate is too high: local.lr is 1e+06, try 0.1, or set local.clip_norm."
         )
         assert "Traceback" not in answer.stderr
         told = json.loads(answer.stdout)
         assert told["status"] == "failed"
-        assert f"error: {told['error']}" == error
+        assert error == f"error: {told['error']['what']}; {told['error']['hint']}."
+        assert told["exit_code"] == 1
     assert (tmp_path / "run/metrics.jsonl").read_text().count("\n") == told["rounds_done"] + 1

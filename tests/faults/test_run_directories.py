@@ -281,3 +281,15 @@ def test_a_user_with_a_closed_pipe_loses_nothing(here: Path) -> None:
     assert "Broken pipe; the run continues without output" in said
     assert summary(here / "run")["status"] == "finished"
     assert outcome(here / "run") == outcome(here / "ref")
+
+
+def test_a_page_that_cannot_be_removed_does_not_hide_how_the_run_ended(here: Path) -> None:
+    (here / "run/report.html").unlink(missing_ok=True)
+    (here / "run/report.html").mkdir()
+    told = Stops(5)
+    with pytest.raises(KeyboardInterrupt):
+        resume("run", progress=told, report=False)
+    (note,) = [note for note in told.notes if "result page" in note]
+    assert note.startswith("the earlier result page could not be removed: ")
+    assert summary(here / "run")["notes"][-1] == note
+    assert resume("run", report=False).summary["status"] == "finished"

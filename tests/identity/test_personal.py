@@ -23,10 +23,11 @@ from fedlens.algorithms.moon import contrastive
 from fedlens.algorithms.personal import finetune, local_only
 from fedlens.core.driver import Driver, Tally
 from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.protocol import ClientStates, Program, RoundContext
+from fedlens.core.protocol import ClientStates, ModelSpec, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.local.rules import ClientRule, proximal
+from fedlens.models.simple import small_cnn
 from tests.identity.identity_kit import (
     Points,
     World,
@@ -284,7 +285,14 @@ def test_the_worst_decile_is_the_mean_of_the_worst_tenth_rounded_up() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: fedbn(given(divided(HELD), spec=model())), "has no batch normalization"),
+        (
+            lambda: fedbn(given(divided(HELD), spec=model())),
+            "has no batch normalization.*name = 'small-cnn', norm",
+        ),
+        (
+            lambda: fedbn(given(divided(HELD), spec=ModelSpec(small_cnn, "small-cnn", {}, (1, 8, 8), 10, 0))),
+            "set model.norm = 'batch', or choose",
+        ),
         (lambda: fedbn(parts(world(), LOCAL, model(norm=True))), "no client holds out"),
         (lambda: finetune(parts(world(), LOCAL)), "no client holds out"),
         (lambda: fedavg(parts(world(), LOCAL, measure_clients="all")), "no client holds out"),

@@ -28,7 +28,7 @@ from fedlens.algorithms.client_evaluation import (
     refuse_unmeasured,
 )
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
-from fedlens.algorithms.client_sampling import BySize, Select, Uniform, repeats
+from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError, HookError
 from fedlens.core.input_checks import Inputs
@@ -130,6 +130,17 @@ class Averaging(AlgorithmBase):
     def clients_per_round(self, federation: FederationInfo) -> int:
         """The size of a cohort. Raises `ConfigError` if the population is smaller."""
         return self.select.size(federation)
+
+    def candidates(self, federation: FederationInfo) -> Sequence[int]:
+        """Those that can be selected; all that hold data where each client tunes the model before it is measured."""
+        if self.tune is not None:
+            return super().candidates(federation)
+        return candidates(self.select, federation)
+
+    @property
+    def full_gradients(self) -> bool:
+        """Whether the client rule takes gradients over all examples."""
+        return self.rule.traits.full_gradients
 
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights. Raises `ConfigError` if the cohort is larger than the population."""

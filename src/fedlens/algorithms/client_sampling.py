@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
@@ -47,6 +48,28 @@ def repeats(select: Select, federation: FederationInfo) -> bool:
     (True, False)
     """
     return isinstance(select, RepeatingSelect) and select.repeats(federation)
+
+
+@runtime_checkable
+class LimitedSelect(Select, Protocol):
+    """A selection that can choose some of the clients alone. One without `candidates` can choose any with data."""
+
+    def candidates(self, federation: FederationInfo) -> Sequence[int]:
+        """The clients that can appear in a cohort, each once."""
+        ...
+
+
+def candidates(select: Select, federation: FederationInfo) -> Sequence[int]:
+    """The clients that can appear in a cohort of this selection, each once.
+
+    >>> federation = FederationInfo(np.array([600, 100, 0]), 10, (1, 28, 28))
+    >>> candidates(Fixed((1, 1)), federation), candidates(Uniform(2), federation)
+    ([1], [0, 1])
+    """
+    if isinstance(select, LimitedSelect):
+        return select.candidates(federation)
+    eligible: list[int] = federation.eligible.tolist()
+    return eligible
 
 
 @dataclass(frozen=True)
@@ -179,6 +202,10 @@ class Fixed:
                 where="select.clients",
             )
         return len(self.clients)
+
+    def candidates(self, federation: FederationInfo) -> Sequence[int]:
+        """These clients, each once."""
+        return sorted(set(self.clients))
 
     def repeats(self, federation: FederationInfo) -> bool:
         """Whether one is named twice."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import ModelSpec
+from fedlens.core.registry import settings_model
 
 
 def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
@@ -54,9 +58,17 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
         raise ConfigError(
             f"the model '{parts.model.name}' has no batch normalization, so no layer would stay at the clients",
             where="model.name",
-            hint="choose a model with batch normalization, or algorithm.name = 'fedavg'",
+            hint=f"{_with_batch_normalization(parts.model)}, or choose algorithm.name = 'fedavg'",
         )
     return averaging(parts, server=ServerSGD(lr), personal=frozenset(personal))
+
+
+def _with_batch_normalization(model: ModelSpec) -> str:
+    """The setting that gives the model batch normalization, or another model that has such a setting."""
+    norm = settings_model(model.factory).model_fields.get("norm")
+    if norm is not None and "batch" in get_args(norm.annotation):
+        return "set model.norm = 'batch'"
+    return "choose a model with it, such as model = { name = 'small-cnn', norm = 'batch' }"
 
 
 def own_normalization(module: nn.Module) -> list[str]:

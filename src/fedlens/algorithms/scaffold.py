@@ -119,6 +119,14 @@ DISCLOSURE = "Each client sends the change of its control variate, a mean gradie
 
 def control_variate(*, option: Option = "II") -> ClientRule:
     """SCAFFOLD's control variates as a client rule, on top of any averaging algorithm."""
+    traits = Traits(
+        stackable=True,
+        corrects=True,
+        whole=True,
+        invariant=True,
+        full_gradients=option == "I",
+        discloses=(DISCLOSURE,),
+    )
     return ClientRule(
         name="control-variate",
         start=partial(_start, option=option),
@@ -128,7 +136,7 @@ def control_variate(*, option: Option = "II") -> ClientRule:
         fields={"variate": "sum"},
         servers={"control-variate": ServerRule(init=_zero, shared=_shared, after=_after)},
         check=partial(_refuse_bent, option=option),
-        traits=Traits(stackable=True, corrects=True, whole=True, invariant=True, discloses=(DISCLOSURE,)),
+        traits=traits,
     )
 
 

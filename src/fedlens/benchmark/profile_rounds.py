@@ -123,7 +123,7 @@ class ProfiledRounds:
             round = self.built.algorithm.round(self.state, context)
             self.state = self._timed(round, timings, with_clock, "other")
             tally = self.driver.tally
-            if tally.failed and tally.clients == 0:
+            if tally.failed_round:
                 raise hopeless(number + 1, tally, self.built.config.local.lr)
 
     def _timed(self, steps: Generator[Any, Any, Any], timings: Timings, with_clock: bool, part: str) -> Any:

@@ -60,6 +60,7 @@ def profile(
             from fedlens.benchmark import profile as module
             from fedlens.cli.bench_profile_tables import print_profile
             from fedlens.cli.run import overrides
+            from fedlens.experiment.environment import command_words
 
             if recipe is not None:
                 document = module.profile(
@@ -71,7 +72,7 @@ def profile(
                     data_dir=data_dir,
                     download=download,
                     say=lambda sentence: print(sentence, file=sys.stderr),
-                    command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+                    command=command_words(sys.argv),
                 )
             else:
                 document = module.profile_model(str(model), changes or (), _sides(shape), classes)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.format import count, metric_gap, metric_value
+from fedlens.report.format import count, finite, metric_gap, metric_value
 
 ALL_UP_TO = 20  # clients of which the table has every one
 _WORST = 5  # of more clients
@@ -25,14 +25,17 @@ def worst_text(summary: Mapping[str, Any], metric: str, tenth: float | None) -> 
     ', 66.0 % at the worst tenth of the clients, 61.0 % at the worst client (mercy)'
     """
     from fedlens.report.client_results import FEW
+    from fedlens.report.read import subtable
 
-    clients = summary.get("clients") or {}
-    worst = clients.get("worst") if clients.get("metric") == metric else None
+    clients = subtable(summary, "clients")
+    worst, measured = subtable(clients, "worst"), finite(clients.get("measured"))
+    # A resumed run prints a summary that somebody else may have written.
+    value = finite(worst.get("value")) if clients.get("metric") == metric else None
     parts = []
-    if tenth is not None and (worst is None or clients["measured"] >= FEW):
+    if tenth is not None and (value is None or measured is None or measured >= FEW):
         parts.append(f"{metric_value(metric, tenth)} at the worst tenth of the clients")
-    if worst is not None:
-        parts.append(f"{metric_value(metric, worst['value'])} at the worst client ({worst['client']})")
+    if value is not None:
+        parts.append(f"{metric_value(metric, value)} at the worst client ({worst.get('client')})")
     return "".join(f", {part}" for part in parts)
 
 

@@ -64,10 +64,11 @@ def printable(text: str, line_feeds: bool = True) -> str:
 
 @dataclass
 class CommandOutput:
-    """The output of one command: whether it is JSON, and whether the JSON has been printed."""
+    """The output of one command: whether it is JSON, whether the JSON has been printed, and --debug."""
 
     as_json: bool = False
     printed: bool = False
+    debug: bool = False
 
     def json(self, value: Any) -> None:
         """Prints the command's JSON value."""
@@ -79,6 +80,15 @@ class CommandOutput:
         if self.as_json and not self.printed:
             with suppress(OSError, OutputLost):  # the error was printed on standard error before
                 self.json(error_object(status, exit_code, what, where, hint))
+
+
+def error_parts(error: Exception, debug: bool) -> tuple[int, str, str | None, str | None]:
+    """The exit code of an exception, what is wrong, where, and a hint."""
+    if isinstance(error, FedlensError):
+        return error.exit_code, error.what, error.where, error.hint
+    text = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
+    hint = None if debug else "Run it again with --debug to see the traceback"
+    return 1, f"unexpected error: {text}", None, hint
 
 
 def error_object(
@@ -95,9 +105,9 @@ def reported(debug: bool, as_json: bool = False) -> Iterator[CommandOutput]:
 
     With `as_json`, the error is an object on standard output too.
     """
-    output = CommandOutput(as_json)
+    output = CommandOutput(as_json, debug=debug)
     try:
-        with _sentences(debug, output):
+        with _sentences(output):
             yield output
     except OutputLost as lost:
         lost.report()
@@ -105,13 +115,13 @@ def reported(debug: bool, as_json: bool = False) -> Iterator[CommandOutput]:
 
 
 @contextmanager
-def _sentences(debug: bool, output: CommandOutput) -> Iterator[None]:
+def _sentences(output: CommandOutput) -> Iterator[None]:
     try:
         yield
     except FedlensError as error:
-        _trace(debug)
+        _trace(output.debug)
         complain("error", str(error))
-        output.failed("error", error.exit_code, error.what, error.where, error.hint)
+        output.failed("error", *error_parts(error, output.debug))
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt as stop:
         complain("interrupted", str(stop))
@@ -123,12 +133,11 @@ def _sentences(debug: bool, output: CommandOutput) -> Iterator[None]:
         if isinstance(error, OSError) and from_printing(error):
             discard(sys.stdout)
             raise OutputLost(error) from None
-        _trace(debug)
-        text = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
-        hint = None if debug else "Run it again with --debug to see the traceback"
-        complain("error", f"unexpected error: {text}." + (f" {hint}." if hint else ""))
-        output.failed("error", 1, f"unexpected error: {text}", None, hint)
-        raise typer.Exit(1) from None
+        _trace(output.debug)
+        exit_code, what, where, hint = error_parts(error, output.debug)
+        complain("error", f"{what}." + (f" {hint}." if hint else ""))
+        output.failed("error", exit_code, what, where, hint)
+        raise typer.Exit(exit_code) from None
 
 
 def _trace(debug: bool) -> None:

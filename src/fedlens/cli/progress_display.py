@@ -199,7 +199,7 @@ class ProgressDisplay(ProgressBase):
         from fedlens.experiment.rundir import RunDir
 
         page = RunDir(directory).report_path
-        page = page if page.exists() else directory
+        result = page if page.is_file() else directory
         if not self._quiet:
             for line in [
                 *closing_lines(summary),
@@ -208,9 +208,10 @@ class ProgressDisplay(ProgressBase):
                 self._print(line, soft_wrap=True)
             for line in warning_lines(summary):
                 self._print(line, style="yellow", soft_wrap=True)
-            self._print(f"result page: {page}", style="bold", soft_wrap=True)
+            label = "result page" if result == page else "run directory"
+            self._print(f"{label}: {result}", style="bold", soft_wrap=True)
         elif not self._console.stderr:
-            self._print(str(page), soft_wrap=True)
+            self._print(str(result), soft_wrap=True)
 
     def _print(self, text: str, **how: Any) -> None:
         self._due = self._clock() + SILENCE

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fedlens.cli.output import (
+    INTERRUPTED,
     CommandOutput,
     Interrupted,
     OutputLost,
     complain,
+    error_object,
+    error_parts,
     flush_output,
     stdout_kept_clean,
 )
@@ -42,12 +46,14 @@ def train(
     except KeyboardInterrupt:
         if display.directory is None:
             raise Interrupted("nothing was started") from None
+        how = f"resume with: fedlens resume {shlex.quote(str(display.directory))}"
         if output.as_json:
-            output.json(_ended(display.directory, "interrupted", None))
-        raise Interrupted(f"resume with: fedlens resume {shlex.quote(str(display.directory))}") from None
+            what = "the run was interrupted"
+            output.json(_ended(display.directory, error_object("interrupted", INTERRUPTED, what, hint=how)))
+        raise Interrupted(how) from None
     except Exception as error:
         if output.as_json and display.directory is not None:
-            output.json(_ended(display.directory, "failed", str(error)))
+            output.json(_ended(display.directory, error_object("failed", *error_parts(error, output.debug))))
         raise
     if output.as_json:
         output.json(result.summary)
@@ -70,15 +76,15 @@ def _check_written(display: ProgressDisplay, output: CommandOutput) -> None:
             raise lost
 
 
-def _ended(directory: Path, status: str, error: str | None) -> dict[str, Any]:
-    """The summary of the run; status, error and directory alone if the run could not write one."""
+def _ended(directory: Path, outcome: dict[str, Any]) -> dict[str, Any]:
+    """The summary of a run that ended badly, with the status, error and exit code of `outcome`.
+
+    Only these and the directory if the run could not write a summary.
+    """
     from fedlens.core.errors import FedlensError
     from fedlens.experiment.rundir import RunDir
 
-    outcome: dict[str, Any] = {"status": status, "error": error, "directory": str(directory)}
-    try:
+    summary = None
+    with suppress(FedlensError):
         summary = RunDir(directory).read_summary()
-    except FedlensError:
-        return outcome
-    # A resumed run that was killed leaves the summary of the run before.
-    return summary if summary and summary.get("status") == status else {**(summary or {}), **outcome}
+    return {**(summary or {}), **outcome, "directory": str(directory)}

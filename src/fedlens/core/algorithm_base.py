@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -43,6 +43,16 @@ class AlgorithmBase(Algorithm):
     def clients_per_round(self, federation: FederationInfo) -> int | None:
         """The size of a cohort; None if there is no cohort. Raises `ConfigError` if the population is too small."""
         return None
+
+    def candidates(self, federation: FederationInfo) -> Sequence[int]:
+        """The clients that may be asked to train, each once; by default all that hold data."""
+        eligible: list[int] = federation.eligible.tolist()
+        return eligible
+
+    @property
+    def full_gradients(self) -> bool:
+        """Whether clients take gradients over all their examples, and so of the last batch even if it is small."""
+        return False
 
 
 @dataclass(frozen=True)

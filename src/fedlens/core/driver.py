@@ -43,6 +43,12 @@ class Tally:
         default_factory=list
     )  # client, exchange, norm of the update
     failures: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    unbounded: list[str] = field(default_factory=list)  # operations whose replies the norm bound all refused
+
+    @property
+    def failed_round(self) -> bool:
+        """Whether no client replied, for another reason than the bound on norms."""
+        return self.failed > 0 and self.clients == 0 and not self.unbounded
 
     @property
     def clients(self) -> int:
@@ -117,8 +123,13 @@ class Driver:
         self._next: dict[int, int] = {}
 
     def drive(self, steps: Generator[Ask, Answers, Any], round: int) -> Any:
-        """Runs a generator of asks to its end and returns its value."""
-        return self.begin(steps, round, ahead=False, bounded=True).finish()
+        """Runs a generator of asks to its end and returns its value.
+
+        If the bound on norms refused every reply, the bound starts anew and `tally.unbounded` has the operations.
+        """
+        value = self.begin(steps, round, ahead=False, bounded=True).finish()
+        self.tally.unbounded = self.norms.round_done(self.tally.clients > 0)
+        return value
 
     def begin(
         self, steps: Generator[Ask, Answers, Any], round: int, ahead: bool = True, bounded: bool = False
@@ -205,8 +216,8 @@ class Driver:
                     yield answer
                 finally:
                     self._settle(answer, staged, at_once=ask.order == "arrival")
-                    if bounded and isinstance(answer, Reply) and answer.refused is None:
-                        self.norms.accepted(ask.op, answer)
+                    if bounded:
+                        self.norms.answered(ask.op, answer)
                 del answer  # frees its tree before the next answer comes
         finally:
             answers.close()

@@ -45,7 +45,7 @@ class Inputs:
         seen: dict[int, _Mark] = {}  # a tensor may be there under several names
         found = {}
         for name, value in self.named.items():
-            for path, leaf in _leaves(value, name):
+            for path, leaf in leaves(value, name):
                 if id(leaf) not in seen:
                     seen[id(leaf)] = self._mark(leaf)
                 found[path] = leaf, seen[id(leaf)]
@@ -87,12 +87,17 @@ def checksum(tensor: Tensor) -> int:
         return int(plain.view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The tensors and plain values in a value of nested mappings and lists, by name.
+
+    >>> list(leaves({"w": [1, 2]}, "state"))
+    [("state['w'][0]", 1), ("state['w'][1]", 2)]
+    """
     if isinstance(value, Mapping) and not isinstance(value, Row):  # a row makes new views at every look
         for key, item in value.items():
-            yield from _leaves(item, f"{name}[{key!r}]")
+            yield from leaves(item, f"{name}[{key!r}]")
     elif isinstance(value, list | tuple):
         for at, item in enumerate(value):
-            yield from _leaves(item, f"{name}[{at}]")
+            yield from leaves(item, f"{name}[{at}]")
     else:
         yield name, value

@@ -9,6 +9,10 @@ The typical norm is the median over the replies accepted so far, once there are 
 run: towards the end of training updates are small, and a client that was not yet asked may well send one of the size
 that they had at the beginning. Norms of 0 are not counted; they belong to clients that did not move. The bound of an
 ask depends on the replies to earlier asks alone, so it does not depend on the engine.
+
+The bound refuses a few broken clients. If it refuses every reply of a round to an operation, the scale of the replies
+has changed, for example because a plateau or a warm-up has ended: the norms of the operation start anew, so the next
+`FIRST` replies have no bound. With a single client per round, the second of two huge replies in a row is accepted.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedlens.core.protocol import Ask, Reply
+from fedlens.core.protocol import Answer, Ask, Failure, Reply
+from fedlens.core.schema import beyond_bound
 
 FIRST = 20  # accepted replies before there is a bound
 KEPT = 256  # norms kept, at most
@@ -66,25 +71,49 @@ class NormBounds:
     >>> from fedlens.core.protocol import Id, Request
     >>> bounds = NormBounds()
     >>> for _ in range(20):
-    ...     bounds.accepted("train", Reply(Id(1, 0, 0), 0, {}, norms={"update": 2.0}))
+    ...     bounds.answered("train", Reply(Id(1, 0, 0), 0, {}, norms={"update": 2.0}))
     >>> dict(bounds.bounded(Ask("train", [Request(0)])).expect.typical)
     {'update': 2.0}
     """
 
     def __init__(self) -> None:
         self._samples: dict[str, dict[str, NormSample]] = {}
+        # Operations of the round in progress with a reply that moved, and with one that the bound refused.
+        self._moved: set[str] = set()
+        self._refused: set[str] = set()
 
-    def accepted(self, op: str, reply: Reply) -> None:
-        """Counts an accepted reply of a client by the norms of its trees."""
-        if isinstance(reply.client, str):
+    def answered(self, op: str, answer: Answer) -> None:
+        """Counts a client's answer: an accepted reply by the norms of its trees, a failure if the bound refused it."""
+        if isinstance(answer.client, str):
             return
+        if isinstance(answer, Failure):
+            if beyond_bound(answer.reason):
+                self._refused.add(op)
+        elif answer.refused is None:
+            self._accepted(op, answer)
+
+    def _accepted(self, op: str, reply: Reply) -> None:
         samples = self._samples.setdefault(op, {})
         for name, norm in reply.norms.items():
             if norm:
+                self._moved.add(op)
                 sample = samples.get(name)
                 if sample is None:
                     sample = samples[name] = NormSample()
                 sample.add(norm)
+
+    def round_done(self, replied: bool) -> list[str]:
+        """Ends a round; the operations whose norms start anew, because the bound refused every reply.
+
+        Args:
+            replied: whether the round's last ask had a good reply. If not, the norms of every operation with a reply
+                beyond the bound start anew.
+        """
+        anew = sorted(self._refused - self._moved if replied else self._refused)
+        for op in anew:
+            self._samples.pop(op, None)
+        self._refused, self._moved = set(), set()
+        return anew
 
     def bounded(self, ask: Ask) -> Ask:
         """The ask with the typical norms in what it expects of replies."""

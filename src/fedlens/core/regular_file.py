@@ -32,19 +32,29 @@ def open_regular(path: Path) -> BinaryIO:
     Traceback (most recent call last):
     fedlens.core.regular_file.NotRegularError: it is a device, not a file
     """
+    return os.fdopen(open_descriptor(path, os.O_RDONLY), "rb")
+
+
+def open_descriptor(path: Path, flags: int) -> int:
+    """A descriptor of the regular file at `path`, opened with `flags` of `os.open`, without waiting.
+
+    Raises `OSError`, `NotRegularError` if it is not a regular file.
+    """
     # A pipe is opened without waiting for its other end; a terminal does not become the process's own.
-    flags = 0 if sys.platform == "win32" else os.O_NONBLOCK | os.O_NOCTTY
+    safely = 0 if sys.platform == "win32" else os.O_NONBLOCK | os.O_NOCTTY
     try:
-        descriptor = os.open(path, os.O_RDONLY | flags)
+        descriptor = os.open(path, flags | safely, 0o666)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket
-            raise NotRegularError(errno.EINVAL, f"it is {_KINDS[stat.S_IFSOCK]}, not a file") from None
+        # A socket, a pipe that nobody reads, a directory to write to.
+        if error.errno in (errno.ENXIO, errno.EISDIR):
+            raise _not_regular(os.stat(path).st_mode) from None
         raise
-    try:
-        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-        if kind != stat.S_IFREG:
-            raise NotRegularError(errno.EINVAL, f"it is {_KINDS.get(kind, 'special')}, not a file")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise
+        raise _not_regular(mode)
+    return descriptor
+
+
+def _not_regular(mode: int) -> NotRegularError:
+    return NotRegularError(errno.EINVAL, f"it is {_KINDS.get(stat.S_IFMT(mode), 'special')}, not a file")

@@ -18,6 +18,7 @@ from fedlens.core.stacked import Column, Row, StackedTrees
 from fedlens.core.tree import TreeSpec, all_finite, finite_norm, part
 
 NORM_LIMIT = 1e4  # a tree of a reply whose norm is more than so many times the typical one is refused
+_BEYOND = f"times the median of accepted replies (limit: {NORM_LIMIT:,.0f} times)"
 _MAPPINGS = (dict, Mapping)  # the one that nearly all are first: to ask an abstract class takes much longer
 
 
@@ -229,10 +230,16 @@ def column_norms(columns: Mapping[str, Column], rows: int) -> list[dict[str, flo
 def _excess(name: str, norm: float, typical: float) -> str:
     ratio = norm / typical
     times = f"{ratio:,.0f}" if ratio < 1e6 else f"10^{math.floor(math.log10(ratio))}"
-    return (
-        f"{name} norm {norm:.2g} is {times} times the median of accepted replies "
-        f"(limit: {NORM_LIMIT:,.0f} times)"
-    )
+    return f"{name} norm {norm:.2g} is {times} {_BEYOND}"
+
+
+def beyond_bound(reason: str) -> bool:
+    """Whether a reply was refused for a norm above the bound.
+
+    >>> beyond_bound(Schema(typical={"g": 1.0}).fault({"g": torch.tensor([1e5])})), beyond_bound("weight is 0")
+    (True, False)
+    """
+    return reason.endswith(_BEYOND)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -80,7 +80,11 @@ class Relay(io.StringIO):
     """
 
     def report(self, call: Callable[..., Any], *arguments: Any) -> Report:
-        """Makes the call and reports on it, also if it raises."""
+        """Makes the call and reports on it, also if it raises.
+
+        Raises:
+            SystemExit, KeyboardInterrupt: as the call does, if something ends the worker. The driver replaces it.
+        """
         value: Any = None
         failure: RunFailed | None = None
         with contextlib.redirect_stdout(self), contextlib.redirect_stderr(self):
@@ -91,6 +95,9 @@ class Relay(io.StringIO):
                 if isinstance(error, HookError):
                     failure = error
             except BaseException as error:  # Ray would end the worker for some of them
+                # Ray ends a worker of a drained node by SystemExit; that of an operation is its client's failure.
+                if isinstance(error, SystemExit) or not interrupts.from_code(error):
+                    raise
                 traceback.print_exc()
                 hint = "its traceback is above; engine.name=inline runs without workers"
                 failure = RunFailed(f"a worker of Ray failed: {told(error)}", hint=hint)

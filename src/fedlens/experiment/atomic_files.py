@@ -11,14 +11,14 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from fedlens.core.errors import RunDirectoryError, RunFailed
+from fedlens.core.regular_file import NotRegularError, open_descriptor, open_regular
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _SERIALIZING = re.compile(r"\.tmp\w{6}")  # what the safetensors library writes to before it renames
-# Opening a FIFO must not wait, and opening a link must not reach its target.
-_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def temporary_beside(path: Path) -> Path:
@@ -28,24 +28,22 @@ def temporary_beside(path: Path) -> Path:
 
 def create(path: Path) -> int:
     """A descriptor of a new file, to write to. Raises `FileExistsError` for any entry of that name, links included."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
 
-def open_regular(path: Path, flags: int) -> int:
+def open_unlinked(path: Path, flags: int) -> int:
     """A descriptor of the regular file at `path`; symbolic links, FIFOs and devices are refused without waiting.
 
     Raises `RunDirectoryError` if it is anything else, and `OSError` if it cannot be opened.
     """
     try:
-        descriptor = os.open(path, flags | _SAFELY, 0o666)
+        return open_descriptor(path, flags | os.O_NOFOLLOW)
+    except NotRegularError:
+        raise not_regular(path) from None
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR) and os.path.lexists(path):
+        if error.errno in (errno.ELOOP, errno.EMLINK) and os.path.lexists(path):
             raise not_regular(path) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise not_regular(path)
-    return descriptor
 
 
 def not_regular(path: Path) -> RunDirectoryError:
@@ -54,20 +52,21 @@ def not_regular(path: Path) -> RunDirectoryError:
     return RunDirectoryError(what, where=str(path), hint="fedlens never creates these; remove it")
 
 
-def read_regular(path: Path) -> bytes:
-    """The contents of a file of a run directory.
+def open_readable(path: Path) -> BinaryIO:
+    """A file of a run directory, open for reading; a link to a regular file is followed.
 
-    A link to a regular file is read. Raises `RunDirectoryError` for a FIFO or a device, which might never end, and
-    `OSError` if the file cannot be read.
+    Raises `RunDirectoryError` for a FIFO, a device or a directory, without waiting, and `OSError` if the file cannot be
+    opened.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise not_regular(path)
-    with open(descriptor, "rb") as file:
+    try:
+        return open_regular(path)
+    except NotRegularError:
+        raise not_regular(path) from None
+
+
+def read_regular(path: Path) -> bytes:
+    """The contents of a file of a run directory. Raises what `open_readable` raises."""
+    with open_readable(path) as file:
         return file.read()
 
 
@@ -151,7 +150,7 @@ def sweep(directory: Path) -> None:
 
 
 def _being_written(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDONLY | _SAFELY)
+    descriptor = open_descriptor(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

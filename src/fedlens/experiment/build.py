@@ -210,7 +210,9 @@ def _build(
     if size is None:  # one holder of all data
         refuse_single_images(model, config.local, partition.sizes().sum(keepdims=True), ["the pooled data"])
     else:
-        refuse_single_images(model, config.local, partition.sizes(), partition.ids)
+        trained = list(algorithm.candidates(federation))
+        names = [partition.ids[client] for client in trained]
+        refuse_single_images(model, config.local, partition.sizes()[trained], names, algorithm.full_gradients)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, holders, federation, size, say)
     return Built(

@@ -30,6 +30,9 @@ ENGINE: Mapping[str, Any] = {
 }
 """Settings of an engine that results depend on, in the last bit or more, with their defaults."""
 
+RESCALING = frozenset({"local", "algorithm", "client", "server", "select", "aggregate", "data", "model"})
+"""Tables with settings that can change the scale of the replies."""
+
 _LONG = 60  # characters of a value in a message
 _MANY = 8  # changes in a message
 _NOT_SET = "not set"
@@ -78,16 +81,22 @@ def check(
     run: RunDir, round: int, about: Mapping[str, Any], config: Config, source: Source, accept: bool
 ) -> list[Change]:
     """What was edited or lost since the checkpoint of `round`. Raises `RunDirectoryError` unless it is accepted."""
-    lines = about.get("client_lines")
     edited = check_settings(run, round, about, config, source, accept)
-    return edited + check_lines(run, round, lines if isinstance(lines, int) else None, accept)
+    return edited + check_lines(run, round, about, accept)
 
 
 def check_settings(
-    run: RunDir, round: int, about: Mapping[str, Any], config: Config, source: Source, accept: bool
+    run: RunDir,
+    round: int,
+    about: Mapping[str, Any],
+    config: Config,
+    source: Source,
+    accept: bool,
+    finished: bool = False,
 ) -> list[Change]:
     """The settings changed since the checkpoint of `round`. Raises `RunDirectoryError` unless they are accepted.
 
+    With `finished`, the run has no rounds left: changes are refused unless `rounds` is raised.
     Nothing is compared with a checkpoint of an older version, which has no settings in it.
     """
     before = about.get("settings")
@@ -99,28 +108,43 @@ def check_settings(
             where=source.locate("rounds"),
             hint=f"set rounds to {round} or more, or start a new run with {new}",
         )
+    one = len(changes) == 1
+    where = source.locate(changes[0]["key"]) if one else str(run.config_path)
+    if changes and finished and config.rounds == round:
+        new = f"'fedlens run {run.config_path} --out DIR'"
+        raise RunDirectoryError(
+            f"the run is finished, and config.toml was edited since: {_listed(changes)}",
+            where=where,
+            hint=f"undo the {'change' if one else 'changes'}, or start a new run with these settings: {new}",
+        )
     if changes and not accept:
-        one = len(changes) == 1
         raise RunDirectoryError(
             f"config.toml was edited since round {round}: {_listed(changes)}",
-            where=source.locate(changes[0]["key"]) if one else str(run.config_path),
+            where=where,
             hint=f"undo the {'change' if one else 'changes'}, or continue with {'it' if one else 'them'}: "
             f"fedlens resume {run.path} --accept-changes",
         )
     return [{"after_round": round, **change} for change in changes]
 
 
-def check_lines(run: RunDir, round: int, client_lines: int | None, accept: bool) -> list[Change]:
+def rescaling(changes: Sequence[Change]) -> bool:
+    """Whether a change can change the scale of the replies, so that norms from before it say nothing.
+
+    >>> rescaling([{"key": "rounds"}, {"key": "local.lr"}]), rescaling([{"key": "rounds"}])
+    (True, False)
+    """
+    return any(change["key"].partition(".")[0] in RESCALING for change in changes)
+
+
+def check_lines(run: RunDir, round: int, about: Mapping[str, Any], accept: bool) -> list[Change]:
     """The lines missing from metrics.jsonl and clients.jsonl before `round`, or there twice.
 
-    Args:
-        client_lines: how many lines clients.jsonl had before `round`; None if it is unknown.
-
-    Raises `RunDirectoryError` unless they are accepted.
+    What `about`, of the checkpoint, lists as accepted earlier is left out. Raises `RunDirectoryError` unless the others
+    are accepted.
     """
     faults: list[tuple[Path, str]] = []
-    rounds = [row.get("round") for row in run.read_metrics()]
-    kept = [number for number in rounds if isinstance(number, int) and number < round]
+    metrics, client_lines = run.read_metrics(), about.get("client_lines")
+    kept = [number for number in map(_round_of, metrics) if number is not None and number < round]
     missing = [number for number in range(round) if number not in set(kept)]
     twice = (
         sorted({number for number in kept if kept.count(number) > 1}) if len(kept) > len(set(kept)) else []
@@ -129,14 +153,16 @@ def check_lines(run: RunDir, round: int, client_lines: int | None, accept: bool)
         faults.append((run.metrics_path, f"{_rounds(missing)} missing"))
     if twice:
         faults.append((run.metrics_path, f"{_rounds(twice)} there more than once"))
-    if client_lines is not None:
-        now = [row.get("round") for row in run.read_clients()]
-        counted = [number for number in now if isinstance(number, int) and number < round]
+    if isinstance(client_lines, int):
+        rows = map(_round_of, run.read_clients())
+        counted = [number for number in rows if number is not None and number < round]
         if len(counted) != client_lines:
-            of = {row["round"] for row in run.read_metrics() if row.get("clients") and row["round"] < round}
-            gone = sorted(of - set(counted))
+            trained = {_round_of(row) for row in metrics if row.get("clients")}
+            gone = sorted(set(kept).intersection(trained).difference(counted))
             what = f"{len(counted)} of {client_lines} lines are there"
             faults.append((run.clients_path, f"{_rounds(gone)} missing" if gone else what))
+    earlier = _accepted(about)
+    faults = [(path, what) for path, what in faults if (path.name, what) not in earlier]
     if faults and not accept:
         path, what = faults[0]
         raise RunDirectoryError(
@@ -145,6 +171,18 @@ def check_lines(run: RunDir, round: int, client_lines: int | None, accept: bool)
             hint=f"restore the file, or continue without these lines: fedlens resume {run.path} --accept-changes",
         )
     return [{"after_round": round, "key": path.name, "before": None, "after": what} for path, what in faults]
+
+
+def _round_of(row: Mapping[str, Any]) -> int | None:
+    number = row.get("round")
+    return number if isinstance(number, int) else None
+
+
+def _accepted(about: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """The files and faults of lines that an earlier `resume` accepted, as the checkpoint lists them."""
+    listed = about.get("changes")
+    changes = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    return {(str(one.get("key")), str(one.get("after"))) for one in changes}
 
 
 def check_fits(run: RunDir, initial: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

@@ -94,6 +94,8 @@ def recipe_path(name: str) -> Path:
 def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
     """The settings of a recipe or of a TOML file, with `key=value` overrides on top.
 
+    The paths of a dataset and of a saved partition start at the current folder, or else at the folder of the file.
+
     Raises `ConfigError` where the file is not there or is no TOML (with the line), or an override is not `key=value`.
     """
     path = Path(recipe_or_file)
@@ -120,7 +122,30 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
         raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
     except OSError as error:
         raise ConfigError(f"the file cannot be read: {error.strerror}", where=str(path)) from None
+    _find_beside(values, path.parent)
     return override(Source(values, path, key_lines(text)), overrides)
+
+
+def _find_beside(values: dict[str, Any], folder: Path) -> None:
+    """Changes relative paths of data that exist beside the TOML file, and not in the current folder, to lead there.
+
+    `folder` is that of the file. A table is looked for in the folder of the data before.
+    """
+    data = values.get("data")
+    tables = {key: data.get(key) for key in ("dataset", "partition")} if isinstance(data, dict) else {}
+    for kind, key in (("dataset", "path"), ("partition", "path"), ("dataset", "table")):
+        table = tables.get(kind)
+        if not isinstance(table, dict):
+            continue
+        given = table.get(key)
+        if not isinstance(given, str) or not given or given.startswith("~"):
+            continue
+        folders = [Path()]
+        if key == "table" and isinstance(table.get("path"), str):
+            folders.append(Path(table["path"]).expanduser())
+        elsewhere = any(os.path.exists(before / given) for before in folders)
+        if not elsewhere and os.path.exists(folder / given):
+            table[key] = str(folder / given)
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 | `loss-not-finite` | a loss is NaN or infinite |
 | `loss-jump` | a loss is a hundred times its earlier level in three measured rounds in a row |
 | `accuracy-at-chance` | the accuracy is at chance for a third of the run, and for three rounds at least |
+| `replies-beyond-bound` | the bound on norms rejected every reply of a round (`fedlens.core.norm_bounds`) |
 
 Each kind is reported once. A warning is a dictionary: `kind`, `metric`, `since` and `until` (the first and the last
 affected round), `sentence`, `clients` (those with the largest update and the largest local loss, by name) and `try`.
@@ -25,6 +26,7 @@ from typing import Any
 
 from fedlens.core.driver import Tally
 from fedlens.core.errors import RunFailed
+from fedlens.core.schema import beyond_bound
 from fedlens.core.types import ClientId
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.experiment.build import Built
@@ -37,6 +39,7 @@ LOSSES = ("test_loss", "validation_loss", "train_loss", "local_loss")
 ACCURACIES = ("test_accuracy", "validation_accuracy")
 _FAR = 100.0  # times the median of the round: an update that is not that of a usual client
 _CALM = 10.0  # times the median of earlier rounds: a median beyond is that of a round in which all diverge
+_USUAL = 0.1  # a usual local.lr
 _NOTABLE = 2.0  # times: from here on the ratio is worth mentioning
 
 Warned = dict[str, Any]
@@ -138,11 +141,19 @@ class Divergence:
         """The warnings so far."""
         return [dict(warning) for warning in self.state["warnings"]]
 
-    def after(self, line: Mapping[str, Any], extremes: Extremes) -> list[Warned]:
-        """Takes a round's line of metrics.jsonl and its extreme replies; returns the warnings that are new."""
+    def after(self, line: Mapping[str, Any], extremes: Extremes, rejected: str | None = None) -> list[Warned]:
+        """Takes a round's line of metrics.jsonl and its extreme replies; returns the warnings that are new.
+
+        Args:
+            line: the line.
+            extremes: the clients whose replies stood out.
+            rejected: see `rejected_by_bound`.
+        """
         round = line["round"]
         before = len(self.state["warnings"])
         self._set(extremes=_more_extreme(self.state["extremes"], round, extremes, self._growth(extremes)))
+        if rejected is not None:
+            self._warn("replies-beyond-bound", "update_norm", round, round, rejected, {})
         for metric in LOSSES:
             if line.get(metric) is not None:
                 self._loss(round, metric, line[metric])
@@ -236,17 +247,22 @@ class Divergence:
         self._set(warnings=[*warnings, warning])
 
     def _advice(self, kind: str, clients: Sequence[Mapping[str, Any]]) -> str:
-        tenth = f"local.lr = {self._lr / 10:g} (a tenth)"
+        # A tenth of a rate above 1 is usually too much still.
+        smaller = f"local.lr = {_USUAL:g}" if self._lr > 1 else f"local.lr = {self._lr / 10:g} (a tenth)"
         clip = "set local.clip_norm" if self._clip_norm is None else "lower local.clip_norm"
         first = clients[0] if clients else {}
+        if kind == "replies-beyond-bound":
+            return f"If the loss rises from there on, try {smaller}, or {clip}."
         if first.get("times_median", 0.0) >= _FAR:
             if first.get("median_times_earlier", math.inf) <= _CALM:
-                return f"Check the data of client '{first['client']}'; then try {tenth}, or {clip}."
+                return f"Check the data of client '{first['client']}'; then try {smaller}, or {clip}."
             # The others diverge too, or there is no round to compare them with.
-            return f"Try {tenth}, or {clip}; if client '{first['client']}' still stands out, check its data."
-        if kind == "accuracy-at-chance":
-            return f"Try {tenth}; if the loss then falls too slowly, local.lr = {self._lr * 10:g}."
-        return f"Try {tenth}, or {clip}."
+            return (
+                f"Try {smaller}, or {clip}; if client '{first['client']}' still stands out, check its data."
+            )
+        if kind == "accuracy-at-chance" and self._lr <= 1:
+            return f"Try {smaller}; if the loss then falls too slowly, local.lr = {self._lr * 10:g}."
+        return f"Try {smaller}, or {clip}."
 
     def _set(self, **changes: Any) -> None:
         self.state = {**self.state, **changes}
@@ -259,11 +275,14 @@ def divergence_of(built: Built, state: State | None) -> Divergence:
 
 
 def chance_levels(data: ClientDatasets) -> dict[str, Chance]:
-    """What chance is for the accuracy on each split of held-out data; none where examples have no single class."""
+    """What chance is for the accuracy on each split of held-out data.
+
+    None where examples have no single class, or all have the same.
+    """
     levels: dict[str, Chance] = {}
     for split, size in data.held().items():
         counts = data.class_counts(split) if split != "@train" and size else None
-        if counts is not None:
+        if counts is not None and (counts > 0).sum() > 1:
             share = int(counts.max()) / size
             levels[f"{split[1:]}_accuracy"] = Chance(len(counts), size, share)
     return levels
@@ -322,6 +341,27 @@ def _named(clients: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{text[0].upper()}{text[1:]}."] if text else []
 
 
+def rejected_by_bound(round: int, tally: Tally, name: Callable[[ClientId], str]) -> str | None:
+    """The sentence on a round in which the bound on norms rejected every reply; None for other rounds."""
+    if not tally.unbounded:
+        return None
+    beyond = [
+        (client, reason, times)
+        for client, reasons in tally.failures.items()
+        for reason, times in reasons.items()
+        if beyond_bound(reason)
+    ]
+    client, reason, _ = beyond[0]
+    replies = sum(times for _, _, times in beyond)
+    ops = " and ".join(f"'{op}'" for op in tally.unbounded)
+    model = "" if tally.clients else "The model is unchanged in that round. "
+    return (
+        f"In round {round} the norm bound rejected every reply to {ops}: {replies:,} in all, the first from client "
+        f"'{name(client)}' ({reason}). {model}The scale of the replies has changed, so the bound starts anew and the "
+        "next replies are accepted."
+    )
+
+
 def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
     """The error when no reply of a round was accepted."""
     reasons = Counter[str]()
@@ -331,7 +371,7 @@ def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
         return diverged(round, lr)
     reason, times = reasons.most_common(1)[0]
     usual = "the same error at every client usually comes from the model, the data or the algorithm"
-    if "NaN or Inf" in reason or "times the median" in reason:
+    if "NaN or Inf" in reason:
         usual = _too_high(lr)
     return RunFailed(
         f"no client update of round {round} was accepted: {reason} ({times} of {tally.failed})", hint=usual
@@ -347,4 +387,5 @@ def diverged(round: int, lr: float) -> RunFailed:
 
 
 def _too_high(lr: float) -> str:
-    return f"usually the learning rate is too high: local.lr is {lr:g}, try a tenth, or set local.clip_norm"
+    smaller = f"{_USUAL:g}" if lr > 1 else "a tenth"
+    return f"usually the learning rate is too high: local.lr is {lr:g}, try {smaller}, or set local.clip_norm"

@@ -18,6 +18,18 @@ LIBRARIES = ("torchvision", "numpy", "safetensors", "pydantic", "scikit-learn", 
 _GIT_SECONDS = 2.0
 
 
+def command_words(arguments: Sequence[str]) -> list[str]:
+    """The command in `sys.argv` without its folder; of `python -m package`, the name of the package.
+
+    >>> command_words(["/env/bin/fedlens", "run", "a.toml"]), command_words(["/src/fedlens/__main__.py", "run"])
+    (['fedlens', 'run', 'a.toml'], ['fedlens', 'run'])
+    """
+    if not arguments or not arguments[0]:
+        return ["python"]
+    program = Path(arguments[0])
+    return [program.parent.name if program.name == "__main__.py" else program.name, *arguments[1:]]
+
+
 def describe_environment(command: Sequence[str], seed: int) -> dict[str, Any]:
     """What `environment.json` says of a run that starts now in the current directory.
 

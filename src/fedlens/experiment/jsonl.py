@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.atomic_files import open_regular, read_regular, refused, write_atomically
+from fedlens.experiment.atomic_files import (
+    open_readable,
+    open_unlinked,
+    read_regular,
+    refused,
+    write_atomically,
+)
 
 
 def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -25,7 +31,7 @@ def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """
     content = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
     try:
-        descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        descriptor = open_unlinked(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         with open(descriptor, "ab", buffering=0) as file:
             if os.fstat(descriptor).st_nlink > 1:  # the line would appear in the file of the other name, too
                 hint = "replace it with a copy: cp FILE COPY, then mv COPY FILE"
@@ -48,7 +54,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 def sync(path: Path) -> None:
     """Wait until the disk has the appended lines; a missing file has none."""
     try:
-        descriptor = open_regular(path, os.O_RDONLY)
+        descriptor = open_unlinked(path, os.O_RDONLY)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -72,7 +78,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def stream(path: Path) -> Iterator[dict[str, Any]]:
     """The objects one by one, as `read` gives them, without the whole file in memory. Raises what `read` raises."""
     try:
-        with open(path, "rb") as file:
+        with open_readable(path) as file:
             cut = 0
             for number, text in enumerate(file, start=1):
                 row = _object(text)
@@ -101,12 +107,16 @@ def truncate(path: Path, after_round: int) -> int:
     """
     if not path.exists():
         return 0
-    kept = [line for line, row in _parse(path) if row.get("round", 0) <= after_round]
+    kept = [line for line, row in _parse(path) if not _is_after(row.get("round"), after_round)]
     content = b"".join(line + b"\n" for line in kept)
     before = read_regular(path)
     if content != before:
         write_atomically(path, content)
     return len(before.splitlines()) - len(kept)
+
+
+def _is_after(number: Any, round: int) -> bool:
+    return isinstance(number, int) and number > round
 
 
 def _parse(path: Path) -> list[tuple[bytes, dict[str, Any]]]:

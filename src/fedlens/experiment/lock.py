@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.atomic_files import open_regular
+from fedlens.experiment.atomic_files import open_unlinked
 
 _BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 _PROCESS = re.compile(rb"(\d{1,20}\n)?")  # a process id, or nothing yet
@@ -35,7 +35,7 @@ def locked(path: Path, thing: str) -> Iterator[None]:
     fedlens.core.errors.RunDirectoryError: ...
     """
     try:
-        descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+        descriptor = open_unlinked(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise RunDirectoryError(f"{thing} cannot be locked: {error.strerror}", where=str(path)) from error
     try:

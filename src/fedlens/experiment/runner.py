@@ -24,7 +24,14 @@ from fedlens.core.work import Phase, Work
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.changes import Change, defining
-from fedlens.experiment.divergence import Extremes, diverged, divergence_of, hopeless, text_of
+from fedlens.experiment.divergence import (
+    Extremes,
+    diverged,
+    divergence_of,
+    hopeless,
+    rejected_by_bound,
+    text_of,
+)
 from fedlens.experiment.progress import BareProgress, Progress
 from fedlens.experiment.run_state import RunState, replace_tensors
 from fedlens.experiment.rundir import RunDir
@@ -148,9 +155,12 @@ class Runner:
             raise
         seconds = time.perf_counter() - began
         self._record(driver)
-        if (tally.failed and tally.clients == 0) or not math.isfinite(tally.sums.get("loss", 0.0)):
+        if tally.unbounded and tally.clients == 0:
+            state = self._state  # whatever the algorithm makes of no replies
+        if tally.failed_round or not math.isfinite(tally.sums.get("loss", 0.0)):
             self.failures = self._with(tally)
-            if any("NaN or Inf" in reason for counts in tally.failures.values() for reason in counts):
+            reasons = [reason for counts in tally.failures.values() for reason in counts]
+            if not math.isfinite(tally.sums.get("loss", 0.0)) or any("NaN or Inf" in r for r in reasons):
                 self._watch({"round": round, "local_loss": math.nan}, tally)
             raise hopeless(round, tally, self.built.config.local.lr)
         self._measured(round, state, driver, tally, seconds)
@@ -241,7 +251,8 @@ class Runner:
 
     def _watch(self, line: Mapping[str, Any], tally: Tally) -> None:
         """Reports at once what a round shows of divergence."""
-        for warning in self._divergence.after(line, Extremes.of(tally, self._name)):
+        rejected = rejected_by_bound(line["round"], tally, self._name)
+        for warning in self._divergence.after(line, Extremes.of(tally, self._name), rejected):
             self.progress.problem(text_of(warning))
 
     def _refuse_broken(self, trained: _Trained) -> None:

@@ -18,7 +18,11 @@ _NAMED = 5  # clients that a message lists
 
 
 def refuse_single_images(
-    model: ModelSpec, local: LocalSettings, sizes: NDArray[np.int64], names: Sequence[str]
+    model: ModelSpec,
+    local: LocalSettings,
+    sizes: NDArray[np.int64],
+    names: Sequence[str],
+    full_gradients: bool = False,
 ) -> None:
     """Raises `ConfigError` if a client's batches include one of a single image, and the model cannot train on it.
 
@@ -27,16 +31,21 @@ def refuse_single_images(
     Args:
         model: the model.
         local: the settings of local training.
-        sizes: [n], the number of training examples of each client.
+        sizes: [n], the number of training examples of each client that may be asked to train.
         names: the n clients.
+        full_gradients: whether clients also take gradients over all their examples.
     """
-    single = [k for k, size in enumerate(sizes.tolist()) if size and meets_single_image(local, size)]
+    single = [
+        k for k, size in enumerate(sizes.tolist()) if size and meets_single_image(local, size, full_gradients)
+    ]
     if not single or not fails_on_one_image(model):
         return
     listed = ", ".join(names[k] for k in single[:_NAMED])
     more = f" and {len(single) - _NAMED:,} more" if len(single) > _NAMED else ""
     alone = [k for k in single if (local.examples or sizes[k]) == 1 or local.batch_size == 1]
-    if not alone:
+    if not alone and full_gradients:
+        hint = "set another local.batch_size: gradients over all examples include the last batch"
+    elif not alone:
         hint = "set local.last_batch = 'drop', or another local.batch_size"
     elif local.batch_size == 1:
         hint = "set local.batch_size to at least 2"
@@ -47,12 +56,12 @@ def refuse_single_images(
     raise ConfigError(
         f"{len(single):,} of {np.count_nonzero(sizes):,} clients train on a batch of one image, on which "
         f"'{model.name}' fails, because batch normalization needs at least two: {listed}{more}",
-        where="local.batch_size" if alone else "local.last_batch",
+        where="local.batch_size" if alone or full_gradients else "local.last_batch",
         hint=hint,
     )
 
 
-def meets_single_image(local: LocalSettings, examples: int) -> bool:
+def meets_single_image(local: LocalSettings, examples: int, full_gradients: bool = False) -> bool:
     """Whether local training at a client of this many examples includes a batch of one image.
 
     >>> local = LocalSettings(lr=0.1, batch_size=32)
@@ -63,7 +72,9 @@ def meets_single_image(local: LocalSettings, examples: int) -> bool:
     batch = local.batch(n)
     if batch == 1:
         return True
-    return local.last_batch == "keep" and n % batch == 1 and local.steps_at(n) >= local.batches_at(n)
+    if n % batch != 1:
+        return False
+    return full_gradients or (local.last_batch == "keep" and local.steps_at(n) >= local.batches_at(n))
 
 
 def fails_on_one_image(model: ModelSpec) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedlens.core.errors import RunDirectoryError, RunFailed
 from fedlens.experiment import tensorfile
-from fedlens.experiment.atomic_files import fsync_directory, open_regular, refused, sweep, temporary_beside
+from fedlens.experiment.atomic_files import fsync_directory, open_unlinked, refused, sweep, temporary_beside
 from fedlens.experiment.payload import Payload, decode, encode
 
 _KEY = re.compile(r"[0-9a-f]{1,64}")
@@ -178,7 +178,7 @@ def fault_of(directory: Path, key: str) -> str | None:
     """
     digest = hashlib.sha256()
     try:
-        with open(open_regular(path_of(directory, key), os.O_RDONLY), "rb", buffering=0) as file:
+        with open(open_unlinked(path_of(directory, key), os.O_RDONLY), "rb", buffering=0) as file:
             while piece := file.read(_PIECE):
                 digest.update(piece)
     except RunDirectoryError as error:

@@ -78,6 +78,7 @@ def _traits(a: Traits, b: Traits) -> Traits:
         corrects=a.corrects or b.corrects,
         whole=a.whole or b.whole,
         invariant=a.invariant or b.invariant,
+        full_gradients=a.full_gradients or b.full_gradients,
         discloses=(*a.discloses, *b.discloses),
     )
 

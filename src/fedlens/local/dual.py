@@ -146,13 +146,15 @@ def _solve_linearized(context: LocalContext, k_0: int, r: float, minibatches: bo
 def exact(variables: DualVariables, k_0: int, tolerance: float, max_iterations: int) -> ClientRule:
     """k_0 times: the subproblem to a tolerance (Eq. 3.2), then the dual step (Eq. 3.3)."""
     solve = partial(_solve_exactly, k_0=k_0, tolerance=tolerance, max_iterations=max_iterations)
-    return _rule(variables, solve=solve, check=partial(_refuse_steps, uses_lr=False))
+    check = partial(_refuse_steps, uses_lr=False)
+    return _rule(variables, solve=solve, check=check, full_gradients=True)
 
 
 def linear(variables: DualVariables, k_0: int, r: float, minibatches: bool) -> ClientRule:
     """k_0 times: one gradient and a step in closed form, then the dual step."""
     solve = partial(_solve_linearized, k_0=k_0, r=r, minibatches=minibatches)
-    return _rule(variables, solve=solve, check=partial(_refuse_steps, uses_lr=variables.sigma is None))
+    check = partial(_refuse_steps, uses_lr=variables.sigma is None)
+    return _rule(variables, solve=solve, check=check, full_gradients=not minibatches)
 
 
 def stepping(variables: DualVariables) -> ClientRule:
@@ -169,7 +171,16 @@ def _rule(
     variables: DualVariables,
     solve: Callable[[LocalContext], Solved] | None = None,
     check: Callable[[LocalSettings], None] | None = None,
+    full_gradients: bool = False,
 ) -> ClientRule:
+    traits = Traits(
+        stackable=True,
+        replaces=True,
+        corrects=True,
+        whole=True,
+        invariant=variables.last,
+        full_gradients=full_gradients,
+    )
     return ClientRule(
         name="dual",
         start=partial(_start, variables=variables),
@@ -177,7 +188,7 @@ def _rule(
         finish=partial(_finish, variables=variables),
         expect=partial(_expect, variables=variables),
         check=check,
-        traits=Traits(stackable=True, replaces=True, corrects=True, whole=True, invariant=variables.last),
+        traits=traits,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -11,36 +12,81 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fedlens.core.errors import HookError
-from fedlens.core.input_checks import FIRST_VISITS, Inputs
+from fedlens.core.input_checks import FIRST_VISITS, INSTEAD, Inputs, checksum, leaves
 from fedlens.core.signatures import place_of
 from fedlens.local.chain import chain
 from fedlens.local.rules import HOOKS, ClientRule, Solved
 
 _WATCHED = ("start", "risk", "looks", "loss", "grad", "solve", "finish")
+_EACH_STEP = "context.at_anchor"  # new tensors in every step, whose contents no later step reads
 T = TypeVar("T")
 
 
-def watching(train: T, scratch: dict[Any, Any]) -> T:
+@contextmanager
+def watching(train: T, scratch: dict[Any, Any]) -> Iterator[T]:
     """In the first visits of a worker, the same training with hooks that are watched; then `train` itself.
+
+    Versions of tensors are compared at each call of a hook. Contents are compared once a visit, at its end.
 
     Args:
         train: the operation, a `fedlens.local.training.Train`.
         scratch: the cache of the worker, which counts the visits.
+
+    Raises:
+        HookError: if the hooks of the visit changed the contents of an input.
     """
     operation: Any = train
     if operation.rule.plain:
-        return train
+        yield train
+        return
     key = "watched", id(train)
-    left, watched = scratch.get(key) or (FIRST_VISITS, None)
+    left, watched, contents = scratch.get(key) or (FIRST_VISITS, None, _Contents())
     if not left:
-        return train
-    made: T = watched or replace(operation, rule=watched_rule(operation.rule))
-    scratch[key] = left - 1, made if left > 1 else None
-    return made
+        yield train
+        return
+    watched = watched or replace(operation, rule=watched_rule(operation.rule, contents))
+    scratch[key] = left - 1, *((watched, contents) if left > 1 else (None, None))
+    contents.clear()
+    yield watched
+    contents.refuse_changes()
+    contents.clear()
 
 
-def watched_rule(rule: ClientRule) -> ClientRule:
+class _Contents:
+    """The checksums of the tensors that the hooks of a visit were given, each from before the first hook saw it."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[Tensor, str, int]] = {}  # by id: the tensor, its name, its checksum
+        self._hooks: dict[str, str | None] = {}  # those that ran, and where they are written
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._before, self._hooks = {}, {}
+
+    def note(self, hook: str, place: str | None, inputs: Mapping[str, Any]) -> None:
+        """Takes the checksums of tensors that no hook has been given before."""
+        self._hooks[hook] = place
+        for name, value in inputs.items():
+            for path, leaf in leaves(value, name):
+                if isinstance(leaf, Tensor) and id(leaf) not in self._before:
+                    self._before[id(leaf)] = leaf, path, checksum(leaf)
+
+    def refuse_changes(self) -> None:
+        """Raises `HookError` if a tensor has other contents now, with the hooks that ran."""
+        for tensor, name, before in self._before.values():
+            if checksum(tensor) != before:
+                *others, last = self._hooks
+                who = f"{', '.join(others)} or {last}" if others else last
+                place = self._hooks[last] if not others else None
+                raise HookError(f"{who} changes its input {name} in place", where=place, hint=INSTEAD)
+
+
+def watched_rule(rule: ClientRule, contents: _Contents | None = None) -> ClientRule:
     """The same rule, whose hooks raise `HookError` if they change an input or return something else than they must.
+
+    Args:
+        rule: the rule.
+        contents: notes what the hooks are given, so that changes that no version shows are found after the visit.
 
     >>> import torch
     >>> from fedlens.local.rules import LocalContext
@@ -50,23 +96,25 @@ def watched_rule(rule: ClientRule) -> ClientRule:
     Traceback (most recent call last):
     fedlens.core.errors.HookError: `grad` of the client rule 'mine' changes its input context.anchor[0] in place (...
     """
+    contents = contents or _Contents()
     if rule.links:
-        return chain(*map(watched_rule, rule.links))
+        return chain(*(watched_rule(link, contents) for link in rule.links))
     watched = copy.copy(rule)
     for name in _WATCHED:
         hook = vars(rule)[name]
         if hook is not None:
-            object.__setattr__(watched, name, partial(_call, hook, name, rule.called))
+            object.__setattr__(watched, name, partial(_call, hook, name, rule.called, contents))
     return watched
 
 
-def _call(hook: Any, name: str, who: str, *given: Any) -> Any:
+def _call(hook: Any, name: str, who: str, contents: _Contents, *given: Any) -> Any:
     context = given[-1]
-    arguments = Inputs(dict(zip(HOOKS[name], given[:-1], strict=False)))
-    seen = Inputs({f"context.{part}": value for part, value in context.inputs().items()}, contents=True)
+    named = {f"context.{part}": value for part, value in context.inputs().items()}
+    inputs = Inputs({**dict(zip(HOOKS[name], given[:-1], strict=False)), **named})
+    lasting = {name: value for name, value in named.items() if name != _EACH_STEP}
+    contents.note(f"`{name}` of {who}", place_of(hook), lasting)
     returned = hook(*given)
-    for inputs in (arguments, seen):
-        inputs.refuse(f"`{name}` of {who}", place_of(hook))
+    inputs.refuse(f"`{name}` of {who}", place_of(hook))
     fault = _FAULTS[name](returned, given)
     if fault is not None:
         gave = "None" if returned is None else f"a {type(returned).__name__}"

@@ -186,6 +186,7 @@ class Traits:
             the other's correction as drift.
         whole: it needs all weights at the server: it sends trees of them, or stores them there.
         invariant: it keeps a sum over all clients, which is wrong if a client appears twice in a round.
+        full_gradients: it takes gradients over all examples of a client (`LocalProblem.gradient`).
         discloses: what leaves the clients beyond model updates, as sentences for the run's report.
     """
 
@@ -196,6 +197,7 @@ class Traits:
     corrects: bool = False
     whole: bool = False
     invariant: bool = False
+    full_gradients: bool = False
     discloses: tuple[str, ...] = ()
 
 

@@ -62,7 +62,8 @@ class Train:
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Trains at one client. Raises `HookError` if a hook of the rule changes its inputs."""
-        return watching(self, client.scratch)._visit(payload, client, rng)
+        with watching(self, client.scratch) as train:
+            return train._visit(payload, client, rng)
 
     def _visit(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         learner = loadable(self.model, client)

@@ -20,6 +20,7 @@ from torch import nn
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import INSTANCE, OwnSettings, import_name
 from fedlens.core.signatures import name_of
+from fedlens.core.tree import digest as tree_digest
 
 # Parameters that are filled in from the data, by their names.
 _SHAPE, _CLASSES, _CHANNELS = (
@@ -140,14 +141,23 @@ class Instance(OwnSettings):
     def settings(self) -> dict[str, str]:
         """What config.toml keeps of it: its class, and its digest.
 
-        The digest is the SHA-256 in hexadecimal of its structure, and of the names, shapes and types of its weights.
+        The digest is the SHA-256 in hexadecimal of its structure, of the names, shapes and types of its weights, and
+        of the contents of its non-persistent buffers, which no checkpoint has. Attributes that are neither in its
+        `repr` nor in a buffer are not compared.
         """
         model = self.prototype
         name = import_name(type(model))
         structure = re.sub(r" at 0x[0-9a-f]+", "", repr(model))
-        weights = [(n, tuple(v.shape), str(v.dtype)) for n, v in model.state_dict().items()]
+        saved = model.state_dict()
+        weights = [(n, tuple(v.shape), str(v.dtype)) for n, v in saved.items()]
         trained = [(n, p.requires_grad) for n, p in model.named_parameters()]
-        digest = hashlib.sha256(repr((name, structure, weights, trained)).encode()).hexdigest()
+        unsaved = {
+            n: b.to_dense() if b.layout is not torch.strided else b
+            for n, b in model.named_buffers(remove_duplicate=False)
+            if n not in saved
+        }
+        parts = (name, structure, weights, trained, *((tree_digest(unsaved),) if unsaved else ()))
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()
         return {"module": name, "digest": digest}
 
     def settings_model(self) -> type[BaseModel]:
@@ -166,7 +176,8 @@ class Instance(OwnSettings):
         if table.get("digest") != self.settings["digest"]:
             raise ConfigError(
                 f"the {self.settings['module']} that was passed differs from the {table.get('module')} that "
-                "the run started with: the layers, or the names, shapes or types of the weights, differ",
+                "the run started with: the layers, the names, shapes or types of the weights, or the contents of the "
+                "non-persistent buffers, differ",
                 where=where,
                 hint="create it in the same way",
             )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import FedlensError
+from fedlens.core.regular_file import open_regular
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.format import is_share, metric_value, setting
@@ -187,9 +188,8 @@ def _centralized_beside(directory: Path) -> list[Path]:
     """Run directories whose settings name the centralized algorithm, the last ones by path first."""
     named = []
     for folder in islice(_folders_beside(directory), _CANDIDATES):
-        with suppress(OSError, ValueError):
-            # Much faster than reading TOML.
-            if CENTRALIZED in (folder / "config.toml").read_text(encoding="utf-8"):
+        with suppress(OSError), open_regular(folder / "config.toml") as file:
+            if CENTRALIZED.encode() in file.read():  # much faster than reading TOML
                 named.append(folder)
     return sorted(named, reverse=True)
 

@@ -206,8 +206,9 @@ def worst_clients(run: Run) -> WorstClients | None:
 def worst_in_summary(summary: Mapping[str, Any], metric: str) -> WorstClients | None:
     """The worst client that a summary names if it has `metric` and fewer than `FEW` clients were measured."""
     clients = subtable(summary, "clients")
-    worst, value = subtable(clients, "worst"), finite(subtable(clients, "worst").get("value"))
-    if clients.get("metric") != metric or value is None or clients["measured"] >= FEW:
+    worst, measured = subtable(clients, "worst"), finite(clients.get("measured"))
+    value = finite(worst.get("value"))
+    if clients.get("metric") != metric or value is None or measured is None or measured >= FEW:
         return None
     return WorstClients(value, str(worst.get("client")))
 

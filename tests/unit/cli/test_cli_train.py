@@ -93,7 +93,11 @@ def test_a_failed_run_exits_1_with_its_summary(
     done = fedlens_process("run", str(recipe), "--json", ending="fails")
     assert done.returncode == 1
     summary = json.loads(done.stdout)
-    assert (summary["status"], summary["error"]) == ("failed", "the loss is NaN everywhere")
+    error = {"what": "the loss is NaN everywhere", "where": None, "hint": "lower local.lr"}
+    assert (summary["status"], summary["error"], summary["exit_code"]) == ("failed", error, 1)
+    assert summary["rounds_done"] == 3
+    (written,) = tmp_path.glob("runs/digits/*/summary.json")
+    assert json.loads(written.read_text())["error"] == "the loss is NaN everywhere"
     assert done.stderr.splitlines()[-1] == "error: the loss is NaN everywhere; lower local.lr."
     assert "Traceback" not in done.stderr
 
@@ -103,7 +107,12 @@ def test_a_run_that_broke_has_a_summary_too(fedlens_process: Process, recipe: Pa
     done = fedlens_process("run", str(recipe), "--json", ending=ending)
     assert done.returncode == 1
     summary = json.loads(done.stdout)
-    assert (summary["status"], summary["error"]) == ("failed", "division by zero")
+    error = {
+        "what": "unexpected error: ZeroDivisionError: division by zero",
+        "where": None,
+        "hint": "Run it again with --debug to see the traceback",
+    }
+    assert (summary["status"], summary["error"], summary["exit_code"]) == ("failed", error, 1)
     assert "unexpected" in done.stderr.splitlines()[-1]
 
 
@@ -125,7 +134,9 @@ def test_both_signals_interrupt(recipe: Path, tmp_path: Path, sent: signal.Signa
         process.send_signal(sent)
         out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
-    assert json.loads(out)["status"] == "interrupted"
+    summary = json.loads(out)
+    assert (summary["status"], summary["exit_code"]) == ("interrupted", 130)
+    assert summary["error"]["hint"] == f"resume with: fedlens resume {summary['directory']}"
     assert "fedlens resume runs/digits/" in err
     assert "Traceback" not in err
 
@@ -138,6 +149,14 @@ def test_without_a_page_the_directory_is_the_result(
     answer = runner.invoke(app, ["run", str(recipe), "--quiet"])
     assert answer.exit_code == 0
     assert (Path(answer.stdout.splitlines()[-1]) / "config.toml").is_file()
+    for name, write in {
+        "none": lambda directory: None,
+        "a folder": lambda d: (d / "report.html").mkdir(),
+    }.items():
+        monkeypatch.setattr(fake_api, "write_report", write)
+        answer = runner.invoke(app, ["run", str(recipe), "--out", name])
+        label, directory = answer.stdout.splitlines()[-1].split(": ")
+        assert (label, (Path(directory) / "config.toml").is_file()) == ("run directory", True)
 
 
 def test_on_a_terminal_one_line_lives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from fedlens.core.tree import finite_norm
 
 def accept(bounds: NormBounds, *norms: float, op: str = "train", client: Any = 0) -> NormBounds:
     for norm in norms:
-        bounds.accepted(op, Reply(Id(1, 0, 0), client, {}, norms={"update": norm}))
+        bounds.answered(op, Reply(Id(1, 0, 0), client, {}, norms={"update": norm}))
     return bounds
 
 
@@ -129,3 +129,40 @@ def test_only_accepted_replies_of_training_count() -> None:
     assert driver.tally.failures.keys() == {*range(FIRST)}
     driver.drive(asking(), 4)
     assert driver.tally.failures[FIRST - 1].popitem()[0].startswith("update norm 1e+09 is 10^9 times")
+
+
+def refused(bounds: NormBounds, op: str = "train") -> None:
+    bounds.answered(
+        op, Failure(Id(1, 0, 0), 0, Schema(typical={"u": 1.0}).fault({"u": torch.tensor([1e6])}) or "")
+    )
+
+
+@pytest.mark.parametrize(
+    ("moved", "norm", "replied", "anew"),
+    [
+        (True, 8.0, True, []),  # one reply was good: the others are broken clients
+        (True, 0.0, True, ["train"]),  # a client that did not move says nothing about the scale
+        (False, 0.0, True, ["train"]),  # another operation had the good replies
+        (True, 8.0, False, ["train"]),  # asked twice: the second time, no reply was good
+    ],
+)
+def test_a_round_in_which_every_reply_is_beyond_the_bound_starts_the_norms_anew(
+    moved: bool, norm: float, replied: bool, anew: list[str]
+) -> None:
+    bounds = accept(accept(NormBounds(), *[8.0] * FIRST), *[8.0] * FIRST, op="gradient")
+    assert bounds.round_done(replied=True) == []
+    refused(bounds)
+    if moved:
+        accept(bounds, norm)
+    assert bounds.round_done(replied) == anew
+    assert typical(bounds) == ({} if anew else {"update": 8.0})
+    assert typical(bounds, op="gradient") == {"update": 8.0}
+    assert bounds.round_done(replied) == [], "it is the count of one round"
+
+
+def test_other_failures_leave_the_norms() -> None:
+    bounds = accept(NormBounds(), *[8.0] * FIRST)
+    bounds.round_done(replied=True)
+    bounds.answered("train", Failure(Id(2, 0, 0), 0, "update holds NaN or Inf"))
+    assert bounds.round_done(replied=False) == []
+    assert typical(bounds) == {"update": 8.0}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.core.errors import ConfigError, DataError, FedlensError
-from fedlens.core.regular_file import NotRegularError, open_regular
+from fedlens.core.regular_file import NotRegularError, open_descriptor, open_regular
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.config_source import read_source
 
@@ -45,6 +45,12 @@ def test_only_regular_files_are_opened_also_through_links(special: dict[str, Pat
         assert file.read() == b"content"
     with pytest.raises(FileNotFoundError):
         open_regular(Path("none"))
+
+
+def test_a_pipe_that_nobody_reads_and_a_directory_are_not_opened_to_write(special: dict[str, Path]) -> None:
+    for kind in ("a named pipe", "a socket", "a directory"):
+        with pytest.raises(NotRegularError, match=f"^it is {kind}, not a file$"):
+            open_descriptor(special[kind], os.O_WRONLY | os.O_APPEND)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,40 @@ def test_a_file_goes_before_a_recipe_and_needs_no_suffix(
     assert read_source("digits").path == Path("digits")
 
 
+def test_paths_of_data_start_at_the_current_folder_and_else_at_that_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home / "images", here):
+        folder.mkdir(parents=True)
+    for file in ("p.npz", "beside.csv", "images/inside.csv", "inside.csv"):
+        (home / file).touch()
+    monkeypatch.chdir(here)
+    file = home / "x.toml"
+
+    def read(table: str) -> dict[str, Any]:
+        file.write_text(
+            f'[data]\ndataset = {{ name = "csv", path = "images", table = "{table}" }}\n'
+            'partition = { path = "p.npz" }\n'
+        )
+        data: dict[str, Any] = read_source(str(file)).values["data"]
+        return {**data["dataset"], "partition": data["partition"]["path"]}
+
+    assert read("beside.csv") == {
+        "name": "csv",
+        "path": str(home / "images"),
+        "table": str(home / "beside.csv"),
+        "partition": str(home / "p.npz"),
+    }
+    assert read("inside.csv")["table"] == "inside.csv"  # in the folder of the data
+    assert read("nowhere.csv")["table"] == "nowhere.csv"
+    (here / "images").mkdir()
+    (here / "beside.csv").touch()
+    assert (read("beside.csv")["path"], read("beside.csv")["table"]) == ("images", "beside.csv")
+    file.write_text('[data]\ndataset = "digits"\n')
+    assert read_source(str(file), ["data.dataset.path=images"]).values["data"]["dataset"]["path"] == "images"
+
+
 def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()

@@ -16,7 +16,7 @@ from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate
 from fedlens.data.partition.iid import iid
-from fedlens.experiment.divergence import Chance, Divergence, Extremes, chance_levels, text_of
+from fedlens.experiment.divergence import Chance, Divergence, Extremes, chance_levels, diverged, text_of
 
 TEN = Chance(classes=10, examples=1000, share=0.1)
 WHO = Extremes(("mainz", 5.0, 1.5), ("fulda", 9.0))
@@ -124,6 +124,10 @@ def test_chance_comes_from_the_labels_of_each_held_out_split() -> None:
     assert levels["test_accuracy"] == Chance(classes=4, examples=10, share=0.7)
     assert levels.keys() == {"test_accuracy", "validation_accuracy"}
     assert (levels["validation_accuracy"].classes, levels["validation_accuracy"].examples) == (4, 20)
+    same = Examples(inputs[:10], np.zeros(10, np.int64))  # a model that says it is always right
+    alone = Dataset("own", train, same, ("a", "b", "c", "d"), (0.5,), (0.5,), "free", "here")
+    data, _ = federate(alone, lambda table: iid(table, 0, clients=2), validation=0.5)
+    assert chance_levels(data).keys() == {"validation_accuracy"}
     masks = Examples(inputs, np.zeros((40, 2, 2), np.uint8))
     segmentation = Dataset("own", masks, masks, ("a", "b"), (0.5,), (0.5,), "free", "here")
     assert chance_levels(ClientDatasets(segmentation, torch.arange(40), np.array([0, 40]))) == {}
@@ -162,8 +166,8 @@ def advice(*rounds: tuple[float, float, float]) -> str:
 
 
 def test_a_client_is_blamed_only_while_the_others_do_not_diverge() -> None:
-    blamed = "Check the data of client 'mainz'; then try local.lr = 5 (a tenth), or set local.clip_norm."
-    rate = "Try local.lr = 5 (a tenth), or set local.clip_norm; if client 'mainz' still stands out, check its data."
+    blamed = "Check the data of client 'mainz'; then try local.lr = 0.1, or set local.clip_norm."
+    rate = "Try local.lr = 0.1, or set local.clip_norm; if client 'mainz' still stands out, check its data."
     assert advice((2.0, 0, 1), (1.5, 3.0, 2.0), (math.inf, 1e6, 3.0)) == blamed
     assert advice((2.0, 0, 1), (math.inf, 1e6, 2.0)) == rate, "there is no earlier round"
     assert advice((2.0, 0, 1), (1.5, 3.0, 2.0), (math.inf, 1e6, 21.0)) == rate, "the others diverge too"
@@ -209,3 +213,13 @@ def test_the_state_in_a_checkpoint_does_not_change_as_the_run_goes_on() -> None:
         watch.after(line, WHO)
     assert watch.warnings
     assert json.dumps(state) == before
+
+
+@pytest.mark.parametrize("lr", [3.0, 1e35])
+def test_of_a_rate_above_one_a_usual_rate_is_what_to_try(lr: float) -> None:
+    for given in (lines("test_loss", 2.0, math.inf), lines("test_accuracy", *[0.1] * 13)):
+        watch = Divergence(12, lr, chance={"test_accuracy": TEN})
+        for line in given:
+            watch.after(line, WHO)
+        assert watch.warnings[0]["try"] == "Try local.lr = 0.1, or set local.clip_norm."
+    assert str(diverged(3, lr)).endswith(f"local.lr is {lr:g}, try 0.1, or set local.clip_norm.")

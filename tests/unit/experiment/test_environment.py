@@ -13,7 +13,7 @@ import torch
 
 import fedlens
 from fedlens.experiment import environment
-from fedlens.experiment.environment import describe_environment
+from fedlens.experiment.environment import command_words, describe_environment
 
 
 def git(*arguments: str) -> str:
@@ -31,6 +31,13 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     except FileNotFoundError:
         pytest.skip("git is not installed")
     return tmp_path
+
+
+def test_the_command_is_named_as_a_person_types_it() -> None:
+    assert command_words(["/env/bin/fedlens", "cost", "a.toml"]) == ["fedlens", "cost", "a.toml"]
+    assert command_words(["/env/lib/fedlens/__main__.py", "cost", "a.toml"]) == ["fedlens", "cost", "a.toml"]
+    assert command_words(["/work/train.py"]) == ["train.py"]
+    assert command_words([]) == command_words([""]) == ["python"]
 
 
 def test_it_says_what_the_design_asks_and_is_json() -> None:

@@ -76,6 +76,63 @@ def test_a_run_is_refused_and_runs_with_whole_batches(tmp_path) -> None:
     assert summary["totals"]["clients"] == 4
 
 
+UNEVEN = {
+    "dataset": "digits",
+    "partition": {"name": "iid", "clients": 22},
+}  # clients 7 to 21 have 65 examples
+
+
+def test_only_clients_that_can_be_selected_count(tmp_path) -> None:
+    def run(clients: list[int], name: str) -> dict:
+        settings = {
+            "rounds": 1,
+            "model": normalized,
+            "data": UNEVEN,
+            "local": {"lr": 0.1, "batch_size": 64},
+        }
+        settings["select"] = {"name": "fixed", "clients": clients}
+        return Experiment(**settings, algorithm="fedavg").run(tmp_path / name, report=False).summary["totals"]
+
+    sizes = {"few": run([0, 1, 1], "few"), "one": run([2], "one")}
+    assert [totals["failed"] for totals in sizes.values()] == [0, 0]
+    with pytest.raises(ConfigError, match=r"1 of 3 clients .* at least two: 9 \("):
+        run([0, 9, 1], "more")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "liadmm",
+        "mime",
+        "mimelite",
+        "feddane",
+        {"name": "scaffold", "option": "I"},
+        {"name": "iceadmm", "gradient": "full"},
+    ],
+)
+def test_gradients_over_all_examples_include_the_last_batch(tmp_path, algorithm) -> None:
+    """Leaving it out of the steps helps no client there; another batch size does."""
+    settings = {"rounds": 1, "model": normalized, "data": UNEVEN, "algorithm": algorithm}
+    settings["select"] = {"name": "fixed", "clients": [0, 9]}
+    local = {"lr": 0.1, "last_batch": "drop"}
+    with pytest.raises(ConfigError, match=r"1 of 2 clients .* set another local\.batch_size") as caught:
+        Experiment(**settings, local=local | {"batch_size": 64}).run(tmp_path / "bad", report=False)
+    assert "last_batch" not in str(caught.value)
+    run = Experiment(**settings, local={"lr": 0.1, "batch_size": 60}).run(tmp_path / "good", report=False)
+    assert run.summary["totals"]["failed"] == 0
+
+
+def test_one_batch_for_a_gradient_may_leave_the_last_one_out(tmp_path) -> None:
+    settings = {
+        "rounds": 1,
+        "model": normalized,
+        "data": UNEVEN,
+        "algorithm": {"name": "liadmm", "gradient": "batch"},
+    }
+    with pytest.raises(ConfigError, match=r"set local\.last_batch = 'drop'"):
+        Experiment(**settings, local={"lr": 0.1, "batch_size": 64}).run(tmp_path / "bad", report=False)
+
+
 def test_a_warm_up_as_long_as_the_run_is_refused() -> None:
     settings = {"rounds": 3, "model": "linear", "data": {"dataset": "digits", "partition": "iid"}}
     settings["data"]["partition"] = {"name": "iid", "clients": 4}

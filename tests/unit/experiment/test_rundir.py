@@ -211,7 +211,7 @@ def test_damaged_files_are_named(
     assert caught.value.where == str(run.path / name)
     (run.path / name).unlink()
     (run.path / name).mkdir()
-    with pytest.raises(RunDirectoryError, match=f"{name} cannot be read"):
+    with pytest.raises(RunDirectoryError, match=f"{name} is not a regular file"):
         read(run)
 
 
@@ -264,7 +264,7 @@ def test_a_line_that_cannot_be_read_before_the_last_is_an_error_with_its_number(
             action()
     run.metrics_path.unlink()
     run.metrics_path.mkdir()
-    with pytest.raises(RunDirectoryError, match="cannot be read"):
+    with pytest.raises(RunDirectoryError, match="is not a regular file"):
         run.read_metrics()
 
 

@@ -185,6 +185,20 @@ def test_the_digest_is_of_the_structure_and_not_of_the_weights() -> None:
     assert len(digests) == 5
 
 
+@pytest.mark.parametrize("layout", ["strided", "sparse"])
+def test_the_digest_has_the_contents_of_buffers_that_no_checkpoint_has(layout: str) -> None:
+    def digest(value: float, persistent: bool) -> str:
+        net, buffer = Net(), torch.tensor([0.0, value])
+        net.register_buffer(
+            "scale", buffer.to_sparse() if layout == "sparse" else buffer, persistent=persistent
+        )
+        return Instance.of(net).settings["digest"]
+
+    assert digest(1.0, persistent=False) != digest(2.0, persistent=False)
+    assert digest(1.0, persistent=False) == digest(1.0, persistent=False)
+    assert digest(1.0, persistent=True) == digest(2.0, persistent=True), "the run's checkpoint has it"
+
+
 def test_weights_are_downloaded_only_with_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     factory, fetched = MODELS.given(loading)[0], list[str]()
     with pytest.raises(ConfigError, match=r"wants to download https://example.org/weights.pth .*--download"):

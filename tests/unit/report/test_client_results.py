@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedlens import Experiment, Result, resume
-from fedlens.cli.client_table import client_lines
+from fedlens.cli.client_table import client_lines, worst_text
 from fedlens.core.errors import RunDirectoryError
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.progress import Silent
@@ -281,6 +281,16 @@ def test_from_twenty_clients_on_the_worst_tenth_is_a_mean(tmp_path: Path) -> Non
         "worst tenth of the clients",
         "0.5 (a)",
     ]
+
+
+@pytest.mark.parametrize("forged", [{"measured": None}, {"measured": "8"}, {"worst": "a"}, {"worst": {}}])
+def test_a_forged_summary_names_no_worst_client(tmp_path: Path, forged: dict[str, Any]) -> None:
+    clients = {"metric": "accuracy", "measured": 8, "worst": {"client": "a", "value": 0.2}, **forged}
+    run = recorded(tmp_path, 30)
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "clients": clients}))
+    assert worst_clients(read_run(run)) == WorstClients(0.05)
+    for of in (clients, list(clients), "a"):
+        assert ", 5.0 % at the worst tenth of the clients" in worst_text({"clients": of}, "accuracy", 0.05)
 
 
 def test_of_many_clients_the_terminal_has_the_worst_and_the_page_all(tmp_path: Path) -> None:

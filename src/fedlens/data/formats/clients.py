@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.formats.cells import coordinates, degrees, missing, off_the_sphere, typed
+from fedlens.data.formats.column_names import find_path_column
 from fedlens.data.formats.csv_table import CsvTable, inner_path, read_csv, table_path
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
 
-_LIKE = 0.7  # of SequenceMatcher: names of columns that are alike
 _NAMED = 3  # names that a sentence lists
-LABEL_WORDS = ("label", "class", "category", "target", "diagnosis", "species")
-CLIENT_WORDS = (
-    "client",
-    "hospital",
-    "clinic",
-    "site",
-    "center",
-    "institution",
-    "user",
-    "device",
-    "writer",
-    "city",
-)
-# Columns with another meaning than the client of an image.
-_MEANINGS = {"path": "its file", "split": "its split"}
 
 
 @dataclass(frozen=True)
@@ -102,19 +86,21 @@ def describe(
     """Adds the columns, splits and label cells that a table, the annotations and the paths give for `scan.names`.
 
     Args:
-        scan: its settings `table`, `label_column`, `client_column`, `client_level` and `client_pattern` are used.
+        scan: its settings `table`, `path_column`, `label_column`, `client_column`, `client_level` and
+            `client_pattern` are used.
         records: [n] by name, the annotations' further fields for each image; None if an image has none.
         inner: the paths in which `client_level` counts folders, if these are not `scan.names`.
 
     Returns:
-        False if the table cannot be read; the reason is in the findings.
+        False if the table cannot be read or does not name files; the reason is in the findings.
 
     A table is looked for from the current directory, then in `scan.folder`. A column in which every cell is a number
     becomes numbers (an empty cell NaN); all others are strings, and so is `client` always. NaN, null, N/A and NA mean
     a missing client. Columns of coordinates are recognized by name (lat and latitude; lon, longitude, lng and long;
     in any case): if both exist, the columns become numbers, and a missing or impossible coordinate is a problem.
 
-    Raises `ConfigError` if the assignment is invalid, or names a column that does not exist or has another meaning.
+    Raises `ConfigError` if the assignment is invalid, or names a field that does not exist, or a column with
+    another meaning.
 
     >>> from pathlib import Path
     >>> scan = Scan(Path("data"), {"client_level": 1}, names=["mercy/a.png", "mercy/b.png", "north/a.png"])
@@ -129,7 +115,12 @@ def describe(
         table = read_csv(table_path(table_name, scan.folder), scan.findings, scan.folder)
         if table is None:
             return False
-        rows = _rows_of(scan, table)
+        path_column = find_path_column(table, scan.settings.get("path_column"), scan.findings)
+        _check_named_columns(scan, table, cells)
+        scan.table = table
+        if path_column is None:
+            return False
+        rows = _rows_of(scan, table, path_column)
         scan.sources = [
             source if row is None else table.where(row)
             for source, row in zip(scan.sources, rows, strict=True)
@@ -137,8 +128,12 @@ def describe(
         for column in table.columns:
             values = table.column(column)
             cells[column] = [None if row is None else values[row] for row in rows]
-        del cells["path"]
+        del cells[path_column]
+        scan.lines = [None if row is None else table.lines[row] for row in rows]
         scan.notes += table.notes
+    elif scan.settings.get("path_column") is not None:
+        what, hint = "there is no table", "give a table with such a column, data.dataset.table"
+        raise ConfigError(what, where="path_column", hint=hint)
     if "split" in cells:
         scan.splits = _splits(scan, cells.pop("split"))
     label = _label_column(scan, cells)
@@ -154,22 +149,29 @@ def describe(
     return True
 
 
-def closest(columns: Sequence[str], words: Sequence[str]) -> str | None:
-    """The column whose name is most like one of `words`, if any is like it.
-
-    >>> closest(["klass", "age"], ["label", "class"])
-    'klass'
-    """
-    likeness = {
-        name: max(SequenceMatcher(None, name.casefold(), word).ratio() for word in words) for name in columns
-    }
-    best = max(likeness, key=lambda name: likeness[name], default=None)
-    return best if best is not None and likeness[best] >= _LIKE else None
-
-
 def label_column(scan: Scan) -> str:
     """The name of the table's column with the class of an image."""
     return str(scan.settings.get("label_column") or "label")
+
+
+def _meanings(scan: Scan) -> dict[str, str]:
+    """The columns with another meaning than the class or the client of an image."""
+    return {scan.settings.get("path_column") or "path": "its file", "split": "its split"}
+
+
+def _check_named_columns(scan: Scan, table: CsvTable, fields: Collection[str]) -> None:
+    """Adds problems of the whole table: the columns that a setting names and that do not exist.
+
+    `fields` are those of the annotations, which may name the client as well.
+    """
+    for key, columns in (
+        ("label_column", table.columns),
+        ("client_column", (*table.columns, *fields)),
+    ):
+        column = scan.settings.get(key)
+        if column is not None and column not in columns:
+            what = f"there is no column '{column}', which data.dataset.{key} names"
+            scan.findings.add_whole(f"{table.path}, line 1", what, nearest(column, columns))
 
 
 def _label_column(scan: Scan, cells: Mapping[str, Sequence[Any]]) -> str | None:
@@ -179,11 +181,13 @@ def _label_column(scan: Scan, cells: Mapping[str, Sequence[Any]]) -> str | None:
         return column
     if not given:
         return None
-    if column in _MEANINGS:
-        what, hint = f"the column '{column}' gives {_MEANINGS[column]}, not its class", "name another column"
+    if (meaning := _meanings(scan).get(column)) is not None:
+        what, hint = f"the column '{column}' gives {meaning}, not its class", "name another column"
+    elif scan.table is not None:
+        return None  # `_check_named_columns` reports it
     else:
         what = f"there is no column '{column}'"
-        hint = nearest(column, cells) if cells else "give a table with such a column, data.dataset.table"
+        hint = "give a table with such a column, data.dataset.table"
     raise ConfigError(what, where="label_column", hint=hint)
 
 
@@ -198,12 +202,12 @@ def listed(names: Sequence[str], count: int | None = None) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def _rows_of(scan: Scan, table: CsvTable) -> list[int | None]:
+def _rows_of(scan: Scan, table: CsvTable, path_column: str) -> list[int | None]:
     """The table's row for each image."""
     # macOS writes an "ü" in a file name as two characters, spreadsheets as one.
     positions = {unicodedata.normalize("NFC", name): at for at, name in enumerate(scan.names)}
     rows: list[int | None] = [None] * len(scan.names)
-    cells = table.column("path")
+    cells = table.column(path_column)
     for row, cell in enumerate(cells):
         path = inner_path(cell)
         if path is None:
@@ -265,10 +269,14 @@ def _clients(
         if column not in cells:
             if assignment.column is None:
                 return None
-            meanings = _MEANINGS if scan.cells is None else {**_MEANINGS, label_column(scan): "its class"}
+            meanings = _meanings(scan)
+            if scan.cells is not None:
+                meanings[label_column(scan)] = "its class"
             if column in meanings:
                 what = f"the column '{column}' gives {meanings[column]}, not the client of an image"
                 raise ConfigError(what, where="client_column", hint="name another column")
+            if scan.table is not None:
+                return None  # `_check_named_columns` reports it
             hint = nearest(column, cells) if cells else "give a table with such a column, data.dataset.table"
             raise ConfigError(f"there is no column '{column}'", where="client_column", hint=hint)
         values = ["" if value is None else str(value).strip() for value in cells[column]]

@@ -55,6 +55,10 @@ TableFile = Annotated[
     ),
     AfterValidator(whole_table),
 ]
+PathColumn = Annotated[
+    str | None,
+    Field(min_length=1, description="column of the table with the file of an image; by default path"),
+]
 ClientColumn = Annotated[
     str | None,
     Field(description="column of the table (or field of the annotations) with the client of an image"),

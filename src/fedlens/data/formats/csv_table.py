@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlens.core.errors import DataError, nearest
+from fedlens.core.errors import DataError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.texts import read_bytes
 
@@ -62,8 +62,8 @@ def read_csv(path: Path, findings: Findings, folder: Path | None = None) -> CsvT
     whichever split the first line into the most cells. A quoted cell may hold line breaks. Empty lines are ignored.
 
     A line with too many or too few cells is a problem and is left out. Another encoding, a quote that is not
-    closed, a cell of more than 131,072 characters, more than 10,000 columns, an empty table, two columns of one name,
-    and a missing column `path` are problems of the whole table. So is a link from within `folder` to a file outside.
+    closed, a cell of more than 131,072 characters, more than 10,000 columns, an empty table and two columns of one name
+    are problems of the whole table. So is a link from within `folder` to a file outside.
     """
     text = findings.attempt(_text, path, folder, example=False)
     if text is None:
@@ -176,7 +176,4 @@ def _columns_fit(path: Path, columns: tuple[str, ...], findings: Findings) -> bo
     for name in sorted(name for name, count in counts.items() if not name or count > 1):
         what = f"{counts[name]:,} columns are named '{name}'" if name else "a column has no name"
         findings.add_whole(where, what, "give each column its own name")
-    if columns and "path" not in columns:
-        hint = f"name the columns in the first line; {nearest('path', columns)}"
-        findings.add_whole(where, "there is no column 'path'", hint)
     return len(findings) == before

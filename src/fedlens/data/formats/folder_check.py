@@ -11,7 +11,7 @@ from typing import Any
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 from fedlens.data.diagnostics import Finding, unique
-from fedlens.data.formats.clients import CLIENT_WORDS, closest
+from fedlens.data.formats.column_names import CLIENT_WORDS, closest
 from fedlens.data.formats.registry import find_format
 from fedlens.data.formats.scan import Scan, examine
 
@@ -55,7 +55,7 @@ def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None =
     paths = {key: given[key] for key in ("path", "table") if key in given}
     scan = examine(entry.fill(), read_settings(entry.reader(), given, "") | paths, full=True)
     findings = unique(sorted(scan.findings, key=lambda finding: (finding.example, natural(finding.where))))
-    if scan.described and "client" not in scan.columns:
+    if scan.described and "client" not in scan.columns and given.get("client_column") is None:
         scan.findings.warn(
             folder,
             "no client is named, so the partition has to make clients, as iid and dirichlet do",

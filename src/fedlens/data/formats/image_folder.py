@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,10 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.cell_labels import as_setting, classes_in_cells, labels_of_cells
-from fedlens.data.formats.clients import LABEL_WORDS, closest, describe, label_column, listed
-from fedlens.data.formats.csv_table import table_path
+from fedlens.data.formats.clients import describe, label_column, listed
+from fedlens.data.formats.column_names import LABEL_WORDS, closest, image_column
+from fedlens.data.formats.column_names import as_setting as column_setting
+from fedlens.data.formats.csv_table import CsvTable, table_path
 from fedlens.data.formats.folder_listing import add_misnamed, folders, image_names
 from fedlens.data.formats.probe import probe_all
 from fedlens.data.formats.reader import reader
@@ -38,6 +39,8 @@ def fill(scan: Scan) -> None:
         # Files beside the folders of the classes do no harm; those within may be images.
         inside = [name for name in others if "/" in name and (scan.folder / name).resolve() != table_file]
         add_misnamed(scan.folder, inside, scan.findings)
+    elif scan.table is not None and _needs_label_column(scan):
+        _add_no_label_column(scan, scan.table)
     scan.headers = probe_all(scan.folder, scan.names, scan.findings, full=scan.full)
     scan.bad.update(row for row, header in enumerate(scan.headers) if header is None)
 
@@ -133,6 +136,13 @@ class _FirstFolders:
 def _label(scan: Scan, inner: Sequence[str], in_splits: bool) -> None:
     """Sets the classes, and the label of each image: from the table if it has them, else from the folders."""
     classes, level = scan.settings.get("classes"), scan.settings.get("label_level")
+    if scan.table is not None and _needs_label_column(scan):
+        best = _add_no_label_column(scan, scan.table)
+        if best is None or scan.columns[best].dtype.kind != "U":
+            return
+        # The names in that column are checked too.
+        scan.settings = {**scan.settings, "label_column": best}
+        scan.cells = scan.columns[best].tolist()
     if scan.cells is not None:
         if level is not None:
             what = f"the table has a column '{label_column(scan)}', so label_level has no effect"
@@ -140,9 +150,8 @@ def _label(scan: Scan, inner: Sequence[str], in_splits: bool) -> None:
         table = table_path(scan.settings["table"], scan.folder)
         scan.classes = tuple(classes or classes_in_cells(scan.cells, table, scan.findings))
         scan.labels = labels_of_cells(scan)
-    elif scan.settings.get("table") is not None and level is None:
-        _add_no_label_column(scan)
-        return
+    elif scan.table is not None and level is None:
+        return  # `describe` reports that the column which label_column names does not exist
     else:
         level = level or 1
         parents = [name.split("/")[:-1] for name in inner]
@@ -162,22 +171,30 @@ def _add_unlabelled(scan: Scan, level: int) -> None:
     scan.findings.add_whole(scan.folder, what, hint)
 
 
-def _add_no_label_column(scan: Scan) -> None:
-    """Adds the problem that the table has no column with the classes, and the columns that may be it."""
-    columns = [name for name in scan.columns if name not in ("client", scan.settings.get("client_column"))]
+def _needs_label_column(scan: Scan) -> bool:
+    """Whether the classes are looked for in the column `label` of a table that has none."""
+    named = scan.settings.get("label_column") or scan.settings.get("label_level")
+    return scan.table is not None and named is None and "label" not in scan.table.columns
+
+
+def _add_no_label_column(scan: Scan, table: CsvTable) -> str | None:
+    """Adds the problem that the table has no column with the classes; returns the column that may be it."""
+    path_column = scan.settings.get("path_column") or "path"
+    others = {"client", scan.settings.get("client_column"), "split", path_column, image_column(table)}
+    columns = [name for name in table.columns if name not in others]
     best = closest(columns, LABEL_WORDS)
     folders_hint = "data.dataset.label_level = 1 takes the classes from the first folder instead"
     if best is not None:
-        setting = f"data.dataset.label_column = {json.dumps(best, ensure_ascii=False)}"
-        hint = f"did you mean '{best}'? Rename it, or set {setting}; {folders_hint}"
+        setting = column_setting("label_column", best)
+        hint = f"did you mean '{best}'? Rename it to 'label', or set {setting}; {folders_hint}"
     elif columns:
         hint = (
             f"set data.dataset.label_column to the one of the classes, of {listed(columns)}; {folders_hint}"
         )
     else:
         hint = f"add it; {folders_hint}"
-    where = f"{table_path(scan.settings['table'], scan.folder)}, line 1"
-    scan.findings.add_whole(where, "there is no column 'label'", hint)
+    scan.findings.add_whole(f"{table.path}, line 1", "there is no column 'label'", hint)
+    return best
 
 
 def _depth(level: int) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from fedlens.data.diagnostics import Findings, shortened
 
 FEW = 5  # a class or client with fewer images is listed
+_LINES = 3  # of a table that a warning names
 _LISTED = 10  # names that a warning lists
 _SHOWN = 60  # characters of a name in a warning
 _COMPARED = 1000  # with more names, only the same spelling in another form is looked for
@@ -18,13 +19,20 @@ _LONGEST = 40  # characters of a name that is compared letter by letter
 _RARE = 0.1  # of the images of the other name: below it, a name may be a misspelling
 
 
-def check_names(kind: str, counts: Mapping[str, int], where: object, findings: Findings) -> None:
+def check_names(
+    kind: str,
+    counts: Mapping[str, int],
+    where: object,
+    findings: Findings,
+    lines: Mapping[str, Sequence[int]] | None = None,
+) -> None:
     """Adds a warning for near names, and one for names with fewer than five images.
 
     Args:
         kind: "class" or "client".
         counts: the number of images of each name.
         where: the table or folder that the names come from.
+        lines: the lines of the table with each name; of a near name, the first three are named.
 
     >>> findings = Findings()
     >>> check_names("class", {"dog": 90, "dogg": 2, "cat": 80}, "scans.csv", findings)
@@ -37,7 +45,8 @@ def check_names(kind: str, counts: Mapping[str, int], where: object, findings: F
     for rare, usual in pairs[:_LISTED]:
         names = (f"'{shortened(name, _SHOWN)}' ({_images(counts[name])})" for name in (rare, usual))
         what = f"the {kind} {' looks like '.join(names)}"
-        findings.warn(where, what, "if they are the same, use one spelling")
+        place = f"{where}{_first_lines((lines or {}).get(rare, ()))}"
+        findings.warn(place, what, "if they are the same, use one spelling")
     if len(pairs) > _LISTED:
         findings.warn(
             where, f"{len(pairs) - _LISTED:,} more {plural} look like another", "check the spelling"
@@ -133,6 +142,22 @@ def _edits(first: str, second: str) -> int:
             row.append(best)
         rows.append(row)
     return rows[-1][-1]
+
+
+def _first_lines(lines: Sequence[int]) -> str:
+    """The first lines, to be written after the name of a file.
+
+    >>> _first_lines([7]), _first_lines([9, 7]), _first_lines([4, 3, 2, 1, 5])
+    (', line 7', ', lines 7 and 9', ', lines 1, 2, 3 and 2 more')
+    """
+    if not lines:
+        return ""
+    shown = [f"{line}" for line in sorted(lines)[:_LINES]]
+    if len(lines) == 1:
+        return f", line {shown[0]}"
+    if len(lines) > _LINES:
+        return f", lines {', '.join(shown)} and {len(lines) - _LINES:,} more"
+    return f", lines {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _images(count: int) -> str:

@@ -14,6 +14,7 @@ from fedlens.core.threads import map_threads
 from fedlens.data.decoding import MASK_MODES, is_turned, mask_in_colour
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.file_safety import LinkCheck, special_file
+from fedlens.data.formats.image_statistics import ImageStatistics
 
 _ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -50,18 +51,20 @@ _AGAIN = "copy or export it again"
 
 
 class ImageHeader(NamedTuple):
-    """What the header of an image file states.
+    """What the header of an image file states, and how the image looks if all of it was decoded.
 
     Args:
         width, height: pixels as they are stored.
         mode: Pillow's mode, such as "RGB" or "L" (grey).
         turned: whether the EXIF tag of a photograph exchanges width and height.
+        statistics: of the pixels; None if they were not asked for.
     """
 
     width: int
     height: int
     mode: str
     turned: bool = False
+    statistics: ImageStatistics | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -72,7 +75,8 @@ class ImageHeader(NamedTuple):
 def probe(path: Path, mask: bool = False, full: bool = False) -> ImageHeader:
     """The header of an image file, after cheap checks.
 
-    Reads the header and the end of the file, and decodes it if `full` is set or the end is unexpected. Palettes and
+    Reads the header and the end of the file, and decodes it if `full` is set or the end is unexpected. With `full`, the
+    result has `statistics`. Palettes and
     alpha channels are fine for photographs (see `fedlens.data.decoding.decode`). A mask has to be one channel of
     whole numbers; its ids are not checked here. The EXIF tag that turns photographs is not applied.
 
@@ -105,7 +109,8 @@ def probe(path: Path, mask: bool = False, full: bool = False) -> ImageHeader:
                 end = _ENDS.get(_format(image))
                 if full or end is None or not tail.rstrip(b"\0\n\r ").endswith(end):
                     image.load()
-                return ImageHeader(*image.size, image.mode, is_turned(image))
+                header = ImageHeader(*image.size, image.mode, is_turned(image))
+                return header._replace(statistics=ImageStatistics.of(image)) if full else header
     except UnidentifiedImageError:
         problem = _other_format(path)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

@@ -17,6 +17,7 @@ def _shared(
     *,
     test: common.Test = 0.2,
     table: common.TableFile = None,
+    path_column: common.PathColumn = None,
     client_column: common.ClientColumn = None,
     client_level: common.ClientLevel = None,
     client_pattern: common.ClientPattern = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,9 @@ from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.common_settings import height_width
-from fedlens.data.formats.csv_table import table_path
+from fedlens.data.formats.csv_table import CsvTable, table_path
 from fedlens.data.formats.image_sizes import ImageSizes
+from fedlens.data.formats.image_statistics import ImageStatistics, check_looks, medians
 from fedlens.data.formats.leaks import check_leaks, same_content
 from fedlens.data.formats.name_checks import check_names
 from fedlens.data.formats.probe import ImageHeader
@@ -52,6 +53,8 @@ class Scan:
         splits: [n], "train", "test" or "validation", if the data define splits.
         cells: [n], the table's column `label`, if it has one.
         sources: [n], the line of the table that describes each image; without a table, the file of the image.
+        table: the table that describes the images, if there is one and it can be read.
+        lines: [n], the line of the table that describes each image; empty without a table.
         described: whether the table and the paths have been read for columns, splits and clients.
         bad: the faulty rows, which are left out.
         notes: sentences on what was corrected.
@@ -76,6 +79,8 @@ class Scan:
     splits: list[str] | None = None
     cells: list[str] | None = None
     sources: list[str] = field(default_factory=list)
+    table: CsvTable | None = None
+    lines: list[int | None] = field(default_factory=list)
     described: bool = False
     bad: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -95,6 +100,20 @@ class Scan:
         headers = [self.headers[row] for row in self.rows()] if self.headers else []
         usable = [header for header in headers if header is not None]
         return ImageSizes.of(usable, self.upright) if usable else None
+
+    def looks(self) -> dict[str, dict[str, ImageStatistics]]:
+        """The median brightness, contrast and sharpness of each "class" and "client"; empty unless `full`."""
+        rows = self.rows()
+        headers = [self.headers[row] for row in rows] if self.headers else []
+        statistics = [None if header is None else header.statistics for header in headers]
+        if not any(statistics):
+            return {}
+        looks = {}
+        if self.labels is not None:
+            looks["class"] = medians(statistics, [self.classes[self.labels[row]] for row in rows])
+        if "client" in self.columns:
+            looks["client"] = medians(statistics, [str(self.columns["client"][row]) for row in rows])
+        return looks
 
     def facts(self) -> dict[str, Any]:
         """Counts of images, classes, boxes, splits and clients, and the sizes, without the faulty rows."""
@@ -122,6 +141,11 @@ class Scan:
             facts["splits"] = dict(Counter(self.splits[row] for row in rows))
         if "client" in self.columns:
             facts["clients"] = dict(Counter(str(self.columns["client"][row]) for row in rows))
+        if looks := self.looks():
+            facts["looks"] = {
+                kind: {name: one._asdict() for name, one in of_name.items()}
+                for kind, of_name in looks.items()
+            }
         facts["columns"] = [name for name in self.columns if name != "client"]
         facts["notes"] = list(self.notes)
         return facts
@@ -139,12 +163,14 @@ def examine(fill: Fill, settings: Mapping[str, Any], *, full: bool) -> Scan:
     scan = Scan(Path(settings["path"]).expanduser(), settings, full=full)
     if not scan.folder.is_dir():
         what = "it is a file, not a folder" if scan.folder.exists() else "the folder does not exist"
-        scan.findings.add_whole(scan.folder, what, "give the path of the folder, seen from where you are")
+        scan.findings.add_whole(
+            scan.folder, what, "give the path of the folder, as seen from the current folder"
+        )
         return scan
     fill(scan)
     if all(finding.example for finding in scan.findings):
         _check_whole(scan)
-        _check_names(scan)
+    _check_names(scan)
     return scan
 
 
@@ -175,8 +201,8 @@ def _check_command(scan: Scan, changed: Mapping[str, Any]) -> str:
 def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
     """The dataset of a scan, without the faulty rows.
 
-    Images are scaled to the setting `size`, or else to the size that `ImageSizes.training` chooses, which the first
-    note says.
+    Images are scaled to the setting `size`, or else to the size that `ImageSizes.training` chooses, which a note says.
+    Before it come the notes on what is left out: the number of faulty rows, and `notes`.
 
     If the data define no splits, the share `test` is drawn from all classes and clients alike
     (`splits.draw_test`); an image whose content is in the training part too stays there. With "train" and
@@ -192,8 +218,7 @@ def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
         if not len(rows):
             raise DataError(f"no example is left {purpose}", where=str(scan.folder))
     height, width, size_note, chosen = _training_size(scan)
-    if scan.bad:
-        corrections.append(f"left out {len(scan.bad):,} of {len(scan.names):,} images")
+    left_out = [f"left out {len(scan.bad):,} of {len(scan.names):,} images"] if scan.bad else []
     splits = []
     for split, rows in (("train", train), ("test", test)):
         paths = Paths.of([scan.names[row] for row in rows])
@@ -213,7 +238,14 @@ def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
         std=std,
         licence="your own",
         source=str(scan.folder),
-        notes=(*size_note, *scan.notes, *corrections, *map(str, scan.findings.warnings), *notes),
+        notes=(
+            *left_out,
+            *notes,
+            *size_note,
+            *scan.notes,
+            *corrections,
+            *map(str, scan.findings.warnings),
+        ),
         on_error=settings["on_error"],
         seeded=scan.splits is None,
         chosen=chosen,
@@ -231,7 +263,7 @@ def _training_size(scan: Scan) -> tuple[int, int, list[str], dict[str, Any]]:
 
 
 def _check_names(scan: Scan) -> None:
-    """Adds warnings for near names and small counts of the classes and clients."""
+    """Adds warnings for near names and small counts of classes and clients, and for clients that look different."""
     rows, counts = scan.rows(), {}
     if scan.labels is not None or scan.box_labels is not None:
         labels = [
@@ -245,7 +277,23 @@ def _check_names(scan: Scan) -> None:
     table = scan.settings.get("table")
     where = scan.folder if table is None else table_path(table, scan.folder)
     for kind, of_name in counts.items():
-        check_names(kind, of_name, where, scan.findings)
+        check_names(kind, of_name, where, scan.findings, _lines_of_names(scan, kind))
+    if "client" in counts:
+        check_looks(scan.looks().get("client", {}), counts["client"], where, scan.findings)
+
+
+def _lines_of_names(scan: Scan, kind: str) -> dict[str, list[int]]:
+    """The lines of the table with each class or client; empty if the names are not from a table."""
+    names: Sequence[str] | None = scan.cells
+    if kind == "client":
+        by_folder = any(scan.settings.get(key) is not None for key in ("client_level", "client_pattern"))
+        names = None if by_folder else scan.columns["client"].tolist()
+    lines: defaultdict[str, list[int]] = defaultdict(list)
+    if names is not None and scan.lines:
+        for row in scan.rows():
+            if (line := scan.lines[row]) is not None:
+                lines[names[row]].append(line)
+    return lines
 
 
 def _check_whole(scan: Scan) -> None:

@@ -189,7 +189,11 @@ def _gradient_replies(
 
 
 def _trained(train: Train, model: StackedModel, members: list[_Member]) -> Results:
-    train = watching(train, members[0].call.client.scratch)
+    with watching(train, members[0].call.client.scratch) as watched:
+        return _started_and_trained(watched, model, members)
+
+
+def _started_and_trained(train: Train, model: StackedModel, members: list[_Member]) -> Results:
     failed = _started(train, model, members) if train.rule.start is not None or model.random else {}
     ready = [member for member in members if member.at not in failed]
     ready.sort(key=lambda member: -member.context.steps)

@@ -311,8 +311,12 @@ def test_rules_that_are_none(settings: dict, where: str, what: str) -> None:
 
 
 def test_a_column_that_there_is_not_is_named_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no column 'hospitl' .*did you mean 'hospital'"):
-        with_table(tmp_path, "path,hospital\na.png,x\nb.png,y\n", ["a.png", "b.png"], client_column="hospitl")
+    text = "path,hospital\na.png,x\nb.png,y\n"
+    _, findings = with_table(tmp_path, text, ["a.png", "b.png"], client_column="hospitl")
+    assert told(findings) == [
+        "t.csv, line 1: there is no column 'hospitl', which data.dataset.client_column names"
+    ]
+    assert findings.found[0].hint == "did you mean 'hospital'"
     with pytest.raises(ConfigError, match="give a table"):
         describe(NAMES, {"client_column": "hospital"}, Path("data"), Findings())
 

@@ -238,6 +238,44 @@ def test_that_no_image_has_a_label_is_told_once(tmp_path: Path) -> None:
     assert check(tmp_path, table=name, label_level=1)[1] == [": no image is in a folder of a class"]
 
 
+def test_all_missing_columns_are_reported_at_once_and_the_names_are_checked_all_the_same(
+    tmp_path: Path,
+) -> None:
+    plain(tmp_path)
+    rows = [(c, n) for c in ("cat", "dog") for n in range(5)]
+    lines = [f"{c}/{n}.png,{'mainz' if n == 3 else 'Mainz'},{c if n else 'Cat'}" for c, n in rows]
+    name = table(tmp_path, *lines, header="file,hospital,klass")
+    found, told = check(tmp_path, table=name, client_column="hospital")
+    assert told == ["t.csv, line 1: there is no column 'path'", "t.csv, line 1: there is no column 'label'"]
+    assert [finding.hint.partition("; data.dataset.label_level")[0] for finding in found.findings] == [
+        "did you mean 'file'? Rename it to 'path', or set data.dataset.path_column = \"file\"",
+        "did you mean 'klass'? Rename it to 'label', or set data.dataset.label_column = \"klass\"",
+    ]
+    warnings = " ".join(map(str, found.findings.warnings))
+    assert "t.csv, lines 5 and 10: the client 'mainz' (2 images) looks like 'Mainz' (8 images)" in warnings
+    assert "t.csv, lines 2 and 7: the class 'Cat' (2 images) looks like 'cat' (4 images)" in warnings
+    found, told = check(tmp_path, table=name, client_column="hospitl", path_column="fil", label_column="klas")
+    assert [line.partition("column ")[2].partition(",")[0] for line in told] == [
+        "'fil'",
+        "'klas'",
+        "'hospitl'",
+    ]
+    settings = {"client_column": "hospital", "path_column": "file", "label_column": "klass"}
+    found, told = check(tmp_path, table=name, **settings)
+    assert (told, sorted(found.columns)) == ([], ["client", "hospital"])
+
+
+def test_without_a_column_of_files_the_other_missing_columns_are_reported_too(tmp_path: Path) -> None:
+    plain(tmp_path)
+    name = table(tmp_path, "cat/0,x", header="image_name,kind")
+    told = check(tmp_path, table=name)[1]
+    assert told == ["t.csv, line 1: there is no column 'path'", "t.csv, line 1: there is no column 'label'"]
+    name = table(tmp_path, "7,cat/0.png", header="file,where")
+    assert "did you mean 'where'?" in str(check(tmp_path, table=name)[0].findings.found[0].hint)
+    with pytest.raises(ConfigError, match=r"there is no table \(path_column\)"):
+        dataset(tmp_path, path_column="file")
+
+
 @pytest.mark.parametrize("column", ["klass", "Label", "labels", "kategory", "diagnose"])
 def test_a_missing_label_column_is_an_error_that_suggests_the_nearest(tmp_path: Path, column: str) -> None:
     plain(tmp_path)
@@ -249,7 +287,7 @@ def test_a_missing_label_column_is_an_error_that_suggests_the_nearest(tmp_path: 
     assert caught.value.what == "there is no column 'label'"
     assert str(caught.value.where).endswith("t.csv, line 1")
     assert str(caught.value.hint).startswith(
-        f"did you mean '{column}'? Rename it, or set data.dataset.label_column = \"{column}\"; "
+        f"did you mean '{column}'? Rename it to 'label', or set data.dataset.label_column = \"{column}\"; "
     )
     found = dataset(tmp_path, table=name, client_column="hospital", label_column=column)
     assert found.classes == ("a", "b")
@@ -266,8 +304,10 @@ def test_without_a_near_column_the_others_are_listed(tmp_path: Path) -> None:
 def test_a_label_column_has_to_be_one(tmp_path: Path) -> None:
     plain(tmp_path)
     name = table(tmp_path, "cat/0.png,x,h", header="path,klass,client")
+    missing = "there is no column 'klas', which data.dataset.label_column names.*did you mean 'klass'"
+    with pytest.raises(DataError, match=missing):
+        dataset(tmp_path, table=name, label_column="klas")
     for given, what in (
-        ({"table": name, "label_column": "klas"}, r"no column 'klas' \(label_column\); did you mean 'klass'"),
         ({"table": name, "label_column": "path"}, r"the column 'path' gives its file, not its class"),
         ({"label_column": "klass"}, "give a table with such a column"),
         (
@@ -322,6 +362,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
         "why": "the most frequent size of the files",
         "enlarged": 0,
     }
+    assert set(facts.pop("looks")["class"]) == {"cat", "dog"}
     assert facts == {
         "format": "image-folder",
         "images": 9,
@@ -337,7 +378,8 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
     skipping = dataset(tmp_path, on_error="skip")
     assert len(skipping.train) + len(skipping.test) == 9
     assert skipping.notes[0] == "left out 2 of 11 images"
-    assert "1 class has fewer than 5 images: 'cat' 4;" in skipping.notes[1]
+    assert all(note.startswith("skipped ") for note in skipping.notes[1:5])
+    assert "1 class has fewer than 5 images: 'cat' 4;" in skipping.notes[5]
     assert len(skipping.notes) == 6
 
 

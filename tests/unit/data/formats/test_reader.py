@@ -8,7 +8,7 @@ import pytest
 from fedlens.core.registry import settings_model
 from fedlens.data.formats.registry import FORMATS
 
-SHARED = ["test", "table", "client_column", "client_level", "client_pattern", "on_error"]
+SHARED = ["test", "table", "path_column", "client_column", "client_level", "client_pattern", "on_error"]
 
 
 @pytest.mark.parametrize("format", FORMATS)

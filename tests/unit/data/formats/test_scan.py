@@ -91,7 +91,7 @@ def test_rows_at_fault_are_left_out_and_counted(tmp_path: Path) -> None:
     scan.sizes[1] = None
     found = assemble(scan, 0, notes=["skipped"])
     assert len(found.train) == 1
-    assert found.notes == ("read", "left out 1 of 3 images", "skipped")
+    assert found.notes == ("left out 1 of 3 images", "skipped", "read")
     scan.bad.add(2)
     with pytest.raises(DataError, match="no example is left to test with"):
         assemble(scan, 0)
