@@ -172,6 +172,11 @@ VALUES = {
     "(base.toml, line 10: model.name, with --set model.name.x)",
     "server={name='momentum',momentum=0,nesterov=true}": "nesterov needs a momentum above 0 (--set server.nesterov)",
     "engine.workers=-2": "'workers' is -2, but must be at least 0 (--set engine.workers)",
+    "algorithm={name='fedavg',mu=1}": "the algorithm 'fedavg' has no setting 'mu' (--set algorithm.mu); algorithms with it: "
+    "'fedprox', 'moon', 'feddane'; add --set algorithm.name=fedprox",
+    "data.partition.alpha=1": "the partition 'iid' has no setting 'alpha' (--set data.partition.alpha); "
+    "partitions with it: 'quantity', "
+    "'dirichlet', 'dirichlet-classwise', 'pachinko', 'lda-multilabel'; add --set data.partition.name=quantity",
     "engine.group=4": "the engine 'default' has no setting 'group' (--set engine.group); engines with it: "
     "'vectorized', 'processes', 'ray'; add --set engine.name=vectorized",
     "engine.device=gpu": "'device' is 'gpu', but must be 'cpu', 'cuda', or 'cuda:' and a number, e.g. 'cuda:1' (--set engine.device)",
@@ -188,13 +193,13 @@ VALUES = {
     f"rounds={10**400}": f"'rounds' is 1{'0' * 76}..., but must be at most 9223372036854775807 (--set rounds)",
     f"rounds={'9' * 5000}": "a number has more than 4300 digits (--set rounds); use a smaller one",
     f"local.epochs={2**70}": f"'epochs' is {2**70}, but must be at most 9223372036854775807 (--set local.epochs)",
-    "local.lr=1e308": "'lr' is 1e+308, but must be at most 3.4028234663852886e+38 (--set local.lr)",
+    "local.lr=1e308": "'lr' is 1e+308, but must be at most 3.4e+38, the largest 32-bit float (--set local.lr)",
     f"select={{name='fixed',clients=[{2**70}]}}": f"'clients' is {2**70}, but must be at most 9223372036854775807 "
     "(--set select.clients)",
-    f"rounds={'[' * 3000}{']' * 3000}": "tables or lists are nested more than 32 deep (--set rounds); see the page on "
-    "settings for what a table holds",
-    f"{'a.' * 100}b=1": f"tables or lists are nested more than 32 deep (--set {('a.' * 100)[:77]}...); see the page on "
-    "settings for what a table holds",
+    f"rounds={'[' * 3000}{']' * 3000}": "tables or lists are nested more than 32 deep (--set rounds); the page on "
+    "settings lists what each table contains",
+    f"{'a.' * 100}b=1": f"tables or lists are nested more than 32 deep (--set {('a.' * 100)[:77]}...); the page on "
+    "settings lists what each table contains",
     "name=a/b": "the name 'a/b' cannot be a directory's name; choose a short name without path separators, or name the "
     "directory with --out",
     "local.lr": "'local.lr' is not key=value (--set); write e.g. --set local.lr=0.1",
@@ -405,7 +410,7 @@ def test_the_settings_of_what_was_named_before_do_not_get_in_the_way(folder: Pat
     )
     assert (
         said
-        == "the partition 'iid' has no setting 'classes_per_client' (--set data.partition.classes_per_client); known: clients, exponent, minimum, sigma, sizes"
+        == "the partition 'iid' has no setting 'classes_per_client' (--set data.partition.classes_per_client); partitions with it: 'shards'; add --set data.partition.name=shards"
     )
 
 

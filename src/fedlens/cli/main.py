@@ -93,6 +93,11 @@ class _Commands(TyperGroup):
     def _explained(self, error: Any) -> Any:
         """The error, which typer prints; with --json an object on standard output too."""
         error.message = printable(error.message)
+        if error.message.startswith("No such command 'plot'"):
+            error.message = (
+                "No such command 'plot'. 'fedlens partition plot' draws a partition; 'fedlens report' and 'fedlens "
+                "compare' write pages with the curves of runs."
+            )
         if self._as_json and error.exit_code:
             where = error.ctx.command_path if error.ctx else None
             what = error.format_message().rstrip(".")

@@ -1,4 +1,8 @@
-"""Shows the progress of a run: a progress bar on a terminal, elsewhere a line per round and after 15 s of silence."""
+"""Shows the progress of a run: a line per round, and a progress bar on a terminal.
+
+Without a terminal, a line is printed after 15 s of silence too. A terminal gets the lines of about `_TERMINAL_LINES`
+rounds at most.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from fedlens.cli.client_table import client_lines, worst_text
 from fedlens.cli.heartbeat import Heartbeat
 from fedlens.cli.output import complain, console, discard, printable, unwritten
-from fedlens.cli.status_line import StatusLine, roughly
+from fedlens.cli.status_line import StatusLine, fitting
 from fedlens.experiment.progress import Forecast, ProgressBase
 from fedlens.report.format import (
     count,
     duration,
     finite,
+    many,
     metric_value,
     number,
     rounds_of,
@@ -26,10 +31,12 @@ from fedlens.report.format import (
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress
 
     from fedlens.core.work import Work
 
+_TERMINAL_LINES = 200  # rounds of a run that stay on a terminal
+_BAR = 24  # columns, at most a sixth of the terminal
 SILENCE = 15.0  # seconds after which a line is printed, without a terminal
 _BEAT, _TERMINAL_BEAT = 1.0, 0.25  # seconds
 
@@ -56,9 +63,11 @@ class ProgressDisplay(ProgressBase):
         self._console, self._quiet, self._clock = console, quiet, clock
         self._rounds: int | None = None
         self._bar: Progress | None = None
+        self._column: BarColumn
         self._forecast = Forecast()
         self._line = StatusLine(self._forecast)
-        self._last = ""  # of the last round, on a terminal
+        self._last: list[str] = []  # metrics and speed of the last rounds, on a terminal
+        self._shown = 0  # the last round with a line on a terminal
         self._done = 0  # the last round that is done
         self._due = 0.0  # when silence has lasted too long
         self._busy = threading.Lock()
@@ -76,16 +85,17 @@ class ProgressDisplay(ProgressBase):
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
+            self._column = BarColumn(bar_width=_BAR)
             self._bar = Progress(
                 SpinnerColumn(),
-                TextColumn("round {task.fields[round]}/{task.total}"),
-                BarColumn(bar_width=24),
                 TextColumn("{task.description}", markup=False),
+                self._column,
+                TextColumn("{task.fields[more]}", markup=False),
                 console=self._console,
                 transient=True,
                 auto_refresh=False,  # what cannot be printed is handled here
             )
-            self._bar.add_task("evaluating the untrained model", total=self._rounds, round=0)
+            self._bar.add_task(self._line.short(0), total=self._rounds, more="")
             self._guarded(self._bar.start)
         if self._beating:
             self._heartbeat = Heartbeat(self.tick, _TERMINAL_BEAT if self._bar else _BEAT)
@@ -122,16 +132,18 @@ class ProgressDisplay(ProgressBase):
 
     def _update_bar(self, now: float) -> None:
         assert self._bar is not None
-        work, left = self._forecast.work, self._forecast.run_left(now)
-        parts = [self._line.short(now), self._last, f"{roughly(left)} left" if left else ""]
+        work, head = self._forecast.work, self._line.short(self._done)
+        left, width = self._line.left(now), self._console.width
+        room = width - len(f"* {head}   ")
+        self._column.bar_width = max(1, min(_BAR, width // 6, room - len(left)))
         done: float = self._done
         if work is not None and work.phase == "training":
             done = work.round - 1 + work.fraction
         self._bar.update(
             self._bar.task_ids[0],
             completed=done,
-            description="  ".join(filter(None, parts)),
-            round=self._done,
+            description=head,
+            more=fitting([left, *self._last], room - self._column.bar_width),
         )
         self._guarded(self._bar.refresh)
 
@@ -148,11 +160,20 @@ class ProgressDisplay(ProgressBase):
             if better := self._line.better_estimate(now):
                 self._print(better, soft_wrap=True)
             return
-        values = [f"{metric} {metric_value(metric, value)}" for metric, value in tested(metrics)]
-        self._last = "  ".join(
-            filter(None, [*(values or [self._last.partition("  images")[0]]), speed(metrics)])
-        )
+        if values := [f"{metric} {metric_value(metric, value)}" for metric, value in tested(metrics)]:
+            values[0] += f" after round {self._done}"
+        self._last = [*(values or self._last[:-1]), speed(metrics)]
+        if self._stays(bool(values)):
+            self._shown = self._done
+            line = round_line(metrics, self._rounds, self._console.width)
+            self._print(line, no_wrap=True, overflow="ellipsis")
         self._tick(now)
+
+    def _stays(self, evaluated: bool) -> bool:
+        """Whether the round that is done keeps a line above the bar: in a long run only some evaluated rounds."""
+        if self._rounds is None or self._rounds <= _TERMINAL_LINES or self._done in (0, self._rounds):
+            return True
+        return evaluated and self._done - self._shown >= self._rounds / _TERMINAL_LINES
 
     def note(self, text: str) -> None:
         """Prints a sentence that the user should read, for example that a damaged checkpoint was skipped."""
@@ -235,8 +256,8 @@ def speed(metrics: dict[str, Any]) -> str:
     return f"{count(examples / seconds)} images/s" if examples and seconds else ""
 
 
-def round_line(metrics: dict[str, Any], rounds: int | None) -> str:
-    """One round as one line.
+def round_line(metrics: dict[str, Any], rounds: int | None, width: int | None = None) -> str:
+    """One round as one line; without the speed if it is longer than `width`.
 
     >>> round_line({"round": 3, "test_accuracy": 0.8123, "test_loss": 0.61, "local_loss": 0.5512,
     ...             "examples": 1532, "seconds": 1.0}, 80)
@@ -252,7 +273,10 @@ def round_line(metrics: dict[str, Any], rounds: int | None) -> str:
         parts.append(duration(seconds))
     if metrics.get("failed"):
         parts.append(f"{metrics['failed']} failed")
-    return "  ".join(filter(None, parts))
+    line = "  ".join(filter(None, parts))
+    if width is not None and len(line) > width:
+        line = "  ".join(part for part in parts if part and part != speed(metrics))
+    return line
 
 
 def _short(value: float | None) -> str:
@@ -307,7 +331,7 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         f"{size(finite(totals.get('bytes_down')))} down, {size(finite(totals.get('bytes_up')))} up",
     ]
     if totals.get("failed"):
-        cost.append(f"{count(totals['failed'])} replies lost or rejected")
+        cost.append(f"{many(totals['failed'], 'reply', 'replies')} lost or rejected")
     values = tested(final)
     if not values:
         return [f"{summary.get('status')} after {summary.get('rounds_done')} rounds", ", ".join(cost)]

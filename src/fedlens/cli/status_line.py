@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fedlens.core.work import Work
 from fedlens.experiment.progress import Forecast
 from fedlens.report.format import count, duration, many
@@ -21,6 +23,7 @@ class StatusLine:
         self._began: float | None = None  # of the training in this process
         self._said: float | None = None  # seconds that the last estimate gave the whole run
         self._estimates = 0
+        self._left: tuple[float, float] | None = None  # seconds left in the run, and when that was estimated
 
     def text(self, now: float) -> str | None:
         """The status line of the phase in progress; None if there is none.
@@ -47,12 +50,32 @@ class StatusLine:
             return f"{head}: {done}, about {roughly(left)} left"
         return f"{head}: {done}, about {roughly(left)} left in this round{of_run}"
 
-    def short(self, now: float) -> str:
-        """The status in a few words, for the progress bar; empty if there is none."""
+    def short(self, done: int) -> str:
+        """The round in progress, for the progress bar; `done` is the last finished round.
+
+        >>> forecast, work = Forecast(), Work(round=1, rounds=3, clock=lambda: 0.0)
+        >>> work.ask(range(5))
+        >>> forecast.follow(work, now=0.0)
+        >>> StatusLine(forecast).short(done=0)
+        'round 1/3: 0 of 5 clients'
+        """
         work = self._forecast.work
-        if work is None or not work.asked or work.fraction >= 1.0:
-            return ""
-        return _done(work)
+        if work is None and not done:
+            return "evaluating the untrained model"
+        head = f"round {done if work is None else max(work.round, done)}/{self._forecast.rounds}"
+        return f"{head}: {_done(work)}" if work and work.asked and work.fraction < 1.0 else head
+
+    def left(self, now: float) -> str:
+        """The time left in the run, for the progress bar: `42 s left`; empty if nothing is known yet.
+
+        Counts down from the last estimate where none can be made, for example during the first evaluation.
+        """
+        left = self._forecast.run_left(now)
+        if left is not None:
+            self._left = left, now
+        elif self._left is not None:
+            left = max(0.0, self._left[0] - (now - self._left[1]))
+        return "" if left is None else f"{roughly(left)} left"
 
     def first_estimate(self, now: float) -> str | None:
         """The first estimate of the whole run, as soon as there is one; None once it was given.
@@ -97,6 +120,21 @@ class StatusLine:
             return None
         self._said, self._estimates = whole, self._estimates + 1
         return f"now about {roughly(left)} left for the run"
+
+
+def fitting(parts: Iterable[str], width: int) -> str:
+    """The leading parts that fit into `width` characters, two spaces apart; empty parts are left out.
+
+    >>> fitting(["42 s left", "", "accuracy 0.81", "1,532 images/s"], width=30)
+    '42 s left  accuracy 0.81'
+    """
+    text = ""
+    for part in filter(None, parts):
+        longer = f"{text}  {part}" if text else part
+        if len(longer) > width:
+            break
+        text = longer
+    return text
 
 
 def _done(work: Work) -> str:

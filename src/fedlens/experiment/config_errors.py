@@ -117,7 +117,8 @@ def refuse_loose(values: Mapping[str, Any], checked: Any, key: str, locate: Loca
             elif finite and isinstance(number, float) and _LARGEST_FLOAT < abs(number) < math.inf:
                 most = _LARGEST_FLOAT
             if most is not None:
-                bound = f"at most {most}" if number > 0 else f"at least -{most}"
+                limit = f"{most:.2g}, the largest 32-bit float" if isinstance(most, float) else str(most)
+                bound = f"at most {limit}" if number > 0 else f"at least -{limit}"
                 raise ConfigError(f"'{name}' is {_shown(number)}, but must be {bound}", where=locate(full))
         if isinstance(value, Mapping) and isinstance(read, BaseModel):
             refuse_loose(value, read, full, locate, finite=finite)

@@ -22,6 +22,10 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
 
 NOT_SET = ", which is not set there"
 RECIPE = "recipe "  # what the place of a key in an installed recipe begins with
+# The tables of one component, for which its name alone is short.
+_COMPONENTS = {
+    "data.dataset", "data.partition", "model", "algorithm", "select", "aggregate", "server", "engine"
+}  # fmt: skip
 _DEEPEST = 32  # tables and lists in each other; the settings need six
 
 
@@ -173,8 +177,12 @@ def _too_deep(where: str) -> ConfigError:
 def override(source: Source, overrides: Sequence[str]) -> Source:
     """The same settings with `key=value` on top, the value being TOML, or else a plain word.
 
+    The name of a component, given for its table, changes the `name` in the table.
+
     >>> override(Source({"local": {"lr": 0.1}}), ["local.lr=0.5", "engine.name=processes"]).values
     {'local': {'lr': 0.5}, 'engine': {'name': 'processes'}}
+    >>> override(Source({"data": {"partition": {"name": "iid", "clients": 9}}}), ["data.partition=shards"]).values
+    {'data': {'partition': {'name': 'shards', 'clients': 9}}}
     """
     values, keys, renamed = copy.deepcopy(source.values), set(source.overridden), set(source.renamed)
     for text in overrides:
@@ -190,20 +198,29 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
             raise ConfigError(
                 f"'{text}' is not key=value", where="--set", hint="write e.g. --set local.lr=0.1"
             )
-        path = key.split(".")
+        path, new = key.split("."), _value(key, value.strip())
         if len(path) > _DEEPEST:
             raise _too_deep(f"--set {_short(key)}")
+        if key in _COMPONENTS and isinstance(new, str) and isinstance(_at(values, path), dict):
+            path, key = [*path, "name"], f"{key}.name"
         if path[-1] == "name" and len(path) > 1:
             renamed.add(".".join(path[:-1]))
         if key == "seed":
             _forget_derived_seeds(values)
-        _put(values, path, _value(key, value.strip()), text)
+        _put(values, path, new, text)
         keys.add(key)
     return Source(values, source.path, source.lines, frozenset(keys), frozenset(renamed))
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _at(values: Any, path: Sequence[str]) -> Any:
+    """The value at a path of keys; None if there is none."""
+    for part in path:
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any, text: str) -> None:

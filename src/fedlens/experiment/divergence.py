@@ -38,6 +38,7 @@ RECENT = 100  # rounds whose local losses are kept
 LOSSES = ("test_loss", "validation_loss", "train_loss", "local_loss")
 ACCURACIES = ("test_accuracy", "validation_accuracy")
 _FAR = 100.0  # times the median of the round: an update that is not that of a usual client
+_CALM = 10.0  # times the median of earlier rounds: a median beyond is that of a round in which all diverge
 _USUAL = 0.1  # a usual local.lr
 _NOTABLE = 2.0  # times: from here on the ratio is worth mentioning
 
@@ -132,7 +133,7 @@ class Divergence:
         self._rounds, self._lr, self._clip_norm, self._chance = rounds, lr, clip_norm, chance or {}
         # Replaced, never changed in place: a checkpoint may hold it while the run goes on.
         self.state: State = state or {
-            "levels": {}, "streaks": {}, "learned": 0, "extremes": {}, "warnings": []
+            "levels": {}, "streaks": {}, "learned": 0, "extremes": {}, "medians": [], "warnings": []
         }  # fmt: skip
 
     @property
@@ -150,7 +151,7 @@ class Divergence:
         """
         round = line["round"]
         before = len(self.state["warnings"])
-        self._set(extremes=_more_extreme(self.state["extremes"], round, extremes))
+        self._set(extremes=_more_extreme(self.state["extremes"], round, extremes, self._growth(extremes)))
         if rejected is not None:
             self._warn("replies-beyond-bound", "update_norm", round, round, rejected, {})
         for metric in LOSSES:
@@ -163,6 +164,20 @@ class Divergence:
         if any(line.get(metric) is not None for metric in (*LOSSES[:-1], *ACCURACIES)):
             self._set(extremes={})
         return self.warnings[before:]
+
+    def _growth(self, now: Extremes) -> float | None:
+        """The median update norm of this round, as a multiple of earlier rounds' median, which then includes it.
+
+        None without an earlier round, and while a loss is already far beyond its level.
+        """
+        if now.update is None or any(metric in self.state["streaks"] for metric in LOSSES):
+            return None
+        _, norm, times = now.update
+        median, earlier = norm / times, self.state.get("medians", [])
+        if not 0 < median < math.inf:
+            return None
+        self._set(medians=[*earlier, median][-RECENT:])
+        return median / statistics.median(earlier) if earlier else None
 
     def _loss(self, round: int, metric: str, loss: float) -> None:
         name = metric.replace("_", " ")
@@ -239,7 +254,12 @@ class Divergence:
         if kind == "replies-beyond-bound":
             return f"If the loss rises from there on, try {smaller}, or {clip}."
         if first.get("times_median", 0.0) >= _FAR:
-            return f"Check the data of client '{first['client']}'; then try {smaller}, or {clip}."
+            if first.get("median_times_earlier", math.inf) <= _CALM:
+                return f"Check the data of client '{first['client']}'; then try {smaller}, or {clip}."
+            # The others diverge too, or there is no round to compare them with.
+            return (
+                f"Try {smaller}, or {clip}; if client '{first['client']}' still stands out, check its data."
+            )
         if kind == "accuracy-at-chance" and self._lr <= 1:
             return f"Try {smaller}; if the loss then falls too slowly, local.lr = {self._lr * 10:g}."
         return f"Try {smaller}, or {clip}."
@@ -273,13 +293,17 @@ def text_of(warning: Mapping[str, Any]) -> str:
     return f"{warning['sentence']} {warning['try']}"
 
 
-def _more_extreme(before: Mapping[str, Any], round: int, now: Extremes) -> dict[str, Any]:
+def _more_extreme(
+    before: Mapping[str, Any], round: int, now: Extremes, growth: float | None
+) -> dict[str, Any]:
     """The update and the local loss that stood out the most: those before, or those of this round."""
     new = dict(before)
     if now.update is not None:
         client, norm, times = now.update
         if times > new.get("update", {}).get("times_median", -1.0):
             new["update"] = {"client": client, "round": round, "update_norm": norm, "times_median": times}
+            if growth is not None:
+                new["update"]["median_times_earlier"] = growth
     if now.loss is not None:
         client, loss = now.loss
         if loss > new.get("loss", {}).get("local_loss", -math.inf):

@@ -109,16 +109,19 @@ class BareProgress(ProgressBase):
 class Forecast:
     """Estimates how long the current round and the whole run still take, from what has been done so far.
 
-    Within a round, the time so far is extrapolated over the share of the work that is done (`Work.fraction`). The rest
-    of the run is the mean of the last rounds, evaluation included; in the first round it is that round's own estimate,
+    Within a round, the time up to the last progress is extrapolated over the share of the work that is done
+    (`Work.fraction`). From there the estimate counts down, for as long as the longest wait so far. The rest of the
+    run is the mean of the last rounds, evaluation included; in the first round it is that round's own estimate,
     with evaluations that take as long as that of the untrained model. All times are in seconds of one clock.
 
     >>> forecast, work = Forecast(), Work(round=1, rounds=10, clock=lambda: 0.0)
     >>> work.ask(["a", "b", "c", "d"])
-    >>> work.answer()
     >>> forecast.follow(work, now=0.0)
+    >>> work.answer()
     >>> forecast.round_left(now=5.0), forecast.run_left(now=5.0)
     (15.0, 195.0)
+    >>> forecast.round_left(now=7.0), forecast.run_left(now=7.0)
+    (13.0, 193.0)
     """
 
     def __init__(self, rounds: int | None = None) -> None:
@@ -126,6 +129,11 @@ class Forecast:
         self.work: Work | None = None
         self._since = 0.0  # when `work` became the current phase
         self._exchange, self._asked_at = 0, 0.0  # the current exchange, and when it was seen first
+        self._progress = (
+            0.0,
+            0.0,
+            0.0,
+        )  # the exchange's fraction, when it was seen first, the longest wait for one
         self._rounds: deque[tuple[int, float]] = deque(maxlen=_ROUNDS + 1)  # and the run's time at their ends
         self._done_at = 0.0
         self._evaluation = 0.0  # seconds of the last evaluation
@@ -136,7 +144,14 @@ class Forecast:
         if work is not self.work:
             self.work, self.rounds, self._since, self._exchange = work, work.rounds, now, 0
         if work.exchanges != self._exchange:
-            self._exchange, self._asked_at = work.exchanges, now
+            self._exchange, self._asked_at, self._progress = work.exchanges, now, (0.0, now, 0.0)
+        self._note_progress(work, now)
+
+    def _note_progress(self, work: Work, now: float) -> tuple[float, float, float]:
+        part, (seen, at, longest) = work.fraction, self._progress
+        if part != seen:
+            self._progress = (part, now, max(longest, now - at))
+        return self._progress
 
     def round_done(self, round: int, elapsed: float | None, seconds: float | None, now: float) -> None:
         """Takes note of the end of a round: the run's time, and the seconds of its training."""
@@ -165,8 +180,11 @@ class Forecast:
         exchanges, seconds = self._last
         if work.phase == "training" and exchanges > 1:
             return max(0.0, seconds - (now - self._since))
-        part = work.fraction
-        return (now - self._asked_at) / part * (1.0 - part) if part > 0.0 else None
+        part, at, longest = self._note_progress(work, now)
+        if part <= 0.0:
+            return None
+        # Between two answers the fraction stands still, so the plain extrapolation would grow with the clock.
+        return max(0.0, (at - self._asked_at) / part * (1.0 - part) - min(now - at, longest))
 
     def run_left(self, now: float) -> float | None:
         """Seconds until the run is over; None if nothing is known yet."""
@@ -176,7 +194,8 @@ class Forecast:
             return max(pace * (self.rounds - done) - (now - self._done_at), left or 0.0)
         if work is None or left is None or work.phase != "training":
             return None
-        each = now - self._since + left
+        _, at, longest = self._progress
+        each = now - self._since + left - max(0.0, now - at - longest)
         later = work.rounds - work.round
         evaluations = work.evaluations * (later + 1) / work.rounds
         return left + each * later + self._evaluation * evaluations

@@ -45,6 +45,9 @@ _ARGUMENTS = {
     "server step": (),
 }
 
+# The kinds for which a setting that another one has is answered with the names of those.
+_CHOSEN_BY_SETTING = ("engine", "algorithm", "partition")
+
 _BASES = {"aggregate": "fedlens.aggregate.mean.Aggregate"}
 
 
@@ -216,7 +219,7 @@ def _settings(
         names += [name for name in values if name not in names]
     for name in values:
         if name not in names:
-            hint = _with_setting(registry, name) if registry.kind == "engine" else ""
+            hint = _with_setting(registry, name, key) if registry.kind in _CHOSEN_BY_SETTING else ""
             raise no_such_setting(name, locate(_below(key, name)), names, thing, hint=hint)
     try:
         checked = model.model_validate(dict(values))
@@ -227,13 +230,13 @@ def _settings(
     return settings
 
 
-def _with_setting(registry: Registry, setting: str) -> str:
-    """A hint that names the factories with this setting; empty if none has it."""
+def _with_setting(registry: Registry, setting: str, key: str) -> str:
+    """A hint that names the factories with this setting; empty if none has it. `key` is the table's key."""
     names = [name for name in registry.entries if setting in settings_model(registry.find(name)).model_fields]
     if not names:
         return ""
     listed = ", ".join(f"'{name}'" for name in names)
-    return f"{registry.kind}s with it: {listed}; add --set {registry.kind}.name={names[0]}"
+    return f"{registry.kind}s with it: {listed}; add --set {_below(key, 'name')}={names[0]}"
 
 
 def _below(key: str, name: str) -> str:

@@ -47,13 +47,13 @@ def count(value: float | None) -> str:
     return MISSING if _unknown(value) else f"{value:,.0f}"
 
 
-def many(number: int, thing: str) -> str:
-    """A number of things.
+def many(number: int, thing: str, things: str | None = None) -> str:
+    """A number of things; `things` is the plural if it is not `thing` with an s.
 
-    >>> many(1, "client"), many(9275, "client")
-    ('1 client', '9,275 clients')
+    >>> many(1, "client"), many(9275, "client"), many(2, "reply", "replies")
+    ('1 client', '9,275 clients', '2 replies')
     """
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def size(value: float | None) -> str:

@@ -23,13 +23,15 @@ PlotlyFigure: TypeAlias = dict[str, Any]  # "data", a list of traces, and "layou
 
 _CLASSES_NAMED = 20  # on the axis of a matrix
 _ID_WIDTH, _CLASS_WIDTH = 14, 18  # of a label on an axis, in characters
+_DECADES = 7  # of a logarithmic axis, each with a label
 DOTS = 2000  # of a series; of more, as many are drawn
 _TICK_FORMATS = {"number": "~g", "count": "~s", "share": ".1~%"}
 
 
 def draw(figure: Figure) -> PlotlyFigure:
     """The figure as traces and a layout."""
-    layout = {"xaxis": _axis(figure.x), "yaxis": _axis(figure.y), **_mark(figure.mark)}
+    axes = {"xaxis": _axis(figure.x), "yaxis": _axis(figure.y, figure.series)}
+    layout: dict[str, Any] = axes | _mark(figure.mark)
     if figure.bands:
         layout |= _bands(figure.bands)
     if figure.hover_title:
@@ -72,17 +74,25 @@ def _trace(series: Series) -> dict[str, Any]:
     }
 
 
-def _axis(axis: Axis) -> dict[str, Any]:
+def _axis(axis: Axis, series: Sequence[Series] = ()) -> dict[str, Any]:
     if axis.values == "hidden":
         return {"visible": False, "range": axis.limits}
     settings: dict[str, Any] = {**_title(axis.title), "tickformat": _TICK_FORMATS[axis.values]}
     if axis.limits:
         settings["range"] = [math.log10(limit) for limit in axis.limits] if axis.log else list(axis.limits)
     if axis.log:
-        settings |= {"type": "log", "dtick": 1}
+        # A label at each power of ten; the values of a run that diverges span too many of them.
+        marks = {"nticks": _DECADES} if _decades(series) > _DECADES else {"dtick": 1}
+        settings |= {"type": "log"} | marks
     if axis.ticks:
         settings |= {"tickmode": "array", "tickvals": list(axis.ticks)}
     return settings
+
+
+def _decades(series: Iterable[Series]) -> float:
+    """How many powers of ten the positive values of some series span."""
+    values = [value for line in series for value in line.y if value is not None and value > 0]
+    return math.log10(max(values)) - math.log10(min(values)) if values else 0.0
 
 
 def _mark(mark: VerticalLine | None) -> dict[str, Any]:

@@ -75,6 +75,12 @@ def test_a_wrong_request_is_one_sentence_and_exit_code_2(
             "Try 'fedlens run --help'",
         ),
         (["lst"], "No such command 'lst'", "fedlens", "Try 'fedlens --help'"),
+        (
+            ["plot"],
+            "No such command 'plot'. 'fedlens partition plot' draws",
+            "fedlens",
+            "Try 'fedlens --help'",
+        ),
     ],
 )
 def test_with_json_an_error_is_an_object_beside_its_sentence(

@@ -177,4 +177,4 @@ def test_on_a_terminal_one_line_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     seen.close()
     last = screen.getvalue()
     assert "round 1/10" in last
-    assert "accuracy 10.0 %  loss 2.3  250 images/s  18 s left" in last
+    assert "18 s left  accuracy 10.0 % after round 0  loss 2.3  250 images/s" in last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,13 +20,13 @@ PLAN = {"name": "a", "rounds": 100, "clients": 40, "clients_per_round": 10, "dir
 class Screen:
     """A display, its clock and what is printed."""
 
-    def __init__(self, terminal: bool = False) -> None:
+    def __init__(self, terminal: bool = False, width: int = 120, rounds: int = 100) -> None:
         self.now, self.file = 0.0, io.StringIO()
         shown = Console(
-            file=self.file, force_terminal=terminal, width=120, highlight=False, markup=False, emoji=False
+            file=self.file, force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False
         )
         self.display = ProgressDisplay(shown, clock=lambda: self.now)
-        self.display.started(PLAN)
+        self.display.started(PLAN | {"rounds": rounds})
         self.seen = 0
 
     def phase(self, phase: Any = "training", round: int = 1, **more: Any) -> Work:
@@ -60,7 +61,7 @@ def test_a_line_after_each_15_s_of_silence_and_none_per_client(screen: Screen) -
         screen.after(1, work.answer)
     assert screen.after(14, work.answer) == []
     assert screen.after(1) == [
-        "round 1/100: 4 of 10 clients, about 27 s left in this round, 1 h 15 min in the run"
+        "round 1/100: 4 of 10 clients, about 24 s left in this round, 1 h 10 min in the run"
     ]
     assert screen.after(14) == []
     assert len(screen.after(1)) == 1
@@ -130,7 +131,7 @@ def test_an_evaluation_says_so(screen: Screen) -> None:
     assert screen.after(15) == ["round 7/100: evaluating (0 %) after 15 s"]
     for _ in range(3):
         work.answer()
-    assert screen.after(15) == ["round 7/100: evaluating (30 %), about 70 s left"]
+    assert screen.after(15) == ["round 7/100: evaluating (30 %), about 20 s left"]
 
 
 def test_a_further_exchange_of_the_same_round_is_named(screen: Screen) -> None:
@@ -139,17 +140,72 @@ def test_a_further_exchange_of_the_same_round_is_named(screen: Screen) -> None:
     assert screen.after(15) == ["round 1/100: 0 of 10 clients in exchange 2 after 15 s"]
 
 
-def test_on_a_terminal_the_bar_moves_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_terminal(screen: Screen) -> list[str]:
+    """What was printed on a terminal, each state of the bar as one line."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.file.getvalue())
+    return [line for line in re.split(r"[\r\n]+", text) if line]
+
+
+def evaluated(round: int, **more: Any) -> dict[str, Any]:
+    return {"round": round, "test_accuracy": 0.81, "test_loss": 0.6, "elapsed": 10.0 * round, **more}
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.usefixtures("terminal")
+def test_on_a_terminal_the_bar_moves_within_a_round() -> None:
     screen = Screen(terminal=True)
     work = screen.phase()
+    screen.after(10)
     for _ in range(3):
         work.answer()
-    screen.after(10)
-    text = screen.file.getvalue()
-    assert "3 of 10 clients" in text
-    assert "55 min left" in text
+    screen.after(1)
+    assert "round 1/100: 3 of 10 clients" in on_terminal(screen)[-1]
+    assert "55 min left" in on_terminal(screen)[-1]
     screen.display.close()
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize(
+    ("width", "shown", "cut"),
+    [
+        (45, [], ["accuracy"]),
+        (80, [], ["accuracy"]),
+        (100, ["accuracy 81.0 % after round 1"], ["loss"]),
+        (120, ["accuracy 81.0 % after round 1  loss 0.6", "153 images/s"], []),
+    ],
+)
+def test_a_narrow_terminal_cuts_the_speed_and_the_metrics_first(
+    width: int, shown: list[str], cut: list[str]
+) -> None:
+    screen = Screen(terminal=True, width=width)
+    screen.display.round_done(evaluated(0))
+    screen.phase()
+    screen.display.round_done(evaluated(1, seconds=10.0, examples=1532))
+    screen.phase(round=2)
+    screen.after(1)
+    bar = on_terminal(screen)[-1]
+    assert all(part in bar for part in ["round 2/100: 0 of 10 clients", "16 min left", *shown])
+    assert not any(part in bar for part in cut)
+    assert len(bar) <= width
+    screen.display.close()
+
+
+@pytest.mark.usefixtures("terminal")
+@pytest.mark.parametrize(("rounds", "lines"), [(20, 21), (2000, 201)])
+def test_a_terminal_keeps_a_line_of_each_round_and_of_some_in_a_long_run(rounds: int, lines: int) -> None:
+    screen = Screen(terminal=True, width=60, rounds=rounds)
+    for round in range(rounds + 1):
+        screen.display.round_done(evaluated(round, seconds=10.0, examples=1532))
+    screen.display.close()
+    kept = [line for line in on_terminal(screen) if line.startswith("round ")]
+    assert len(kept) == lines
+    assert kept[0].startswith(f"round 0/{rounds}  accuracy 0.81  loss 0.6")
+    assert kept[-1].startswith(f"round {rounds}/{rounds}  ")
+    assert max(map(len, kept)) <= 60
 
 
 def test_a_run_goes_on_without_output_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:

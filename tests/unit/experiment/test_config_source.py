@@ -55,8 +55,36 @@ def test_where_a_person_finds_a_key() -> None:
     assert source.locate("model.hidden") == "my.toml, line 10: model.hidden"
     assert source.locate("model") == "my.toml, line 8: model, with --set model.name"
     assert source.locate("select") == "--set select.fraction"
-    assert override(source, ["model=linear"]).locate("model.hidden") == "--set model.hidden"
+    assert override(source, ["model={name='mlp', hidden=3}"]).locate("model.hidden") == "--set model.hidden"
     assert Source({}).locate("local.lr") == "local.lr"
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ("data.dataset", "mnist"),
+        ("data.partition", "dirichlet"),
+        ("model", "'small-cnn'"),
+        ("algorithm", "fedprox"),
+        ("select", "fraction"),
+        ("aggregate", "weighted"),
+        ("server", "adam"),
+        ("engine", "ray"),
+    ],
+)
+def test_a_name_for_a_table_is_the_name_in_it(table: str, name: str) -> None:
+    given = {**tomllib.loads(TEXT), "aggregate": {"x": 1}, "server": {"name": "sgd", "lr": 1}, "engine": {}}
+    given["data"]["partition"] = {"name": "iid", "clients": 3}
+    given["data"]["dataset"] = {"name": "digits"}
+    given |= {"algorithm": {"name": "fedavg"}, "select": {"clients_per_round": 3}}
+    short, long = (override(Source(given), [f"{key}={name}"]) for key in (table, f"{table}.name"))
+    assert short == long
+    assert short.renamed == {table}
+
+
+def test_a_table_without_components_takes_no_name() -> None:
+    assert override(Source({"local": {"lr": 0.1}}), ["local=x"]).values == {"local": "x"}
+    assert override(Source({"model": "mlp"}), ["model=linear"]).values == {"model": "linear"}
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_the_clients_since_the_last_measured_round_are_named_and_a_far_one_is_wh
     watch = Divergence(10, 0.5, clip_norm=1.0)
     given = [
         ({"round": 0, "test_loss": 2.0}, Extremes()),
-        ({"round": 1, "test_loss": 1.0}, Extremes(("too early", 1e9, 1e9))),
+        ({"round": 1, "test_loss": 1.0}, Extremes(("too early", 1e9, 1e8))),
         ({"round": 2}, Extremes(("mainz", 1e6, 1e5), ("fulda", 3.0))),
         ({"round": 3}, Extremes(("berlin", 2e6, 1.2), ("bonn", 99.0))),
         ({"round": 4, "test_loss": math.inf}, Extremes(("kiel", 1.0, 1.0))),
@@ -152,6 +152,27 @@ def test_the_clients_since_the_last_measured_round_are_named_and_a_far_one_is_wh
     assert warning["try"] == (
         "Check the data of client 'mainz'; then try local.lr = 0.05 (a tenth), or lower local.clip_norm."
     )
+
+
+def advice(*rounds: tuple[float, float, float]) -> str:
+    """What is advised after rounds with these losses, largest norms and medians, and a loss that is not finite."""
+    watch = Divergence(10, 50.0)
+    for round, (loss, norm, median) in enumerate(rounds):
+        new = watch.after(
+            {"round": round, "test_loss": loss},
+            Extremes(("mainz", norm, norm / median)) if round else Extremes(),
+        )
+    return str(new[-1]["try"])
+
+
+def test_a_client_is_blamed_only_while_the_others_do_not_diverge() -> None:
+    blamed = "Check the data of client 'mainz'; then try local.lr = 0.1, or set local.clip_norm."
+    rate = "Try local.lr = 0.1, or set local.clip_norm; if client 'mainz' still stands out, check its data."
+    assert advice((2.0, 0, 1), (1.5, 3.0, 2.0), (math.inf, 1e6, 3.0)) == blamed
+    assert advice((2.0, 0, 1), (math.inf, 1e6, 2.0)) == rate, "there is no earlier round"
+    assert advice((2.0, 0, 1), (1.5, 3.0, 2.0), (math.inf, 1e6, 21.0)) == rate, "the others diverge too"
+    # The others are where they were in the round before, in which the loss had jumped already.
+    assert advice((2.0, 0, 1), (900.0, 9e3, 2e3), (math.inf, 1e6, 2e3)) == rate
 
 
 def test_extreme_replies_are_found_in_each_exchange_by_itself() -> None:

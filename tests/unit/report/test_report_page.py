@@ -16,7 +16,9 @@ import pytest
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.report.compare import write_comparison
+from fedlens.report.figures import Series, curves
 from fedlens.report.partition_page import write_page
+from fedlens.report.plotly_figures import draw
 from fedlens.report.run_page import write_report
 from tests.unit.report.fake_run import class_counts, line, make_partition, make_run
 from tests.unit.report.reading import Page, assert_self_contained, read_page
@@ -313,3 +315,14 @@ def test_no_run_directory_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
     with pytest.raises(RunDirectoryError, match="the directory does not exist"):
         write_report(tmp_path / "nowhere")
+
+
+def test_a_logarithmic_axis_has_few_labels_however_far_a_loss_jumps() -> None:
+    def axis(top: float) -> dict[str, Any]:
+        figure = curves([Series([0, 1, 2], [0.5, None, top])], "loss", "Loss", "")
+        axis: dict[str, Any] = draw(figure)["layout"]["yaxis"]
+        return axis
+
+    assert axis(500.0)["dtick"] == 1
+    assert axis(1e30)["nticks"] == 7
+    assert "dtick" not in axis(1e30)
