@@ -95,8 +95,8 @@ class _Commands(TyperGroup):
         error.message = printable(error.message)
         if error.message.startswith("No such command 'plot'"):
             error.message = (
-                "No such command 'plot'. 'fedlens partition plot' draws a partition; 'fedlens report' and 'fedlens "
-                "compare' write pages with the curves of runs."
+                "No such command 'plot'. 'fedlens partition plot' draws a partition; 'fedlens compare RUN --plot "
+                "FILE' draws the curves of runs."
             )
         if self._as_json and error.exit_code:
             where = error.ctx.command_path if error.ctx else None
