@@ -176,7 +176,7 @@ def test_other_versions_at_the_workers(gate: Driver, monkeypatch: pytest.MonkeyP
 
 def test_no_room_for_a_worker(gate: Driver) -> None:
     with (
-        pytest.raises(ConfigError, match=r"one takes 0.5 CPU and 0.5 GPU, and .* of 0 GPU are free"),
+        pytest.raises(ConfigError, match=r"a worker takes 0.5 CPU and 0.5 GPU, but .* of 0 GPU are free"),
         fresh(workers=1, cpus=0.5, gpus=0.5, connect_timeout=0.5),
     ):
         pass

@@ -60,7 +60,9 @@ def test_a_head_that_stops_answering_ends_the_run_after_some_time(
         monkeypatch.setattr(cluster, "address", "127.0.0.1:1")
         cluster.check(5.0)
         cluster.check(24.0)
-        with pytest.raises(RunFailed, match=r"is gone: nothing has answered at 127.0.0.1:1 for 20 seconds"):
+        with pytest.raises(
+            RunFailed, match=r"is no longer available: 127.0.0.1:1 has not answered for 20 seconds"
+        ):
             cluster.check(26.0)
     finally:
         cluster.close()
@@ -80,7 +82,8 @@ def test_a_node_that_ends_ends_the_run_before_anything_is_asked_of_ray(
     connection.close()
     for _ in range(2):  # also when it was reported before
         with pytest.raises(
-            RunFailed, match=r"^the local Ray is gone: the Ray node of this machine has stopped; "
+            RunFailed,
+            match=r"^the local Ray is no longer available: the Ray node of this machine has stopped; ",
         ):
             cluster.check_node()
     cluster.close()

@@ -96,7 +96,7 @@ def test_a_run_whose_ray_is_gone_is_saved_and_goes_on_without_it(
     whole = Experiment(**small).run(tmp_path / "whole")
     on_ray = Experiment(**small, engine={"name": "ray", "workers": 1, "connect_timeout": 200.0})
     with pytest.raises(
-        RunFailed, match=r"^the local Ray is gone: the Ray node of this machine has stopped; "
+        RunFailed, match=r"^the local Ray is no longer available: the Ray node of this machine has stopped; "
     ):
         on_ray.run(tmp_path / "run", progress=Sawing())
     assert "raylet" not in "".join(capfd.readouterr())

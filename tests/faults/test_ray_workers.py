@@ -70,7 +70,7 @@ def test_a_run_that_has_lost_all_workers_says_that_it_waits_and_then_ends(
         with pytest.raises(RunFailed) as caught:
             answers_to(gate, ask([{}]))
     assert str(caught.value).startswith(
-        "all workers are lost, and no worker could start on the local Ray within 0.4 seconds: one takes 1 CPU"
+        "all workers are lost; no worker could start on the local Ray within 0.4 seconds: a worker takes 1 CPU"
     )
     assert caught.value.where == "engine.cpus"
     said = capsys.readouterr().err.splitlines()
@@ -179,9 +179,7 @@ def test_workers_that_die_as_they_start_do_not_end_a_run_that_has_others(
         assert len(fake.actors) == 5
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0].startswith(
-        "a worker on the local Ray died 3 times as it started: it died: it is left out, and"
-    )
+    assert said[0].startswith("a worker on the local Ray died 3 times at start-up: it died: it is left out")
 
 
 def test_workers_that_die_now_and_then_as_they_start_are_restarted_at_once(
@@ -231,7 +229,7 @@ def test_a_node_of_other_versions_that_joins_later_is_left_out(
         assert same(vectors(answers_to(gate, ask([{}] * 3))), expected(ask([{}] * 3)))
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 1
-        assert said[0].startswith("a worker on the local Ray has torch 0.1, and this process has torch ")
+        assert said[0].startswith("a worker on the local Ray has torch 0.1, but this process has torch ")
         assert (
             "it is left out; fedlens asks for it again every 1000 seconds; install the same versions"
             in said[0]
@@ -301,6 +299,7 @@ def test_an_interrupt_that_code_raises_in_a_worker_is_a_failure(monkeypatch: pyt
         raise KeyboardInterrupt
 
     monkeypatch.setattr(interrupts._Watch, "active", True)  # as `no_user` does in every worker
+    monkeypatch.setattr(interrupts._Watch, "arrived", False)
     value, _, failure = Relay().report(ends)
     assert (value, isinstance(failure, RunFailed)) == (None, True)
 

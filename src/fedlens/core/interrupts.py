@@ -35,7 +35,7 @@ def watched() -> Iterator[None]:
     try:
         yield
     finally:
-        _Watch.active = False
+        _Watch.active = _Watch.arrived = False
         for number, handler in noting.items():
             if signal.getsignal(number) is handler:  # else somebody has taken it over
                 signal.signal(number, before[number])
