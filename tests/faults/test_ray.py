@@ -168,7 +168,7 @@ def test_other_versions_at_the_workers(gate: Driver, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fedlens, "__version__", "99.0")
     with pytest.raises(ConfigError) as caught, fresh(workers=1, cpus=0.2):
         pass
-    assert f"a worker on the local Ray has fedlens {there}, and this process has fedlens 99.0" in str(
+    assert f"a worker on the local Ray has fedlens {there}, but this process has fedlens 99.0" in str(
         caught.value
     )
     assert "torch" not in str(caught.value)
