@@ -444,7 +444,7 @@ PECULIAR = ["moody", "mixing", "counting", "dropping by itself", "dropping token
 def test_models_that_cannot_be_stacked_are_found_out_before_anything_runs(what: str) -> None:
     made = fedavg(parts(world(), STEPS, model(factory=lambda shape, classes: Peculiar(what))))
     with pytest.raises(
-        ConfigError, match="the model (cannot train|computes other results for) several clients"
+        ConfigError, match=r"the model (cannot train|computes other results for) several clients"
     ) as caught:
         course(made, world(), engine=vectorized())
     assert caught.value.where == "model"
