@@ -224,7 +224,7 @@ def user_sources() -> list[Source]:
 
 
 def load_source(name: str, file: str, text: str) -> None:
-    """Makes a module from its text, unless one of this name exists.
+    """Makes a module from its text, unless one of this name exists; it can import modules beside it that are here.
 
     >>> load_source("fedlens_example", "example.py", "answer = 42")
     >>> sys.modules.pop("fedlens_example").answer
@@ -235,6 +235,8 @@ def load_source(name: str, file: str, text: str) -> None:
     module = ModuleType(name)
     module.__file__ = file
     sys.modules[name] = module
+    if (folder := str(Path(file).parent)) not in sys.path:
+        sys.path.append(folder)
     try:
         exec(compile(text, file, "exec"), module.__dict__)
     except BaseException:

@@ -88,7 +88,7 @@ def test_engines_are_told_by_name_and_settings() -> None:
     assert engine_table("processes:workers=2:threads=1") == {"name": "processes", "workers": 2, "threads": 1}
     with pytest.raises(ConfigError, match="inlien"):
         engine_table("inlien")
-    with pytest.raises(ConfigError, match=r"no setting 'wrokers'.*known: .*threads"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'wrokers'.*known: .*threads"):
         engine_table("inline:wrokers=2")
     with pytest.raises(ConfigError, match=r"--engines.threads"):
         engine_table("vectorized:threads=banana")

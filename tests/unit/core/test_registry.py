@@ -53,6 +53,9 @@ def test_a_file_may_import_the_module_beside_it(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "first.py").write_text("from beside_of_test import VALUE\n")
     assert load_target(f"{tmp_path / 'first.py'}:VALUE") == 7
     assert sys.path[-1] == str(tmp_path)  # behind installed packages, which it cannot hide
+    # Ray's workers load all files of this process.
+    for name in [name for name, module in sys.modules.items() if getattr(module, "VALUE", None) == 7]:
+        del sys.modules[name]
 
 
 def test_a_module_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

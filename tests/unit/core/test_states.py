@@ -143,7 +143,7 @@ def test_a_mark_knows_what_stood_when_it_was_made(memory: int) -> None:
     states.keep(late)
     assert contents(late.saved(), shelf) == {0: "d", 1: "b", 2: "c"}
     assert "key of a" not in shelf.kept
-    with pytest.raises(ValueError, match="let go of"):
+    with pytest.raises(ValueError, match="the mark was released"):
         early.saved()
     states.keep()
     assert set(shelf.kept) <= {"key of e", "key of f", "key of c", "key of g"}
@@ -178,7 +178,7 @@ def test_what_was_saved_is_restored_by_key_and_read_when_it_is_wanted() -> None:
     assert again.get(1) == state("bb")
     assert (again.used, shelf.done) == (2, ["get bb"])
     assert again.mark().saved() == saved
-    with pytest.raises(ValueError, match="without it"):
+    with pytest.raises(ValueError, match="without that store"):
         ClientStates().restore(saved)
 
 

@@ -112,12 +112,12 @@ def test_the_engine_that_auto_chooses_is_compared_after_a_resume_too(tmp_path: P
     ("here", "there", "scale", "said"),
     [
         ({"a": 1.0}, {"a": 1.0}, None, ""),
-        ({"a": 1.0}, {"b": 1.0}, None, "reply has ['a'], and ['b'] with 'inline'"),
+        ({"a": 1.0}, {"b": 1.0}, None, "reply has ['a'], but ['b'] with 'inline'"),
         (
             {"a": torch.zeros(2)},
             {"a": torch.zeros(3)},
             1.0,
-            "reply['a'] is torch.float32 [2], and torch.float32 [3]",
+            "reply['a'] is torch.float32 [2], but torch.float32 [3]",
         ),
         ({"a": [1, 2]}, {"a": [1, 3]}, None, "reply['a'][1] is 2, and 3 with 'inline'"),
         ({"a": torch.tensor([1.0])}, {"a": torch.tensor([1.0 + 1e-6])}, None, "reply['a'] differs by up to "),

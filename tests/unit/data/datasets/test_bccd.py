@@ -148,7 +148,7 @@ def test_an_image_in_both_splits_is_a_leak(root: Path) -> None:
         DataError, match="2 images are for training and for testing, the first is a"
     ) as caught:
         bccd(root, False, 0)
-    assert caught.value.hint == "the folder is not the published one: remove it and get it again"
+    assert caught.value.hint == "the folder is not the published one: remove it and download it again"
 
 
 def test_corners_with_decimals_and_parts_of_objects(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_only_what_download_fetches_is_to_be_downloaded_again(file: str, fetched
 
 
 def test_a_folder_is_not_called_a_damaged_file(tmp_path: Path) -> None:
-    hint = "the folder is not the published one: remove it and get it again"
+    hint = "the folder is not the published one: remove it and download it again"
     assert damaged("x", tmp_path).hint == hint
     assert damaged("x", tmp_path, hint="unpack it").hint == "unpack it"
 

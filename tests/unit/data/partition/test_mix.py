@@ -216,7 +216,7 @@ def test_an_inner_partition_that_takes_no_part_is_an_error_as_it_stands(small: A
     [
         (
             {"inner": {"name": "dirichlt"}},
-            r"no partition 'dirichlt' \(inner.name\); did you mean 'dirichlet'",
+            r"unknown partition 'dirichlt' \(inner.name\); did you mean 'dirichlet'",
         ),
         ({"outer": "dirichlt"}, r"\(outer.name\)"),
         ({"inner": {"clients": 3}}, r"has no 'name'.*\(inner.name\); write inner ="),
