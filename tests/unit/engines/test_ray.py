@@ -261,7 +261,9 @@ def test_an_operation_of_a_notebook_and_two_engines_on_one_ray(gate: Driver) -> 
 def test_an_ask_with_code_in_it_is_one_sentence(gate: Driver) -> None:
     from fedlens.core.errors import RunFailed
 
-    with pytest.raises(RunFailed, match="the shared payload of the ask 'work' cannot be sent to Ray's workers"):
+    with pytest.raises(
+        RunFailed, match="the shared payload of the ask 'work' cannot be sent to Ray's workers"
+    ):
         answers_to(gate, ask([{}], shared={"f": lambda: 0}))
     with pytest.raises(RunFailed, match="a request of the ask 'work', or a client's state cannot be sent"):
         answers_to(gate, Ask("work", [Request(0, {"f": lambda: 0})]))
