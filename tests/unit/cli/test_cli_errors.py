@@ -84,8 +84,9 @@ def test_a_wrong_request_is_one_sentence_and_exit_code_2(
     ],
 )
 def test_with_json_an_error_is_an_object_beside_its_sentence(
-    arguments: list[str], what: str, where: str | None, hint: str | None
+    arguments: list[str], what: str, where: str | None, hint: str | None, tmp_path, monkeypatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where there are no runs that a hint would name
     answer = runner.invoke(app, [*arguments, "--json"])
     assert answer.exit_code == 2
     said = json.loads(answer.stdout)
