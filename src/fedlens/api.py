@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from fedlens.core.protocol import ModelSpec
     from fedlens.data.arrays import dataset
-    from fedlens.experiment.build import Built
+    from fedlens.experiment.build import Built, Plan
     from fedlens.experiment.run_state import RunState
     from fedlens.experiment.rundir import RunDir
     from fedlens.models.user_models import Instance
@@ -147,7 +147,6 @@ def resume(
     """
     from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory, plan
-    from fedlens.experiment.run_state import RunState
     from fedlens.experiment.rundir import RunDir
 
     run = RunDir.open(Path(directory))
@@ -178,27 +177,7 @@ def resume(
             described = run.partition_path.exists()  # it is the last that is written before the first round
             if described:
                 _check_same_data(run, built, environment)
-            loaded = checkpoint.load_latest(run.checkpoint_path)
-            for sentence in loaded.skipped if loaded else []:
-                listener.note(sentence)
-            run_state, edited = None, []
-            if loaded is not None:
-                run_state = RunState.of(loaded.payload)
-                edited = changes.check(
-                    run, run_state.round, loaded.about, planned.config, source, accept_changes
-                )
-                _check_fits(run, built, run_state, bool(edited))
-                if changes.rescaling(edited):
-                    run_state.norms = {}
-                for change in edited:
-                    listener.note(f"accepted: {changes.sentence(change)}")
-                if "settings" not in loaded.about:
-                    listener.note(
-                        "an older version of fedlens saved no settings: edits of config.toml are not noticed"
-                    )
-                earlier = loaded.about.get("changes")
-                edited = [*(earlier if isinstance(earlier, list) else ()), *edited]
-            del loaded  # the states of clients are in it too, and would be there twice
+            run_state, edited = _restored(run, built, planned, source, accept_changes, listener)
             run.truncate_metrics(run_state.round - 1 if run_state else -1)
             run.truncate_clients(run_state.round - 1 if run_state else -1)
             if run_state is not None:
@@ -210,6 +189,31 @@ def resume(
             return _carry_out(built, run, listener, run_state, None if described else root, report, edited)
         finally:
             engine.close()
+
+
+def _restored(
+    run: RunDir, built: Built, planned: Plan, source: Source, accept_changes: bool, listener: ProgressBase
+) -> tuple[RunState | None, list[dict[str, Any]]]:
+    """The state in the last intact checkpoint, None without one, and all accepted changes of the run so far."""
+    from fedlens.experiment import changes, checkpoint
+    from fedlens.experiment.run_state import RunState
+
+    loaded = checkpoint.load_latest(run.checkpoint_path)
+    if loaded is None:
+        return None, []
+    for sentence in loaded.skipped:
+        listener.note(sentence)
+    run_state = RunState.of(loaded.payload)
+    edited = changes.check(run, run_state.round, loaded.about, planned.config, source, accept_changes)
+    _check_fits(run, built, run_state, bool(edited))
+    if changes.rescaling(edited):
+        run_state.norms = {}
+    for change in edited:
+        listener.note(f"accepted: {changes.sentence(change)}")
+    if "settings" not in loaded.about:
+        listener.note("an older version of fedlens saved no settings: edits of config.toml are not noticed")
+    earlier = loaded.about.get("changes")
+    return run_state, [*(earlier if isinstance(earlier, list) else ()), *edited]
 
 
 def _check_fits(run: RunDir, built: Built, run_state: RunState, edited: bool) -> None:

@@ -21,8 +21,8 @@ LARGEST = "always its largest class"
 _NAMED = 30  # clients whose names stand on the axis of the figure
 _STYLES = {
     "federated": (TEN[0], "solid"),
-    "iid": (TEN[2], "solid"),
-    "centralized": (TEN[1], "dash"),
+    "iid": (TEN[1], "solid"),
+    "centralized": (TEN[2], "dash"),
     "local-only": (TEN[4], "dot"),
 }
 _WHERE = {"test": "on the test images", "clients": "on the clients' held-out images, mean of the clients"}
