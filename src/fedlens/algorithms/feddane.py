@@ -47,7 +47,7 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
     A round has two exchanges. In the first, clients send the gradient over all their data; in the second, clients
     train with the mean of those.
 
-    Fixes: Under FedAvg a client goes to its own optimum. Here its loss is tilted so that it falls, at the global
+    Fixes: Under FedAvg a client goes to its own optimum. Here a linear term makes its loss fall, at the global
         model, in the direction in which everyone's falls; only its curvature is its own. With all clients in both
         exchanges, an optimum of the whole is where nobody moves.
 

@@ -33,7 +33,7 @@ Objective = Annotated[
 
 
 def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform") -> Averaging:
-    """FedDyn: each client's objective is bent every round until its optimum is everyone's.
+    """FedDyn: terms added to each client's objective move its optimum to that of all clients.
 
     Fixes: The optima of the clients differ, so a client that solves its own problem leaves the optimum of all.
         FedDyn learns, client by client, a linear term that cancels the client's own gradient at the common optimum.
