@@ -226,7 +226,7 @@ def _check_fits(run: RunDir, built: Built, run_state: RunState, edited: bool) ->
     elif nbytes(run_state.state) < HEAVY:
         try:
             model, tree = built.algorithm.model(run_state.state)
-            fits = {name: value.shape for name, value in model.build().state_dict().items()}
+            fits = {name: value.shape for name, value in model.build(initial=False).state_dict().items()}
             right = fits == {name: value.shape for name, value in tree.items()}
         except (AttributeError, KeyError, TypeError, ValueError):
             right = False

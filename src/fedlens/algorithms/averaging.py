@@ -85,7 +85,7 @@ class Parts:
     @cached_property
     def spec(self) -> dict[str, Leaf]:
         """The spec of the model's tree."""
-        return spec_of(self.model.build())
+        return spec_of(self.model.build(initial=False))
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
         >>> own_normalization(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
         ['1.weight', '1.bias', '1.running_mean', '1.running_var', '1.num_batches_tracked']
     """
-    personal = own_normalization(parts.model.build())
+    personal = own_normalization(parts.model.build(initial=False))
     if not personal:
         raise ConfigError(
             f"the model '{parts.model.name}' has no batch normalization, so no layer would stay at the clients",

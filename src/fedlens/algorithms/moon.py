@@ -111,7 +111,7 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> T
 
 def _fits(federation: FederationInfo, model: ModelSpec) -> None:
     """Refuses a model without a last linear layer, whose input the features are, or with nothing trained before it."""
-    module = model.build()
+    module = model.build(initial=False)
     found = last_linear(module)
     if found is None:
         raise ConfigError(

@@ -99,7 +99,7 @@ def module_in(
     """As `loadable`, where there is no client."""
     key = ("module", id(model), which)
     if key not in scratch:
-        module = arithmetic.fit(model.build(), device)
+        module = arithmetic.fit(model.build(initial=False), device)
         spec, state = spec_of(module), module.state_dict(keep_vars=True)
         trainable = part(spec, "weight", trainable=True)
         scratch[key] = Loadable(

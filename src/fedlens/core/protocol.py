@@ -303,7 +303,9 @@ class Program:
 class ModelSpec:
     """How a model is built: its name or import path, its settings, the input shape and the classes.
 
-    `build()` returns a new module; its initial weights depend only on `seed`.
+    `build()` returns a new module; its initial weights depend only on `seed`, and on a file of weights if it has one.
+    `prepare` is called with the factory's module, this spec and `initial`, and returns the module that is trained; see
+    `fedlens.models.prepare`.
     """
 
     factory: Callable[..., torch.nn.Module]
@@ -312,12 +314,18 @@ class ModelSpec:
     input_shape: tuple[int, ...]
     classes: int
     seed: int
+    prepare: Callable[[torch.nn.Module, ModelSpec, bool], torch.nn.Module] | None = None
 
-    def build(self) -> torch.nn.Module:
-        """Builds a new module with the initial weights. The global random state does not change."""
+    def build(self, initial: bool = True) -> torch.nn.Module:
+        """Builds a new module. The global random state does not change.
+
+        Args:
+            initial: whether it needs its initial weights; without, only its structure is right, and no file is read.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
-            return self.factory(self.input_shape, self.classes, **self.settings)
+            module = self.factory(self.input_shape, self.classes, **self.settings)
+            return module if self.prepare is None else self.prepare(module, self, initial)
 
 
 @dataclass(frozen=True)

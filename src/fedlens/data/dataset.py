@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.threads import map_threads
 from fedlens.data.boxes import Boxes
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Kind = Literal["classification", "segmentation", "detection", "language"]
 VOID = 255  # the id of a mask's pixel without a class
 
 _BLOCK = 4096  # images per pass, so that temporaries stay in cache
@@ -211,6 +211,11 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """(C, H, W) of one image, or (T,) of one text."""
         return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def info(self) -> DatasetInfo:
+        """The facts that tasks and models may ask for."""
+        return DatasetInfo(self.name, self.kind, self.classes, self.input_shape)
 
     def table(self) -> Table:
         """The table of the training split for partitioners. Masks in files are decoded for it."""

@@ -37,6 +37,7 @@ from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.resolve import Resolved, located, resolve
 from fedlens.experiment.single_images import refuse_single_images
 from fedlens.local.chain import chain
+from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 from fedlens.models.user_models import downloads, try_model
 from fedlens.tasks.registry import TASKS
@@ -84,7 +85,7 @@ class Built:
     def layout(self) -> str:
         """How the model's images lie in memory: 'channels last' or 'contiguous'."""
         program = self.engine.applied(Program({}, self.holders, 0))
-        last = program.arithmetic.lays_out(self.model.build(), torch.device(program.device))
+        last = program.arithmetic.lays_out(self.model.build(initial=False), torch.device(program.device))
         return "channels last" if last else "contiguous"
 
 
@@ -109,7 +110,10 @@ def plan(config: Config, source: Source) -> Plan:
     tables |= {
         slot: (_SLOT_REGISTRIES[slot], table) for slot, table in config.slots.items() if table is not None
     }
-    chosen = {key: resolve(registry, table, key, source) for key, (registry, table) in tables.items()}
+    chosen = {
+        key: resolve(registry, table, key, source, shared=Preparation if key == "model" else None)
+        for key, (registry, table) in tables.items()
+    }
     client = config.client
     rule_tables = client if isinstance(client, list) else [client] if client is not None else []
     rules = [resolve(RULES, table, "client", source) for table in rule_tables]
@@ -186,6 +190,7 @@ def _build(
         data.input_shape,
         len(data.classes),
         config.seeds.initialization,
+        chosen["model"].shared,
     )
     parts = Parts(
         model,

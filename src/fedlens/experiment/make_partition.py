@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.dataset_info import Kind
 from fedlens.core.errors import ConfigError
 from fedlens.core.random import derive
 from fedlens.core.registry import Registry, settings_model
-from fedlens.data.dataset import Dataset, Kind, refuse_features
+from fedlens.data.dataset import Dataset, refuse_features
 from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.loading import loaded
 from fedlens.data.partition.partition import Partition

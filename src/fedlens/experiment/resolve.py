@@ -65,6 +65,7 @@ class Resolved:
     kind: str
     locate: Locate
     by_keyword: Sequence[str] | None = None  # the arguments that the factory takes; None: all, by position
+    shared: Any = None  # a pydantic model: the checked keys that any factory of this kind has
 
     def __call__(self, *arguments: Any) -> Any:
         """The object that the factory makes. Raises `ConfigError` with the key, also if a user's own factory fails."""
@@ -114,17 +115,24 @@ class Resolved:
 
     def table(self) -> dict[str, Any]:
         """The table with every setting filled in, as the run's config.toml has it."""
-        return {"name": self.name, **self.settings}
+        shared = self.shared.model_dump(exclude_defaults=True) if self.shared is not None else {}
+        return {"name": self.name, **self.settings, **shared}
 
 
 def resolve(
-    registry: Registry, table: Mapping[str, Any], key: str, source: Source, locate: Locate | None = None
+    registry: Registry,
+    table: Mapping[str, Any],
+    key: str,
+    source: Source,
+    locate: Locate | None = None,
+    shared: type[BaseModel] | None = None,
 ) -> Resolved:
     """The factory that `table` names, with the table's other settings checked and filled in.
 
     Args:
         key: the table's key in the settings of `source`.
         locate: turns a key into the file and line, or the option, that sets it; by default `source.locate`.
+        shared: keys that any factory of this kind has; a setting of the factory with the same name comes first.
 
     Raises `ConfigError` if the name or a setting is wrong.
     """
@@ -149,6 +157,9 @@ def resolve(
         by_keyword = accepted(factory, arguments, f"the {registry.kind} '{name}'", at, some)
     model = _settings_model(factory, name, locate(_below(key, "name")))
     values = {setting: value for setting, value in table.items() if setting != "name"}
+    shared_fields = {} if shared is None else shared.model_fields
+    apart = {n: v for n, v in values.items() if n in shared_fields and n not in model.model_fields}
+    values = {n: v for n, v in values.items() if n not in apart}
     if key in source.renamed:
         # The recipe's settings belong to the thing that it named; those that the new one also has are kept.
         values = {
@@ -161,8 +172,12 @@ def resolve(
     _refuse_positional(
         factory, values, model, f"the {registry.kind} '{name}'", lambda n: locate(_below(key, n))
     )
-    settings = _settings(model, values, key, f"the {registry.kind} '{name}'", locate, finite, registry)
-    return Resolved(factory, name, settings, key, registry.kind, locate, by_keyword)
+    thing = f"the {registry.kind} '{name}'"
+    settings = _settings(model, values, key, thing, locate, finite, registry, tuple(shared_fields))
+    checked = None
+    if shared is not None:
+        checked = shared(**_settings(shared, apart, key, thing, locate, finite, registry))
+    return Resolved(factory, name, settings, key, registry.kind, locate, by_keyword, checked)
 
 
 def located(error: ConfigError, key: str, locate: Locate) -> ConfigError:
@@ -213,6 +228,7 @@ def _settings(
     locate: Locate,
     finite: bool,
     registry: Registry,
+    others: Sequence[str] = (),
 ) -> dict[str, Any]:
     names = list(model.model_fields)
     if model.model_config.get("extra") == "allow":
@@ -220,7 +236,7 @@ def _settings(
     for name in values:
         if name not in names:
             hint = _with_setting(registry, name, key) if registry.kind in _CHOSEN_BY_SETTING else ""
-            raise no_such_setting(name, locate(_below(key, name)), names, thing, hint=hint)
+            raise no_such_setting(name, locate(_below(key, name)), [*names, *others], thing, hint=hint)
     try:
         checked = model.model_validate(dict(values))
     except ValidationError as error:

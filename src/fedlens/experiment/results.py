@@ -16,6 +16,7 @@ from fedlens.experiment.build import Built
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.runner import Runner
+from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 
 
@@ -128,6 +129,8 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
         "input_shape": list(model.input_shape),
         "classes": model.classes,
     }
+    if isinstance(model.prepare, Preparation):
+        spec["prepare"] = model.prepare.table()
     return {
         "model": json.dumps(spec),
         "classes": json.dumps(list(data.classes)),
@@ -153,8 +156,14 @@ def read_module(path: Path, model: ModelSpec | None = None) -> nn.Module:
         spec = json.loads(about["model"])
         factory = MODELS.find(spec["name"])
         model = ModelSpec(
-            factory, spec["name"], spec["settings"], tuple(spec["input_shape"]), spec["classes"], seed=0
+            factory,
+            spec["name"],
+            spec["settings"],
+            tuple(spec["input_shape"]),
+            spec["classes"],
+            seed=0,
+            prepare=Preparation(**spec.get("prepare", {})),
         )
-    module = model.build()
+    module = model.build(initial=False)
     load_into(module, tree)
     return module.eval()

@@ -79,7 +79,7 @@ def meets_single_image(local: LocalSettings, examples: int, full_gradients: bool
 
 def fails_on_one_image(model: ModelSpec) -> bool:
     """Whether the model has batch normalization and raises its error for a batch of one image in training mode."""
-    module = model.build().train()
+    module = model.build(initial=False).train()
     if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         return False
     with torch.no_grad(), random_state_kept():

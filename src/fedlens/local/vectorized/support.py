@@ -34,7 +34,7 @@ def obstacle(train: Train) -> Obstacle | None:
             "client",
             f"set traits=Traits(stackable=True) if they may, or {OTHER}",
         )
-    for name, module in train.model.build().named_modules():
+    for name, module in train.model.build(initial=False).named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return Obstacle(
                 f"the layer {name!r} normalizes over the examples of a batch and keeps statistics of them, which "

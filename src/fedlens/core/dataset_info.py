@@ -1,0 +1,29 @@
+"""The facts about a dataset that tasks, models and algorithms may ask for, without its examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["classification", "multi-label", "segmentation", "detection", "language"]
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """The facts about a dataset.
+
+    Attributes:
+        name: its name in the registry.
+        kind: what its targets are for.
+        classes: the names of the classes; a label is a position in it.
+        input_shape: (C, H, W) of one image, or (T,) of one text.
+
+    >>> DatasetInfo("mine", "classification", ("cat", "dog"), (3, 32, 32)).kind
+    'classification'
+    """
+
+    name: str
+    kind: Kind
+    classes: Sequence[str]
+    input_shape: tuple[int, ...]

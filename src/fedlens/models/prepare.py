@@ -1,0 +1,35 @@
+"""The keys of `[model]` that work on any model, and what they do to a module that a factory has made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedlens.core.protocol import ModelSpec
+
+
+class Preparation(BaseModel):
+    """The keys that work on any model. A setting of the model's own factory with the same name comes first.
+
+    Calling it prepares a module: `ModelSpec.build` does so.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __call__(self, module: nn.Module, spec: ModelSpec, initial: bool) -> nn.Module:
+        """The prepared module.
+
+        Args:
+            module: as the factory made it.
+            spec: what it was made from.
+            initial: whether the weights matter; without, only the structure does, because a tree is loaded next.
+        """
+        return module
+
+    def table(self) -> dict[str, Any]:
+        """The keys that were set, as config.toml has them."""
+        return self.model_dump(exclude_defaults=True)
