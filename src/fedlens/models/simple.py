@@ -57,7 +57,7 @@ def small_cnn(
     9930
     """
     channels, height, long = input_shape
-    _at_least(input_shape, 2, "small-cnn")
+    at_least(input_shape, 2, "small-cnn")
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
         *_normalization(norm, width),
@@ -88,7 +88,7 @@ def mcmahan_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
     1663370
     """
     channels, height, long = input_shape
-    _at_least(input_shape, 4, "mcmahan-cnn")
+    at_least(input_shape, 4, "mcmahan-cnn")
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
         nn.ReLU(),
@@ -114,7 +114,7 @@ def hsu_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
     1756426
     """
     channels, height, long = input_shape
-    _at_least(input_shape, 4, "hsu-cnn")
+    at_least(input_shape, 4, "hsu-cnn")
     return nn.Sequential(
         nn.Conv2d(channels, 64, 5, padding=2),
         nn.ReLU(),
@@ -131,11 +131,12 @@ def hsu_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
     )
 
 
-def _at_least(input_shape: Sequence[int], pixels: int, name: str) -> None:
+def at_least(input_shape: Sequence[int], pixels: int, name: str, instead: str = "'linear' or 'mlp'") -> None:
+    """Raises `ConfigError` for images with a side below `pixels`; the hint names the models `instead`."""
     if min(input_shape[1:]) < pixels:
         size = "x".join(str(extent) for extent in input_shape[1:])
         raise ConfigError(
             f"the model '{name}' needs images of at least {pixels}x{pixels}, but they are {size}",
             where="model.name",
-            hint="take 'linear' or 'mlp'",
+            hint=f"take {instead}",
         )
