@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedlens.models.head import with_bottleneck
+from fedlens.models.norms import Norm, with_norm
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,6 +23,15 @@ class Preparation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    norm: Norm | None = Field(
+        None,
+        description="in place of batch normalization: 'group' (groups of up to 8 channels), 'layer' (one group), "
+        "'frozen' (statistics and weights stay as they are); 'batch' keeps it",
+    )
+    bottleneck: int | None = Field(
+        None, ge=1, le=65536, description="features of a linear layer that is put before the classifier"
+    )
+
     def __call__(self, module: nn.Module, spec: ModelSpec, initial: bool) -> nn.Module:
         """The prepared module.
 
@@ -28,6 +40,10 @@ class Preparation(BaseModel):
             spec: what it was made from.
             initial: whether the weights matter; without, only the structure does, because a tree is loaded next.
         """
+        if self.norm is not None:
+            module = with_norm(module, self.norm)
+        if self.bottleneck is not None:
+            module = with_bottleneck(module, spec.classes, self.bottleneck)
         return module
 
     def table(self) -> dict[str, Any]:

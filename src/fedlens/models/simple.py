@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd, prod
+from math import prod
 from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import nn
 
 from fedlens.core.errors import ConfigError
+from fedlens.models.norms import Norm, with_norm
 
 Width = Annotated[int, Field(ge=1, le=65536, description="units per layer")]
 
@@ -45,13 +46,13 @@ def small_cnn(
     *,
     width: Width = 16,
     norm: Annotated[
-        Literal["none", "batch", "group"], Field(description="normalization after each convolution")
+        Literal["none", "batch", "group", "layer", "frozen"],
+        Field(description="normalization after each convolution"),
     ] = "none",
 ) -> nn.Module:
     """Two 3x3 convolutions with ReLU, one 2x2 max-pooling between them, and one linear layer.
 
-    For images such as the 8x8 digits; inputs of at least 2x2. Group normalization is in groups of up to 8 channels, as
-    many as divide the width.
+    For images such as the 8x8 digits; inputs of at least 2x2. `norm` is as `fedlens.models.norms.with_norm` has it.
 
     >>> sum(p.numel() for p in small_cnn((1, 8, 8), 10).parameters())
     9930
@@ -71,10 +72,8 @@ def small_cnn(
     )
 
 
-def _normalization(norm: str, channels: int) -> list[nn.Module]:
-    if norm == "batch":
-        return [nn.BatchNorm2d(channels)]
-    return [nn.GroupNorm(channels // gcd(channels, 8), channels)] if norm == "group" else []
+def _normalization(norm: Literal["none"] | Norm, channels: int) -> list[nn.Module]:
+    return [] if norm == "none" else [with_norm(nn.BatchNorm2d(channels), norm)]
 
 
 def mcmahan_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
