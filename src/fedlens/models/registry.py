@@ -60,6 +60,11 @@ class ModelEntry(Entry):
     extra: str | None = None
 
 
+_MCMAHAN = "McMahan et al. 2017 (arXiv 1602.05629)"
+_HE = "He et al. 2016 (arXiv 1512.03385)"
+_VIT = "Dosovitskiy et al. 2021 (arXiv 2010.11929)"
+
+
 def _timm(function: str, summary: str, source: str) -> ModelEntry:
     target = f"fedlens.models.timm_models:{function}"
     return ModelEntry(target, f"{summary}; of timm", f"{source}; timm", (3, 224, 224), 1000, extra="vision")
@@ -69,20 +74,17 @@ def _cifar_resnet(layers: int, blocks: int) -> ModelEntry:
     return ModelEntry(
         f"fedlens.models.resnet:resnet{layers}",
         f"ResNet-{layers} for small images: three stages of {blocks} blocks, of 16, 32 and 64 channels",
-        "He et al. 2016, section 4.2",
+        f"{_HE}, section 4.2",
     )
 
 
-_MCMAHAN = "McMahan et al. 2017"
-_HE = "He et al. 2016"
-_VIT = "Dosovitskiy et al. 2021"
 MODELS = ModelRegistry(
     "model",
     {
         "linear": ModelEntry(
             "fedlens.models.simple:linear",
             "multinomial logistic regression on the pixels",
-            "textbook",
+            "fedlens",
             (1, 28, 28),
         ),
         "mlp": ModelEntry(
@@ -106,7 +108,7 @@ MODELS = ModelRegistry(
         "hsu-cnn": ModelEntry(
             "fedlens.models.simple:hsu_cnn",
             "the CNN of Hsu et al. 2019, 1,756,426 parameters on CIFAR-10",
-            "Hsu et al. 2019, section 4",
+            "Hsu et al. 2019 (arXiv 1909.06335), section 4",
         ),
         "resnet20": _cifar_resnet(20, 3),
         "resnet32": _cifar_resnet(32, 5),
@@ -115,19 +117,25 @@ MODELS = ModelRegistry(
         "resnet18": _timm("resnet18", "ResNet-18, 11.7 million parameters", _HE),
         "resnet34": _timm("resnet34", "ResNet-34, 21.8 million parameters", _HE),
         "resnet50": _timm("resnet50", "ResNet-50, 25.6 million parameters", _HE),
-        "mobilenet-v2": _timm("mobilenet_v2", "MobileNetV2, 3.5 million parameters", "Sandler et al. 2018"),
+        "mobilenet-v2": _timm(
+            "mobilenet_v2", "MobileNetV2, 3.5 million parameters", "Sandler et al. 2018 (arXiv 1801.04381)"
+        ),
         "mobilenet-v3-large": _timm(
-            "mobilenet_v3_large", "MobileNetV3-Large, 5.5 million parameters", "Howard et al. 2019"
+            "mobilenet_v3_large",
+            "MobileNetV3-Large, 5.5 million parameters",
+            "Howard et al. 2019 (arXiv 1905.02244)",
         ),
         "efficientnet-b0": _timm(
-            "efficientnet_b0", "EfficientNet-B0, 5.3 million parameters", "Tan and Le 2019"
+            "efficientnet_b0", "EfficientNet-B0, 5.3 million parameters", "Tan and Le 2019 (arXiv 1905.11946)"
         ),
         "vit-b-16": _timm("vit_b_16", "ViT-B/16, 86.6 million parameters", _VIT),
-        "vit-tiny": _timm("vit_tiny", "ViT-Tiny, 5.7 million parameters", "Touvron et al. 2021"),
+        "vit-tiny": _timm(
+            "vit_tiny", "ViT-Tiny, 5.7 million parameters", "Touvron et al. 2021 (arXiv 2012.12877)"
+        ),
         "projection": ModelEntry(
             "fedlens.models.projection:projection",
             "another model with MOON's projection head before its last layer",
-            "Li, He and Song 2021",
+            "Li, He and Song 2021 (arXiv 2103.16257)",
             (1, 8, 8),
         ),
     },
