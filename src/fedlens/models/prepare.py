@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-from fedlens.models.head import with_bottleneck
-from fedlens.models.norms import Norm, with_norm
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,7 +20,7 @@ class Preparation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    norm: Norm | None = Field(
+    norm: Literal["batch", "group", "layer", "frozen"] | None = Field(
         None,
         description="in place of batch normalization: 'group' (groups of up to 8 channels), 'layer' (one group), "
         "'frozen' (statistics and weights stay as they are); 'batch' keeps it",
@@ -41,8 +38,12 @@ class Preparation(BaseModel):
             initial: whether the weights matter; without, only the structure does, because a tree is loaded next.
         """
         if self.norm is not None:
+            from fedlens.models.norms import with_norm
+
             module = with_norm(module, self.norm)
         if self.bottleneck is not None:
+            from fedlens.models.head import with_bottleneck
+
             module = with_bottleneck(module, spec.classes, self.bottleneck)
         return module
 
