@@ -143,7 +143,7 @@ def test_all_examples_are_read_as_a_batch_of_boxes_whatever_the_order() -> None:
     data = ClientDataset(examples, torch.arange(24), (0.0,) * 3, (1.0,) * 3)
     (_, whole), (_, batch) = data.stretch(0, 24), next(data.batches(24, Rng((0,))))
     for k in range(24):
-        for targets in (whole, batch, data.labels()):
+        for targets in (whole, batch, data.read_targets()):
             boxes, labels = targets.of(k)
             assert torch.equal(boxes, torch.from_numpy(found.boxes_of(k)))
             assert torch.equal(labels, torch.from_numpy(found.labels_of(k)))
