@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
@@ -37,6 +37,14 @@ class Preparation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    norm: Literal["batch", "group", "layer", "frozen"] | None = Field(
+        None,
+        description="in place of batch normalization: 'group' (groups of up to 8 channels), 'layer' (one group), "
+        "'frozen' (statistics and weights stay as they are); 'batch' keeps it",
+    )
+    bottleneck: int | None = Field(
+        None, ge=1, le=65536, description="features of a linear layer that is put before the classifier"
+    )
     weights: str | None = Field(
         None,
         min_length=1,
@@ -71,8 +79,16 @@ class Preparation(BaseModel):
             spec: what it was made from.
             initial: whether the weights matter; without, only the structure does, because a tree is loaded next.
         """
+        if self.norm is not None:
+            from fedlens.models.norms import with_norm
+
+            module = with_norm(module, self.norm)
+        if self.bottleneck is not None:
+            from fedlens.models.head import with_bottleneck
+
+            module = with_bottleneck(module, spec.classes, self.bottleneck)
         if initial and self.initial_weights is not None:
-            self.initial_weights.load(module)
+            self.initial_weights.load(module, spec.classes)
         return module
 
     @property

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.summary_text import listed
 from fedlens.core.tree import Leaf, spec_of
+from fedlens.models.head import head_of
 from fedlens.models.imagenet import imagenet_file
 from fedlens.models.prepare import IMAGENET, RUN
 from fedlens.models.weights_file import WHERE, WeightsFile, file_of_run, read_weights
@@ -29,7 +30,7 @@ class Match:
     Attributes:
         loaded: the names of the leaves whose values are those of the file, with resized ones.
         resized: each resized leaf, with how.
-        head: the leaves of the classifier that were left as drawn, because the file has another number of classes.
+        head: the leaves of the classifier that were left as drawn: the file has another number of classes, or none.
         drawn: the other leaves that were left as drawn.
         unused: the names in the file that the model does not have.
         leaves: how many leaves the model has, counters left out.
@@ -57,37 +58,40 @@ class Match:
         return "; ".join(parts)
 
 
-def load_weights(module: nn.Module, file: WeightsFile, partial: bool = False) -> Match:
+def load_weights(module: nn.Module, file: WeightsFile, classes: int, partial: bool = False) -> Match:
     """Copies the tensors of a file into the leaves of the same names, and says which matched.
 
     - Floating-point tensors of another precision are converted to the leaf's.
     - The first convolution, of 3 channels in the file, is adapted to the module's channels as timm does: summed for
       one, else repeated and scaled by 3 / channels.
     - Position embeddings of another image size are resized bicubically; prefix tokens are kept.
-    - The classifier keeps its drawn values if the file has another number of classes.
+    - The classifier, the last linear layer of `classes` outputs, keeps its drawn values if the file has another number
+      of classes, or none.
 
     Raises `ConfigError` if fewer than half of the leaves match and not `partial`, or if none does; and `DataError` for
     NaN, infinite values, or a type that cannot be converted.
 
     >>> module = nn.Linear(3, 2)
     >>> tensors = {"weight": torch.ones(2, 3).half(), "bias": torch.zeros(2)}
-    >>> load_weights(module, WeightsFile(tensors, "", Path("a.pt"))).loaded, module.weight.dtype
+    >>> load_weights(module, WeightsFile(tensors, "", Path("a.pt")), 2).loaded, module.weight.dtype
     (('weight', 'bias'), torch.float32)
     """
     spec, state, tensors = spec_of(module), module.state_dict(), file.tensors
-    classifier = _classifier(module)
+    classifier = head_of(module, classes)
     adapted: dict[str, Tensor] = {}
-    resized, head, drawn, misshapen = [], [], [], []
+    resized: list[str] = []
+    head: list[str] = []
+    drawn: list[str] = []
+    misshapen: list[str] = []
     for name, leaf in spec.items():
         value = tensors.get(name)
+        in_head = classifier is not None and classifier.holds(name)
         if value is None:
             if leaf.role != "counter":
-                drawn.append(name)
+                (head if in_head else drawn).append(name)
         elif tuple(value.shape) == leaf.shape:
             adapted[name] = _converted(value, leaf, name, file.path)
-        elif (
-            name in classifier and value.dim() == len(leaf.shape) and tuple(value.shape[1:]) == leaf.shape[1:]
-        ):
+        elif in_head and value.dim() == len(leaf.shape):
             head.append(name)
         else:
             fitting = _resized(name, _converted(value, leaf, name, file.path), leaf.shape, module)
@@ -99,7 +103,9 @@ def load_weights(module: nn.Module, file: WeightsFile, partial: bool = False) ->
                 resized.append(f"{name} ({how})")
     loaded = [name for name in adapted if spec[name].role != "counter"]
     leaves = sum(leaf.role != "counter" for leaf in spec.values())
-    _refuse_another_network(len(loaded), leaves - len(head), misshapen, file, partial, drawn)
+    if not loaded or not (partial or 2 * len(loaded) >= leaves - len(head)):
+        of = f"{leaves - len(head):,} names" + " outside the classifier" * bool(head)
+        raise _another_network(len(loaded), of, misshapen, drawn, file)
     with torch.no_grad():
         for name, value in adapted.items():
             state[name].copy_(value)
@@ -107,21 +113,20 @@ def load_weights(module: nn.Module, file: WeightsFile, partial: bool = False) ->
     return Match(tuple(loaded), tuple(resized), tuple(head), tuple(drawn), tuple(unused), leaves)
 
 
-def _refuse_another_network(
-    loaded: int, leaves: int, misshapen: Sequence[str], file: WeightsFile, partial: bool, drawn: Sequence[str]
-) -> None:
-    if loaded and (partial or 2 * loaded >= leaves):
-        return
-    others = f"; other shapes: {listed(misshapen)}" if misshapen else ""
-    beginning = f"the file's names: {listed(list(file.tensors))}; the model's: {listed(drawn)}"
-    what = (
-        f"{loaded:,} of the model's {leaves:,} names match {file.path}, so these are weights of another network"
-        f"{others or f' ({beginning})'}"
-    )
+def _another_network(
+    loaded: int, of: str, misshapen: Sequence[str], drawn: Sequence[str], file: WeightsFile
+) -> ConfigError:
+    why = f"; other shapes: {listed(misshapen)}"
+    if not misshapen:
+        why = f" (names in the file: {listed(list(file.tensors))}; in the model: {listed(drawn)})"
     hint = "choose the model that the file was saved from"
     if loaded:
         hint += ", or set model.weights_partial = true to load what matches and draw the rest"
-    raise ConfigError(what, where=WHERE, hint=hint)
+    return ConfigError(
+        f"{loaded:,} of the model's {of} match {file.path}, so these are weights of another network{why}",
+        where=WHERE,
+        hint=hint,
+    )
 
 
 def _converted(value: Tensor, leaf: Leaf, name: str, path: Path) -> Tensor:
@@ -142,16 +147,6 @@ def _converted(value: Tensor, leaf: Leaf, name: str, path: Path) -> Tensor:
             f"'{name}' contains {what} in the weights file", where=str(path), hint="use an earlier checkpoint"
         )
     return converted
-
-
-def _classifier(module: nn.Module) -> frozenset[str]:
-    """The names of the leaves of the last linear layer, or of the last convolution if the module has no linear one."""
-    for kinds in (nn.Linear, nn.modules.conv._ConvNd):
-        names = [name for name, layer in module.named_modules() if isinstance(layer, kinds)]
-        if names:
-            prefix = f"{names[-1]}." if names[-1] else ""
-            return frozenset({f"{prefix}weight", f"{prefix}bias"})
-    return frozenset()
 
 
 def _resized(
@@ -235,10 +230,10 @@ class InitialWeights:
     _file: WeightsFile | None = field(default=None, repr=False)
     _copy: Path | None = None
 
-    def load(self, module: nn.Module) -> None:
+    def load(self, module: nn.Module, classes: int) -> None:
         """Loads the weights into the module. Raises `ConfigError` or `DataError` with the reason if they do not fit."""
         file = self._read(module)
-        match = load_weights(module, file, self.partial)
+        match = load_weights(module, file, classes, self.partial)
         if self.note is None:
             self.match = match
             self.note = match.sentence(self.setting)

@@ -19,9 +19,17 @@ from torchvision import models as torchvision_models
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.tree import tree_of
+from fedlens.models.head import with_bottleneck
 from fedlens.models.prepare import Preparation
-from fedlens.models.weights import InitialWeights, adapted_channels, load_weights, resized_positions
+from fedlens.models.weights import InitialWeights, Match, adapted_channels, resized_positions
+from fedlens.models.weights import load_weights as load
 from fedlens.models.weights_file import WeightsFile
+
+
+def load_weights(module: nn.Module, file: WeightsFile, partial: bool = False) -> Match:
+    """The module's classifier is its last linear layer."""
+    classes = [m.out_features for m in module.modules() if isinstance(m, nn.Linear)][-1]
+    return load(module, file, classes, partial)
 
 
 class Net(nn.Module):
@@ -71,6 +79,22 @@ def test_a_classifier_of_another_class_count_stays_as_drawn() -> None:
     assert match.sentence("net.pt") == (
         "weights from net.pt: 8 of 10 leaves loaded; left as drawn: fc.weight, fc.bias (the classifier)"
     )
+
+
+def test_a_classifier_that_the_file_lacks_stays_as_drawn_and_does_not_count() -> None:
+    tensors = {name: value for name, value in filled(Net()).items() if not name.startswith("fc.")}
+    tensors["head.weight"] = torch.ones(1000, 4)
+    match = load_weights(Net(), of(tensors))
+    assert match.head == ("fc.weight", "fc.bias")
+    assert (match.drawn, match.unused) == ((), ("head.weight",))
+
+
+def test_a_bottleneck_is_part_of_the_classifier() -> None:
+    module = with_bottleneck(Net(), 10, 3)
+    match = load(module, of(filled(Net())), 10)
+    names = ("bottleneck.weight", "bottleneck.bias", "classifier.weight", "classifier.bias")
+    assert match.head == tuple(f"fc.{name}" for name in names)
+    assert not match.drawn
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 6])
@@ -189,8 +213,9 @@ def test_weights_of_another_network_are_refused_with_how_many_names_match() -> N
     source = timm.create_model("mobilenetv2_100", num_classes=10).state_dict()
     with pytest.raises(ConfigError) as error:
         load_weights(Net(), of({**source, "conv1.weight": torch.ones(4, 3, 3, 3)}))
-    assert "1 of the model's 10 names match net.pt, so these are weights of another network" in str(
-        error.value
+    assert (
+        "1 of the model's 8 names outside the classifier match net.pt, so these are weights of another network"
+        in str(error.value)
     )
     assert "model.weights_partial = true" in str(error.value)
 
@@ -203,10 +228,10 @@ def test_weights_of_another_width_are_refused_with_a_shape() -> None:
 
 def test_half_of_the_names_is_enough_and_less_only_on_request() -> None:
     tensors = filled(Net())
-    half = {name: tensors[name] for name in list(tensors)[:5]}
+    half = {name: tensors[name] for name in [*list(tensors)[:3], "fc.weight", "fc.bias"]}
     assert len(load_weights(Net(), of(half)).loaded) == 5
     del half["conv1.bias"]
-    with pytest.raises(ConfigError, match="4 of the model's 10 names match"):
+    with pytest.raises(ConfigError, match=r"4 of the model's 10 names match"):
         load_weights(Net(), of(half))
     module = Net()
     match = load_weights(module, of(half), partial=True)
@@ -224,7 +249,7 @@ def test_a_classifier_left_as_drawn_does_not_count_against_the_file() -> None:
 def test_a_file_without_any_name_of_the_model_is_always_refused() -> None:
     with pytest.raises(ConfigError) as error:
         load_weights(Net(), of({"w": torch.ones(2)}), partial=True)
-    assert "0 of the model's 10 names match" in str(error.value)
+    assert "0 of the model's 8 names outside the classifier match" in str(error.value)
     assert "weights_partial" not in str(error.value)
 
 
@@ -248,25 +273,25 @@ def test_every_build_has_the_weights_of_the_file(tmp_path: Path) -> None:
 def test_the_tensors_stay_in_their_process_unless_clients_begin_with_them(tmp_path: Path) -> None:
     save_file({"weight": torch.ones(50, 100), "bias": torch.ones(50)}, tmp_path / "a.safetensors")
     weights = InitialWeights(str(tmp_path / "a.safetensors"))
-    weights.load(nn.Linear(100, 50))
+    weights.load(nn.Linear(100, 50), 50)
     assert len(pickle.dumps(weights)) < 2_000
     weights.travels = True
     there = pickle.loads(pickle.dumps(weights))
     (tmp_path / "a.safetensors").unlink()
     module = nn.Linear(100, 50)
-    there.load(module)
+    there.load(module, 50)
     assert torch.equal(module.weight, torch.ones(50, 100))
 
 
 def test_a_file_that_was_exchanged_is_refused_by_its_digest(tmp_path: Path) -> None:
     save_file(filled(Net()), tmp_path / "a.safetensors")
     weights = InitialWeights(str(tmp_path / "a.safetensors"))
-    weights.load(Net())
+    weights.load(Net(), 10)
     again = InitialWeights(weights.setting, expected=weights.sha256)
-    again.load(Net())
+    again.load(Net(), 10)
     save_file({name: value + 1 for name, value in filled(Net()).items()}, tmp_path / "a.safetensors")
     with pytest.raises(ConfigError, match=r"has the SHA-256 [0-9a-f]{64}, but model.weights_sha256 is"):
-        InitialWeights(weights.setting, expected=weights.sha256).load(Net())
+        InitialWeights(weights.setting, expected=weights.sha256).load(Net(), 10)
 
 
 def test_a_path_is_kept_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,7 +222,7 @@ def test_a_file_over_the_memory_is_refused_before_it_is_read(
 def test_the_file_of_a_run_is_its_final_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run directory not found"):
         file_of_run(tmp_path / "none")
-    with pytest.raises(ConfigError, match="is not a run directory: it has no config.toml"):
+    with pytest.raises(ConfigError, match=r"is not a run directory: it has no config\.toml"):
         file_of_run(tmp_path)
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(ConfigError, match="is not finished"):
