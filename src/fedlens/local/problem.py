@@ -130,16 +130,14 @@ class LocalProblem:
             self.seen += 1
         return Objective(total, value, loss)
 
-    def batches(self) -> Iterator[Batch]:
-        """An endless iterator of batches, drawn and augmented like those of local steps."""
+    def batches(self, most: int | None = None) -> Iterator[Batch]:
+        """Batches, drawn and augmented like those of local steps; at most so many, or without end."""
         assert self.rng is not None
-        found: Iterator[Batch] = self.data.batches(self.batch, self.rng, self.whole_batches)
-        return found
+        return first(self.data.batches(self.batch, self.rng, self.whole_batches), most, self.closing)
 
     def stretches(self) -> Iterator[Batch]:
         """All examples in batches, in their given order, not augmented."""
-        n = len(self.data)
-        return (self.data.stretch(start, min(start + self.batch, n)) for start in range(0, n, self.batch))
+        return first(self.data.stretches(0, len(self.data), self.batch), None, self.closing)
 
     def passes(self) -> int:
         """The number of batches of one full gradient."""

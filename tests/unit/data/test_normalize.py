@@ -5,6 +5,7 @@ from torch import Tensor
 from fedlens.data.augment import PadCropFlip
 from fedlens.data.normalize import normalize
 
+NONE = None  # targets, which these augmentations return as they are
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -72,7 +73,7 @@ def by_hand(x: Tensor, generator: torch.Generator, pad: int) -> Tensor:
 def test_pad_crop_flip_is_that_image_by_image(pad: int, dtype: torch.dtype) -> None:
     x = images(n=40)[:, :, :12, :20].to(dtype)
     before = x.clone()
-    ours = PadCropFlip(pad)(x, torch.Generator().manual_seed(5))
+    ours = PadCropFlip(pad)(x, NONE, torch.Generator().manual_seed(5)).images
     assert torch.equal(ours, by_hand(x, torch.Generator().manual_seed(5), pad))
     assert ours.dtype == dtype
     assert torch.equal(x, before)
@@ -80,15 +81,15 @@ def test_pad_crop_flip_is_that_image_by_image(pad: int, dtype: torch.dtype) -> N
 
 def test_pad_crop_flip_takes_channels_last_and_no_images() -> None:
     x = images().to(memory_format=torch.channels_last)
-    a, b = (PadCropFlip()(y, torch.Generator().manual_seed(1)) for y in (x, x.contiguous()))
+    a, b = (PadCropFlip()(y, NONE, torch.Generator().manual_seed(1)).images for y in (x, x.contiguous()))
     assert torch.equal(a, b)
-    assert PadCropFlip()(images(0), torch.Generator()).shape == (0, 3, 32, 32)
+    assert PadCropFlip()(images(0), NONE, torch.Generator()).images.shape == (0, 3, 32, 32)
 
 
 def test_all_moves_and_flips_occur_equally_often() -> None:
     x = torch.zeros(9000, 1, 5, 5, dtype=torch.uint8)
     x[:, 0, 2, 1] = 1  # off the middle line, so that a flip shows
-    moved = PadCropFlip(pad=1)(x, torch.Generator().manual_seed(0))
+    moved = PadCropFlip(pad=1)(x, NONE, torch.Generator().manual_seed(0)).images
     counts = moved.sum(dim=(0, 1), dtype=torch.int64)
     assert counts[0].sum() == counts[4].sum() == 0
     # Left edge 0 to 2 puts the dot in column 2, 1, 0, or flipped in 2, 3, 4: column 2 twice as often.

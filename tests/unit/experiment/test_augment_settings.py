@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedlens.core.random import Rng
-from fedlens.data.augment import Chain, ColourJitter, Crop, Flip
+from fedlens.data.augment import ColourJitter, Crop, Flip
+from fedlens.data.augmented import Chain
 from fedlens.experiment.build import Built, build, plan
 from fedlens.experiment.config import plain, read_config
 from fedlens.experiment.config_source import Source
