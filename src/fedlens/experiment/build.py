@@ -37,6 +37,7 @@ from fedlens.experiment.config import SLOTS, Config
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.initial_weights import initial_weights, with_digest
+from fedlens.experiment.memory_check import check_memory
 from fedlens.experiment.resolve import Resolved, located, resolve
 from fedlens.experiment.single_images import refuse_single_images
 from fedlens.local.chain import chain
@@ -237,6 +238,8 @@ def _build(
         refuse_single_images(model, config.local, partition.sizes()[trained], names, algorithm.full_gradients)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, holders, federation, size, say)
+    largest = federation.largest if size is not None else int(partition.sizes().sum())
+    check_memory(module, model.input_shape, config.local, largest, config.engine, say)
     return Built(
         config,
         holders,

@@ -52,7 +52,9 @@ class Preparation(BaseModel):
         "model of a finished run, or 'imagenet' for those that timm publishes",
     )
     weights_partial: bool = Field(
-        False, description="load weights of which fewer than half match the model, and draw the others"
+        False,
+        strict=True,
+        description="load weights of which fewer than half match the model, and draw the others",
     )
     weights_sha256: str | None = Field(
         None,
