@@ -59,9 +59,7 @@ def main() -> None:
             "step": step_of(batch),
             "gather": lambda index=index: normalize(data[index], (0.5,) * 3, (0.25,) * 3),
             **{
-                name: lambda change=change, images=images, targets=targets: change(
-                    images, targets, generator
-                )
+                name: lambda change=change, images=images, targets=targets: change(images, targets, generator)
                 for name, change in augments.items()
             },
         }

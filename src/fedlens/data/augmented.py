@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlens.core.change import Change
 from fedlens.core.errors import ConfigError, told
-from fedlens.core.signatures import name_of
+from fedlens.core.signatures import METHODS, check_signature, name_of
 
 
 class Augmented(NamedTuple):
@@ -84,17 +84,17 @@ class Chain:
     def attempt(self, images: Tensor, targets: Any) -> None:
         """Calls augmentations of a user's own once, so that their errors show before the run.
 
-        Raises `ConfigError` if one fails, or returns something else than images and targets.
+        Raises `ConfigError` if one takes other arguments, fails, or returns something else than images and targets.
         """
         for step in self.steps:
             if isinstance(step, Augmentation):
                 continue
+            who = f"the augmentation {name_of(step)}"
+            check_signature(step, METHODS["augmentation"]["__call__"], who, "data.augment")
             try:
                 result = step(images.clone(), targets, torch.Generator().manual_seed(0))
             except Exception as error:
-                raise ConfigError(
-                    f"the augmentation {name_of(step)} failed: {told(error)}", where="data.augment"
-                ) from error
+                raise ConfigError(f"{who} failed: {told(error)}", where="data.augment") from error
             _checked(step, result, len(images))
 
 

@@ -14,6 +14,7 @@ from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, ModelSpec
 from fedlens.core.random import Rng, random_state_kept
+from fedlens.core.read_ahead import first
 from fedlens.core.tree import Tree
 from fedlens.tasks.task import Task
 
@@ -117,12 +118,13 @@ class LocalProblem:
         total: list[Tensor] = []
         value = loss = 0.0
         for inputs, targets in batches:
-            outputs = learner.module(inputs)
+            outputs = self.task.outputs(learner.module, inputs, targets)
             share = len(targets) / n
             risk = self.risk(outputs, targets)
             gradients = gradients_of(risk, parameters, learner.half)
             value += share * float(risk.detach())
-            loss += share * float(self.task_loss(outputs.detach(), targets))
+            with torch.no_grad():
+                loss += share * float(self.task_loss(outputs, targets))
             if total:
                 torch._foreach_add_(total, gradients, alpha=share)
             else:
@@ -133,11 +135,13 @@ class LocalProblem:
     def batches(self, most: int | None = None) -> Iterator[Batch]:
         """Batches, drawn and augmented like those of local steps; at most so many, or without end."""
         assert self.rng is not None
-        return first(self.data.batches(self.batch, self.rng, self.whole_batches), most, self.closing)
+        batches: Iterator[Batch] = self.data.batches(self.batch, self.rng, self.whole_batches)
+        return first(batches, most, self.closing)
 
     def stretches(self) -> Iterator[Batch]:
         """All examples in batches, in their given order, not augmented."""
-        return first(self.data.stretches(0, len(self.data), self.batch), None, self.closing)
+        found: Iterator[Batch] = self.data.stretches(0, len(self.data), self.batch)
+        return first(found, None, self.closing)
 
     def passes(self) -> int:
         """The number of batches of one full gradient."""
