@@ -41,10 +41,13 @@ class GroupNormAct(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Images [n, C, ...] in the same shape."""
-        out = super().forward(input)
+        return self.after(super().forward(input))
+
+    def after(self, normalized: Tensor) -> Tensor:
+        """What the layers after the normalization make of its output."""
         for layer in self.children():
-            out = layer(out)
-        return out
+            normalized = layer(normalized)
+        return normalized
 
 
 class FrozenBatchNorm(FixedBuffers):

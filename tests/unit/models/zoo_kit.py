@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlens import Experiment
 from fedlens.core.protocol import ModelSpec
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
@@ -44,3 +45,16 @@ def parameters(module: nn.Module) -> int:
 def images(*shape: int, seed: int = 1) -> Tensor:
     """Random images."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def experiment(model: Any, engine: Any = "inline", **more: Any) -> Experiment:
+    """Two rounds of two clients of 30 on the digits."""
+    settings: dict[str, Any] = {
+        "rounds": 2,
+        "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 30}},
+        "select": {"clients_per_round": 2},
+        "model": model,
+        "local": {"lr": 0.1, "batch_size": 16},
+        "engine": engine,
+    }
+    return Experiment(**{**settings, **more})
