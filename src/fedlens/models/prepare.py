@@ -7,26 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
+from fedlens.models.weights_setting import IMAGENET, RUN, names_a_file
+
 if TYPE_CHECKING:
     from torch import nn
 
     from fedlens.core.protocol import ModelSpec
     from fedlens.models.weights import InitialWeights
-
-
-IMAGENET, RUN = "imagenet", "run:"
-_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
-
-
-def names_a_file(value: object) -> bool:
-    """Whether a setting names a file or a run, and not a word such as 'DEFAULT' of torchvision.
-
-    >>> [names_a_file(value) for value in ("resnet.pth", "./resnet", "run:runs/a", "DEFAULT", None)]
-    [True, True, True, False, False]
-    """
-    if not isinstance(value, str):
-        return False
-    return value.startswith(RUN) or "/" in value or "\\" in value or value.lower().endswith(_SUFFIXES)
 
 
 class Preparation(BaseModel):

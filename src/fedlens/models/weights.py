@@ -17,8 +17,8 @@ from fedlens.core.summary_text import listed
 from fedlens.core.tree import Leaf, spec_of
 from fedlens.models.head import head_of
 from fedlens.models.imagenet import imagenet_file
-from fedlens.models.prepare import IMAGENET, RUN
 from fedlens.models.weights_file import WHERE, WeightsFile, file_of_run, read_weights
+from fedlens.models.weights_setting import IMAGENET, RUN
 
 _POSITIONS = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings")
 
