@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -33,3 +35,20 @@ class Task(Protocol):
 
     def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Random targets that fit these outputs, for trials of models."""
+
+    def predict(self, outputs: Any) -> Mapping[str, Tensor]:
+        """The predictions by name, each [n, ...]: what an exported model returns. Exporters trace it."""
+
+    def row(
+        self, prediction: Mapping[str, NDArray[Any]], classes: Sequence[str], top: int = 5
+    ) -> dict[str, Any]:
+        """The prediction of one image, [...] of each name, as columns of predictions.csv."""
+
+    def draw(
+        self,
+        image: NDArray[np.uint8],
+        prediction: Mapping[str, NDArray[Any]],
+        target: Any = None,
+        classes: Sequence[str] = (),
+    ) -> NDArray[np.uint8]:
+        """uint8 [H, W, 3]: an image uint8 [C, H, W] with its prediction, and its target if it is known."""
