@@ -226,7 +226,8 @@ class Dataset:
             return self.read_as
         if isinstance(inputs, ImageFiles):
             return ImageForm(inputs.channels, inputs.height, inputs.width, inputs.fit, inputs.upright)
-        return ImageForm(*self.input_shape)
+        channels, height, width = self.input_shape
+        return ImageForm(channels, height, width)
 
     @property
     def info(self) -> DatasetInfo:

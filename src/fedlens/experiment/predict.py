@@ -67,7 +67,11 @@ class Output:
         except FileNotFoundError:
             return
         except OSError as error:
-            what = "it is a file, not a folder" if self.folder.is_file() else f"it cannot be read: {error.strerror}"
+            what = (
+                "it is a file, not a folder"
+                if self.folder.is_file()
+                else f"it cannot be read: {error.strerror}"
+            )
             raise ConfigError(what, where=str(self.folder), hint="choose another folder with --out") from None
         if occupied and not self.force:
             hint = "choose another folder with --out, or pass --force to replace earlier predictions"

@@ -32,6 +32,7 @@ class TrainedModel:
 
     Attributes:
         path: the model file.
+        kind: of the data: what is predicted.
         round: the round after which it was the global model; None if the run does not say.
         module: in evaluation mode, on the CPU. It takes normalized images, float32 [n, C, H, W].
         about: the metadata of the file.
@@ -44,6 +45,7 @@ class TrainedModel:
     """
 
     path: Path
+    kind: str
     round: int | None
     module: nn.Module
     about: Mapping[str, str]
@@ -90,7 +92,7 @@ def read_trained(run: RunDir, round: str | int | None = None, model: ModelSpec |
     try:
         module, about = read_model_file(path, model)
     except ConfigError as error:
-        if model is None and INSTANCE == config.get("model", {}).get("name"):
+        if model is None and config.get("model", {}).get("name") == INSTANCE:
             hint = f'in Python: load_result("{run.path}", model=...) with an equal object, then .predict or .export'
             raise ConfigError(error.what, where=error.where, hint=hint) from None
         raise
@@ -99,6 +101,15 @@ def read_trained(run: RunDir, round: str | int | None = None, model: ModelSpec |
     except (KeyError, ValueError) as error:
         what = f"the metadata of the model are incomplete: {type(error).__name__}: {error}"
         raise RunDirectoryError(what, where=str(path), hint="train the model again") from error
+
+
+def parsed_round(text: str | None) -> str | int | None:
+    """The `round` of `read_trained` from an option: a number if it is one.
+
+    >>> parsed_round("12"), parsed_round("best"), parsed_round(None)
+    (12, 'best', None)
+    """
+    return int(text) if text is not None and text.isdecimal() else text
 
 
 def _trained(
@@ -120,12 +131,14 @@ def _trained(
         raise RunDirectoryError(what, where=str(run.path), hint="only models of images can predict files")
     if "fit" not in preprocessing:  # of an earlier version, which did not write the form
         fit = config.get("data", {}).get("dataset", {}).get("fit", "crop")
-        preprocessing |= ImageForm(*shape, fit=fit).table()
+        channels, height, width = shape
+        preprocessing |= ImageForm(channels, height, width, fit).table()
     facts = CATALOGUE.get(about["dataset"])
     kind = about.get("kind") or (facts.task if facts else next(iter(TASKS)))
     task: Task = TASKS.find(kind)()
     return TrainedModel(
         path,
+        kind,
         _round_of(run, path),
         module,
         about,
