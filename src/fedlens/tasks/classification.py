@@ -107,7 +107,7 @@ class Classification:
         label = int(prediction["class"])
         names = [classes[at] if classes else str(at) for at in (label, target) if at is not None]
         colour = BLACK if target is None else GREEN if target == label else RED
-        lines = [(f"{100 * float(prediction['scores'][label]):.1f} % {names[0]}", colour)]
+        lines = [(f"{names[0]}  {100 * float(prediction['scores'][label]):.1f} %", colour)]
         if target is not None:
             lines.append((f"truth: {names[1]}", BLACK))
         return captioned(enlarged(image), lines)
