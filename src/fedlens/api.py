@@ -265,7 +265,7 @@ def _carry_out(
         progress.finished(summary)
     assert runner.run_state is not None
     model, _ = built.algorithm.model(runner.run_state.state)
-    return Result(directory.path, model)
+    return Result(directory.path, built.unwrapped if model is built.model else model)
 
 
 def _report(directory: Path, progress: ProgressBase) -> str | None:

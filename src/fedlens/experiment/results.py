@@ -116,6 +116,8 @@ def write_final(built: Built, directory: RunDir, run_state: RunState | None) -> 
 
 def _write_model(built: Built, path: Path, state: State, round: int) -> None:
     model, tree = built.algorithm.model(state)
+    if model is built.model:
+        model, tree = built.unwrapped, built.task.export(tree)
     checkpoint.write_model(path, tree, {**metadata(built, model), "round": str(round)})
 
 
@@ -143,6 +145,7 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
         "preprocessing": json.dumps(preprocessing),
         "dataset": built.config.data.dataset["name"],
         "kind": data.kind,
+        "task": json.dumps(built.config.task),
         "licence": data.licence,
         "personal": json.dumps(sorted(personal)),
     }

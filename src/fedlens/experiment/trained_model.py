@@ -69,7 +69,7 @@ class TrainedModel:
 
     def outputs(self, inputs: Tensor) -> Any:
         """What the module returns for normalized images, float32 [n, C, H, W]."""
-        return self.module(inputs)
+        return self.task.outputs(self.module, inputs, None)
 
     def tree(self) -> dict[str, Tensor]:
         """The weights and buffers by name."""
@@ -135,7 +135,8 @@ def _trained(
         preprocessing |= ImageForm(channels, height, width, fit).table()
     facts = CATALOGUE.get(about["dataset"])
     kind = about.get("kind") or (facts.task if facts else next(iter(TASKS)))
-    task: Task = TASKS.find(kind)()
+    settings = {"name": kind, **json.loads(about.get("task", "{}"))}
+    task: Task = TASKS.find(settings.pop("name"), where=str(path))(**settings)
     return TrainedModel(
         path,
         kind,
