@@ -96,6 +96,27 @@ def test_an_exported_model_gives_the_runs_numbers_without_fedlens(tmp_path: Path
     check_alone(run_of(tmp_path / "run", shape=(1, 8, 8)), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "resnet20", "width": 4},
+        {"name": "mobilenet-v2"},
+        pytest.param({"name": "vit-tiny"}, marks=pytest.mark.nightly),
+        pytest.param(
+            {"name": "efficientnet-b0", "norm": "group", "bottleneck": 8}, marks=pytest.mark.nightly
+        ),
+    ],
+    ids=lambda model: model["name"],
+)
+def test_exported_networks_give_the_runs_numbers_without_fedlens(
+    model: dict[str, Any], tmp_path: Path
+) -> None:
+    if model["name"] != "resnet20":
+        pytest.importorskip("timm", reason="timm makes it: pip install 'fedlens[vision]'")
+    side = 224 if model["name"] == "vit-tiny" else 32
+    check_alone(run_of(tmp_path / "run", model, (3, side, side)), tmp_path)
+
+
 def pt2(trained: TrainedModel, file: Path) -> Callable[[Tensor], dict[str, Tensor]]:
     export(trained, file)
     program: Callable[[Tensor], dict[str, Tensor]] = torch.export.load(file).module()
