@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -31,6 +32,7 @@ _ONE_FILE = (
     2**31 - 2**20
 )  # bytes of weights that fit into one ONNX file, whose size is a signed 32-bit number
 _TOLERANCE = 1e-4  # between the exported model and the run's
+_ROUNDINGS = 10  # of the run's own model, by which the exported one may differ where that is more
 _OPSET = 18
 
 
@@ -275,7 +277,12 @@ def _write_onnx(trained: TrainedModel, graph: Graph, file: Path, facts: dict[str
 
 
 def _error(trained: TrainedModel, graph: Graph, run: Callable[[Tensor], Mapping[str, Tensor]]) -> float:
-    """The largest difference of the outputs on one and on three images. Raises `RunFailed` if it is too large."""
+    """The largest difference of the outputs on one and on three images.
+
+    Raises `RunFailed` if it is above 1e-4 and above ten times the rounding error of the run's own model, which is its
+    difference from float64. A model whose activations cancel out, such as one after few steps with batch
+    normalization, has rounding errors of more than 1e-4 by itself.
+    """
     largest = 0.0
     for n in (1, 3):
         images = _random_images(trained, n)
@@ -289,10 +296,21 @@ def _error(trained: TrainedModel, graph: Graph, run: Callable[[Tensor], Mapping[
                 continue  # the class of two equal scores may differ
             if not torch.allclose(exported[name], value, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
                 off = float((exported[name] - value).abs().max())
-                what = f"the exported model computes something else: '{name}' differs by {off:.3g}"
-                raise RunFailed(what, where=str(trained.path), hint="take another format")
+                if not off <= _ROUNDINGS * _rounding(graph, images, name):
+                    what = f"the exported model computes something else: '{name}' differs by {off:.3g}"
+                    raise RunFailed(what, where=str(trained.path), hint="take another format")
             largest = max(largest, float((exported[name] - value).abs().nan_to_num().max()))
     return largest
+
+
+def _rounding(graph: Graph, images: Tensor, name: str) -> float:
+    """The largest rounding error of an output in float32; 0 if the model cannot compute in float64."""
+    try:
+        with torch.inference_mode():
+            exact = copy.deepcopy(graph).double()(images)[name]
+            return float((exact - graph(images)[name]).abs().max())
+    except Exception:  # whatever a user's own model raises
+        return 0.0
 
 
 def _described(value: Tensor) -> str:
