@@ -21,7 +21,7 @@ def predict(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATHS...", help="Image files, folders of them, or patterns in quotes: 'photos/**/*.jpg'."
+            metavar="PATH", help="Image files, folders of them, or patterns in quotes: 'photos/**/*.jpg'."
         ),
     ],
     out: Annotated[
