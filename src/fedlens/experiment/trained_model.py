@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,13 +60,13 @@ class TrainedModel:
 
     @property
     def dataset(self) -> str:
-        """The name of the dataset."""
-        return self.about["dataset"]
+        """The name of the dataset; of a user's own function, without the folder of its file."""
+        return self.about["dataset"].rpartition(os.sep)[2]
 
     @property
     def name(self) -> str:
-        """The name of the model."""
-        return str(json.loads(self.about["model"])["name"])
+        """The name of the model; of a user's own function, without the folder of its file."""
+        return str(json.loads(self.about["model"])["name"]).rpartition(os.sep)[2]
 
     def outputs(self, inputs: Tensor) -> Any:
         """What the module returns for normalized images, float32 [n, C, H, W]."""
