@@ -85,6 +85,7 @@ class Built:
     algorithm: AlgorithmBase
     engine: EngineBase
     model: ModelSpec
+    unwrapped: ModelSpec  # without the layers that the task puts around it: what model files hold
     parameters: int
     federation: FederationInfo
     task: Task
@@ -236,7 +237,7 @@ def _build(
         data.kind,
         task.most_counts(data.input_shape),
     )
-    model = ModelSpec(
+    unwrapped = ModelSpec(
         chosen["model"].factory,
         chosen["model"].name,
         chosen["model"].settings,
@@ -245,7 +246,7 @@ def _build(
         config.seeds.initialization,
         chosen["model"].shared,
     )
-    model = task.wrap(model)
+    model = task.wrap(unwrapped)
     batch = config.evaluation.batch_size
     if batch == "auto":
         batch = automatic_batch(prod(data.input_shape), task.output_values(data.info))
@@ -292,6 +293,7 @@ def _build(
         algorithm,
         engine,
         model,
+        unwrapped,
         parameters,
         federation,
         task,

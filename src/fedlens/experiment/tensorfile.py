@@ -22,7 +22,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedlens.core.model_digest import contiguous
-from fedlens.experiment.atomic_files import create, read_regular
+from fedlens.experiment.atomic_files import create, open_readable, read_regular
 
 DTYPES = frozenset(
     {
@@ -31,6 +31,7 @@ DTYPES = frozenset(
         torch.uint16, torch.uint8, torch.bool,
     }
 )  # fmt: skip
+_LONGEST_HEADER = 100_000_000  # bytes, as the library has it
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -133,3 +134,23 @@ def read(path: Path) -> Contents:
     metadata = {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
     written = Written(len(data), hashlib.sha256(data).hexdigest())
     return Contents({name: tensors[name] for name in sorted(tensors)}, metadata, written)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without its tensors; nothing is checked against a digest.
+
+    Raises `OSError` if it cannot be read and `ValueError` if it does not begin as a safetensors file.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
+    >>> _ = write(path, {"w": torch.arange(3)}, {"round": "7"})
+    >>> read_metadata(path)
+    {'round': '7'}
+    """
+    with open_readable(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError("not a safetensors file")
+        header = json.loads(file.read(length))
+    metadata = header.get("__metadata__", {}) if isinstance(header, dict) else {}
+    return {str(key): str(value) for key, value in metadata.items()}
