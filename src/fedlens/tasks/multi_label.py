@@ -228,7 +228,7 @@ class MultiLabel(Task):
         lines = []
         for label in predicted[:_NAMED]:
             colour = BLACK if target is None else GREEN if target[label] else RED
-            lines.append((f"{100 * float(scores[label]):.1f} % {names[label]}", colour))
+            lines.append((f"{names[label]}  {100 * float(scores[label]):.1f} %", colour))
         if len(predicted) > _NAMED:
             lines.append((f"and {len(predicted) - _NAMED} more", BLACK))
         if not predicted:
