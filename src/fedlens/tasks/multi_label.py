@@ -58,6 +58,9 @@ class MultiLabel(Task):
     kind: ClassVar[Kind] = "multi-label"
     features: ClassVar[bool] = True
     one_class: ClassVar[bool] = False
+    sends: ClassVar[str] = (
+        "its summed loss, and for each class the sorted scores of its images with their labels"
+    )
 
     @property
     def weighs(self) -> bool:
@@ -161,6 +164,11 @@ class MultiLabel(Task):
                 "f1_macro": float(f1[there].mean()) if there.any() else None,
             }
         )
+
+    def condensed(self, measured: Measured) -> Measured:
+        """The measurements with the scores of each class sorted on their own: no row is an image any more."""
+        scores, at = measured.rows["scores"].sort(dim=0, descending=True, stable=True)
+        return Measured(measured.sums, {"scores": scores, "targets": measured.rows["targets"].gather(0, at)})
 
     def details(self, measured: Measured, classes: Sequence[str]) -> dict[str, float]:
         """`average_precision_<class>` and `f1_<class>` for each class that has positive examples."""

@@ -192,6 +192,15 @@ def test_any_cut_of_the_examples_gives_the_same_metrics() -> None:
                 assert math.isclose(value, TASK.metrics(whole)[name], rel_tol=1e-12)
 
 
+def test_what_clients_send_has_no_row_of_an_image_and_the_same_metrics() -> None:
+    logits, labels = drawn(11, 40, 3)
+    whole = TASK.measure(logits, labels)
+    parts = [TASK.condensed(TASK.measure(logits[at], labels[at])) for at in (slice(0, 15), slice(15, 40))]
+    for part in parts:
+        assert (part.rows["scores"].diff(dim=0) <= 0).all()
+    assert TASK.metrics(total(parts)) == pytest.approx(TASK.metrics(whole), rel=1e-12)
+
+
 def test_confident_logits_do_not_tie() -> None:
     logits = torch.tensor([[30.0], [40.0], [50.0]])  # float32 probabilities of 1
     labels = torch.tensor([[0], [0], [1]], dtype=torch.uint8)
