@@ -245,7 +245,7 @@ def test_what_needs_one_class_an_image_is_refused(
     folder: Path, overrides: Sequence[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        experiment(folder, *overrides).run("never", report=False)
+        experiment(folder, *overrides).run(tmp_path / "never", report=False)
 
 
 def test_a_class_without_test_images_is_named(folder: Path, tmp_path: Path) -> None:
