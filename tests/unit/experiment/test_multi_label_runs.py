@@ -242,7 +242,7 @@ def test_every_algorithm_trains_on_several_labels(name: str, folder: Path, tmp_p
     ],
 )
 def test_what_needs_one_class_an_image_is_refused(
-    folder: Path, overrides: Sequence[str], message: str
+    folder: Path, tmp_path: Path, overrides: Sequence[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         experiment(folder, *overrides).run(tmp_path / "never", report=False)
