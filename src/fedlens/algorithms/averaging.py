@@ -19,15 +19,15 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server_steps import ServerSGD, ServerStep, steps_in_place
+from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_evaluation import (
-    MEASURED,
     EvaluateOwn,
     Who,
+    disclosure,
     everywhere,
     refuse_too_many,
     refuse_unmeasured,
 )
-from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
 from fedlens.algorithms.server_rules import shared_by, updated_by
 from fedlens.algorithms.task_fit import refuse_task
@@ -122,7 +122,10 @@ class Averaging(AlgorithmBase):
     @property
     def discloses(self) -> tuple[str, ...]:
         """What leaves the clients beyond model updates, as sentences for the run's report."""
-        return (*self.rule.traits.discloses, *((MEASURED,) if self.measured != "none" else ()))
+        return (
+            *self.rule.traits.discloses,
+            *((disclosure(self.parts.task),) if self.measured != "none" else ()),
+        )
 
     @property
     def measured(self) -> Who:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlens.algorithms.averaging import Parts
+from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_evaluation import (
-    MEASURED,
     EvaluateOwn,
     Who,
+    disclosure,
     everywhere,
     refuse_too_many,
     refuse_unmeasured,
 )
-from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
@@ -61,7 +61,7 @@ class Centralized(AlgorithmBase):
     @property
     def discloses(self) -> tuple[str, ...]:
         """What leaves the clients besides their data."""
-        return (MEASURED,) if self.measured != "none" else ()
+        return (disclosure(self.parts.task),) if self.measured != "none" else ()
 
     @property
     def evaluation_asks(self) -> int:

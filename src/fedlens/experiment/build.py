@@ -298,21 +298,21 @@ def _build(
         federation,
         task,
         size,
-        (*loaded_weights, *data.notes, *_without_test_examples(holders)),
+        (*loaded_weights, *data.notes, *_without_test_examples(holders, task)),
     )
 
 
-def _without_test_examples(holders: ClientDatasets) -> list[str]:
+def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
     """A sentence that names the classes without test examples, if there are any."""
     counts, names = holders.class_counts("@test"), holders.dataset.classes
+    if holders.dataset.kind == "multi-label":
+        counts = task.counts(holders.holder("@test").read_targets(), len(names)).sum(0)
     absent = [] if counts is None else [names[k] for k in (counts == 0).nonzero().flatten().tolist()]
     if not absent:
         return []
     more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
     listed = ", ".join(f"'{name}'" for name in absent[:_NAMED])
-    return [
-        f"no test image has the class {listed}{more}: accuracy_balanced leaves out classes without examples"
-    ]
+    return [f"no test image has the class {listed}{more}: means over classes leave it out"]
 
 
 def _distributed(
