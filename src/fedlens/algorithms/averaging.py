@@ -146,7 +146,7 @@ class Averaging(AlgorithmBase):
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights. Raises `ConfigError` if the cohort is larger than the population."""
         self.select.size(federation)
-        tree = tree_of(model.build())
+        tree = {**tree_of(model.build()), **model.fixed}
         weights = self._weights(tree)
         begun: Any = self.server.init(weights)
         if not isinstance(begun, Mapping):
@@ -228,8 +228,9 @@ class Averaging(AlgorithmBase):
         return select(tree, [name for name in names if name not in self.personal])
 
     def _sent(self, state: State) -> dict[str, Tensor]:
-        """The global tree as clients get it: without the personal leaves."""
-        return {name: value for name, value in state["model"].items() if name not in self.personal}
+        """The global tree as clients get it: without the personal leaves, and without those that never change."""
+        tree = self.parts.model.sent(state["model"])
+        return {name: value for name, value in tree.items() if name not in self.personal}
 
     @property
     def evaluation_asks(self) -> int:
@@ -243,7 +244,8 @@ class Averaging(AlgorithmBase):
         """
         parts, who, metrics = self.parts, self.measured, {}
         if not self.personal:
-            metrics = yield from central(state["model"], ctx.federation.held, parts.task, parts.measure)
+            sent = parts.model.sent(state["model"])
+            metrics = yield from central(sent, ctx.federation.held, parts.task, parts.measure)
         if who == "none":
             return metrics
         shared: dict[str, Any] = {"model": self._sent(state)}
@@ -281,7 +283,7 @@ def averaging(
     Args:
         parts: the objects that the settings define.
         select, client, aggregate, server: the paper's components; by default those of FedAvg.
-        personal: leaves of the model that stay at the clients.
+        personal: leaves of the model that stay at the clients; those that never change are left out.
 
     Raises `ConfigError` with the reason if the components do not fit together.
     """
@@ -303,6 +305,7 @@ def averaging(
     refuse_counted_twice(choose, fold, parts)
     refuse_all_dropped(parts.local, choose, parts.federation)
     if personal:
+        personal = frozenset(name for name in personal if not parts.spec[name].fixed)
         refuse_unfit(rule, parts)
     if parts.measure_clients not in (None, "none"):
         refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")

@@ -70,11 +70,14 @@ class Centralized(AlgorithmBase):
 
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights."""
-        return {"model": tree_of(model.build())}
+        return {"model": {**tree_of(model.build()), **model.fixed}}
 
     def round(self, state: State, ctx: RoundContext) -> Round:
         """Local training at the server."""
-        shared = {"model": state["model"], **self.parts.local.shared_rate(ctx.round, ctx.rounds)}
+        shared = {
+            "model": self.parts.model.sent(state["model"]),
+            **self.parts.local.shared_rate(ctx.round, ctx.rounds),
+        }
         expect = self.train.expect(self.parts.spec, most=ctx.federation.held["@train"])
         (answer,) = yield Ask("train", [Request("@train")], shared, expect=expect)
         if isinstance(answer, Failure):
@@ -90,10 +93,11 @@ class Centralized(AlgorithmBase):
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
         """Evaluates centrally, and at the clients if set."""
         parts = self.parts
-        metrics = yield from central(state["model"], ctx.federation.held, parts.task, parts.measure)
+        sent = parts.model.sent(state["model"])
+        metrics = yield from central(sent, ctx.federation.held, parts.task, parts.measure)
         if self.measured == "none":
             return metrics
-        at_clients = yield from everywhere({"model": state["model"]}, ctx, parts.task, self.measured)
+        at_clients = yield from everywhere({"model": sent}, ctx, parts.task, self.measured)
         return {**metrics, **at_clients}
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.core.errors import FedlensError
+from fedlens.core.frozen import held
 
 Tree = Mapping[str, Tensor]
 HEAVY = 2**26  # bytes of a tree from which a copy of it costs more than the work of avoiding the copy
@@ -37,12 +38,17 @@ Role = Literal["weight", "buffer", "counter", "head", "arch"]
 
 @dataclass(frozen=True)
 class Leaf:
-    """What one named tensor is: its role, shape, dtype, and whether training changes it."""
+    """What one named tensor is: its role, shape, dtype, and whether training changes it.
+
+    A `fixed` leaf never changes in a run: a weight that is not trained, or a statistic of a layer that is held in
+    evaluation mode (`fedlens.core.frozen`).
+    """
 
     role: Role
     shape: tuple[int, ...]
     dtype: torch.dtype
     trainable: bool
+    fixed: bool = False
 
 
 TreeSpec = Mapping[str, Leaf]
@@ -50,6 +56,8 @@ TreeSpec = Mapping[str, Leaf]
 
 def spec_of(module: nn.Module) -> dict[str, Leaf]:
     """The spec of a module's state: parameters are weights, float buffers `buffer`, integer ones `counter`.
+
+    Weights that need no gradient and buffers of held layers are `fixed`.
 
     >>> spec = spec_of(nn.BatchNorm1d(3))
     >>> {name: leaf.role for name, leaf in spec.items()}["num_batches_tracked"]
@@ -63,23 +71,39 @@ def spec_of(module: nn.Module) -> dict[str, Leaf]:
             where="model.name",
             hint="tied parameters are not supported: call the same layer twice instead",
         )
+    still = {id(b) for layer in module.modules() if held(layer) for b in layer.buffers(recurse=False)}
     spec: dict[str, Leaf] = {}
-    for name, value in module.state_dict().items():
+    for name, value in module.state_dict(keep_vars=True).items():
         if name in parameters:
-            spec[name] = Leaf("weight", tuple(value.shape), value.dtype, parameters[name].requires_grad)
+            trained = parameters[name].requires_grad
+            spec[name] = Leaf("weight", tuple(value.shape), value.dtype, trained, fixed=not trained)
         else:
             role: Role = "buffer" if value.is_floating_point() else "counter"
-            spec[name] = Leaf(role, tuple(value.shape), value.dtype, False)
+            spec[name] = Leaf(role, tuple(value.shape), value.dtype, False, fixed=id(value) in still)
     return spec
 
 
-def part(spec: TreeSpec, *roles: Role, trainable: bool | None = None) -> list[str]:
+def part(spec: TreeSpec, *roles: Role, trainable: bool | None = None, fixed: bool | None = None) -> list[str]:
     """The names of the leaves with one of these roles, in the spec's order."""
     return [
         name
         for name, leaf in spec.items()
-        if leaf.role in roles and (trainable is None or leaf.trainable == trainable)
+        if leaf.role in roles
+        and (trainable is None or leaf.trainable == trainable)
+        and (fixed is None or leaf.fixed == fixed)
     ]
+
+
+def fixed_leaves(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the leaves that never change in a run, by name.
+
+    >>> net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    >>> _ = net[0].requires_grad_(False)
+    >>> list(fixed_leaves(net))
+    ['0.weight', '0.bias']
+    """
+    state, spec = module.state_dict(), spec_of(module)
+    return {name: state[name].detach().clone() for name, leaf in spec.items() if leaf.fixed}
 
 
 def tree_of(module: nn.Module) -> dict[str, Tensor]:
@@ -190,12 +214,14 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     return math.isfinite(finite_norm(tensors))
 
 
-def count(spec: TreeSpec) -> int:
-    """The number of parameters: weights alone, trainable or frozen."""
+def count(spec: TreeSpec, trainable: bool | None = None) -> int:
+    """The number of parameters: weights alone; trainable or frozen ones, or both."""
     return sum(
         torch.Size(leaf.shape).numel()
         for leaf in spec.values()
-        if leaf.role != "buffer" and leaf.role != "counter"
+        if leaf.role != "buffer"
+        and leaf.role != "counter"
+        and (trainable is None or leaf.trainable == trainable)
     )
 
 

@@ -116,7 +116,11 @@ class Examples:
 
     def batch(self, index: Tensor) -> tuple[Any, Any]:
         """(inputs, targets) at the positions `index`, int64 [k], copied. Needs `tensors`."""
-        return self._moved(_batch(self.inputs, index)), self._moved(_batch(self.targets, index))
+        return self._moved(_batch(self.inputs, index)), self.targets_at(index)
+
+    def targets_at(self, index: Tensor) -> Any:
+        """The targets at the positions `index`, int64 [k], copied. Needs `tensors`."""
+        return self._moved(_batch(self.targets, index))
 
     def stretch(self, start: int, stop: int) -> tuple[Any, Any]:
         """(inputs, targets) from `start` to before `stop`: views if they are in memory. Needs `tensors`."""

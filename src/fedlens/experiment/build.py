@@ -18,12 +18,14 @@ from fedlens.algorithms.registry import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.engine_base import BareEngine, EngineBase
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.protocol import Algorithm, FederationInfo, ModelSpec, Program
+from fedlens.core.frozen import Split
+from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import OwnSettings, Registry, feeding, settings_model
-from fedlens.core.tree import count
+from fedlens.core.tree import count, fixed_leaves
 from fedlens.data.augment import AUGMENTS, Chain
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.datasets.registry import DATASETS
+from fedlens.data.feature_cache import with_features
 from fedlens.data.federated import federate
 from fedlens.data.loading import loaded
 from fedlens.data.partition.partition import Partition
@@ -76,10 +78,17 @@ class Built:
     engine: EngineBase
     model: ModelSpec
     parameters: int
+    trainable: int  # of them, those that are trained
     federation: FederationInfo
     task: Task
     clients_per_round: int | None
+    source: ClientDataSource  # the same data, or the features of them
     notes: tuple[str, ...] = ()  # what was left out of the data, or corrected, when it was read
+
+    @property
+    def program(self) -> Program:
+        """What an engine is opened with."""
+        return Program(self.algorithm.ops, self.source, self.config.seeds.training)
 
     @property
     def layout(self) -> str:
@@ -192,6 +201,11 @@ def _build(
         config.seeds.initialization,
         chosen["model"].shared,
     )
+    with downloads(download):
+        module = chosen["model"].made(model.build)
+    if isinstance(model.factory, OwnSettings):
+        chosen["model"].made(lambda: try_model(module, model.input_shape, model.classes, task.misfit))
+    model = replace(model, fixed=fixed_leaves(module))
     parts = Parts(
         model,
         task,
@@ -203,11 +217,6 @@ def _build(
         **{slot: chosen[slot]() for slot in _SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
     )
-    with downloads(download):
-        module = chosen["model"].made(model.build)
-    if isinstance(model.factory, OwnSettings):
-        chosen["model"].made(lambda: try_model(module, model.input_shape, model.classes, task.misfit))
-    parameters = count(parts.spec)
     bare: Algorithm = chosen["algorithm"](parts)
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
@@ -218,8 +227,9 @@ def _build(
         trained = list(algorithm.candidates(federation))
         names = [partition.ids[client] for client in trained]
         refuse_single_images(model, config.local, partition.sizes()[trained], names, algorithm.full_gradients)
+    source = _source(planned, holders, model, module)
     engine = planned.engine() if engine is None else engine
-    config = _fitting(engine, config, algorithm, holders, federation, size, say)
+    config = _fitting(engine, config, algorithm, source, federation, size, say)
     return Built(
         config,
         holders,
@@ -227,12 +237,35 @@ def _build(
         algorithm,
         engine,
         model,
-        parameters,
+        count(parts.spec),
+        count(parts.spec, trainable=True),
         federation,
         task,
         size,
+        source,
         data.notes,
     )
+
+
+def _source(
+    planned: Plan, holders: ClientDatasets, model: ModelSpec, module: torch.nn.Module
+) -> ClientDataSource:
+    """What workers read: the data, or the features of a frozen part that are kept.
+
+    Raises `ConfigError` where the training images change from epoch to epoch.
+    """
+    split = Split.of(module)
+    if split is None:
+        return holders
+    if planned.augments:
+        raise ConfigError(
+            f"the augmentation '{planned.augments[0].name}' changes the images at random, so the features of an image "
+            "cannot be kept",
+            where="model.cache_features",
+            hint="remove data.augment, or set model.cache_features = false",
+        )
+    shape = split.features(torch.zeros(1, *model.input_shape)).shape[1:]
+    return with_features(holders, model, tuple(shape), int(planned.config.data.cache * 2**30))
 
 
 def _distributed(
@@ -284,7 +317,7 @@ def _fitting(
     engine: EngineBase,
     config: Config,
     algorithm: AlgorithmBase,
-    holders: ClientDatasets,
+    source: ClientDataSource,
     federation: FederationInfo,
     cohort: int | None,
     say: Callable[[str], None],
@@ -292,7 +325,7 @@ def _fitting(
     """The settings with the engine's own choices filled in. Raises `ConfigError` for what the engine cannot do."""
     engine.check(algorithm.ops)
     images = images_of_the_run(config, federation, cohort)
-    line = engine.choose(algorithm.ops, holders, federation.eligible.tolist(), cohort, images)
+    line = engine.choose(algorithm.ops, source, federation.eligible.tolist(), cohort, images)
     if line is not None:
         say(line)
     if engine.table is not None:

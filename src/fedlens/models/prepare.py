@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,6 +20,15 @@ class Preparation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    freeze: str | list[str] | None = Field(
+        None,
+        description="what is not trained: 'backbone' (all but the classifier), 'all-but-last:N' (all but the "
+        "last N blocks), or a list of names of layers and leaves",
+    )
+    cache_features: bool = Field(
+        False, description="keep what the frozen part computes, so that each image goes through it once"
+    )
+
     def __call__(self, module: nn.Module, spec: ModelSpec, initial: bool) -> nn.Module:
         """The prepared module.
 
@@ -28,6 +37,14 @@ class Preparation(BaseModel):
             spec: what it was made from.
             initial: whether the weights matter; without, only the structure does, because a tree is loaded next.
         """
+        if self.freeze is not None:
+            from fedlens.models.freeze import freeze
+
+            freeze(module, self.freeze, spec.classes)
+        if self.cache_features:
+            from fedlens.models.freeze import split
+
+            split(module, spec.input_shape, check=initial)
         return module
 
     def table(self) -> dict[str, Any]:
