@@ -29,6 +29,7 @@ from fedlens.algorithms.client_evaluation import (
 )
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
+from fedlens.algorithms.rates import refuse_scaled, refuse_steep, refuse_unequal
 from fedlens.algorithms.server_rules import shared_by, updated_by
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError, HookError
@@ -48,6 +49,7 @@ from fedlens.core.reduction import How, Update
 from fedlens.core.signatures import check_methods, place_of
 from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
 from fedlens.local.chain import chain
+from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
@@ -298,7 +300,10 @@ def averaging(
     rule = joined(own, parts.client)
     if rule.check is not None:
         rule.check(parts.local)
-    refuse_steep(rule, parts.local)
+    scales = model_scales(parts.local, parts.model)
+    refuse_steep(rule, parts.local, max(scales, default=1.0))
+    if scales:
+        refuse_scaled(rule, fold)
     if rule.fits is not None:
         rule.fits(parts.federation, parts.model)
     refuse_twice(rule, choose, parts.federation)
@@ -362,25 +367,6 @@ def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
             hint="set algorithm.name = 'fedavg' for plain local training",
         )
     return chain(own, added)
-
-
-def refuse_steep(rule: ClientRule, local: LocalSettings) -> None:
-    """Raises `ConfigError` if SGD on the rule's quadratic term alone would diverge.
-
-    Steps w <- w - lr mu (w - w^t) with momentum converge below the bound. A single step is accepted, because the term
-    is zero in the first, and so are clipped steps, because their length is bounded.
-    """
-    mu = rule.traits.proximal
-    if local.optimizer != "sgd" or local.clip_norm is not None or local.steps == 1 or not mu:
-        return
-    bound = 2 * (1 + local.momentum) / (1 + 2 * local.momentum if local.nesterov else 1)
-    if local.lr * mu >= bound:
-        raise ConfigError(
-            f"local.lr times the weight of the quadratic term of '{rule.name}' is {local.lr * mu:g}: "
-            f"at {bound:g} or more, SGD on that term alone diverges",
-            where="local.lr",
-            hint=f"set local.lr below {bound / mu:g}, or a smaller weight",
-        )
 
 
 def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -> None:
@@ -452,30 +438,6 @@ def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
             f"'{rule.name}' needs all weights at the server, but parts of this model stay at the clients",
             where="client",
             hint="remove it, or choose another algorithm",
-        )
-
-
-def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
-    """Raises `ConfigError` if the update is not a sum of gradients, so there is no number of steps to divide by."""
-    if local.optimizer != "sgd" or rule.solve is not None:
-        what = "a local solver" if rule.solve is not None else local.optimizer
-        raise ConfigError(
-            f"normalized averaging divides an update by the number of SGD steps it amounts to, and {what} takes none",
-            where="aggregate" if rule.solve is not None else "local.optimizer",
-            hint="take local.optimizer = 'sgd' and a rule of local steps",
-        )
-    if local.changes_by_step:
-        raise ConfigError(
-            "normalized averaging divides an update by the number of SGD steps it amounts to, at one learning rate",
-            where="local.lr_change",
-            hint="set it to 'round'",
-        )
-    if rule.traits.replaces:
-        raise ConfigError(
-            f"normalized averaging divides an update by the number of SGD steps it amounts to, and '{rule.name}' sends "
-            "an update of its own that is no sum of steps",
-            where="aggregate",
-            hint="take aggregate.name = 'mean'",
         )
 
 

@@ -30,6 +30,7 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.tree import Tree, add, tree_of
+from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
 from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.tasks.central_evaluation import Evaluate, central
@@ -168,5 +169,6 @@ def centralized(parts: Parts) -> Centralized:
         raise ConfigError(
             "'centralized' has no clients, so no stragglers", where="local.stragglers", hint="set it to 0"
         )
+    model_scales(parts.local, parts.model)  # its checks
     train = BatchedTrain(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True)
     return Centralized(parts, train)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ class WeightReused(Exception):
 
 
 class Leafwise:
-    """Takes the step w <- w - lr g of every parameter when its gradient is there.
+    """Takes the step w <- w - lr g of every parameter when its gradient is there; lr times the parameter's `scales`.
 
     >>> w = torch.ones(2, requires_grad=True)
     >>> with ExitStack() as closing:
@@ -31,11 +32,13 @@ class Leafwise:
     (tensor([-0.5000, -0.5000]), True)
     """
 
-    def __init__(self, parameters: Sequence[Tensor], lr: float, closing: ExitStack) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], lr: float, closing: ExitStack, scales: Sequence[float] = ()
+    ) -> None:
         self.parameters, self.lr = list(parameters), lr
-        for parameter in parameters:
+        for parameter, scale in zip(parameters, scales or [1.0] * len(self.parameters), strict=True):
             hooked: Any = parameter.register_post_accumulate_grad_hook  # untyped
-            closing.callback(hooked(self._step).remove)
+            closing.callback(hooked(partial(self._step, scale=scale)).remove)
 
     def __call__(self, loss: Tensor) -> None:
         """Descends the loss. Raises `WeightReused` where the model forbids it; the weights are then unusable."""
@@ -46,9 +49,9 @@ class Leafwise:
                 raise WeightReused from error
             raise
 
-    def _step(self, parameter: Tensor) -> None:
+    def _step(self, parameter: Tensor, scale: float) -> None:
         assert parameter.grad is not None
-        parameter.detach().add_(parameter.grad, alpha=-self.lr)
+        parameter.detach().add_(parameter.grad, alpha=-(self.lr * scale))
         parameter.grad = None
 
 
