@@ -68,7 +68,8 @@ def test_so_it_is_in_every_algorithm_with_local_steps(make: Any) -> None:
     there = world()
     more = {"solver": "sgd"} if make is admm else {}
     scaled, plain = (
-        course(make(parts(there, local), **more), there, 3).final for local in ({**PLAIN, "lr_scale": ALL}, HALF)
+        course(make(parts(there, local), **more), there, 3).final
+        for local in ({**PLAIN, "lr_scale": ALL}, HALF)
     )
     close(scaled, plain)
 
@@ -76,7 +77,9 @@ def test_so_it_is_in_every_algorithm_with_local_steps(make: Any) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_each_leaf_takes_its_own_rate_as_parameter_groups_do(optimizer: str) -> None:
     there, more = world(), OPTIMIZERS[optimizer]
-    made = fedavg(parts(there, {**PLAIN, **more, "lr_scale": {"head": 10.0, "0.bias": 0.25}}, select=Everyone()))
+    made = fedavg(
+        parts(there, {**PLAIN, **more, "lr_scale": {"head": 10.0, "0.bias": 0.25}}, select=Everyone())
+    )
     ran = course(made, there, 1)
     rates = {"0.weight": 0.125, "0.bias": 0.03125, "3.weight": 1.25, "3.bias": 1.25}
     kind: Any = torch.optim.Adam if more.get("optimizer") == "adam" else torch.optim.SGD
@@ -89,7 +92,13 @@ def test_each_leaf_takes_its_own_rate_as_parameter_groups_do(optimizer: str) -> 
     (step,) = ran.steps
     trees = [
         bare_client(
-            model(), step.before["model"], there.clients[k], rng_of(step, slot), optimizer=groups, epochs=2, batch_size=4
+            model(),
+            step.before["model"],
+            there.clients[k],
+            rng_of(step, slot),
+            optimizer=groups,
+            epochs=2,
+            batch_size=4,
         )
         for slot, k in enumerate(step.cohort)
     ]

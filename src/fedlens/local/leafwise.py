@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,9 +35,10 @@ class Leafwise:
         self, parameters: Sequence[Tensor], lr: float, closing: ExitStack, scales: Sequence[float] = ()
     ) -> None:
         self.parameters, self.lr = list(parameters), lr
-        for parameter, scale in zip(parameters, scales or [1.0] * len(self.parameters), strict=True):
+        self.scales = {id(p): scale for p, scale in zip(parameters, scales, strict=True)} if scales else {}
+        for parameter in parameters:
             hooked: Any = parameter.register_post_accumulate_grad_hook  # untyped
-            closing.callback(hooked(partial(self._step, scale=scale)).remove)
+            closing.callback(hooked(self._step).remove)
 
     def __call__(self, loss: Tensor) -> None:
         """Descends the loss. Raises `WeightReused` where the model forbids it; the weights are then unusable."""
@@ -49,9 +49,9 @@ class Leafwise:
                 raise WeightReused from error
             raise
 
-    def _step(self, parameter: Tensor, scale: float) -> None:
+    def _step(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        parameter.detach().add_(parameter.grad, alpha=-(self.lr * scale))
+        parameter.detach().add_(parameter.grad, alpha=-(self.lr * self.scales.get(id(parameter), 1.0)))
         parameter.grad = None
 
 
