@@ -125,8 +125,8 @@ def test_scaffold_divides_each_leaf_by_its_own_rate(local: dict[str, Any]) -> No
     made = scaffold(parts(there, {**PLAIN, **local, "lr_scale": {"head": 4.0}}, select=Everyone()))
     ran = course(made, there, 2)
     names = list(factors)
-    own = {k: {n: 0.0 for n in names} for k in range(len(there.clients))}
-    c: dict[str, Any] = {n: 0.0 for n in names}
+    own = {k: dict.fromkeys(names, 0.0) for k in range(len(there.clients))}
+    c: dict[str, Any] = dict.fromkeys(names, 0.0)
     for step in ran.steps:
         deltas, changes = [], []
         for slot, k in enumerate(step.cohort):
@@ -171,7 +171,7 @@ def test_names_that_no_trained_weight_has_are_refused() -> None:
     assert refused.value.hint == "did you mean 'head'"
     with pytest.raises(ConfigError, match="no trained weight"):
         centralized(parts(there, {**PLAIN, "lr_scale": {"0.weight": 2.0}}, model(frozen=True)))
-    with pytest.raises(ConfigError, match="no linear layer|trains no"):
+    with pytest.raises(ConfigError, match="trains no linear layer"):
         fedavg(parts(there, {**PLAIN, "lr_scale": {"head": 2.0}}, model(factory=lambda s, c: _plain())))
 
 

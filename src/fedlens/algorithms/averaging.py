@@ -31,6 +31,7 @@ from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
 from fedlens.algorithms.rates import refuse_scaled, refuse_steep, refuse_unequal
 from fedlens.algorithms.server_rules import shared_by, updated_by
+from fedlens.algorithms.task_fit import refuse_task
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError, HookError
 from fedlens.core.input_checks import Inputs
@@ -54,7 +55,7 @@ from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batched_train import BatchedTrain
-from fedlens.tasks.central_evaluation import Evaluate, central
+from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 from fedlens.tasks.task import Task
 
 
@@ -247,7 +248,7 @@ class Averaging(AlgorithmBase):
         parts, who, metrics = self.parts, self.measured, {}
         if not self.personal:
             sent = parts.model.sent(state["model"])
-            metrics = yield from central(sent, ctx.federation.held, parts.task, parts.measure)
+            metrics = yield from central_metrics(sent, ctx.federation, parts.task, parts.measure)
         if who == "none":
             return metrics
         shared: dict[str, Any] = {"model": self._sent(state)}
@@ -304,6 +305,7 @@ def averaging(
     refuse_steep(rule, parts.local, max(scales, default=1.0))
     if scales:
         refuse_scaled(rule, fold)
+    refuse_task(rule, parts.task)
     if rule.fits is not None:
         rule.fits(parts.federation, parts.model)
     refuse_twice(rule, choose, parts.federation)

@@ -33,7 +33,7 @@ from fedlens.core.tree import Tree, add, tree_of
 from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
 from fedlens.local.vectorized.batched_train import BatchedTrain
-from fedlens.tasks.central_evaluation import Evaluate, central
+from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Centralized(AlgorithmBase):
         """Evaluates centrally, and at the clients if set."""
         parts = self.parts
         sent = parts.model.sent(state["model"])
-        metrics = yield from central(sent, ctx.federation.held, parts.task, parts.measure)
+        metrics = yield from central_metrics(sent, ctx.federation, parts.task, parts.measure)
         if self.measured == "none":
             return metrics
         at_clients = yield from everywhere({"model": sent}, ctx, parts.task, self.measured)

@@ -116,16 +116,17 @@ class Examples:
 
     def batch(self, index: Tensor) -> tuple[Any, Any]:
         """(inputs, targets) at the positions `index`, int64 [k], copied. Needs `tensors`."""
-        return self._moved(_batch(self.inputs, index)), self.targets_at(index)
-
-    def targets_at(self, index: Tensor) -> Any:
-        """The targets at the positions `index`, int64 [k], copied. Needs `tensors`."""
-        return self._moved(_batch(self.targets, index))
+        return self._moved(_batch(self.inputs, index)), self._moved(_batch(self.targets, index))
 
     def stretch(self, start: int, stop: int) -> tuple[Any, Any]:
         """(inputs, targets) from `start` to before `stop`: views if they are in memory. Needs `tensors`."""
         inputs, targets = _stretch(self.inputs, start, stop), _stretch(self.targets, start, stop)
         return self._moved(inputs), self._moved(targets)
+
+    def targets_at(self, at: Tensor | slice) -> Any:
+        """The targets at these positions, int64 [k] or a slice. Needs `tensors`."""
+        part = self.targets
+        return self._moved(_stretch(part, at.start, at.stop) if isinstance(at, slice) else _batch(part, at))
 
     def on(self, device: torch.device, room: int) -> Examples:
         """The same tensors for training on `device`: kept there if they take at most `room` bytes.
