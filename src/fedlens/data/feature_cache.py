@@ -20,6 +20,7 @@ from fedlens.core.random import random_state_kept
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Examples
 from fedlens.data.normalize import normalize
+from fedlens.data.partition.feature import NEUTRAL
 from fedlens.data.shifts import shifted
 
 _CHUNK = 32  # images that go through the frozen part at once ...
@@ -215,10 +216,13 @@ def with_features(
 
 
 def _shifts(data: ClientDatasets) -> dict[str, Tensor]:
-    """The shifts of each image of the training split, from those of its client. An image has one client at most."""
+    """The shifts of each image of the training split, from those of its client; an image has one client at most.
+
+    Images that are held out of all examples have no client, and are not shifted.
+    """
     found: dict[str, Tensor] = {}
     for name, values in data.features.items():
-        each = torch.zeros(len(data.dataset.train))
+        each = torch.full((len(data.dataset.train),), NEUTRAL[name])
         each[data.indices] = values.repeat_interleave(torch.tensor(np.diff(data.offsets)))
         if data.held_out is not None and data.held_out_offsets is not None:
             counts = torch.tensor(np.diff(data.held_out_offsets))

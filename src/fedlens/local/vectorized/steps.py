@@ -150,13 +150,18 @@ def descend(
 ) -> None:
     """w <- w - lr g in place, for stored gradients and for products; see `Stack.products`."""
     each = lr if isinstance(lr, Sequence) else [lr] * len(weights)
-    # A product's leaf is another tensor in the memory of its weight.
-    rates = {weight.data_ptr(): rate for weight, rate in zip(weights, each, strict=True)}
     for weight, gradient, rate in zip(weights, gradients, each, strict=True):
         if gradient is not None:
             weight.add_(gradient, alpha=-rate)
+    # A product's leaf is another tensor in the memory of its weight.
+    of = (
+        {w.data_ptr(): rate for w, rate in zip(weights, each, strict=True)}
+        if isinstance(lr, Sequence)
+        else {}
+    )
     for leaf, left, right in products:
-        leaf.detach().baddbmm_(left, right, alpha=-rates[leaf.data_ptr()])
+        rate = of[leaf.data_ptr()] if isinstance(lr, Sequence) else lr
+        leaf.detach().baddbmm_(left, right, alpha=-rate)
 
 
 def differentiated(loss: Tensor, leaves: Tensors, slopes: Tensor | None = None) -> tuple[Tensor | None, ...]:
