@@ -12,7 +12,7 @@ import torch
 from fedlens import Experiment, resume
 from fedlens.api import Result
 from fedlens.core.errors import ConfigError
-from fedlens.core.frozen import Split
+from fedlens.core.frozen import FrozenSplit
 from fedlens.core.tree import fixed_leaves
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built, build, plan
@@ -158,9 +158,9 @@ def test_each_image_goes_through_the_frozen_part_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[int] = []
-    real = Split.features
+    real = FrozenSplit.features
     monkeypatch.setattr(
-        Split, "features", lambda self, images: (seen.append(len(images)), real(self, images))[1]
+        FrozenSplit, "features", lambda self, images: (seen.append(len(images)), real(self, images))[1]
     )
     whole = settings({**NET, "cache_features": True}, select={"name": "all"}, rounds=3)
     result = Experiment(**whole).run(tmp_path / "run")

@@ -43,7 +43,7 @@ class _Reached(Exception):
     """The forward pass has come to the layer whose input is wanted."""
 
 
-class Split:
+class FrozenSplit:
     """A forward pass that takes images, or the features that the frozen part of the module computes from them.
 
     Features are the input of the first trained layer. They are told from images by their shape.
@@ -54,7 +54,7 @@ class Split:
         layers: the names of the layers that follow the frozen part, in order; the module's output is the last one's.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2))
-    >>> split = Split(net, (1, 2, 2), ["2"])
+    >>> split = FrozenSplit(net, (1, 2, 2), ["2"])
     >>> images = torch.ones(5, 1, 2, 2)
     >>> features = split.features(images)
     >>> features.shape, bool((net(features) == net(images)).all())
@@ -67,10 +67,10 @@ class Split:
         module.__dict__["forward"] = self
 
     @classmethod
-    def of(cls, module: nn.Module) -> Split | None:
+    def of(cls, module: nn.Module) -> FrozenSplit | None:
         """The split of this module, if it has one."""
         forward = module.__dict__.get("forward")
-        return forward if isinstance(forward, Split) else None
+        return forward if isinstance(forward, FrozenSplit) else None
 
     def __call__(self, inputs: Tensor, *more: Any, **named: Any) -> Any:
         """The module's output for images or for features."""

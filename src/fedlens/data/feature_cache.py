@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlens.core.frozen import Split
+from fedlens.core.frozen import FrozenSplit
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
@@ -170,7 +170,7 @@ class Features(Examples):
         # Not in inference mode, whose tensors no later step could train from.
         with vars(self)["_lock"], random_state_kept(device), torch.inference_mode(False):
             module = module_in(self.model, scratch, device).module.eval()
-            split = Split.of(module)
+            split = FrozenSplit.of(module)
             assert split is not None
             size = max(1, min(_CHUNK, _VALUES // super().values))
             parts = [split.features(normalize(part, self.mean, self.std)) for part in images.split(size)]
@@ -184,7 +184,7 @@ def with_features(
 
     Args:
         data: images that are not augmented.
-        model: the model; its modules take features in place of images (`fedlens.core.frozen.Split`).
+        model: the model; its modules take features in place of images (`fedlens.core.frozen.FrozenSplit`).
         shape: the shape of one image's features.
         nbytes: the most that the features of both splits may take.
     """

@@ -21,7 +21,7 @@ from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.engine_base import BareEngine, EngineBase
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.frozen import Split
+from fedlens.core.frozen import FrozenSplit
 from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import OwnSettings, Registry, feeding, settings_model
 from fedlens.core.tree import count, fixed_leaves
@@ -311,7 +311,7 @@ def _source(
 
     Raises `ConfigError` where the training images change from epoch to epoch.
     """
-    split = Split.of(module)
+    split = FrozenSplit.of(module)
     if split is None:
         return holders
     if planned.augments:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.core.frozen import Split, hold
+from fedlens.core.frozen import FrozenSplit, hold
 from fedlens.core.random import random_state_kept
 from fedlens.models.head import head_of
 
@@ -159,8 +159,8 @@ def parts(leaves: Sequence[str]) -> list[str]:
     return sorted(names)
 
 
-def split(module: nn.Module, input_shape: Sequence[int], check: bool = True) -> Split:
-    """Lets the module take the features of its frozen part in place of images; see `fedlens.core.frozen.Split`.
+def split(module: nn.Module, input_shape: Sequence[int], check: bool = True) -> FrozenSplit:
+    """Lets the module take the features of its frozen part in place of images; see `fedlens.core.frozen.FrozenSplit`.
 
     Args:
         module: the module, with its frozen part; its forward pass is replaced.
@@ -176,7 +176,7 @@ def split(module: nn.Module, input_shape: Sequence[int], check: bool = True) -> 
             where=_CACHE,
             hint="set model.freeze = 'backbone'",
         )
-    made = Split(module, input_shape, _last_layers(module, trained))
+    made = FrozenSplit(module, input_shape, _last_layers(module, trained))
     if check and not _same(made):
         del module.__dict__["forward"]
         raise _not_last()
@@ -200,7 +200,7 @@ def _last_layers(module: nn.Module, trained: Sequence[str]) -> list[str]:
     return names[first:]
 
 
-def _same(made: Split) -> bool:
+def _same(made: FrozenSplit) -> bool:
     """Whether features give the same outputs as images do, and are the same in training mode."""
     module = made.module
     modes = [(layer, layer.training) for layer in module.modules()]

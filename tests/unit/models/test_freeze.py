@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedlens.core.errors import ConfigError
-from fedlens.core.frozen import Split, held
+from fedlens.core.frozen import FrozenSplit, held
 from fedlens.core.tree import part, spec_of
 from fedlens.models.freeze import blocks, freeze, split
 from fedlens.models.head import with_bottleneck
@@ -137,7 +137,7 @@ def test_features_give_the_outputs_of_images(what: Any) -> None:
     module = small_cnn(SHAPE, CLASSES, norm="batch")
     freeze(module, what, CLASSES)
     made = split(module, SHAPE)
-    assert Split.of(module) is made
+    assert FrozenSplit.of(module) is made
     images = torch.randn(5, *SHAPE)
     features = made.features(images)
     assert not features.requires_grad
@@ -170,7 +170,7 @@ def test_features_are_refused_where_they_cannot_stand_for_images(module: nn.Modu
     with pytest.raises(ConfigError, match="follows its frozen part") as refused:
         split(module, SHAPE)
     assert refused.value.where == "model.cache_features"
-    assert Split.of(module) is None
+    assert FrozenSplit.of(module) is None
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
