@@ -160,6 +160,6 @@ def _loss(
 def _finish(parameters: Tensors, context: LocalContext) -> tuple[Mapping[str, Any], Payload]:
     """The trained model becomes the client's last one: its weights and its own running statistics."""
     learner = context.problem.learner
-    statistics = {name: learner.rest[name] for name in part(learner.spec, "buffer", "counter", fixed=False)}
+    statistics = {name: learner.rest[name] for name in part(learner.spec, "buffer", "counter")}
     trained = {**context.tree(parameters), **statistics}
     return {}, {PREVIOUS: {name: value.clone() for name, value in trained.items()}}

@@ -40,12 +40,12 @@ class Loadable:
     @cached_property
     def buffers(self) -> list[str]:
         """The names of the running statistics that training moves."""
-        return part(self.spec, "buffer", fixed=False)
+        return part(self.spec, "buffer")
 
     @cached_property
     def counters(self) -> list[str]:
         """The names of the counters that training moves."""
-        return part(self.spec, "counter", fixed=False)
+        return part(self.spec, "counter")
 
     def load(self, tree: Tree) -> None:
         """Copies a tree in. Leaves that the tree lacks stay as they are, and so do those of `model.fixed`."""

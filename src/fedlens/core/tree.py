@@ -2,7 +2,8 @@
 
 A tree is named like a `state_dict`. Its spec says of every leaf which *role* it plays, because each role is
 aggregated differently and on purpose: weights are averaged and moved by server optimizers, running statistics
-(`buffer`) are averaged and never touched by a server optimizer, integer `counter`s take the largest value.
+(`buffer`) are averaged and never touched by a server optimizer, integer `counter`s take the largest value. What no
+training changes (`fixed`) is not aggregated.
 
 **Ownership.** The tensors of a payload are read-only for both sides: neither the sender nor the receiver writes into
 them. One exception is stated where it holds, by the word *given*: a tensor that is given belongs to the receiver alone.
@@ -33,31 +34,39 @@ from fedlens.core.frozen import held
 
 Tree = Mapping[str, Tensor]
 HEAVY = 2**26  # bytes of a tree from which a copy of it costs more than the work of avoiding the copy
-Role = Literal["weight", "buffer", "counter", "head", "arch"]
+Role = Literal["weight", "buffer", "counter", "fixed", "head", "arch"]
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """What one named tensor is: its role, shape, dtype, and whether training changes it.
-
-    A `fixed` leaf never changes in a run: a weight that is not trained, or a statistic of a layer that is held in
-    evaluation mode (`fedlens.core.frozen`).
-    """
+    """What one named tensor is: its role, shape, dtype, and whether training changes it."""
 
     role: Role
     shape: tuple[int, ...]
     dtype: torch.dtype
     trainable: bool
-    fixed: bool = False
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it never changes in a run: a buffer that training leaves alone, or a weight that is not trained."""
+        return self.role == "fixed" or (self.role == "weight" and not self.trainable)
 
 
 TreeSpec = Mapping[str, Leaf]
 
 
+class FixedBuffers(nn.Module):
+    """Base class of layers whose own buffers no training changes, such as the statistics of a frozen normalization.
+
+    `spec_of` gives these buffers the role `fixed`: clients do not send them back, and no server step changes them.
+    """
+
+
 def spec_of(module: nn.Module) -> dict[str, Leaf]:
     """The spec of a module's state: parameters are weights, float buffers `buffer`, integer ones `counter`.
 
-    Weights that need no gradient and buffers of held layers are `fixed`.
+    The buffers of a layer that is `FixedBuffers`, or that is held in evaluation mode (`fedlens.core.frozen`), are
+    `fixed`.
 
     >>> spec = spec_of(nn.BatchNorm1d(3))
     >>> {name: leaf.role for name, leaf in spec.items()}["num_batches_tracked"]
@@ -71,26 +80,28 @@ def spec_of(module: nn.Module) -> dict[str, Leaf]:
             where="model.name",
             hint="tied parameters are not supported: call the same layer twice instead",
         )
-    still = {id(b) for layer in module.modules() if held(layer) for b in layer.buffers(recurse=False)}
+    fixed = {
+        ".".join(filter(None, [path, name]))
+        for path, layer in module.named_modules()
+        if isinstance(layer, FixedBuffers) or held(layer)
+        for name, _ in layer.named_buffers(recurse=False)
+    }
     spec: dict[str, Leaf] = {}
-    for name, value in module.state_dict(keep_vars=True).items():
+    for name, value in module.state_dict().items():
         if name in parameters:
-            trained = parameters[name].requires_grad
-            spec[name] = Leaf("weight", tuple(value.shape), value.dtype, trained, fixed=not trained)
+            spec[name] = Leaf("weight", tuple(value.shape), value.dtype, parameters[name].requires_grad)
         else:
-            role: Role = "buffer" if value.is_floating_point() else "counter"
-            spec[name] = Leaf(role, tuple(value.shape), value.dtype, False, fixed=id(value) in still)
+            role: Role = "fixed" if name in fixed else "buffer" if value.is_floating_point() else "counter"
+            spec[name] = Leaf(role, tuple(value.shape), value.dtype, False)
     return spec
 
 
-def part(spec: TreeSpec, *roles: Role, trainable: bool | None = None, fixed: bool | None = None) -> list[str]:
+def part(spec: TreeSpec, *roles: Role, trainable: bool | None = None) -> list[str]:
     """The names of the leaves with one of these roles, in the spec's order."""
     return [
         name
         for name, leaf in spec.items()
-        if leaf.role in roles
-        and (trainable is None or leaf.trainable == trainable)
-        and (fixed is None or leaf.fixed == fixed)
+        if leaf.role in roles and (trainable is None or leaf.trainable == trainable)
     ]
 
 
@@ -219,8 +230,7 @@ def count(spec: TreeSpec, trainable: bool | None = None) -> int:
     return sum(
         torch.Size(leaf.shape).numel()
         for leaf in spec.values()
-        if leaf.role != "buffer"
-        and leaf.role != "counter"
+        if leaf.role not in ("buffer", "counter", "fixed")
         and (trainable is None or leaf.trainable == trainable)
     )
 

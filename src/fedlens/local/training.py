@@ -296,8 +296,8 @@ class Train:
         most = float(self.settings.examples or most) if self.weighting == "examples" else 1.0
         fields: dict[str, Field] = {
             "update": TreeField.weights(sent),
-            "buffers": TreeField.like({n: sent[n] for n in part(sent, "buffer", fixed=False)}),
-            "counters": TreeField.like({n: sent[n] for n in part(sent, "counter", fixed=False)}),
+            "buffers": TreeField.like({n: sent[n] for n in part(sent, "buffer")}),
+            "counters": TreeField.like({n: sent[n] for n in part(sent, "counter")}),
             "weight": NumberField(above=0, most=most),
         }
         if self.normalized:

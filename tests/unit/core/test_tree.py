@@ -23,7 +23,7 @@ def test_the_spec_names_every_role() -> None:
     assert spec["1.weight"] == Leaf("weight", (2,), torch.float32, True)
     assert spec["1.running_var"] == Leaf("buffer", (2,), torch.float32, False)
     assert spec["1.num_batches_tracked"] == Leaf("counter", (), torch.int64, False)
-    assert spec["2.weight"] == Leaf("weight", (2, 2), torch.float32, False, fixed=True)
+    assert spec["2.weight"] == Leaf("weight", (2, 2), torch.float32, False)
     assert part(spec, "weight", trainable=True) == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert part(spec, "buffer", "counter") == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     assert count(spec) == 6 + 2 + 2 + 2 + 4

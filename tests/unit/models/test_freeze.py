@@ -96,7 +96,7 @@ def test_names_stand_for_all_that_is_inside_them_and_for_no_longer_names() -> No
     assert moves(module) == set()
     assert "fc.bias" not in trained(module)
     assert "fc.weight" in trained(module)
-    assert part(spec_of(module), "buffer", fixed=False) == []
+    assert part(spec_of(module), "buffer") == []
 
 
 @pytest.mark.parametrize(
