@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +20,14 @@ class Preparation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    norm: Literal["batch", "group", "layer", "frozen"] | None = Field(
+        None,
+        description="in place of batch normalization: 'group' (groups of up to 8 channels), 'layer' (one group), "
+        "'frozen' (statistics and weights stay as they are); 'batch' keeps it",
+    )
+    bottleneck: int | None = Field(
+        None, ge=1, le=65536, description="features of a linear layer that is put before the classifier"
+    )
     freeze: str | list[str] | None = Field(
         None,
         description="what is not trained: 'backbone' (all but the classifier), 'all-but-last:N' (all but the "
@@ -37,6 +45,14 @@ class Preparation(BaseModel):
             spec: what it was made from.
             initial: whether the weights matter; without, only the structure does, because a tree is loaded next.
         """
+        if self.norm is not None:
+            from fedlens.models.norms import with_norm
+
+            module = with_norm(module, self.norm)
+        if self.bottleneck is not None:
+            from fedlens.models.head import with_bottleneck
+
+            module = with_bottleneck(module, spec.classes, self.bottleneck)
         if self.freeze is not None:
             from fedlens.models.freeze import freeze
 
