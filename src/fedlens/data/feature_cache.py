@@ -111,7 +111,7 @@ class Features(Examples):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_scratch", {})  # the module of this process
-        object.__setattr__(self, "_lock", threading.Lock())  # batches may be read ahead in threads
+        object.__setattr__(self, "_lock", threading.Lock())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_scratch", "_lock")}
@@ -119,6 +119,11 @@ class Features(Examples):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         Features.__post_init__(self)
+
+    @property
+    def in_files(self) -> bool:
+        """No: features are not read ahead in a thread, which would share the random state with the training."""
+        return False
 
     @property
     def values(self) -> int:

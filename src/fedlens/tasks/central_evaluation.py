@@ -54,11 +54,9 @@ class Evaluate:
 def measured(task: Task, learner: Loadable, data: Any, batch_size: int, start: int, stop: int) -> Measured:
     """The task's measurements on the examples from `start` to before `stop`, in evaluation mode."""
     module = learner.module.eval()
-    bounds = ((at, min(at + batch_size, stop)) for at in range(start, stop, batch_size))
 
     def each() -> Iterator[Measured]:
-        for first, last in bounds:
-            inputs, targets = data.stretch(first, last)
+        for inputs, targets in data.stretches(start, stop, batch_size):
             yield task.measure(task.outputs(module, inputs, targets), targets)
 
     with torch.inference_mode():
