@@ -173,8 +173,9 @@ def resume(
         engine = planned.engine()
         try:
             engine.warm()
-            built = build(planned, root, False, engine, listener.note)
             described = run.partition_path.exists()  # it is the last that is written before the first round
+            initial = run.initial_path if described else None
+            built = build(planned, root, False, engine, listener.note, initial)
             if described:
                 _check_same_data(run, built, environment)
             run_state, edited = _restored(run, built, planned, source, accept_changes, listener)
@@ -269,11 +270,13 @@ def _describe(directory: RunDir, built: Built, root: Path) -> None:
     """Writes what is known before the first round."""
     from fedlens.experiment.build import data_digest
     from fedlens.experiment.environment import command_words, describe_environment
+    from fedlens.experiment.initial_weights import write_initial
     from fedlens.experiment.rundir import FORMAT
 
     environment = describe_environment(command_words(sys.argv), built.config.seed) | {"layout": built.layout}
     data = {"data_dir": str(root.resolve()), "data_sha256": data_digest(built)}
-    directory.write_environment({**environment, "format": FORMAT, **data})
+    weights = write_initial(built.model, directory)
+    directory.write_environment({**environment, "format": FORMAT, **data, **weights})
     built.partition.save(directory.partition_path)
 
 

@@ -41,6 +41,8 @@ from fedlens.engines.registry import ENGINES
 from fedlens.experiment.config import SLOTS, Config
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.datadir import data_directory
+from fedlens.experiment.initial_weights import initial_weights, with_digest
+from fedlens.experiment.memory_check import check_memory
 from fedlens.experiment.resolve import Resolved, located, resolve
 from fedlens.experiment.single_images import refuse_single_images
 from fedlens.local.chain import chain
@@ -91,7 +93,7 @@ class Built:
     task: Task
     clients_per_round: int | None
     source: ClientDataSource  # the same data, or the features of them
-    notes: tuple[str, ...] = ()  # what was left out of the data, or corrected, when it was read
+    notes: tuple[str, ...] = ()  # which weights were loaded; what was left out of the data, or corrected
 
     @property
     def program(self) -> Program:
@@ -194,14 +196,18 @@ def build(
     download: bool,
     engine: EngineBase | None = None,
     say: Callable[[str], None] = lambda sentence: None,
+    initial: Path | None = None,
 ) -> Built:
     """Loads the data, partitions it, and makes the algorithm and the engine.
+
+    `initial` is the file of the initial model in the directory of a run that is resumed; `model.weights` is not read
+    again then.
 
     Raises `ConfigError` if the settings do not fit the data or each other, and `DataError` if the data is missing or
     damaged.
     """
     try:
-        return _build(planned, data_dir, download, engine, say)
+        return _build(planned, data_dir, download, engine, say, initial)
     except ConfigError as error:
         if error.where is None or error.where.partition(".")[0] not in Config.model_fields:
             raise
@@ -209,7 +215,12 @@ def build(
 
 
 def _build(
-    planned: Plan, data_dir: Path, download: bool, engine: EngineBase | None, say: Callable[[str], None]
+    planned: Plan,
+    data_dir: Path,
+    download: bool,
+    engine: EngineBase | None,
+    say: Callable[[str], None],
+    initial: Path | None,
 ) -> Built:
     config, chosen = planned.config, planned.chosen
     if config.local.lr_warmup >= config.rounds:
@@ -244,8 +255,12 @@ def _build(
         chosen["model"].shared,
     )
     model = task.wrap(model)
+    weights = initial_weights(model, initial)
     with downloads(download):
         module = chosen["model"].made(model.build)
+    if weights is not None:
+        config = with_digest(config, weights)
+    loaded_weights = (weights.note,) if weights is not None and weights.note else ()
     if isinstance(model.factory, OwnSettings):
         chosen["model"].made(lambda: try_model(module, model.input_shape, model.classes, task.misfit))
     model = replace(model, fixed=fixed_leaves(module))
@@ -264,6 +279,8 @@ def _build(
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
     )
     bare: Algorithm = chosen["algorithm"](parts)
+    if weights is not None and isinstance(bare, Averaging):
+        weights.travels = bool(bare.personal)  # clients begin with their own leaves of the initial model
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
@@ -276,6 +293,8 @@ def _build(
     source = _source(planned, holders, model, module)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, source, federation, size, say)
+    largest = federation.largest if size is not None else int(partition.sizes().sum())
+    check_memory(module, model.input_shape, config.local, largest, config.engine, say)
     return Built(
         config,
         holders,
@@ -289,7 +308,7 @@ def _build(
         task,
         size,
         source,
-        (*data.notes, *_without_test_examples(holders)),
+        (*loaded_weights, *data.notes, *_without_test_examples(holders)),
     )
 
 

@@ -135,7 +135,7 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
         "classes": model.classes,
     }
     if isinstance(model.prepare, Preparation):
-        spec["prepare"] = model.prepare.table()
+        spec["prepare"] = model.prepare.structure()
     return {
         "model": json.dumps(spec),
         "classes": json.dumps(list(data.classes)),

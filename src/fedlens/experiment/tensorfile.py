@@ -21,6 +21,7 @@ from safetensors import SafetensorError, TensorSpec, serialize_file
 from safetensors.torch import load
 from torch import Tensor
 
+from fedlens.core.model_digest import contiguous
 from fedlens.experiment.atomic_files import create, read_regular
 
 DTYPES = frozenset(
@@ -48,27 +49,6 @@ class Contents:
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     written: Written
-
-
-def contiguous(tensor: Tensor) -> Tensor:
-    """The tensor in row-major order on the CPU, without history; the same memory where it already is.
-
-    >>> contiguous(torch.ones(2, 3, requires_grad=True).T).stride()
-    (2, 1)
-    """
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    if plain.stride() != (1,):  # a tensor of one element calls itself contiguous whatever its stride
-        plain = plain.clone(memory_format=torch.contiguous_format)
-    return plain.reshape(tensor.shape)
-
-
-def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor in row-major order: a view of its memory where it is contiguous and on the CPU.
-
-    >>> bytes(raw(torch.tensor([1, 256], dtype=torch.int16)))
-    b'\\x01\\x00\\x00\\x01'
-    """
-    return contiguous(tensor).reshape(-1).view(torch.uint8).numpy().data
 
 
 def write(

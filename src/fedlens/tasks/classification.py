@@ -21,7 +21,7 @@ _CONFUSION = 1000  # classes up to which there is a confusion matrix
 _TOP = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Classification(Task):
     """One class an image. Outputs are logits [n, classes], targets int64 [n].
 
@@ -217,4 +217,4 @@ def classification(
             where="class_weights",
             hint="give at least one weight above 0",
         )
-    return Classification(score, label_smoothing, weights)
+    return Classification(score=score, label_smoothing=label_smoothing, class_weights=weights)
