@@ -77,7 +77,11 @@ def summarize(
             "held_out_digest": built.holders.held_out_digest(),
             "emd": emd(built),
         },
-        "model": {"name": config.model["name"], "parameters": built.parameters},
+        "model": {
+            "name": config.model["name"],
+            "parameters": built.parameters,
+            "trainable": built.trainable,
+        },
         "algorithm": config.algorithm["name"],
         "dataset": config.data.dataset["name"],
         "notes": list(built.notes),
