@@ -10,6 +10,8 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedir import fedir, reweighted
 from fedlens.api import Experiment
 from fedlens.core.errors import ConfigError
+from fedlens.local.chain import chain
+from fedlens.local.rules import proximal
 from fedlens.tasks.classification import classification
 from tests.identity.identity_kit import CLASSES, Points, close, course, epoch, mean, parts, rng_of, world
 
@@ -59,6 +61,12 @@ def test_training_is_that_of_a_bare_loop(settings, loss) -> None:
         for slot, k in enumerate(step.cohort)
     ]
     close(step.after["model"], mean(trained, [len(there.clients[k]) for k in step.cohort]))
+
+
+def test_class_weights_and_fedir_in_a_chain_are_refused_together() -> None:
+    rule = chain(reweighted(), proximal(mu=0.1))
+    with pytest.raises(ConfigError, match=r"task.class_weights would weigh them again"):
+        fedavg(parts(world(), LOCAL, task=classification(class_weights="balanced"), client=rule))
 
 
 def test_class_weights_and_fedir_are_refused_together() -> None:

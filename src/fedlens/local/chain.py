@@ -79,6 +79,8 @@ def _traits(a: Traits, b: Traits) -> Traits:
         whole=a.whole or b.whole,
         invariant=a.invariant or b.invariant,
         full_gradients=a.full_gradients or b.full_gradients,
+        features=a.features or b.features,
+        reweighs=a.reweighs or b.reweighs,
         discloses=(*a.discloses, *b.discloses),
     )
 

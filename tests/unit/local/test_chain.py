@@ -1,6 +1,6 @@
 """Rules in a chain: every hook runs, in turn, and what does not go together is refused."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -39,6 +39,18 @@ def test_hooks_run_in_the_order_given_and_fields_and_states_stand_side_by_side()
     assert set(both.expect({})) == {"a", "b"} == set(both.fields) == set(both.servers)
     assert both.traits.discloses == ("a", "b")
     assert both.name == "a+b"
+
+
+@pytest.mark.parametrize("trait", [each.name for each in fields(Traits)])
+def test_a_chain_keeps_every_trait_of_both_rules(trait: str) -> None:
+    other = {"stackable": False, "proximal": 0.5, "discloses": ("labels",)}.get(trait, True)
+    for at in (0, 1):
+        traits = [Traits(stackable=True), Traits(stackable=True)]
+        traits[at] = replace(traits[at], **{trait: other})
+        both = chain(
+            *(replace(rule(name, 1.0), traits=each) for name, each in zip("ab", traits, strict=True))
+        )
+        assert getattr(both.traits, trait) == other
 
 
 def test_one_rule_or_none_stays_what_it_is() -> None:
