@@ -118,21 +118,21 @@ class Classification(Task):
         log_probabilities = F.log_softmax(outputs, 1)
         predicted = outputs.argmax(1)
         hit = predicted == targets
-        # Masks instead of `bincount` with weights, which adds in no fixed order on a GPU.
-        confidence = log_probabilities.amax(1).exp().nan_to_num_(0.0).double()
+        confidence = (
+            log_probabilities.gather(1, predicted[:, None]).squeeze(1).exp().nan_to_num_(0.0).double()
+        )
         bins = (confidence * BINS).long().clamp_(0, BINS - 1)
-        inside = bins[:, None] == torch.arange(BINS, device=bins.device)
+        outcomes = torch.bincount(bins * 2 + hit, minlength=2 * BINS).view(BINS, 2)  # wrong and right
         sums = {
             "loss": F.nll_loss(log_probabilities, targets, reduction="sum").double(),
             "examples": torch.tensor(len(targets)),
             "correct": hit.sum(),
-            "bin_count": inside.sum(0),
-            "bin_correct": (inside & hit[:, None]).sum(0),
-            "bin_confidence": torch.where(inside, confidence[:, None], 0.0).sum(0),
+            "bin_count": outcomes.sum(1),
+            "bin_correct": outcomes[:, 1].contiguous(),
+            "bin_confidence": _sums_of(confidence, bins, BINS),
         }
         if classes > _TOP:
-            own = outputs.gather(1, targets[:, None])
-            sums["top5"] = (~(outputs <= own)).sum(1).lt(_TOP).sum()
+            sums["top5"] = _ranks(outputs, targets).lt(_TOP).sum()
         if classes <= _CONFUSION:
             cells = torch.bincount(targets * classes + predicted, minlength=classes * classes)
             sums["confusion"] = cells.view(classes, classes)
@@ -235,6 +235,24 @@ class Classification(Task):
         if target is not None:
             lines.append((f"truth: {names[1]}", BLACK))
         return captioned(enlarged(image), lines)
+
+
+def _sums_of(values: Tensor, bins: Tensor, count: int) -> Tensor:
+    """float64 [count]: the sum of the values [n] in each bin, added in a fixed order."""
+    if values.device.type == "cpu":
+        return torch.bincount(bins, values, minlength=count)
+    # Masks, because `bincount` adds in no fixed order on a GPU.
+    inside = bins[:, None] == torch.arange(count, device=bins.device)
+    return torch.where(inside, values[:, None], 0.0).sum(0)
+
+
+def _ranks(outputs: Tensor, targets: Tensor) -> Tensor:
+    """int64 [n]: how many classes come before the target. Of equal outputs the first comes first, as in `argmax`."""
+    own = outputs.gather(1, targets[:, None])
+    before, ties = ~(outputs <= own), outputs == own  # NaN comes before every number
+    if int(ties.count_nonzero()) > len(targets):
+        before |= ties & (torch.arange(outputs.shape[1], device=outputs.device) < targets[:, None])
+    return before.sum(1)
 
 
 def per_class(measured: Measured) -> tuple[Tensor, Tensor]:

@@ -80,6 +80,14 @@ def test_a_class_without_examples_is_left_out_of_the_balanced_accuracy_and_of_th
     assert TASK.details(measured, ["a", "b", "c"]) == {"accuracy_a": 0.5, "accuracy_b": 1.0}
 
 
+def test_of_equal_outputs_the_first_classes_are_the_top_5() -> None:
+    same = torch.zeros(8, 8)
+    found = TASK.metrics(TASK.measure(same, torch.arange(8)))
+    assert (found["accuracy"], found["accuracy_top5"]) == (1 / 8, 5 / 8)
+    above = torch.tensor([[1.0, 1, 1, 1, 0, 0, 0, 0]]).expand(8, 8)
+    assert TASK.metrics(TASK.measure(above, torch.arange(8)))["accuracy_top5"] == 5 / 8
+
+
 def test_outputs_that_are_not_numbers_are_in_no_top_5() -> None:
     found = TASK.metrics(TASK.measure(torch.full((3, 8), torch.nan), torch.tensor([7, 7, 7])))
     assert (found["accuracy_top5"], found["accuracy"]) == (0, 0)
