@@ -11,6 +11,7 @@ import numpy as np
 
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.measured import Measured, Total
+from fedlens.core.metric_direction import smaller_is_better
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import (
     Ask,
@@ -88,15 +89,16 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     Returns for every metric of the task, say the accuracy:
 
     - `clients_accuracy_mean` and `clients_accuracy_std` over clients, each counting the same;
-    - `clients_accuracy_worst_decile`: the mean over the worst tenth of the clients, at least one (for a loss, where
-      less is better, the tenth with the largest);
+    - `clients_accuracy_worst_decile`: the mean over the worst tenth of the clients, at least one: the tenth with the
+      largest values of a loss or an error, where less is better;
     - `clients_accuracy_mean_before`: the mean before tuning, where clients tune.
 
     Each reply's metrics get the values of its client (see `client_values`), which the run records by client.
 
     Raises `RunFailed` if no client answers.
     """
-    asked = _chosen(ctx, who)
+    asked, held_out = _chosen(ctx, who), ctx.federation.held_out
+    assert held_out is not None  # `refuse_unmeasured` has refused the run otherwise
     ask = Ask(OP, [Request(client) for client in asked], shared, expect=MEASUREMENTS)
     summed = Total()
     after: list[Mapping[str, float]] = []
@@ -113,7 +115,7 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
         tuned = "before" in answer.payload
         before += [task.metrics(Measured.from_payload(answer.payload["before"]))] if tuned else []
         # Added here and not by the operation: a loss that is not finite is a result, not a failed reply.
-        values = client_values(int(found.sums["examples"]), after[-1], before[-1] if tuned else {})
+        values = client_values(int(held_out[int(answer.client)]), after[-1], before[-1] if tuned else {})
         answer.metrics = {**answer.metrics, **values}
     if not after:
         raise RunFailed(f"no client could be measured: {reason}")
@@ -151,7 +153,7 @@ def spread(values_of_clients: Sequence[Mapping[str, float]]) -> Metrics:
         values = np.sort([row[name] for row in values_of_clients if name in row])
         if len(values) < len(values_of_clients):
             metrics[f"clients_{name}_undefined"] = len(values_of_clients) - len(values)
-        worst = values[::-1] if name == "loss" else values
+        worst = values[::-1] if smaller_is_better(name) else values
         metrics[f"clients_{name}_mean"] = float(values.mean())
         metrics[f"clients_{name}_std"] = float(values.std())
         metrics[f"clients_{name}_worst_decile"] = float(worst[: math.ceil(len(values) / 10)].mean())

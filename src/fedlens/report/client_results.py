@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.core.metric_direction import smaller_is_better
 from fedlens.experiment.rundir import RunDir
 from fedlens.report.format import finite, metric_value
 from fedlens.report.read import Run, subtable
@@ -118,7 +119,7 @@ class ClientHistories:
             course = courses.get(client)
             if course is None:
                 course = courses[client] = _Course(value, value, value, round)
-            pick = min if metric == "loss" else max
+            pick = min if smaller_is_better(metric) else max
             course.best, course.last, course.round = pick(course.best, value), value, round
             course.before = finite(row.get(name + _BEFORE))
             total = self.sums.setdefault(metric, {}).setdefault(round, [0.0, 0])
@@ -144,7 +145,7 @@ class ClientHistories:
         facts = _facts(self.run)
         facts |= {client: (0, ()) for client in courses if client not in facts}
         rows = [self._result(client, metric, courses.get(client), *facts[client]) for client in facts]
-        sign = -1 if metric == "loss" else 1
+        sign = -1 if smaller_is_better(metric) else 1
         # Of equal values the one with the most held-out examples is the surest.
         return sorted(
             rows, key=lambda row: (math.inf if row.last is None else sign * row.last, -row.held_out)
@@ -167,7 +168,7 @@ class ClientHistories:
         last = self.rounds[1] if self.rounds else None
         measured = [(name, c.last) for name, c in self.courses.get(metric, {}).items() if c.round == last]
         if 0 < len(measured) < FEW:
-            sign = -1 if metric == "loss" else 1
+            sign = -1 if smaller_is_better(metric) else 1
             client, value = min(measured, key=lambda pair: (sign * pair[1], -self.held_out[pair[0]]))
             return WorstClients(value, client, self.held_out[client])
         return _worst_tenth(self.run, metric)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedlens.core.metric_direction import smaller_is_better
 from fedlens.report.compare_rows import RunGroup
 from fedlens.report.format import MISSING, metric_value, signed
 from fedlens.report.read import Row
@@ -37,7 +38,7 @@ def client_table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[str]]
     first: dict[str, tuple[int, float]] = {}
     held_out: dict[str, int] = {}
     for place, row in enumerate(ordered):
-        sign = -1 if row["metric"] == "loss" else 1
+        sign = -1 if smaller_is_better(row["metric"]) else 1
         for each in row["clients"]:
             first.setdefault(each["client"], (place, sign * each["value"]))
             held_out.setdefault(each["client"], each["held_out"])

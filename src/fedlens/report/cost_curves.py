@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedlens.core.metric_direction import smaller_is_better
 from fedlens.report.format import is_share, label, points
 from fedlens.report.read import Run
 
@@ -49,7 +50,7 @@ def curve_end(run: Run, seed: int, metric: str) -> CurveEnd | None:
         first = max((at for at, _ in curve if at <= 0.75 * curve[-1][0]), default=curve[0][0])
         tail = [pair for pair in curve if pair[0] >= min(first, curve[-3][0])]
         scale = 1.0 if is_share(metric) else abs(tail[-1][1]) or 1.0
-        sign = -1 if metric == "loss" else 1
+        sign = -1 if smaller_is_better(metric) else 1
         values = [sign * value / scale for _, value in tail]
         top = max(range(len(values)), key=lambda k: (values[k], k))
         last = tail[-1][0]

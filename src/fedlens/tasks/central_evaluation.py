@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -27,6 +28,7 @@ from fedlens.core.protocol import (
     Request,
 )
 from fedlens.core.random import Rng
+from fedlens.core.read_ahead import first
 from fedlens.core.schema import MEASUREMENTS
 from fedlens.core.tree import Tree
 from fedlens.tasks.task import Task
@@ -55,12 +57,11 @@ def measured(task: Task, learner: Loadable, data: Any, batch_size: int, start: i
     """The task's measurements on the examples from `start` to before `stop`, in evaluation mode."""
     module = learner.module.eval()
 
-    def each() -> Iterator[Measured]:
-        for inputs, targets in data.stretches(start, stop, batch_size):
-            yield task.measure(task.outputs(module, inputs, targets), targets)
-
-    with torch.inference_mode():
-        return total(each())
+    with ExitStack() as ending, torch.inference_mode():
+        batches = first(data.stretches(start, stop, batch_size), None, ending)
+        return total(
+            task.measure(task.outputs(module, inputs, targets), targets) for inputs, targets in batches
+        )
 
 
 def stretch_of(values: int) -> int:

@@ -6,15 +6,29 @@ import numpy as np
 import pytest
 import torch
 
+from fedlens.algorithms.client_evaluation import everywhere, spread
 from fedlens.core.driver import Driver
 from fedlens.core.errors import RunFailed
-from fedlens.core.protocol import Client, ClientDataSource, ClientStates, FederationInfo, Program
+from fedlens.core.measured import Measured
+from fedlens.core.modules import loadable
+from fedlens.core.protocol import (
+    Client,
+    ClientDataSource,
+    ClientStates,
+    FederationInfo,
+    Id,
+    Program,
+    Reply,
+    RoundContext,
+)
 from fedlens.core.random import Rng, Secrets
+from fedlens.core.read_ahead import ReadAhead
 from fedlens.core.tree import tree_of
 from fedlens.engines.inline import inline
 from fedlens.tasks import central_evaluation
 from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 from fedlens.tasks.classification import Classification
+from fedlens.tasks.task import Task
 from tests.identity.identity_kit import CLASSES, FEATURES, Points, model, world
 
 TASK, SPEC = Classification(), model(norm=True, dropout=0.5)
@@ -80,3 +94,60 @@ def test_an_evaluation_that_fails_ends_the_run_with_the_reason() -> None:
 
 def test_a_holder_without_examples_has_no_loss() -> None:
     assert math.isnan(measure(["@test"], held={"@test": 0})["test_loss"])
+
+
+class OnlyLoss(Task):
+    """Measures no more than it needs."""
+
+    kind = "classification"
+
+    def loss(self, outputs, targets, weights=None, normalize=True):
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+    def measure(self, outputs, targets):
+        if len(targets) == 2:
+            raise ValueError("a batch of two")
+        return Measured(
+            {"sum": self.loss(outputs, targets).double() * len(targets), "n": torch.tensor(len(targets))}
+        )
+
+    def metrics(self, measured):
+        return {"loss": float(measured.sums["sum"]) / int(measured.sums["n"])}
+
+
+def test_clients_are_measured_by_a_task_that_counts_no_examples() -> None:
+    ctx = RoundContext(1, 1, FederationInfo(np.array([5, 5]), 3, (4,), {}, np.array([3, 4])), Rng((0,)))
+    steps = everywhere({"model": {}}, ctx, OnlyLoss(), "all")
+    asked = next(steps)
+    replies = [
+        Reply(
+            Id(1, 0, slot),
+            request.client,
+            {"after": OnlyLoss().measure(torch.eye(3), torch.arange(3)).to_payload()},
+        )
+        for slot, request in enumerate(asked.requests)
+    ]
+    with pytest.raises(StopIteration) as ended:
+        steps.send(replies)
+    assert [reply.metrics["validation_examples"] for reply in replies] == [3, 4]
+    assert ended.value.value["clients_loss_std"] == 0
+
+
+def test_the_worst_tenth_of_an_error_has_the_largest_values() -> None:
+    found = spread([{"calibration_error": k / 20, "loss": float(k), "accuracy": k / 20} for k in range(20)])
+    worst = [found[f"clients_{name}_worst_decile"] for name in ("calibration_error", "loss", "accuracy")]
+    assert worst == [37 / 40, 18.5, 1 / 40]
+
+
+def test_an_evaluation_that_fails_leaves_no_thread() -> None:
+    ahead = ReadAhead(iter([(POOLED.inputs[:n], POOLED.targets[:n]) for n in (3, 2, 3)]), 1)
+
+    class Ahead(Points):
+        def stretches(self, start: int, stop: int, size: int):
+            return ahead
+
+    client = Client("@test", POOLED, {}, Secrets((0,)), {}, torch.device("cpu"))
+    learner = loadable(SPEC, client)
+    with pytest.raises(ValueError, match="a batch of two"):
+        central_evaluation.measured(OnlyLoss(), learner, Ahead(POOLED.inputs, POOLED.targets), 3, 0, 8)
+    assert ahead._thread is None
