@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedlens.core.dataset_info import DatasetInfo
+from fedlens.core.errors import ConfigError
 from fedlens.tasks.classification import Classification
 
 
@@ -18,6 +20,14 @@ class Focal(Classification):
     """Classification with the loss -(1 - p)^gamma log p, where p is the probability of the example's class."""
 
     gamma: Annotated[float, Field(ge=0, description="0 is the cross-entropy")] = 2.0
+
+    def validate(self, info: DatasetInfo) -> None:
+        """Refuses label smoothing, which this loss does not have."""
+        super().validate(info)
+        if self.label_smoothing:
+            raise ConfigError(
+                "the focal loss has no label smoothing", where="task.label_smoothing", hint="remove it"
+            )
 
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, normalize: bool = True
@@ -30,9 +40,9 @@ class Focal(Classification):
         return (each * losses).sum() / (each.sum().clamp(min=1e-30) if normalize else len(losses))
 
     @property
-    def losses(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss of each example, so that clients can train stacked."""
-        return self._focal
+    def losses(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """The loss of each example, so that clients can train stacked; with class weights they cannot."""
+        return None if self.weighs else self._focal
 
     def _focal(self, outputs: Tensor, targets: Tensor) -> Tensor:
         log_p = F.log_softmax(outputs, 1).gather(1, targets[:, None]).squeeze(1)

@@ -35,15 +35,19 @@ def obstacle(train: Train) -> Obstacle | None:
             "client",
             f"set traits=Traits(stackable=True) if they may, or {OTHER}",
         )
-    if train.task.losses is None or train.task.takes_targets:
-        weighs = train.task.weighs
+    if train.task.weighs:
         return Obstacle(
+            "with class weights the loss of a batch is not the mean of losses of its examples",
+            "task.class_weights",
+            f"set task.class_weights = 'none', or {OTHER}",
+        )
+    if train.task.losses is None or train.task.takes_targets:
+        what = (
             "the loss of a batch is not the mean of losses of its examples"
             if train.task.losses is None
-            else "the model needs the targets in its forward pass",
-            "task.class_weights" if weighs else "task.name",
-            f"set task.class_weights = 'none', or {OTHER}" if weighs else OTHER,
+            else "the model needs the targets in its forward pass"
         )
+        return Obstacle(what, "task.name", OTHER)
     for name, module in train.model.build(initial=False).named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not held(module):
             return Obstacle(

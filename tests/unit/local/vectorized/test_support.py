@@ -196,3 +196,19 @@ class Squares(Classification):
 def test_the_targets_of_the_trial_are_the_tasks() -> None:
     assert obstacle(replace(trained(model()), task=Squares())) is None
     assert Squares.drawn
+
+
+class Own(Classification):
+    """A task whose `losses` forget the class weights."""
+
+    @property
+    def losses(self) -> Any:
+        return self._losses
+
+
+def test_class_weights_are_refused_also_of_a_task_with_losses_of_single_examples() -> None:
+    plain = trained(model())
+    assert obstacle(replace(plain, task=Own())) is None
+    found = obstacle(replace(plain, task=Own(class_weights="balanced")))
+    assert found is not None
+    assert found.where == "task.class_weights"
