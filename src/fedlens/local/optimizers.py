@@ -6,7 +6,7 @@ fraction of torch's, and a small model's round consists mostly of steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from fedlens.local.settings import LocalSettings
 Tensors = list[Tensor]
 # state: the optimizer's own tensors, a list for each kind, empty before the first step
 OptimizerState = dict[str, Tensors]
-Rate = float | Sequence[float]  # of all parameters, or of each
+Rate = float | list[float]  # of all parameters, or of each
 Step = Callable[[Tensors, Tensors, Rate], None]
 
 
@@ -48,7 +48,7 @@ def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
                 gradients = list(torch._foreach_add(gradients, state["momentum"], alpha=momentum))
             else:
                 gradients = state["momentum"]
-        if isinstance(lr, Sequence):
+        if isinstance(lr, list):
             for parameter, gradient, rate in zip(parameters, gradients, lr, strict=True):
                 parameter.add_(gradient, alpha=-rate)
             return
@@ -64,7 +64,7 @@ def _adam(settings: LocalSettings, state: OptimizerState) -> Step:
 
     def step(parameters: Tensors, gradients: Tensors, lr: Rate) -> None:
         if decay and decoupled:
-            if isinstance(lr, Sequence):
+            if isinstance(lr, list):
                 torch._foreach_mul_(parameters, [1 - rate * decay for rate in lr])
             else:
                 torch._foreach_mul_(parameters, 1 - lr * decay)
@@ -82,7 +82,7 @@ def _adam(settings: LocalSettings, state: OptimizerState) -> Step:
         denominator = torch._foreach_sqrt(second)
         torch._foreach_div_(denominator, (1 - b2**t) ** 0.5)
         torch._foreach_add_(denominator, eps)
-        if isinstance(lr, Sequence):
+        if isinstance(lr, list):
             torch._foreach_addcdiv_(parameters, first, denominator, [-rate / (1 - b1**t) for rate in lr])
         else:
             torch._foreach_addcdiv_(parameters, first, denominator, value=-lr / (1 - b1**t))

@@ -159,8 +159,9 @@ class Train:
         )
         batch = self.settings.batch(len(data))
         weights = self.task.client_weights(partial(class_counts, self.task, client, self.model.classes))
-        like = next(iter(learner.trainable.values()))
-        loss = self.task.loss if weights is None else partial(self.task.loss, weights=weights.to(like))
+        loss = self.task.loss
+        if weights is not None:
+            loss = partial(loss, weights=weights.to(context.anchor[0]))
         risk = partial(_risk, self.rule, context) if self.rule.risk else loss
         context.problem = LocalProblem(
             self.model,
