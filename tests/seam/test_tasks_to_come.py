@@ -36,7 +36,7 @@ from fedlens.core.protocol import (
     RoundContext,
 )
 from fedlens.core.random import Rng
-from fedlens.core.tree import Tree
+from fedlens.core.tree import Tree, tree_of
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.classification import Classification
 from fedlens.tasks.task import Task
@@ -297,7 +297,7 @@ def test_self_supervision_averages_its_momentum_encoder_and_exports_the_backbone
     spec = ModelSpec(backbone, "backbone", {}, (2, 5), 3, 0)
     _, state, metrics = train(task, spec, there, engine)
     exported = task.export(state["model"])
-    assert exported.keys() == spec.build().state_dict().keys() | {"weight", "bias"}
+    assert exported.keys() == spec.build().state_dict().keys() == {"weight", "bias"}
     spec_of_backbone = replace(spec, input_shape=(5,))
     spec_of_backbone.build().load_state_dict(dict(exported))
     # The followers have moved from the first weights, and are not the weights themselves.
@@ -349,3 +349,82 @@ def test_knowledge_transfer_averages_outputs_through_the_same_task() -> None:
     torch.testing.assert_close(taught, spec.build()(inputs).detach() + 0.5)
     # What was taught is measured as any other output is.
     assert 0 <= task.metrics(task.measure(taught, there.holder("@test").answers))["accuracy"] <= 1
+
+
+# -- split learning: the client keeps the first layers, and sends features and targets -------------------------
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Sends the features of the client's first examples, and their targets."""
+
+    model: ModelSpec
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        learner = loadable(self.model, client)
+        learner.load(payload["model"])
+        inputs, targets = client.data.stretch(0, payload["size"])
+        sent = targets.to_payload() if isinstance(targets, Boxes) else targets
+        return Outcome({"features": learner.module(inputs).detach(), "targets": sent})
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Sends the client's layers after a step on the gradient of the loss by the features."""
+
+    model: ModelSpec
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        learner = loadable(self.model, client)
+        learner.load(payload["model"])
+        inputs, _ = client.data.stretch(0, payload["size"])
+        names, weights = zip(*learner.trainable.items(), strict=True)
+        slopes = torch.autograd.grad(learner.module(inputs), weights, payload["slope"])
+        moved = [weight.detach() - LR * slope for weight, slope in zip(weights, slopes, strict=True)]
+        return Outcome({"model": dict(zip(names, moved, strict=True))})
+
+
+LR = 0.5
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_split_learning_is_a_step_of_the_whole_model(ragged: bool) -> None:
+    there, size = World((5,), ragged), 4
+    task: Task = Detection() if ragged else Classification()
+    body = ModelSpec(hidden, "hidden", {}, (5,), 3, 0)
+    head = Detector() if ragged else nn.Linear(5, 3)
+    own = [value.detach().clone() for value in head.parameters()]
+    tree = tree_of(body.build())
+
+    def round() -> Any:
+        shared = {"model": tree, "size": size}
+        (sent,) = yield Ask("forward", [Request(1)], shared)
+        features = sent.payload["features"].clone().requires_grad_()
+        targets = sent.payload["targets"]
+        targets = Boxes.from_payload(targets) if ragged else targets
+        task.loss(task.outputs(head, features, targets), targets).backward()
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter -= LR * parameter.grad
+        (moved,) = yield Ask("backward", [Request(1)], {**shared, "slope": features.grad})
+        return moved.payload["model"]
+
+    made, states = ENGINES["inline"](), ClientStates()
+    made.open(Program({"forward": Forward(body), "backward": Backward(body)}, there, 0), states)
+    moved = Driver(made, states).drive(round(), 1)
+    made.close()
+
+    whole = nn.Sequential(body.build(), Detector() if ragged else nn.Linear(5, 3))
+    with torch.no_grad():
+        for parameter, value in zip(whole[1].parameters(), own, strict=True):
+            parameter.copy_(value)
+    inputs, targets = there.holder(1).stretch(0, size)
+    outputs = task.outputs(whole[1], whole[0](inputs), targets)
+    task.loss(outputs, targets).backward()
+    expected = [parameter.detach() - LR * parameter.grad for parameter in whole.parameters()]
+    for got, right in zip([*moved.values(), *head.parameters()], expected, strict=True):
+        torch.testing.assert_close(got.detach(), right)
+
+
+def hidden(input_shape, classes) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 5), nn.Tanh())

@@ -13,7 +13,7 @@ from torch import Tensor
 _DENSE = 4096  # values up to which a tensor is sent as it is
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
     """Measurements of a task. Adding those of two batches gives those of both.
 
