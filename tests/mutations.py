@@ -306,9 +306,15 @@ MUTATIONS = [
     ),
     Mutation(
         "tasks/central_evaluation.py",
-        "(at, min(at + batch_size, stop))",
-        "(at, min(at + batch_size, stop - 1))",
+        "min(start + stretch, held[name])",
+        "min(start + stretch, held[name] - 1)",
         "unit/tasks identity/test_fedavg.py",
+    ),
+    Mutation(
+        "tasks/classification.py",
+        "each = weights.to(losses)[targets]",
+        "each = weights.to(losses)[targets].sqrt()",
+        "unit/tasks identity/test_class_weights.py",
     ),
     Mutation(
         "algorithms/client_evaluation.py", "len(values) / 10", "len(values) / 5", "identity/test_personal.py"

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 class Experiment:
     """An experiment: the settings of a TOML file, as keyword arguments.
 
-    A table is a dictionary; a component (`model`, `algorithm`, ...) is a table with a `name`, the name alone, or your
-    own function. Raises `ConfigError` if a setting is wrong, before anything starts.
+    A table is a dictionary; a component (`model`, `algorithm`, `task`, ...) is a table with a `name`, the name alone,
+    or your own function or class. Raises `ConfigError` if a setting is wrong, before anything starts.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -80,6 +80,7 @@ class Experiment:
             "partition": config["data"]["partition"],
             **{key: config[key] for key in ("model", "algorithm", *SLOTS, "engine") if key in config},
             "local": changed,
+            **({"task": config["task"]} if config["task"] else {}),
         }
         rows = [(key, as_call(table)) for key, table in tables.items()]
         return f"Experiment '{self.config.name}'", [

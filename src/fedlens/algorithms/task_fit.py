@@ -25,6 +25,12 @@ def refuse_task(rule: ClientRule, task: Task) -> None:
             where="algorithm.name",
             hint="choose another algorithm",
         )
+    if traits.reweighs and type(task).counts is Task.counts:
+        raise ConfigError(
+            f"{who} counts classes (hsu2020, Eq. 3), and the task {type(task).__name__} does not define `counts`",
+            where="task.name",
+            hint="define it, or choose another algorithm",
+        )
     if traits.reweighs and task.weighs:
         raise ConfigError(
             f"{who} weighs the classes in the loss, and task.class_weights would weigh them again",

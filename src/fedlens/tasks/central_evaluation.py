@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedlens.core.errors import RunFailed
+from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.measured import Measured, Total, total
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import (
@@ -60,8 +60,20 @@ def measured(task: Task, learner: Loadable, data: Any, batch_size: int, start: i
     with ExitStack() as ending, torch.inference_mode():
         batches = first(data.stretches(start, stop, batch_size), None, ending)
         return total(
-            task.measure(task.outputs(module, inputs, targets), targets) for inputs, targets in batches
+            _checked(task, task.measure(task.outputs(module, inputs, targets), targets))
+            for inputs, targets in batches
         )
+
+
+def _checked(task: Task, found: Any) -> Measured:
+    """The measurements of a batch. Raises `ConfigError` if a user's own task returns something else."""
+    if isinstance(found, Measured):
+        return found
+    raise ConfigError(
+        f"`measure` of the task {type(task).__name__} returned a {type(found).__name__}",
+        where="task.name",
+        hint="return a fedlens.core.measured.Measured",
+    )
 
 
 def stretch_of(values: int) -> int:

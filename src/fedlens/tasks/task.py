@@ -53,7 +53,15 @@ class Task(ABC):
 
     def validate(self, info: DatasetInfo) -> None:
         """Raises `ConfigError` with key and reason if the dataset does not fit; called before any work."""
-        if info.kind != self.kind:
+        try:
+            kind = self.kind
+        except AttributeError:
+            raise ConfigError(
+                f"the task {type(self).__name__} does not define `kind`",
+                where="task.name",
+                hint=f"write kind = '{info.kind}' in the class, the kind of dataset that it needs",
+            ) from None
+        if info.kind != kind:
             raise ConfigError(
                 f"the task is {self.kind}, but the dataset '{info.name}' is for {info.kind}",
                 where="task.name",
