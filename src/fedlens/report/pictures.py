@@ -209,7 +209,7 @@ def _scale(scale: Any, axis: figures.Axis) -> None:
     if axis.values == "share":
         scale.set_major_formatter(_percent)
     if axis.ticks:
-        scale.set_ticks(list(axis.ticks))
+        scale.set_ticks(list(axis.ticks), [short(name, 18) for name in axis.names] or None)
         scale.set_minor_locator(NullLocator())
     if axis.values == "hidden":
         scale.set_ticks([])

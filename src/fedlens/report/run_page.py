@@ -11,6 +11,7 @@ from typing import Any
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
+from fedlens.report.classification_section import classification_section
 from fedlens.report.client_section import client_section, measuring_command
 from fedlens.report.format import SPLITS, finite, label, metric_value, rounds_of, setting, size, split_of
 from fedlens.report.partition_page import partition_section
@@ -37,6 +38,7 @@ def write_report(run_dir: Path) -> Path:
         "curves": curves,
         "bound": bound_sentence(run, bound) if bound and curves else "",
         "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in _warnings(run)],
+        "classification": classification_section(run),
         "clients": client_section(run),
         "measuring": measuring_command(run),
         "partition": partition_section(run.partition),
