@@ -9,9 +9,8 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,6 @@ class FinalEvaluation:
     mistakes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     images: NDArray[np.uint8] | None = None
 
-    def without_images(self) -> FinalEvaluation:
-        """The same measurements without images."""
-        return replace(self, images=None)
-
     def write(self, path: Path) -> None:
         """Writes the file atomically. Raises `RunFailed` if the disk refuses.
 
@@ -74,7 +69,7 @@ class FinalEvaluation:
             "classes": list(self.classes),
             "input_shape": list(self.input_shape),
         }
-        arrays: dict[str, NDArray[Any]] = {f"sums.{name}": value for name, value in self.sums.items()}
+        arrays: dict[str, Any] = {f"sums.{name}": value for name, value in self.sums.items()}
         arrays |= {f"mistakes.{name}": value for name, value in self.mistakes.items()}
         if self.images is not None:
             arrays["images"] = self.images
@@ -94,6 +89,24 @@ class FinalEvaluation:
             return _checked(*_arrays(content))
         except _UNREADABLE as error:
             raise RunDirectoryError(f"{path.name} is corrupt: {error}", where=str(path)) from error
+
+
+def remove_images(path: Path) -> None:
+    """Rewrites the file at `path` without its images, if it has any; a corrupt file is removed.
+
+    Raises `RunFailed` if the disk refuses.
+
+    >>> remove_images(Path("no such file"))
+    """
+    if not path.exists():
+        return
+    try:
+        evaluation = FinalEvaluation.read(path)
+    except RunDirectoryError:
+        path.unlink()  # it may contain images
+        return
+    if evaluation.images is not None:
+        replace(evaluation, images=None).write(path)
 
 
 def _arrays(content: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -126,8 +139,9 @@ def _checked(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Fi
             wrong += [name] if at.dtype != np.int64 or ((at < 0) | (at >= len(classes))).any() else []
     images = arrays.get("images")
     if images is not None:
-        count = len(mistakes["index"])
-        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != count or 0 in images.shape[1:]:
+        k, channels = (len(mistakes["index"]), *images.shape[1:2]) if images.ndim == 4 else (0, 0)
+        fits = images.dtype == np.uint8 and channels in (1, 3) and len(images) == k and images.size
+        if not fits:
             wrong.append("images")
     if wrong:
         raise ValueError(f"the values of '{wrong[0]}' are not valid")
@@ -146,27 +160,22 @@ def most_confident(rows: Mapping[str, NDArray[Any]], most: int = WORST) -> dict[
     return {name: values[order] for name, values in rows.items()}
 
 
-def reduced(images: Sequence[NDArray[np.uint8]], pixels: int = PIXELS) -> NDArray[np.uint8]:
-    """uint8 [k, C, h, w]: images uint8 [C, H, W] of one shape, scaled down so that they take at most `pixels` bytes.
+def scaled_down(image: NDArray[np.uint8], room: int) -> NDArray[np.uint8]:
+    """An image uint8 [C, H, W] at its own size if it takes at most `room` bytes, else smaller in both directions.
 
     Of an image with other than 1 or 3 channels, the first is kept.
 
-    >>> reduced([np.zeros((3, 300, 600), np.uint8)] * 24).shape
-    (24, 3, 100, 200)
+    >>> scaled_down(np.zeros((3, 300, 600), np.uint8), PIXELS // WORST).shape
+    (3, 100, 200)
     """
     from PIL import Image  # here, because reading does not need it
 
-    shown = [image if len(image) in (1, 3) else image[:1] for image in images]
-    channels, height, width = shown[0].shape
-    room = pixels // len(shown) // channels
-    if height * width <= room:
-        return np.stack(shown)
-    scale = (room / (height * width)) ** 0.5
-    size = (max(1, int(width * scale)), max(1, int(height * scale)))
-    size = (min(size[0], room), min(size[1], max(1, room // size[0])))
-    small = np.empty((len(shown), channels, size[1], size[0]), np.uint8)
-    for out, image in zip(small, shown, strict=True):
-        for plane, channel in zip(out, image, strict=True):
-            plane[...] = np.asarray(Image.fromarray(channel).resize(size, Image.Resampling.BOX))
-    assert prod(small.shape) <= pixels
-    return small
+    shown = image if len(image) in (1, 3) else image[:1]
+    channels, height, width = shown.shape
+    if height * width <= (pixels := room // channels):
+        return shown
+    scale = (pixels / (height * width)) ** 0.5
+    wide = min(max(1, int(width * scale)), pixels)
+    size = (wide, min(max(1, int(height * scale)), pixels // wide))
+    planes = [Image.fromarray(channel).resize(size, Image.Resampling.BOX) for channel in shown]
+    return np.stack([np.asarray(plane) for plane in planes])

@@ -13,6 +13,7 @@ from fedlens.report.confusion import CLUSTERED_ABOVE, ConfusionMatrix
 from fedlens.report.figures import Axis, Figure, HeatMap, Series
 from fedlens.report.format import count, many, percent
 
+KIND = "classification"
 COUNTED_UP_TO = 15  # classes whose counts are written into the cells
 _SHARES = Axis(values="share", limits=(0.0, 1.01))
 
@@ -60,7 +61,9 @@ class ClassResults:
     def accuracy(self) -> NDArray[np.float64]:
         """float64 [classes]: the share of correct answers, NaN for a class without test images."""
         empty = np.full(len(self.examples), np.nan)
-        return np.divide(self.correct, self.examples, out=empty, where=self.examples > 0)
+        some = self.examples > 0
+        shares: NDArray[np.float64] = np.divide(self.correct, self.examples, out=empty, where=some)
+        return shares
 
     def order(self) -> NDArray[np.int64]:
         """The classes with test images, the least accurate first; of equal ones, the one with more images first."""
@@ -164,31 +167,7 @@ def reliability(calibration: Calibration) -> Figure:
                 texts=texts,
                 hover="confidence %{text}<extra></extra>",
             ),
-            Series(
-                [0.0, 1.0], [0.0, 1.0], "perfect calibration", color="var(--local)", dash="dash", width=1.5
-            ),
-        ],
-    )
-
-
-def confidences(calibration: Calibration) -> Figure:
-    """The number of test images of each confidence."""
-    bins, counts = len(calibration.counts), calibration.counts.tolist()
-    texts = [f"{k / bins:.2f} to {(k + 1) / bins:.2f}: {many(n, 'image')}" for k, n in enumerate(counts)]
-    return Figure(
-        title="Images by confidence",
-        about=f"Bars of the number of test images by confidence, in {bins} bins.",
-        x=Axis("confidence", "share", limits=(0.0, 1.0)),
-        y=Axis("images", "count"),
-        series=[
-            Series(
-                ((np.arange(bins) + 0.5) / bins).tolist(),
-                counts,
-                kind="bar",
-                color="var(--local)",
-                texts=texts,
-                hover="confidence %{text}<extra></extra>",
-            )
+            Series([0.0, 1.0], [0.0, 1.0], "perfect calibration", color="#d66a00", dash="dash", width=1.5),
         ],
     )
 

@@ -20,8 +20,7 @@ from fedlens.report.format import MISSING, count, many, metric_value, percent
 from fedlens.report.read import Run, read_evaluation, subtable
 from fedlens.report.render import Plot
 
-_KIND = "classification"
-_PAIRS = 20  # of the most confused classes
+_PAIRS = 12  # of the most confused classes
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def classification_section(run: Run) -> dict[str, Any] | None:
         evaluation = read_evaluation(run)
         if evaluation is None:
             return {"missing": _missing(run)}
-        if evaluation.kind != _KIND:
+        if evaluation.kind != data.KIND:
             return None
         return _section(run, evaluation)
     except RunDirectoryError as error:
@@ -69,16 +68,15 @@ def _section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
     heat = data.confusion_map(results)
     pairs = [] if results.confusion is None else _pairs(results, results.confusion)
     images = many(int(results.examples.sum()), "test image")
-    empty = [results.classes[k] for k in np.flatnonzero(results.examples == 0)]
+    empty = [results.classes[k] for k in np.flatnonzero(results.examples == 0).tolist()]
     return {
         "missing": "",
         "lead": f"The global model after round {evaluation.round}, on {images}.",
         "confusion": heat and Plot.of(heat, shape="square", legend=False),
         "no_confusion": "" if heat else "The confusion matrix is recorded up to 1,000 classes.",
         "pairs": pairs if len(results.classes) > data.COUNTED_UP_TO else [],
-        "accuracies": Plot.of(data.class_accuracies(results), legend=False),
-        "reliability": Plot.of(data.reliability(calibration)),
-        "confidences": Plot.of(data.confidences(calibration), shape="low", legend=False),
+        "accuracies": Plot.of(data.class_accuracies(results), shape="low", legend=False),
+        "reliability": Plot.of(data.reliability(calibration), shape="low"),
         "rows": _class_rows(results),
         "scrolls": len(results.classes) > SCROLLS_FROM,
         "without": _without(empty),
@@ -148,7 +146,7 @@ def _mistakes(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
         note = "The model gave no wrong answer." if given else "No mistakes were recorded."
     elif images is not None:
         note = "This page contains these test images. record.images = false leaves them out."
-    elif kept:
+    elif len(evaluation.input_shape) != 3:
         note = "The examples are not images, so only their positions in the test data are shown."
     else:
         note = "The images are left out (record.images = false): only their positions in the test data are shown."

@@ -57,7 +57,8 @@ def row_shares(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     [[0.75, 0.25], [0.0, 0.0]]
     """
     totals = counts.sum(axis=1, keepdims=True)
-    return np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)
+    shares: NDArray[np.float64] = np.divide(counts, totals, out=np.zeros(counts.shape), where=totals > 0)
+    return shares
 
 
 def clustered_order(confusion: NDArray[np.int64]) -> list[int]:

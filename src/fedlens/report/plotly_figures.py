@@ -187,7 +187,7 @@ def heat_map(figure: HeatMap) -> PlotlyFigure:
         "z": [_compact(row, 3) for row in figure.shares],
         "x": _distinct(short(name, 60) for name in figure.columns),
         "y": _distinct(short(name, 60) for name in figure.rows),
-        **_heat_scale(1.0, 0.2),
+        **_heat_scale(1.0, 0.2 if figure.names else 0.06),
         "hovertemplate": figure.hover,
     }
     if figure.counts is not None:

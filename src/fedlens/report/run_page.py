@@ -13,6 +13,7 @@ from fedlens.report import figures
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
 from fedlens.report.classification_section import classification_section
 from fedlens.report.client_section import client_section, measuring_command
+from fedlens.report.efficiency import efficiency
 from fedlens.report.format import SPLITS, finite, label, metric_value, rounds_of, setting, size, split_of
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
@@ -45,6 +46,7 @@ def write_report(run_dir: Path) -> Path:
         "disclosures": disclosures if isinstance(disclosures, list) else [],
         "failures": _failures(run),
         "changes": _changes(run),
+        "efficiency": efficiency(run),
         "settings": _settings(run),
         "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
         "environment": list(_flat(run.environment)),
