@@ -282,9 +282,9 @@ def largest_classes(holders: ClientDatasets, names: Sequence[str]) -> dict[str, 
     shares = {}
     for client, name in enumerate(names):
         counts, held_out = holders.class_counts(client), holders.holder(client).validation
-        if counts is None or held_out is None or not len(held_out.labels()) or not counts.sum():
+        if counts is None or held_out is None or not len(held_out.read_targets()) or not counts.sum():
             continue
-        shares[name] = float((held_out.labels() == counts.argmax()).double().mean())
+        shares[name] = float((held_out.read_targets() == counts.argmax()).double().mean())
     return shares
 
 

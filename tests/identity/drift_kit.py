@@ -10,7 +10,7 @@ from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
-from tests.identity.identity_kit import Points, World, course, model
+from tests.identity.identity_kit import LossOnly, Points, World, course, model
 
 
 @dataclass
@@ -72,12 +72,10 @@ def mean_of(trees: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Squares:
+class Squares(LossOnly):
     """1/2 of the mean squared error."""
 
-    score: str = "accuracy"
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor, weights: None = None, normalize: bool = True) -> Tensor:
         return 0.5 * ((outputs - targets) ** 2).mean()
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedlens.algorithms.averaging import Parts
 from fedlens.core.driver import Driver, Tally
+from fedlens.core.measured import Measured
 from fedlens.core.protocol import (
     ClientDataSource,
     ClientExamples,
@@ -28,6 +29,7 @@ from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.classification import Classification
+from fedlens.tasks.task import Task
 
 FEATURES, CLASSES = 4, 3
 SIZES = (3, 8, 5, 1, 12, 6)  # unequal on purpose: equal sizes hide a missing weight
@@ -46,8 +48,8 @@ class Points(ClientExamples):
     def __len__(self) -> int:
         return len(self.targets)
 
-    def labels(self) -> Tensor:
-        return self.targets
+    def read_targets(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.targets[start:stop]
 
     def take(self, at: Tensor) -> Points:
         return Points(self.inputs[at], self.targets[at])
@@ -97,6 +99,19 @@ def world(sizes: Sequence[int] = SIZES) -> World:
         y = (torch.randint(0, 2, (n,), generator=g) + k) % CLASSES
         clients.append(Points(x, y))
     return World(tuple(clients))
+
+
+class LossOnly(Task):
+    """The rest of a task whose loss alone matters."""
+
+    kind = "classification"
+    features = True
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Measured:
+        raise NotImplementedError
+
+    def metrics(self, measured: Measured) -> dict[str, float]:
+        raise NotImplementedError
 
 
 def net(

@@ -25,6 +25,7 @@ from tests.identity.identity_kit import (
     EXACT,
     FEATURES,
     SIZES,
+    LossOnly,
     Points,
     Step,
     World,
@@ -295,12 +296,10 @@ def test_iceadmm_over_batches_takes_one_batch_an_iteration() -> None:
 
 
 @dataclass(frozen=True)
-class Squares:
+class Squares(LossOnly):
     """1/2 of the mean squared error of one output."""
 
-    score: str = "accuracy"
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor, weights: None = None, normalize: bool = True) -> Tensor:
         return 0.5 * ((outputs[:, 0] - targets) ** 2).mean()
 
 
@@ -694,12 +693,10 @@ def test_where_there_is_nothing_to_learn_no_sample_of_clients_moves_the_model(
 
 
 @dataclass(frozen=True)
-class Nothing:
+class Nothing(LossOnly):
     """A loss that no weight changes."""
 
-    score: str = "accuracy"
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Tensor, weights: None = None, normalize: bool = True) -> Tensor:
         return 0.0 * outputs.sum()
 
 

@@ -160,10 +160,11 @@ def tiny() -> Points:
     return Points(inputs, torch.tensor([0, 0, 1, 0, 2, 1, 0]))
 
 
-def visit_of(points: Points) -> LocalContext:
-    context = LocalContext([], [], {}, {}, 0.1, 1)
+def visit_of(points: Points, classes: int = CLASSES) -> LocalContext:
+    context = LocalContext(["w"], [torch.zeros(1, dtype=points.inputs.dtype)], {}, {}, 0.1, 1)
+    client = SimpleNamespace(id=0, data=points, scratch={})
     context.problem = SimpleNamespace(  # type: ignore[assignment]
-        task=Classification(), client=SimpleNamespace(data=points), model=SimpleNamespace(classes=CLASSES)
+        task=Classification(), client=client, model=SimpleNamespace(classes=classes)
     )
     return context
 
@@ -225,19 +226,21 @@ def test_eq_4_by_hand() -> None:
     # q = 1/2, 1/2 and p = 0.8, 0.2: weights 1.6 and 0.4. Logits (0, 0) cost log 2 whatever the class; (0, log 3)
     # cost log 4 for class 0.
     points = Points(torch.zeros(2, 1), torch.tensor([0, 1]))
-    context = visit_of(points)
+    context = visit_of(points, classes=2)
     outputs = torch.tensor([[0.0, 3.0], [0.0, 1.0]]).log1p().double()  # log 1, log 4; log 1, log 2
     first, second = torch.tensor([5.0, 1.5]).double().log()  # -log 1/5, -log 2/3
     both = risk(outputs, points.targets, context, target=[0.8, 0.2], normalize=True)
     torch.testing.assert_close(both, (1.6 * first + 0.4 * second) / 2)
-    context = visit_of(points)
+    context = visit_of(points, classes=2)
     unequal = risk(outputs[[0, 0, 1]], points.targets[[0, 0, 1]], context, target=[0.8, 0.2], normalize=False)
     torch.testing.assert_close(unequal, (1.6 * 2 * first + 0.4 * second) / 3)
 
 
 def test_the_weights_of_the_examples_of_a_client_that_has_every_class_sum_to_their_number() -> None:
     points = tiny()
-    weights = importance(points.targets, torch.tensor(SKEWED, dtype=torch.float64))
+    weights = importance(
+        torch.bincount(points.targets, minlength=CLASSES), torch.tensor(SKEWED, dtype=torch.float64)
+    )
     assert weights[points.targets].sum().item() == pytest.approx(7)
     assert weights.tolist() == pytest.approx([0.5 * 7 / 4, 0.3 * 7 / 2, 0.2 * 7])
 

@@ -66,7 +66,10 @@ def test_on_clients_that_are_all_alike_the_populations_weights_are_1_and_it_is_f
     alike = [Points(inputs[9 * k :][: 3 * n], torch.tensor([0, 1, 1] * n)) for k, n in enumerate((1, 3, 2))]
     there = World(tuple(alike))
     for points in alike:
-        weights = importance(points.targets, torch.tensor(population(there), dtype=torch.float64))
+        weights = importance(
+            torch.bincount(points.targets, minlength=CLASSES),
+            torch.tensor(population(there), dtype=torch.float64),
+        )
         torch.testing.assert_close(weights, torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
     given = parts(there, FULL, select=Uniform(2))
     run = course(fedir(given, target="population", normalize=normalize), there)
@@ -77,7 +80,7 @@ def test_on_clients_that_are_all_alike_the_populations_weights_are_1_and_it_is_f
 class Silent(Points):
     """Data whose labels cannot be had."""
 
-    def labels(self) -> Tensor:
+    def read_targets(self, start: int = 0, stop: int | None = None) -> Tensor:
         raise ConnectionError("no answer")
 
 
@@ -85,7 +88,7 @@ class Silent(Points):
 class Lying(Points):
     """Data with labels that are not those it is trained on: none is above class 0."""
 
-    def labels(self) -> Tensor:
+    def read_targets(self, start: int = 0, stop: int | None = None) -> Tensor:
         return torch.zeros(1000, dtype=torch.int64)
 
 

@@ -16,6 +16,7 @@ from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.local.rules import proximal
 from tests.identity.identity_kit import (
+    CLASSES,
     SIZES,
     Course,
     Points,
@@ -269,10 +270,12 @@ def fixed_point(lr: float, nova: bool) -> float:
 class Held:
     """A model of these initial weights."""
 
+    classes = CLASSES
+
     def __init__(self, tree, spec=None) -> None:
         self.tree, self.spec = tree, spec or model()
 
-    def build(self) -> nn.Module:
+    def build(self, initial: bool = True) -> nn.Module:
         module = self.spec.build()
         module.load_state_dict(dict(self.tree))
         return module

@@ -17,6 +17,7 @@ from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule, LocalContext, Traits, plain, proximal, proximal_grad
 from tests.identity.identity_kit import (
     SIZES,
+    LossOnly,
     Points,
     World,
     bare_client,
@@ -124,10 +125,8 @@ def test_the_penalty_is_nothing_in_the_first_step_and_something_in_the_second() 
 
 
 @dataclass(frozen=True)
-class Squares:
+class Squares(LossOnly):
     """1/2 of the mean squared error."""
-
-    score: str = "accuracy"
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return 0.5 * ((outputs - targets) ** 2).mean()

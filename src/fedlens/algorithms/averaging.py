@@ -30,6 +30,7 @@ from fedlens.algorithms.client_evaluation import (
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
 from fedlens.algorithms.server_rules import shared_by, updated_by
+from fedlens.algorithms.task_fit import refuse_task
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError, HookError
 from fedlens.core.input_checks import Inputs
@@ -52,7 +53,7 @@ from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batched_train import BatchedTrain
-from fedlens.tasks.central_evaluation import Evaluate, central
+from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 from fedlens.tasks.task import Task
 
 
@@ -243,7 +244,7 @@ class Averaging(AlgorithmBase):
         """
         parts, who, metrics = self.parts, self.measured, {}
         if not self.personal:
-            metrics = yield from central(state["model"], ctx.federation.held, parts.task, parts.measure)
+            metrics = yield from central_metrics(state["model"], ctx.federation, parts.task, parts.measure)
         if who == "none":
             return metrics
         shared: dict[str, Any] = {"model": self._sent(state)}
@@ -297,6 +298,7 @@ def averaging(
     if rule.check is not None:
         rule.check(parts.local)
     refuse_steep(rule, parts.local)
+    refuse_task(rule, parts.task)
     if rule.fits is not None:
         rule.fits(parts.federation, parts.model)
     refuse_twice(rule, choose, parts.federation)

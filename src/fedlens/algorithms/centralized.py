@@ -32,7 +32,7 @@ from fedlens.core.protocol import (
 from fedlens.core.tree import Tree, add, tree_of
 from fedlens.local.rules import ClientRule
 from fedlens.local.vectorized.batched_train import BatchedTrain
-from fedlens.tasks.central_evaluation import Evaluate, central
+from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Centralized(AlgorithmBase):
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
         """Evaluates centrally, and at the clients if set."""
         parts = self.parts
-        metrics = yield from central(state["model"], ctx.federation.held, parts.task, parts.measure)
+        metrics = yield from central_metrics(state["model"], ctx.federation, parts.task, parts.measure)
         if self.measured == "none":
             return metrics
         at_clients = yield from everywhere({"model": state["model"]}, ctx, parts.task, self.measured)

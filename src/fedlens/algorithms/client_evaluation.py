@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.core.measured import Measured, Total
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import (
     Ask,
@@ -32,6 +32,7 @@ from fedlens.local.personal_leaves import own_leaves
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import RATE_SETTINGS, LocalSettings
 from fedlens.local.training import Train
+from fedlens.tasks.central_evaluation import measured
 from fedlens.tasks.task import Task
 
 OP = "evaluate-own"
@@ -62,25 +63,19 @@ class EvaluateOwn:
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         learner = loadable(self.model, client)
         learner.load(tree)
-        sums = {"sums": self._sums(learner, held)}
+        found = self._measured(learner, held)
         if self.tune is None:
-            return Outcome(sums)
+            return Outcome({"after": found})
         trained = self.tune(payload, client, rng).payload
         if fault := finite_fault(trained):
             raise ValueError(f"tuning failed: {fault}")
         moved = {name: tree[name] - delta for name, delta in trained["update"].items()}
         learner.load({**tree, **moved, **trained["buffers"], **trained["counters"]})
-        return Outcome({"before": sums["sums"], "sums": self._sums(learner, held)})
+        return Outcome({"before": found, "after": self._measured(learner, held)})
 
-    def _sums(self, learner: Loadable, held: Any) -> dict[str, float]:
-        learner.module.eval()
-        total: dict[str, float] = {}
-        with torch.inference_mode():
-            for start in range(0, len(held), self.batch_size):
-                inputs, targets = held.stretch(start, min(start + self.batch_size, len(held)))
-                for name, value in self.task.sums(learner.module(inputs), targets).items():
-                    total[name] = total.get(name, 0.0) + value
-        return total
+    def _measured(self, learner: Loadable, held: Any) -> Payload:
+        found = measured(self.task, learner, held, self.batch_size, 0, len(held))
+        return self.task.condensed(found).to_payload()
 
 
 def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled: bool = False) -> Evaluation:
@@ -104,7 +99,7 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     """
     asked = _chosen(ctx, who)
     ask = Ask(OP, [Request(client) for client in asked], shared)
-    sums: list[Mapping[str, float]] = []
+    summed = Total()
     after: list[Mapping[str, float]] = []
     before: list[Mapping[str, float]] = []
     reason = "no client was asked"
@@ -112,26 +107,27 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
         if isinstance(answer, Failure):
             reason = answer.reason
             continue
-        sums.append(answer.payload["sums"])
-        after.append(task.metrics(sums[-1]))
+        found = Measured.from_payload(answer.payload["after"])
+        if pooled:
+            summed.add(found)
+        after.append(task.metrics(found))
         tuned = "before" in answer.payload
-        before += [task.metrics(answer.payload["before"])] if tuned else []
+        before += [task.metrics(Measured.from_payload(answer.payload["before"]))] if tuned else []
         # Added here and not by the operation: a loss that is not finite is a result, not a failed reply.
-        values = client_values(sums[-1]["examples"], after[-1], before[-1] if tuned else {})
+        values = client_values(int(found.sums["examples"]), after[-1], before[-1] if tuned else {})
         answer.metrics = {**answer.metrics, **values}
     if not after:
         raise RunFailed(f"no client could be measured: {reason}")
     metrics: Metrics = {}
     if pooled:
-        total = {name: sum(each[name] for each in sums) for name in sums[0]}
-        metrics |= {f"validation_{name}": value for name, value in task.metrics(total).items()}
+        metrics |= {f"validation_{name}": value for name, value in task.metrics(summed.result()).items()}
     metrics |= spread(after)
     for name, value in spread(before).items():
         metrics |= {f"{name}_before": value} if name.endswith("_mean") else {}
     return metrics
 
 
-def client_values(examples: float, after: Mapping[str, float], before: Mapping[str, float]) -> Metrics:
+def client_values(examples: int, after: Mapping[str, float], before: Mapping[str, float]) -> Metrics:
     """The values of one client as a run records them: its held-out examples, and each metric on them.
 
     >>> client_values(20, {"accuracy": 0.75}, {"accuracy": 0.5})
@@ -139,18 +135,23 @@ def client_values(examples: float, after: Mapping[str, float], before: Mapping[s
     """
     values = {f"validation_{name}": value for name, value in after.items()}
     values |= {f"validation_{name}_before": value for name, value in before.items()}
-    return {"validation_examples": int(examples), **values}
+    return {"validation_examples": examples, **values}
 
 
-def spread(measured: Sequence[Mapping[str, float]]) -> Metrics:
+def spread(values_of_clients: Sequence[Mapping[str, float]]) -> Metrics:
     """The mean, the standard deviation and the worst decile of each metric over clients.
+
+    A client that lacks a metric, such as the precision of a class that it does not have, is left out of that metric;
+    `clients_<metric>_undefined` is the number of those clients, where any are left out.
 
     >>> spread([{"accuracy": a / 20} for a in range(20)])["clients_accuracy_worst_decile"]
     0.025
     """
     metrics: Metrics = {}
-    for name in measured[0] if measured else ():
-        values = np.sort([row[name] for row in measured])
+    for name in dict.fromkeys(name for row in values_of_clients for name in row):
+        values = np.sort([row[name] for row in values_of_clients if name in row])
+        if len(values) < len(values_of_clients):
+            metrics[f"clients_{name}_undefined"] = len(values_of_clients) - len(values)
         worst = values[::-1] if name == "loss" else values
         metrics[f"clients_{name}_mean"] = float(values.mean())
         metrics[f"clients_{name}_std"] = float(values.std())

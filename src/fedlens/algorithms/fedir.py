@@ -33,8 +33,10 @@ from fedlens.core.random import Rng
 from fedlens.core.reduction import fold
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import NumberField, Schema, TensorField
+from fedlens.local.class_counts import class_counts
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Traits
 from fedlens.local.training import Train
+from fedlens.tasks.task import Task
 
 NAME = "reweighted"
 COUNT = "class-counts"  # the operation that tells how many examples of each class a client has
@@ -120,8 +122,8 @@ def fedir(
     Tests: tests/identity/test_fedir.py tests/identity/test_fedir_beside_others.py
 
     Example:
-        >>> labels = torch.tensor([0, 0, 0, 1])  # q = 3/4, 1/4, and no example of the third class
-        >>> importance(labels, torch.tensor([0.5, 0.25, 0.25]))
+        >>> counts = torch.tensor([3, 1, 0])  # q = 3/4, 1/4, and no example of the third class
+        >>> importance(counts, torch.tensor([0.5, 0.25, 0.25]))
         tensor([0.6667, 1.0000, 0.0000], dtype=torch.float64)
     """
     return averaging(parts, client=_rule(target, normalize, "algorithm"), server=ServerSGD(lr))
@@ -140,7 +142,7 @@ def _rule(target: str | list[float], normalize: bool, table: str) -> ClientRule:
         fits=None if isinstance(target, str) else partial(_fits, target=target, where=f"{table}.target"),
         servers={NAME: ServerRule(shared=_shared, prepare=gather)} if gathers else {},
         ops={COUNT: _count} if gathers else {},
-        traits=Traits(stackable=True, discloses=(DISCLOSURE,) if gathers else ()),
+        traits=Traits(stackable=True, reweighs=True, discloses=(DISCLOSURE,) if gathers else ()),
     )
 
 
@@ -156,12 +158,12 @@ def _fits(federation: FederationInfo, model: ModelSpec, *, target: Sequence[floa
 # -- at the client -------------------------------------------------------------------------------------------
 
 
-def importance(labels: Tensor, target: Tensor) -> Tensor:
-    """w(y) = p(y) / q(y), float64 [classes]: `target` over the class distribution of `labels`, int64 [n].
+def importance(counts: Tensor, target: Tensor) -> Tensor:
+    """w(y) = p(y) / q(y), float64 [classes]: `target` over the class distribution of `counts`, int64 [classes].
 
-    Source: hsu2020 Eq. 3. A class that is not among the labels has weight 0: it does not come up.
+    Source: hsu2020 Eq. 3. A class that does not occur has weight 0: it does not come up.
     """
-    q = torch.bincount(labels, minlength=len(target)).double() / len(labels)
+    q = counts.double() / counts.sum()
     return torch.where(q > 0, target.to(q) / q, 0.0)
 
 
@@ -169,17 +171,12 @@ def risk(
     outputs: Tensor, targets: Tensor, context: LocalContext, *, target: str | list[float], normalize: bool
 ) -> Tensor:
     """The weighted loss of a batch: hsu2020 Eq. 4, or Eq. 1 in the mean. 0 where all weights of the batch are 0."""
-    losses = context.problem.task.losses(outputs, targets)
+    problem = context.problem
     # Made when it is first asked for: another rule may want a gradient before `start` and without local training.
     if NAME not in context.saved:
-        context.saved[NAME] = importance(context.problem.client.data.labels(), _target(context, target)).to(
-            losses
-        )
-    weights: Tensor = context.saved[NAME][targets]
-    if not normalize:
-        return (weights * losses).mean()
-    # The floor is for a batch of classes of probability 0 alone; no other sum is as small.
-    return (weights * losses).sum() / weights.sum().clamp(min=torch.finfo(losses.dtype).tiny)
+        counts = class_counts(problem.task, problem.client, problem.model.classes)
+        context.saved[NAME] = importance(counts, _target(context, target)).to(context.anchor[0])
+    return problem.task.loss(outputs, targets, context.saved[NAME], normalize)
 
 
 def _target(context: LocalContext, target: str | list[float]) -> Tensor:
@@ -194,18 +191,19 @@ def _target(context: LocalContext, target: str | list[float]) -> Tensor:
 
 @dataclass(frozen=True)
 class CountClasses:
-    """The operation that tells how many examples of each class a client has: `counts`, float64 [classes]."""
+    """The operation that tells how often each class occurs at a client: `counts`, float64 [classes]."""
 
+    task: Task
     classes: int
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        """Counts. In float64, whose sums are exact up to 2^53 examples."""
-        counts = torch.bincount(client.data.labels(), minlength=self.classes)
+        """Counts. In float64, whose sums are exact up to 2^53."""
+        counts = class_counts(self.task, client, self.classes)
         return Outcome({"counts": counts.double(), "weight": 1.0})
 
 
 def _count(train: Train) -> Op:
-    return CountClasses(train.model.classes)
+    return CountClasses(train.task, train.model.classes)
 
 
 # -- at the server -------------------------------------------------------------------------------------------
@@ -224,7 +222,7 @@ def gather(
     federation = ctx.federation
     there = federation.eligible
     expect: dict[str, SchemaField] = {
-        "counts": TensorField((federation.classes,), torch.float64, least=0, most=federation.largest),
+        "counts": TensorField((federation.classes,), torch.float64, least=0, most=federation.most_counts),
         "weight": NumberField(above=0, most=1),
     }
     # A hundred thousand clients are about 32 messages to the server, and as many tensors in its memory.

@@ -97,7 +97,12 @@ def contrastive(*, mu: Mu = 5.0, temperature: Temperature = 0.5) -> ClientRule:
         return ClientRule()
     loss = partial(_loss, mu=mu, temperature=temperature)
     return ClientRule(
-        name="contrastive", looks=_looks, loss=loss, finish=_finish, fits=_fits, traits=Traits(stackable=True)
+        name="contrastive",
+        looks=_looks,
+        loss=loss,
+        finish=_finish,
+        fits=_fits,
+        traits=Traits(stackable=True, features=True),
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_DENSE = 4096  # values up to which a tensor is sent as it is
 
 
 @dataclass(frozen=True)
@@ -34,28 +37,66 @@ class Measured:
         return total([self, other])
 
     def to_payload(self) -> dict[str, Any]:
-        """The measurements as an operation sends them."""
-        return {"sums": dict(self.sums), "rows": dict(self.rows)}
+        """The measurements as an operation sends them; sums that are mostly zero are sent as their other values."""
+        dense, sparse = dict[str, Tensor](), dict[str, Any]()
+        for name, value in ((name, value.cpu()) for name, value in self.sums.items()):
+            if value.numel() > _DENSE and int(value.count_nonzero()) * 4 < value.numel():
+                flat = value.reshape(-1)
+                at = flat.nonzero().view(-1)
+                sparse[name] = {"at": at, "values": flat[at], "shape": list(value.shape)}
+            else:
+                dense[name] = value
+        return {
+            "sums": dense,
+            "sparse": sparse,
+            "rows": {name: value.cpu() for name, value in self.rows.items()},
+        }
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> Measured:
         """The measurements that an operation sent."""
-        return cls(payload["sums"], payload["rows"])
+        sums = dict(payload["sums"])
+        for name, part in payload["sparse"].items():
+            values: Tensor = part["values"]
+            flat = torch.zeros(prod(part["shape"]), dtype=values.dtype)
+            flat[part["at"]] = values
+            sums[name] = flat.view(part["shape"])
+        return cls(sums, payload["rows"])
 
 
-def total(parts: Sequence[Measured]) -> Measured:
+class Total:
     """The measurements of several batches together, added in order.
 
-    Names that only some batches have count as zero, or as no rows, in the others. Raises `ValueError` without parts.
+    A name that only some batches have counts as zero, or as no rows, in the others.
     """
-    if not parts:
-        raise ValueError("there are no measurements to add")
-    sums: dict[str, Tensor] = {}
-    rows: dict[str, list[Tensor]] = {}
-    for part in parts:
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._rows: dict[str, list[Tensor]] = {}
+        self.count = 0  # how many were added
+
+    def add(self, part: Measured) -> None:
+        """Adds the measurements of the next batch."""
+        self.count += 1
         for name, value in part.sums.items():
-            sums[name] = sums[name] + value if name in sums else value
+            if name in self._sums:
+                self._sums[name] += value
+            else:
+                self._sums[name] = value.clone()
         for name, value in part.rows.items():
-            rows.setdefault(name, []).append(value)
-    joined = {name: values[0] if len(values) == 1 else torch.cat(values) for name, values in rows.items()}
-    return Measured(sums, joined)
+            self._rows.setdefault(name, []).append(value)
+
+    def result(self) -> Measured:
+        """The sum. Raises `ValueError` if nothing was added."""
+        if not self.count:
+            raise ValueError("no measurements to add")
+        rows = {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in self._rows.items()}
+        return Measured(self._sums, rows)
+
+
+def total(parts: Iterable[Measured]) -> Measured:
+    """The sum of the measurements, added in order. Raises `ValueError` if there are none."""
+    summed = Total()
+    for part in parts:
+        summed.add(part)
+    return summed.result()

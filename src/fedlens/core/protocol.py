@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.arithmetic import PLAIN, Arithmetic
+from fedlens.core.dataset_info import Kind
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.states import ClientStates
@@ -339,6 +340,8 @@ class FederationInfo:
     held_out: np.ndarray | None = (
         None  # int64 [clients]: how many each client holds out of its own, where they do
     )
+    kind: Kind = "classification"
+    counts_of_one: float = 1  # the largest number of occurrences of one class in an example
 
     @property
     def clients(self) -> int:
@@ -359,6 +362,11 @@ class FederationInfo:
     def holding_out(self) -> np.ndarray:
         """The clients that hold out at least one example of their own, int64; empty where clients do not."""
         return np.flatnonzero(self.held_out) if self.held_out is not None else np.zeros(0, np.int64)
+
+    @property
+    def most_counts(self) -> float:
+        """The largest number of occurrences of a class that a client can report."""
+        return self.largest * self.counts_of_one
 
     @cached_property
     def largest(self) -> int:

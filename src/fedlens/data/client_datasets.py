@@ -49,10 +49,12 @@ class ClientDataset(ClientExamples):
         # `len` of a tensor takes ten times as long, and this is called several times per client.
         return len(self.examples) if self.indices is None else self.indices.numel()
 
-    def labels(self) -> Tensor:
-        """int64 [n]: the labels, in the order of `indices`."""
-        targets: Tensor = self.examples.targets
-        return targets if self.indices is None else targets[self.indices]
+    def read_targets(self, start: int = 0, stop: int | None = None) -> Any:
+        """The targets at the positions start to stop, in the order of `indices`; no image is read."""
+        stop = len(self) if stop is None else min(stop, len(self))
+        return self.examples.targets_at(
+            slice(start, stop) if self.indices is None else self.indices[start:stop]
+        )
 
     def take(self, at: Tensor) -> ClientDataset:
         """The examples at the positions `at`, int64 [k], which may repeat."""
@@ -323,7 +325,7 @@ class ClientDatasets(ClientDataSource):
         """int64 [classes]: how many examples of this holder have each class; None if examples have no single class."""
         if self.dataset.kind != "classification":
             return None
-        return torch.bincount(self.holder(client).labels(), minlength=len(self.dataset.classes))
+        return torch.bincount(self.holder(client).read_targets(), minlength=len(self.dataset.classes))
 
     def held(self) -> dict[str, int]:
         """The number of examples of each of the server's datasets, by name."""

@@ -123,6 +123,11 @@ class Examples:
         inputs, targets = _stretch(self.inputs, start, stop), _stretch(self.targets, start, stop)
         return self._moved(inputs), self._moved(targets)
 
+    def targets_at(self, at: Tensor | slice) -> Any:
+        """The targets at these positions, int64 [k] or a slice. Needs `tensors`."""
+        part = self.targets
+        return self._moved(_stretch(part, at.start, at.stop) if isinstance(at, slice) else _batch(part, at))
+
     def on(self, device: torch.device, room: int) -> Examples:
         """The same tensors for training on `device`: kept there if they take at most `room` bytes.
 

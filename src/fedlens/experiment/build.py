@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from fedlens.algorithms.averaging import Averaging, Parts
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.algorithms.registry import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
+from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.engine_base import BareEngine, EngineBase
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.protocol import Algorithm, FederationInfo, ModelSpec, Program
@@ -40,9 +43,11 @@ from fedlens.local.chain import chain
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 from fedlens.models.user_models import downloads, try_model
+from fedlens.tasks.central_evaluation import automatic_batch
 from fedlens.tasks.registry import TASKS
 from fedlens.tasks.task import Task
 
+_NAMED = 5  # classes without test examples that are named
 _SLOT_REGISTRIES = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVERS}
 
 
@@ -55,6 +60,7 @@ class Plan:
     augments: Sequence[Resolved]
     rules: Sequence[Resolved]
     locate: Callable[[str], str]
+    task: Callable[[DatasetInfo], Resolved]  # the task for a dataset
     overridden: frozenset[str] = frozenset()  # keys that were set on the command line
 
     def engine(self) -> EngineBase:
@@ -114,6 +120,7 @@ def plan(config: Config, source: Source) -> Plan:
         key: resolve(registry, table, key, source, shared=Preparation if key == "model" else None)
         for key, (registry, table) in tables.items()
     }
+    _refuse_task_settings(config.task, source)
     client = config.client
     rule_tables = client if isinstance(client, list) else [client] if client is not None else []
     rules = [resolve(RULES, table, "client", source) for table in rule_tables]
@@ -135,8 +142,34 @@ def plan(config: Config, source: Source) -> Plan:
         augments,
         rules,
         source.locate,
+        partial(_task, config.task, source),
         source.overridden,
     )
+
+
+def _task(table: Mapping[str, Any], source: Source, info: DatasetInfo) -> Resolved:
+    """The task that the settings name, or that the dataset's kind names. Raises `ConfigError` where there is none."""
+    if "name" not in table and info.kind not in TASKS:
+        raise ConfigError(
+            f"'{info.name}' is for {info.kind}, which fedlens cannot train on yet",
+            where="data.dataset",
+            hint="'fedlens partition' can make and show its partitions",
+        )
+    return resolve(TASKS, {"name": info.kind, **table}, "task", source)
+
+
+def _refuse_task_settings(table: Mapping[str, Any], source: Source) -> None:
+    """Raises `ConfigError` if no task has these settings: without a name, the dataset decides later which it is."""
+    first: ConfigError | None = None
+    for kind in [table["name"]] if "name" in table else TASKS:
+        try:
+            resolve(TASKS, {**table, "name": kind}, "task", source)
+        except ConfigError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise first
 
 
 def _was_set(table: str, source: Source) -> bool:
@@ -175,13 +208,20 @@ def _build(
             where="local.lr_warmup",
             hint="set it below rounds",
         )
-    holders, partition, task = _distributed(planned, data_dir, download, say)
+    holders, partition, task, task_table = _distributed(planned, data_dir, download, say)
     data = holders.dataset
+    config = config.model_copy(update={"task": task_table})
     if data.chosen:
         table = {**config.data.dataset, **data.chosen}
         config = config.model_copy(update={"data": config.data.model_copy(update={"dataset": table})})
     federation = FederationInfo(
-        partition.sizes(), len(data.classes), data.input_shape, holders.held(), holders.held_out_sizes()
+        partition.sizes(),
+        len(data.classes),
+        data.input_shape,
+        holders.held(),
+        holders.held_out_sizes(),
+        data.kind,
+        task.most_counts(data.input_shape),
     )
     model = ModelSpec(
         chosen["model"].factory,
@@ -192,13 +232,17 @@ def _build(
         config.seeds.initialization,
         chosen["model"].shared,
     )
+    model = task.wrap(model)
+    batch = config.evaluation.batch_size
+    if batch == "auto":
+        batch = automatic_batch(prod(data.input_shape), task.output_values(data.info))
     parts = Parts(
         model,
         task,
         config.local,
         federation,
         measure(config, federation),
-        config.evaluation.batch_size,
+        batch,
         config.evaluation.clients,
         **{slot: chosen[slot]() for slot in _SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
@@ -231,14 +275,27 @@ def _build(
         federation,
         task,
         size,
-        data.notes,
+        (*data.notes, *_without_test_examples(holders)),
     )
+
+
+def _without_test_examples(holders: ClientDatasets) -> list[str]:
+    """A sentence that names the classes without test examples, if there are any."""
+    counts, names = holders.class_counts("@test"), holders.dataset.classes
+    absent = [] if counts is None else [names[k] for k in (counts == 0).nonzero().flatten().tolist()]
+    if not absent:
+        return []
+    more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+    listed = ", ".join(f"'{name}'" for name in absent[:_NAMED])
+    return [
+        f"no test image has the class {listed}{more}: accuracy_balanced leaves out classes without examples"
+    ]
 
 
 def _distributed(
     planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None]
-) -> tuple[ClientDatasets, Partition, Task]:
-    """The clients' data, their partition, and the task that belongs to the kind of the dataset."""
+) -> tuple[ClientDatasets, Partition, Task, dict[str, Any]]:
+    """The clients' data, their partition, the task, and the task's table with every setting filled in."""
     config, chosen = planned.config, planned.chosen
     if config.data.validation_from == "client" and not config.data.validation:
         raise ConfigError(
@@ -247,13 +304,8 @@ def _distributed(
             hint="set data.validation = 0.2, the share that each client holds out",
         )
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
-    if dataset.kind not in TASKS:
-        raise ConfigError(
-            f"'{dataset.name}' is for {dataset.kind}, which fedlens cannot train on yet",
-            where="data.dataset",
-            hint="'fedlens partition' can make and show its partitions",
-        )
-    task: Task = TASKS.find(dataset.kind)()
+    resolved = planned.task(dataset.info)
+    task = _checked_task(resolved, dataset.info)
     dataset = loaded(dataset, int(config.data.cache * 2**30), say)
     if config.data.normalize == "unit":
         channels = len(dataset.mean)
@@ -277,7 +329,25 @@ def _distributed(
             f"the dataset '{dataset.name}' has no test images to evaluate a model on",
             where="data.dataset",
         )
-    return data, partition, task
+    return data, partition, task, resolved.table()
+
+
+def _checked_task(resolved: Resolved, info: DatasetInfo) -> Task:
+    """The task, checked against the dataset."""
+    task = resolved()
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"the task '{resolved.name}' is of the class {type(task).__name__}, which does not inherit from Task",
+            where="task.name",
+            hint="inherit from fedlens.tasks.task.Task",
+        )
+
+    def validated() -> Task:
+        task.validate(info)
+        return task
+
+    resolved.made(validated)
+    return task
 
 
 def _fitting(

@@ -94,7 +94,11 @@ class Evaluation(_Table):
     """The `[evaluation]` table."""
 
     every: int = Field(1, ge=1, description="evaluate every N rounds, and after the last round")
-    batch_size: int = Field(500, ge=1, description="images per batch of an evaluation")
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="images per batch of an evaluation; auto: 500, halved until inputs and outputs take at most "
+        "256 MiB",
+    )
     clients: Literal["all", "none"] | Annotated[int, Field(ge=1)] | None = Field(
         None,
         description="which clients are measured, each on its own held-out examples: all, none, or a number of clients "
@@ -117,6 +121,11 @@ class CheckpointSettings(_Table):
     seconds: float = Field(
         30.0, ge=0, description="minimum seconds between two checkpoints; 0 saves every round"
     )
+
+
+def _task(value: Any) -> Any:
+    """The table of a task, which needs no name; a name or a Python class alone is short for a table."""
+    return dict(value) if isinstance(value, Mapping) else _named(value)
 
 
 class Record(_Table):
@@ -150,6 +159,10 @@ class Config(_Table):
     data: DataSettings
     model: Named
     algorithm: Named = Field(default_factory=lambda: {"name": "fedavg"})
+    task: Annotated[dict[str, Any], BeforeValidator(_task)] = Field(
+        default_factory=dict,
+        description="what the model is trained for, and how it is measured; by default the dataset's kind names it",
+    )
     local: LocalSettings
     select: Named | None = Field(None, description="client selection: which clients take part in a round")
     client: Annotated[dict[str, Any] | list[dict[str, Any]] | None, BeforeValidator(_rules)] = Field(

@@ -26,6 +26,7 @@ _MEMBERS = {
     "algorithm": ("ops", "init", "round", "evaluate", "model"),
     "engine": ("open", "answer", "close"),
     "model": ("state_dict", "named_parameters"),
+    "task": ("loss", "measure", "metrics"),
     "selection": ("cohort", "size"),
     "client rule": ("loss", "grad", "finish"),
     "aggregate": ("weighting", "exchange", "normalized", "ops"),
@@ -39,6 +40,7 @@ _ARGUMENTS = {
     "partition": ("table", "seed"),
     "algorithm": ("parts",),
     "engine": (),
+    "task": (),
     "selection": (),
     "client rule": (),
     "aggregate": (),
@@ -48,7 +50,7 @@ _ARGUMENTS = {
 # The kinds for which a setting that another one has is answered with the names of those.
 _CHOSEN_BY_SETTING = ("engine", "algorithm", "partition")
 
-_BASES = {"aggregate": "fedlens.aggregate.mean.Aggregate"}
+_BASES = {"aggregate": "fedlens.aggregate.mean.Aggregate", "task": "fedlens.tasks.task.Task"}
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,8 @@ class Runner:
             self._refuse_broken(trained)
         rows = self._client_lines(round, tally) if config.record.clients else []
         at_clients = self._measured_lines(round, trained.measuring)
-        latest = client_summary(at_clients, self.built.task.score) or (
+        score = self.built.task.score
+        latest = (client_summary(at_clients, score) if score else None) or (
             self.run_state.measured if self.run_state else None
         )
         best, self.failures = self._better(line), self._with(tally)
@@ -343,6 +344,8 @@ class Runner:
         """The best round so far, by the validation score if there is validation data, else by the test score."""
         best = self.run_state.best if self.run_state else None
         on = "validation" if "@validation" in self.built.federation.held else "test"
+        if self.built.task.score is None:
+            return best
         metric = f"{on}_{self.built.task.score}"
         if not math.isfinite(line.get(metric, math.nan)) or (best and line[metric] <= best["value"]):
             return best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,18 +54,18 @@ class ModelFeatures:
     def __init__(self, context: LocalContext, trees: Mapping[str, Tree]) -> None:
         problem = context.problem
         self.own = problem.closing.enter_context(listening(problem.learner.module))
-        self.others = {}
+        self.task, self.others = problem.task, {}
         for name, tree in trees.items():
             module = problem.twin(f"features-{name}", tree).module.eval()
             self.others[name] = module, problem.closing.enter_context(listening(module))
 
-    def take(self, inputs: Tensor) -> dict[str, Tensor]:
+    def take(self, inputs: Any, targets: Any) -> dict[str, Tensor]:
         """Features [n, features] by name, of the batch that the trained model has just seen."""
         found = {OWN: self.own.pop().flatten(1)} if self.own else {}
         self.own.clear()
         for name, (module, heard) in self.others.items():
             with torch.no_grad():
-                module(inputs)
+                self.task.outputs(module, inputs, targets)
             if heard:
                 found[name] = heard.pop().flatten(1)
             heard.clear()

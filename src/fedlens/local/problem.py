@@ -117,12 +117,13 @@ class LocalProblem:
         total: list[Tensor] = []
         value = loss = 0.0
         for inputs, targets in batches:
-            outputs = learner.module(inputs)
+            outputs = self.task.outputs(learner.module, inputs, targets)
             share = len(targets) / n
             risk = self.risk(outputs, targets)
             gradients = gradients_of(risk, parameters, learner.half)
             value += share * float(risk.detach())
-            loss += share * float(self.task_loss(outputs.detach(), targets))
+            with torch.no_grad():
+                loss += share * float(self.task_loss(outputs, targets))
             if total:
                 torch._foreach_add_(total, gradients, alpha=share)
             else:

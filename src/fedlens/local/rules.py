@@ -90,7 +90,7 @@ class LocalContext:
 
         int64 [n] for classification.
         """
-        return self.problem.data.labels()
+        return self.problem.data.read_targets()
 
     def tree(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Tensors in the order of the trainable leaves, by name."""
@@ -195,6 +195,8 @@ class Traits:
         whole: it needs all weights at the server: it sends trees of them, or stores them there.
         invariant: it keeps a sum over all clients, which is wrong if a client appears twice in a round.
         full_gradients: it takes gradients over all examples of a client (`LocalProblem.gradient`).
+        features: it compares one feature vector per example, which not every task has.
+        reweighs: it weighs the classes in the task's loss.
         discloses: what leaves the clients beyond model updates, as sentences for the run's report.
     """
 
@@ -206,6 +208,8 @@ class Traits:
     whole: bool = False
     invariant: bool = False
     full_gradients: bool = False
+    features: bool = False
+    reweighs: bool = False
     discloses: tuple[str, ...] = ()
 
 

@@ -20,6 +20,7 @@ from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.tree import Tree, TreeSpec, part
 from fedlens.core.work import steps_of
+from fedlens.local.class_counts import class_counts
 from fedlens.local.effective_steps import effective_steps
 from fedlens.local.features import ModelFeatures
 from fedlens.local.hook_checks import watching
@@ -155,7 +156,10 @@ class Train:
             rate_factors=[rate / lr if lr else 1.0 for rate in rates],
         )
         batch = self.settings.batch(len(data))
-        risk = partial(_risk, self.rule, context) if self.rule.risk else self.task.loss
+        weights = self.task.client_weights(partial(class_counts, self.task, client, self.model.classes))
+        like = next(iter(learner.trainable.values()))
+        loss = self.task.loss if weights is None else partial(self.task.loss, weights=weights.to(like))
+        risk = partial(_risk, self.rule, context) if self.rule.risk else loss
         context.problem = LocalProblem(
             self.model,
             client,
@@ -163,7 +167,7 @@ class Train:
             tree,
             data,
             risk,
-            self.task.loss,
+            loss,
             batch,
             closing,
             self.task,
@@ -209,12 +213,12 @@ class Train:
                 with scope("rule"):
                     context.at_anchor = _replayed(twin, problem, context.batch)
             with scope("forward"):
-                outputs = module(inputs)
-                loss = self.task.loss(outputs, targets)
+                outputs = self.task.outputs(module, inputs, targets)
+                loss = problem.task_loss(outputs, targets)
             with scope("rule"):
                 bent = loss if rule.risk is None else rule.risk(outputs, targets, context)
                 if looking is not None:
-                    context.features = looking.take(inputs)
+                    context.features = looking.take(inputs, targets)
                 if rule.loss is not None:
                     bent = rule.loss(bent, outputs, targets, context)
             losses.append(loss.detach())
@@ -324,7 +328,7 @@ def _replayed(twin: Loadable, problem: LocalProblem, batch: tuple[Tensor, Tensor
     twin.module.train()
     inputs, targets = batch
     with random_state_kept(problem.client.device):
-        risk = problem.risk(twin.module(inputs), targets)
+        risk = problem.risk(problem.task.outputs(twin.module, inputs, targets), targets)
         return gradients_of(risk, list(twin.trainable.values()), twin.half)
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import torch
 
 from fedlens.core.errors import RunFailed
-from fedlens.core.modules import loadable
+from fedlens.core.measured import Measured, Total, total
+from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import (
+    Answers,
     Ask,
     Client,
     Evaluation,
     Failure,
+    FederationInfo,
     Metrics,
     ModelSpec,
     Outcome,
@@ -31,7 +35,7 @@ from fedlens.tasks.task import Task
 class Evaluate:
     """The operation that measures a model on a stretch of its holder's data.
 
-    Payload: `model`, a tree; `start` and `stop`, positions. It sends back the task's sums.
+    Payload: `model`, a tree; `start` and `stop`, positions. It sends back the task's measurements.
     """
 
     model: ModelSpec
@@ -42,40 +46,78 @@ class Evaluate:
         """Runs the model in evaluation mode, without gradients."""
         learner = loadable(self.model, client)
         learner.load(payload["model"])
-        learner.module.eval()
-        sums: dict[str, float] = defaultdict(float)
-        with torch.inference_mode():
-            for start in range(payload["start"], payload["stop"], self.batch_size):
-                stop = min(start + self.batch_size, payload["stop"])
-                inputs, targets = client.data.stretch(start, stop)
-                for name, value in self.task.sums(learner.module(inputs), targets).items():
-                    sums[name] += value
-        return Outcome({"sums": dict(sums)})
+        found = measured(self.task, learner, client.data, self.batch_size, payload["start"], payload["stop"])
+        return Outcome(found.to_payload())
+
+
+def measured(task: Task, learner: Loadable, data: Any, batch_size: int, start: int, stop: int) -> Measured:
+    """The task's measurements on the examples from `start` to before `stop`, in evaluation mode."""
+    module = learner.module.eval()
+    bounds = ((at, min(at + batch_size, stop)) for at in range(start, stop, batch_size))
+
+    def each() -> Iterator[Measured]:
+        for first, last in bounds:
+            inputs, targets = data.stretch(first, last)
+            yield task.measure(task.outputs(module, inputs, targets), targets)
+
+    with torch.inference_mode():
+        return total(each())
+
+
+def stretch_of(values: int) -> int:
+    """The examples that one request evaluates, for examples of so many values.
+
+    A fixed cut by work: few large images keep all workers busy, and the number of workers does not show in the result.
+
+    >>> stretch_of(28 * 28), stretch_of(3 * 224 * 224)
+    (1000, 27)
+    """
+    return min(1000, max(1, 2**22 // max(1, values)))
+
+
+def automatic_batch(inputs: int, outputs: int) -> int:
+    """The batch size of evaluations for so many values of an example's input and output: 500, or less.
+
+    It is halved until float32 inputs and outputs take at most 256 MiB.
+
+    >>> automatic_batch(28 * 28, 10), automatic_batch(3 * 224 * 224, 1000)
+    (500, 250)
+    """
+    size = 500
+    while size > 1 and size * (inputs + outputs) * 4 > 2**28:
+        size //= 2
+    return size
 
 
 def central(
-    model: Tree, held: Mapping[str, int], task: Task, names: Sequence[str], stretch: int = 1000
-) -> Evaluation:
-    """Asks for the metrics of `model` on each of `names` (`@test`, ...), in stretches of `stretch` examples.
+    model: Tree, federation: FederationInfo, task: Task, names: Sequence[str]
+) -> Generator[Ask, Answers, dict[str, Measured]]:
+    """Asks for the measurements of `model` on each of `names` (`@test`, ...), stretch by stretch.
 
-    The metrics are called `test_loss`, `test_accuracy` and so on. The stretches are a fixed cut, and their sums are
-    added in order, so the number of workers does not show in the result.
+    The stretches are a fixed cut (`stretch_of`) and are added in order, so the number of workers does not show in the
+    result. A name without examples is left out.
 
     Raises `RunFailed` where the evaluation itself fails.
     """
+    held, stretch = federation.held, stretch_of(prod(federation.input_shape))
     requests = [
         Request(name, {"start": start, "stop": min(start + stretch, held[name])})
         for name in names
         for start in range(0, held[name], stretch)
     ]
-    totals: dict[str, dict[str, float]] = {name: defaultdict(float) for name in names}
+    parts: dict[str, Total] = {}
     for answer in (yield Ask("evaluate", requests, {"model": model})):
         if isinstance(answer, Failure):
             raise RunFailed(f"evaluating the model on {answer.client} failed: {answer.reason}")
-        for name, value in answer.payload["sums"].items():
-            totals[str(answer.client)][name] += value
+        parts.setdefault(str(answer.client), Total()).add(Measured.from_payload(answer.payload))
+    return {name: part.result() for name, part in parts.items()}
+
+
+def central_metrics(model: Tree, federation: FederationInfo, task: Task, names: Sequence[str]) -> Evaluation:
+    """Asks for the metrics of `model` on each of `names`: `test_loss`, `test_accuracy` and so on; see `central`."""
+    found = yield from central(model, federation, task, names)
     metrics: Metrics = {}
-    for name, sums in totals.items():
-        measured = task.metrics(sums) if sums.get("examples") else {"loss": math.nan}
-        metrics |= {f"{name[1:]}_{metric}": value for metric, value in measured.items()}
+    for name in names:
+        values = task.metrics(found[name]) if name in found else {"loss": math.nan}
+        metrics |= {f"{name[1:]}_{metric}": value for metric, value in values.items()}
     return metrics

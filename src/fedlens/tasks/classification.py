@@ -1,45 +1,171 @@
-"""Classification: cross-entropy and accuracy."""
+"""Classification: cross-entropy, accuracies and calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
+
+from fedlens.core.dataset_info import DatasetInfo, Kind
+from fedlens.core.errors import ConfigError
+from fedlens.core.measured import Measured
+from fedlens.tasks.task import Task, present
+
+BINS = 15  # of the calibration error (Guo et al. 2017, arXiv 1706.04599)
+_CONFUSION = 1000  # classes up to which there is a confusion matrix
+_TOP = 5
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(Task):
     """One class an image. Outputs are logits [n, classes], targets int64 [n].
 
+    Args:
+        score: the metric that the best model is chosen by.
+        label_smoothing: the share of the target probability that all classes divide evenly, in training.
+        class_weights: weights of the classes in the training loss: "none", "balanced" (n / (C n_c) at each client,
+            from its own counts n_c of C classes), or one number a class.
+
+    Metrics:
+        loss: the mean cross-entropy in nats, without weights and smoothing.
+        accuracy: the share of examples whose largest logit is that of their class; `accuracy_top5`: whose logit is
+            among the five largest, if there are more than five classes.
+        accuracy_balanced: the mean over classes of their accuracy; a class without examples is left out.
+        calibration_error: sum_b |correct_b - confidence_b| / n over 15 equal bins of the largest probability
+            (Guo et al. 2017, Eq. 3).
+
     >>> task = Classification()
-    >>> task.metrics(task.sums(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])))["accuracy"]
+    >>> task.metrics(task.measure(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])))["accuracy"]
     0.5
     """
 
-    score: str = "accuracy"  # the metric that a best model is chosen by; larger is better
+    score: str = "accuracy"
+    label_smoothing: float = 0.0
+    class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
+    kind: ClassVar[Kind] = "classification"
+    features: ClassVar[bool] = True
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy in nats, a 0-dim tensor."""
-        return F.cross_entropy(outputs, targets)
+    @property
+    def weighs(self) -> bool:
+        """Whether classes are weighed."""
+        return self.class_weights != "none"
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The cross-entropy of each example, [n]; `loss` is their mean."""
-        return F.cross_entropy(outputs, targets, reduction="none")
+    def validate(self, info: DatasetInfo) -> None:
+        """Refuses datasets of another kind, and class weights of another number of classes."""
+        super().validate(info)
+        if isinstance(self.class_weights, tuple) and len(self.class_weights) != len(info.classes):
+            raise ConfigError(
+                f"task.class_weights has {len(self.class_weights)} weights, but the dataset has "
+                f"{len(info.classes)} classes",
+                where="task.class_weights",
+                hint="give one weight per class, in the order of the classes",
+            )
 
-    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """What adds up over batches: summed loss, correct predictions, examples."""
-        return {
-            "loss": float(F.cross_entropy(outputs, targets, reduction="sum")),
-            "accuracy": float(torch.count_nonzero(outputs.argmax(1) == targets)),
-            "examples": float(len(targets)),
+    def loss(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, normalize: bool = True
+    ) -> Tensor:
+        """The cross-entropy in nats: its mean, or with `weights` sum_i w(y_i) l_i / sum_i w(y_i)."""
+        if weights is None:
+            return F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
+        losses = self._losses(outputs, targets)
+        each = weights.to(losses)[targets]
+        if not normalize:
+            return (each * losses).mean()
+        # The floor is for a batch of classes of weight 0 alone; no other sum is as small.
+        return (each * losses).sum() / each.sum().clamp(min=torch.finfo(losses.dtype).tiny)
+
+    @property
+    def losses(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """The cross-entropy of each example, [n]; None with class weights, whose mean has another denominator."""
+        return None if self.weighs else self._losses
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=self.label_smoothing)
+
+    def counts(self, targets: Tensor, classes: int) -> Tensor:
+        """int64 [n, classes]: 1 at each example's class."""
+        return F.one_hot(targets, classes)
+
+    def client_weights(self, counts: Callable[[], Tensor]) -> Tensor | None:
+        """float64 [classes]; of "balanced", n / (C n_c), and 0 for a class that the client does not have."""
+        if isinstance(self.class_weights, tuple):
+            return torch.tensor(self.class_weights, dtype=torch.float64)
+        if self.class_weights == "none":
+            return None
+        found = counts().double()
+        return torch.where(found > 0, found.sum() / (len(found) * found), 0.0)
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Measured:
+        """The sums of a batch.
+
+        `loss` float64 and `examples`, `correct`, `top5` int64; `confusion` int64 [classes, classes] with the truth in
+        rows and the prediction in columns, up to 1,000 classes, and beyond them `class_examples` and `class_correct`
+        int64 [classes]; and for the 15 bins `bin_count`, `bin_correct` int64 [15] and `bin_confidence` float64 [15].
+        """
+        classes = outputs.shape[1]
+        if outputs.dtype in (torch.float16, torch.bfloat16):
+            outputs = outputs.float()
+        if outputs.device.type == "mps":  # has no float64
+            outputs, targets = outputs.cpu(), targets.cpu()
+        log_probabilities = F.log_softmax(outputs, 1)
+        predicted = outputs.argmax(1)
+        hit = predicted == targets
+        # Masks instead of `bincount` with weights, which adds in no fixed order on a GPU.
+        confidence = log_probabilities.amax(1).exp().nan_to_num_(0.0).double()
+        bins = (confidence * BINS).long().clamp_(0, BINS - 1)
+        inside = bins[:, None] == torch.arange(BINS, device=bins.device)
+        sums = {
+            "loss": F.nll_loss(log_probabilities, targets, reduction="sum").double(),
+            "examples": torch.tensor(len(targets)),
+            "correct": hit.sum(),
+            "bin_count": inside.sum(0),
+            "bin_correct": (inside & hit[:, None]).sum(0),
+            "bin_confidence": torch.where(inside, confidence[:, None], 0.0).sum(0),
         }
+        if classes > _TOP:
+            own = outputs.gather(1, targets[:, None])
+            sums["top5"] = (~(outputs <= own)).sum(1).lt(_TOP).sum()
+        if classes <= _CONFUSION:
+            cells = torch.bincount(targets * classes + predicted, minlength=classes * classes)
+            sums["confusion"] = cells.view(classes, classes)
+        else:
+            sums["class_examples"] = torch.bincount(targets, minlength=classes)
+            sums["class_correct"] = torch.bincount(targets[hit], minlength=classes)
+        return Measured(sums)
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Mean loss and accuracy from the sums."""
-        return {name: sums[name] / sums["examples"] for name in ("loss", "accuracy")}
+    def metrics(self, measured: Measured) -> dict[str, float]:
+        """The metrics that the class lists."""
+        sums = measured.sums
+        n = int(sums["examples"])
+        examples, correct = per_class(measured)
+        there = examples > 0
+        gap = (sums["bin_correct"].double() - sums["bin_confidence"]).abs().sum()
+        return present(
+            {
+                "loss": float(sums["loss"]) / n,
+                "accuracy": int(sums["correct"]) / n,
+                "accuracy_top5": int(sums["top5"]) / n if "top5" in sums else None,
+                "accuracy_balanced": float((correct[there] / examples[there]).mean()),
+                "calibration_error": float(gap) / n,
+            }
+        )
+
+    def condensed(self, measured: Measured) -> Measured:
+        """The measurements with two numbers a class in place of the confusion matrix."""
+        sums = {name: value for name, value in measured.sums.items() if name != "confusion"}
+        sums["class_examples"], sums["class_correct"] = per_class(measured)
+        return Measured(sums, measured.rows)
+
+    def details(self, measured: Measured, classes: Sequence[str]) -> dict[str, float]:
+        """`accuracy_<class>` for each class that has examples."""
+        examples, correct = per_class(measured)
+        rows = zip(classes, examples.tolist(), correct.tolist(), strict=True)
+        return {f"accuracy_{name}": right / n for name, n, right in rows if n}
 
     def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
         """The logits must be [n, classes]."""
@@ -49,6 +175,46 @@ class Classification:
                 return None
         return f"[{examples}, {classes}]: one number a class"
 
-    def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+    def random_targets(self, outputs: Any, generator: torch.Generator) -> Tensor:
         """Random targets for these outputs, int64 [n]; a trial of a model trains on them."""
         return torch.randint(outputs.shape[1], (len(outputs),), generator=generator)
+
+
+def per_class(measured: Measured) -> tuple[Tensor, Tensor]:
+    """(examples, correct) of each class, both int64 [classes], from the measurements of `Classification`."""
+    sums = measured.sums
+    if "confusion" in sums:
+        return sums["confusion"].sum(1), sums["confusion"].diagonal()
+    return sums["class_examples"], sums["class_correct"]
+
+
+def classification(
+    *,
+    score: Annotated[
+        Literal["accuracy", "accuracy_top5", "accuracy_balanced"],
+        Field(description="the metric that the best model is chosen by"),
+    ] = "accuracy",
+    label_smoothing: Annotated[
+        float,
+        Field(ge=0, lt=1, description="share of the target probability that all classes divide evenly"),
+    ] = 0.0,
+    class_weights: Annotated[
+        Literal["none", "balanced"] | list[Annotated[float, Field(ge=0, allow_inf_nan=False)]],
+        Field(
+            description="weights of the classes in the training loss. none; balanced: inversely to how often each "
+            "class occurs at the client; or a list with one weight per class"
+        ),
+    ] = "none",
+) -> Classification:
+    """One class an image.
+
+    Raises `ConfigError` for class weights of which none is above 0.
+    """
+    weights = tuple(class_weights) if isinstance(class_weights, list) else class_weights
+    if isinstance(weights, tuple) and not any(weights):
+        raise ConfigError(
+            "all weights in task.class_weights are 0, so nothing would be learned",
+            where="class_weights",
+            hint="give at least one weight above 0",
+        )
+    return Classification(score, label_smoothing, weights)

@@ -6,5 +6,5 @@ from fedlens.core.registry import Entry, Registry
 
 TASKS = Registry(
     "task",
-    {"classification": Entry("fedlens.tasks.classification:Classification", "one class an image")},
+    {"classification": Entry("fedlens.tasks.classification:classification", "one class an image")},
 )

@@ -1,35 +1,168 @@
-"""What a task has to say: its loss, its metrics, and the metric that a best model is chosen by."""
+"""The base class of tasks: what a model is trained for, and how it is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from fedlens.core.dataset_info import DatasetInfo, Kind
+from fedlens.core.errors import ConfigError
+from fedlens.core.measured import Measured
+from fedlens.core.protocol import ModelSpec
+from fedlens.core.tree import Tree
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
-class Task(Protocol):
-    """A task; `fedlens.tasks.classification` is one. A dataset's kind (`fedlens.data.dataset.Kind`) names it."""
+class Task(ABC):
+    """A task; `fedlens.tasks.classification` is one. Training, engines and algorithms know nothing else of it.
+
+    A batch is (inputs, targets). Targets are a tensor, or an object with `__len__`, `take`, `cat`, `to`, `to_payload`
+    and `from_payload` (see `fedlens.core.targets`); `len(targets)` is the number of examples.
+
+    Attributes:
+        kind: the kind of dataset that it needs.
+        score: the metric that the best model is chosen by, larger is better; None if it has none.
+        takes_targets: whether the module is called with the targets too, as detectors are.
+        views: 2 if a batch holds two augmentations of each image, inputs [n, 2, C, H, W]; else 1.
+        features: whether its models have one feature vector per example, the input of their last linear layer.
+    """
+
+    kind: ClassVar[Kind]
+    score: str | None = None
+    takes_targets: ClassVar[bool] = False
+    views: ClassVar[int] = 1
+    features: ClassVar[bool] = False
 
     @property
-    def score(self) -> str:
-        """The metric that the best model is chosen by; larger is better."""
+    def weighs(self) -> bool:
+        """Whether `client_weights` weighs the classes."""
+        return False
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of a batch, a 0-dim tensor."""
+    # ---- before training
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each example, [n]; `loss` is their mean."""
+    def validate(self, info: DatasetInfo) -> None:
+        """Raises `ConfigError` with key and reason if the dataset does not fit; called before any work."""
+        if info.kind != self.kind:
+            raise ConfigError(
+                f"the task is {self.kind}, but the dataset '{info.name}' is for {info.kind}",
+                where="task.name",
+                hint="leave task.name out: the dataset's kind names the task",
+            )
 
-    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """Sums over batches, including `examples`."""
+    def wrap(self, model: ModelSpec) -> ModelSpec:
+        """The model that is trained: the given one, or one with further layers around it, such as a projector."""
+        return model
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The metrics, by name, from the sums over all batches; a run records and prints them as `test_<name>`."""
+    def export(self, tree: Tree) -> Tree:
+        """The part of a trained tree that belongs to the model itself, named as in the model."""
+        return tree
+
+    # ---- in a step
+
+    def outputs(self, module: nn.Module, inputs: Any, targets: Any) -> Any:
+        """The forward pass."""
+        return module(inputs, targets) if self.takes_targets else module(inputs)
+
+    @abstractmethod
+    def loss(
+        self, outputs: Any, targets: Any, weights: Tensor | None = None, normalize: bool = True
+    ) -> Tensor:
+        """The loss of a batch, a 0-dim tensor.
+
+        Args:
+            outputs: of the module.
+            targets: of the batch.
+            weights: float [classes], a weight w for each class; None weighs every term by 1.
+            normalize: divides the sum of w l by the sum of w; false: by the number of terms. The loss is 0 if all
+                weights are 0.
+        """
+
+    @property
+    def losses(self) -> Callable[[Any, Any], Tensor] | None:
+        """(outputs, targets) -> [n], the losses whose mean is `loss`; None if clients cannot train stacked."""
+        return None
+
+    def counts(self, targets: Any, classes: int) -> Tensor:
+        """int64 [n, classes]: how often each class occurs in each example."""
+        raise ConfigError(
+            f"the task {type(self).__name__} does not count classes",
+            where="task.name",
+            hint="define `counts`",
+        )
+
+    def most_counts(self, input_shape: Sequence[int]) -> float:
+        """The largest number of occurrences of one class in an example of this input shape."""
+        return 1
+
+    def client_weights(self, counts: Callable[[], Tensor]) -> Tensor | None:
+        """The weights of the classes at a client, float [classes]; None for none.
+
+        `counts` returns the class counts of the client's examples, int64 [classes].
+        """
+        return None
+
+    # ---- evaluation
+
+    @abstractmethod
+    def measure(self, outputs: Any, targets: Any) -> Measured:
+        """The measurements of a batch. Neither class weights nor label smoothing take part in them."""
+
+    @abstractmethod
+    def metrics(self, measured: Measured) -> dict[str, float]:
+        """The metrics by name, from the measurements of all batches; a run records them as `test_<name>`.
+
+        A metric that these examples do not define, such as a mean over classes of which none occurs, is left out.
+        """
+
+    def condensed(self, measured: Measured) -> Measured:
+        """The part of the measurements that `metrics` needs: what is asked of each client."""
+        return measured
+
+    def details(self, measured: Measured, classes: Sequence[str]) -> dict[str, float]:
+        """Further metrics for `summary.json`, such as the accuracy of each class."""
+        return {}
+
+    def output_values(self, info: DatasetInfo) -> int:
+        """The number of output values for one example, which an evaluation keeps in memory."""
+        return len(info.classes)
+
+    # ---- outside of training
+
+    def predict(self, outputs: Any) -> Any:
+        """The predictions that are exported, from the outputs of a batch."""
+        return outputs
+
+    def move(self, targets: Any, change: Any) -> Any:
+        """The targets after a geometric augmentation of their images."""
+        return targets
+
+    def draw(self, image: NDArray[Any], prediction: Any, target: Any = None) -> NDArray[Any]:
+        """A picture uint8 [H, W, 3] of an image uint8 [C, H, W] with its prediction, and its target if given."""
+        raise ConfigError(
+            f"the task {type(self).__name__} does not draw predictions",
+            where="task.name",
+            hint="define `draw`",
+        )
 
     def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
         """The required form of a model's outputs, if these outputs do not have it; None if they do."""
+        return None
 
-    def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+    def random_targets(self, outputs: Any, generator: torch.Generator) -> Any:
         """Random targets that fit these outputs, for trials of models."""
+        raise NotImplementedError(f"the task {type(self).__name__} has no `random_targets`")
+
+
+def present(values: Mapping[str, float | None]) -> dict[str, float]:
+    """The metrics that are defined.
+
+    >>> present({"loss": 1.0, "accuracy_balanced": None})
+    {'loss': 1.0}
+    """
+    return {name: value for name, value in values.items() if value is not None}

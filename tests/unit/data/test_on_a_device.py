@@ -50,7 +50,7 @@ def test_batches_are_on_the_device_wherever_the_images_lie(
         assert (images.device.type, labels.device.type, images.shape) == ("cuda", "cuda", (3, 1, 4, 4))
     everything = replace(there, indices=None)
     assert everything.stretch(0, 5)[0].device.type == "cuda"
-    assert there.labels().shape == (10,)
+    assert there.read_targets().shape == (10,)
     assert there.take(torch.arange(2)).stretch(0, 2)[0].device.type == "cuda"
 
 

@@ -2,18 +2,20 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from fedlens.core.driver import Driver
 from fedlens.core.errors import RunFailed
-from fedlens.core.protocol import Client, ClientDataSource, ClientStates, Program
+from fedlens.core.protocol import Client, ClientDataSource, ClientStates, FederationInfo, Program
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import tree_of
 from fedlens.engines.inline import inline
-from fedlens.tasks.central_evaluation import Evaluate, central
+from fedlens.tasks import central_evaluation
+from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 from fedlens.tasks.classification import Classification
-from tests.identity.identity_kit import Points, model, world
+from tests.identity.identity_kit import CLASSES, FEATURES, Points, model, world
 
 TASK, SPEC = Classification(), model(norm=True, dropout=0.5)
 POOLED = world().pooled()
@@ -24,12 +26,13 @@ class Held(ClientDataSource):
         return {"@test": POOLED, "@validation": Points(POOLED.inputs[:4], POOLED.targets[:4])}[name]
 
 
-def measure(names, stretch: int = 1000, batch: int = 500, held=None) -> dict[str, float]:
+def measure(names, batch: int = 500, held=None) -> dict[str, float]:
     engine, states = inline(), ClientStates()
     engine.open(Program({"evaluate": Evaluate(SPEC, TASK, batch)}, Held(), 0), states)
     try:
         held = held or {"@test": len(POOLED), "@validation": 4}
-        return Driver(engine, states).drive(central(tree_of(SPEC.build()), held, TASK, names, stretch), 0)
+        info = FederationInfo(np.array([1]), CLASSES, (FEATURES,), held)
+        return Driver(engine, states).drive(central_metrics(tree_of(SPEC.build()), info, TASK, names), 0)
     finally:
         engine.close()
 
@@ -44,8 +47,9 @@ def expected(points: Points) -> dict[str, float]:
 
 @pytest.mark.parametrize("stretch", [1, 7, 35, 1000])
 @pytest.mark.parametrize("batch", [1, 3, 500])
-def test_every_example_counts_once_whatever_the_cut(stretch: int, batch: int) -> None:
-    measured = measure(["@test"], stretch, batch)
+def test_every_example_counts_once_whatever_the_cut(stretch: int, batch: int, monkeypatch) -> None:
+    monkeypatch.setattr(central_evaluation, "stretch_of", lambda values: stretch)
+    measured = measure(["@test"], batch)
     right = expected(POOLED)
     assert measured["test_accuracy"] == right["accuracy"]
     assert math.isclose(measured["test_loss"], right["loss"], rel_tol=1e-12)
@@ -53,7 +57,8 @@ def test_every_example_counts_once_whatever_the_cut(stretch: int, batch: int) ->
 
 def test_each_holder_has_its_own_metrics() -> None:
     measured = measure(["@test", "@validation"])
-    assert set(measured) == {"test_loss", "test_accuracy", "validation_loss", "validation_accuracy"}
+    names = {"loss", "accuracy", "accuracy_balanced", "calibration_error"}
+    assert set(measured) == {f"{holder}_{name}" for holder in ("test", "validation") for name in names}
     right = expected(Held().holder("@validation"))
     assert measured["validation_accuracy"] == right["accuracy"]
 

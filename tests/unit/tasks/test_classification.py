@@ -5,6 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from fedlens.core.measured import total
 from fedlens.tasks.classification import Classification
 
 TASK = Classification()
@@ -31,18 +32,15 @@ def test_sums_add_up_over_batches_of_any_size() -> None:
     g = torch.Generator().manual_seed(0)
     logits = torch.randn(10, 3, generator=g, dtype=torch.float64)
     y = torch.randint(0, 3, (10,), generator=g)
-    total: dict[str, float] = {}
-    for part in (slice(0, 1), slice(1, 8), slice(8, 10)):
-        for name, value in TASK.sums(logits[part], y[part]).items():
-            total[name] = total.get(name, 0.0) + value
-    measured = TASK.metrics(total)
+    parts = [TASK.measure(logits[at], y[at]) for at in (slice(0, 1), slice(1, 8), slice(8, 10))]
+    measured = TASK.metrics(total(parts))
     assert math.isclose(measured["loss"], F.cross_entropy(logits, y).item(), rel_tol=1e-12)
     assert measured["accuracy"] == (logits.argmax(1) == y).double().mean().item()
-    assert set(measured) == {"loss", "accuracy"}
+    assert set(measured) == {"loss", "accuracy", "accuracy_balanced", "calibration_error"}
 
 
 def test_the_score_is_one_of_the_metrics() -> None:
-    assert TASK.score in TASK.metrics(TASK.sums(torch.zeros(1, 2), torch.tensor([0])))
+    assert TASK.score in TASK.metrics(TASK.measure(torch.zeros(1, 2), torch.tensor([0])))
 
 
 def test_random_targets_are_classes_of_the_outputs() -> None:

@@ -47,7 +47,7 @@ class BatchedTrain(Train):
         """Plain training of this number of steps."""
         settings = self.settings.model_copy(update={"steps": steps, "epochs": None, "stragglers": 0.0})
         plain = replace(self, settings=settings, rule=ClientRule(), normalized=False, keep_optimizer=False)
-        model = self.model.build()
+        model = self.model.build(initial=False)
         convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
         # A rate so small that no weights diverge.
         return Trial(

@@ -26,6 +26,7 @@ from fedlens.local.features import listening
 from fedlens.local.rules import Tensors
 from fedlens.local.vectorized.layers import adapted, drops, known, reformed
 from fedlens.local.vectorized.stack import Masks, Stack
+from fedlens.tasks.task import Task
 
 
 class StackedModel:
@@ -34,10 +35,12 @@ class StackedModel:
     Args:
         learner: the module; of its own parameters only frozen ones are used.
         scratch: the cache of the worker; it keeps which of the two forms the module takes, and the count of steps.
+        task: its `outputs` is the forward pass, for tasks that need no targets in it; without, the module is called.
     """
 
-    def __init__(self, learner: Loadable, scratch: dict[Any, Any]) -> None:
+    def __init__(self, learner: Loadable, scratch: dict[Any, Any], task: Task | None = None) -> None:
         self.learner, self.names = learner, list(learner.trainable)
+        self.forward = _Forward(learner.module, task)
         self.stack = Stack(Masks([]))
         self.random = any(drops(layer) for layer in learner.module.modules())
         self.slots = [_slot(learner.module, name) for name in self.names]
@@ -70,16 +73,15 @@ class StackedModel:
 
     def _forward(self, weights: Tensors, images: Tensor) -> Tensor:
         """`functional_call`, without its search for the weights in every step."""
-        module = self.learner.module
         out: Tensor
         if self.tied:
-            out = functional_call(module, dict(zip(self.names, weights, strict=True)), (images,))
+            out = functional_call(self.forward, self._named(weights), (images,))
             return out
         before = [slot[name] for slot, name in self.slots]
         try:
             for (slot, name), weight in zip(self.slots, weights, strict=True):
                 slot[name] = weight
-            out = module(images)
+            out = self.forward.run(images)
         finally:
             for (slot, name), parameter in zip(self.slots, before, strict=True):
                 slot[name] = parameter
@@ -90,10 +92,11 @@ class StackedModel:
         return outputs
 
     def _alone(self, own: Tensors, images: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(
-            self.learner.module, dict(zip(self.names, own, strict=True)), (images,)
-        )
+        outputs: Tensor = functional_call(self.forward, self._named(own), (images,))
         return outputs
+
+    def _named(self, weights: Tensors) -> dict[str, Tensor]:
+        return {f"module.{name}": weight for name, weight in zip(self.names, weights, strict=True)}
 
     def with_features(self, weights: Tensors, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """The outputs, and the features [A, B, features]: see `fedlens.local.features`."""
@@ -107,6 +110,21 @@ class StackedModel:
 
             outputs, *features = vmap(forward)(weights, images)
         return outputs, features[0].reshape(*clients, -1) if features else None
+
+
+class _Forward(nn.Module):
+    """The forward pass of a task, as a module for `functional_call`."""
+
+    def __init__(self, module: nn.Module, task: Task | None) -> None:
+        super().__init__()
+        self.module, self.task = module, task
+
+    def forward(self, images: Tensor) -> Any:
+        return self.run(images)
+
+    def run(self, images: Tensor) -> Any:
+        """The outputs, called directly: without hooks, there is nothing to look for in every step."""
+        return self.module(images) if self.task is None else self.task.outputs(self.module, images, None)
 
 
 def _slot(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:

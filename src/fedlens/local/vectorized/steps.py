@@ -180,7 +180,9 @@ def objective(
         outputs, own = model.with_features(leaves, batch.inputs)
     else:
         outputs, own = model(leaves, batch.inputs), None
-    each = train.task.losses(outputs.flatten(0, 1), batch.targets.flatten(0, 1)).view(batch.weights.shape)
+    each_loss = train.task.losses
+    assert each_loss is not None  # `obstacle` has refused the task otherwise
+    each = each_loss(outputs.flatten(0, 1), batch.targets.flatten(0, 1)).view(batch.weights.shape)
     if rule.risk is None and (rule.loss is None or looks is None):
         return ((each.detach() * batch.weights).sum(1), each), leaves
     losses = (each * batch.weights).sum(1)

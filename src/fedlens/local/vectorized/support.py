@@ -34,6 +34,15 @@ def obstacle(train: Train) -> Obstacle | None:
             "client",
             f"set traits=Traits(stackable=True) if they may, or {OTHER}",
         )
+    if train.task.losses is None or train.task.takes_targets:
+        weighs = train.task.weighs
+        return Obstacle(
+            "the loss of a batch is not the mean of losses of its examples"
+            if train.task.losses is None
+            else "the model needs the targets in its forward pass",
+            "task.class_weights" if weighs else "task.name",
+            f"set task.class_weights = 'none', or {OTHER}" if weighs else OTHER,
+        )
     for name, module in train.model.build(initial=False).named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return Obstacle(

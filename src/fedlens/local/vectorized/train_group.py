@@ -88,7 +88,7 @@ def _by_kind(
                 except BaseException as error:
                     results[at] = _failure(error)
             if members:
-                results |= work(StackedModel(learner, client.scratch), members)
+                results |= work(StackedModel(learner, client.scratch, train.task), members)
     return [results[at] for at in range(len(calls))]
 
 
@@ -116,7 +116,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
     tree = calls.shared["model"]
     learner = loadable(train.model, calls[0].client)
     learner.load(tree)
-    model = StackedModel(learner, calls.scratch)
+    model = StackedModel(learner, calls.scratch, train.task)
     rngs = [calls.rng(k) for k in order]
     group = Group(
         list(learner.trainable),

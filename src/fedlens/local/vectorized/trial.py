@@ -75,7 +75,7 @@ def _fault(train: Train) -> str | None:
         tried = replace(plain, model=model)
         with random_state_kept():
             try:
-                generator, tree = torch.Generator().manual_seed(0), tree_of(model.build())
+                generator, tree = torch.Generator().manual_seed(0), tree_of(model.build(initial=False))
                 examples = [_examples(tried, n, generator) for n in SIZES]
                 expected = _updates(_one_by_one, tried, examples, tree)
             except HookError:
@@ -98,13 +98,14 @@ def _fault(train: Train) -> str | None:
 
 
 def _examples(train: Train, n: int, generator: torch.Generator) -> _Examples:
-    module = train.model.build().eval()
+    module = train.model.build(initial=False).eval()
     inputs = torch.randn(n, *train.model.input_shape, generator=generator)
     inputs = inputs.to(
         next((v.dtype for v in module.state_dict().values() if v.is_floating_point()), inputs.dtype)
     )
     with torch.no_grad():
-        return _Examples(inputs, train.task.random_targets(module(inputs), generator))
+        outputs = train.task.outputs(module, inputs, None)
+        return _Examples(inputs, train.task.random_targets(outputs, generator))
 
 
 def _one_by_one(train: Train, calls: Sequence[Call]) -> Iterator[Outcome]:
@@ -168,16 +169,16 @@ class _Examples(ClientExamples):
     """A small client's examples, in the given order again and again."""
 
     inputs: Tensor
-    targets: Tensor
+    answers: Tensor
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.answers)
 
-    def labels(self) -> Tensor:
-        return self.targets
+    def read_targets(self, start: int = 0, stop: int | None = None) -> Tensor:
+        return self.answers[start:stop]
 
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[start:stop], self.targets[start:stop]
+        return self.inputs[start:stop], self.answers[start:stop]
 
     def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches without end."""

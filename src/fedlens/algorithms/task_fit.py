@@ -1,0 +1,27 @@
+"""Whether a client rule and a task fit together."""
+
+from __future__ import annotations
+
+from fedlens.core.errors import ConfigError
+from fedlens.local.rules import ClientRule
+from fedlens.tasks.task import Task
+
+
+def refuse_task(rule: ClientRule, task: Task) -> None:
+    """Raises `ConfigError` if the rule needs what the task does not have; see `Traits.features` and `Traits.reweighs`.
+
+    Rules that only change weights and gradients fit every task.
+    """
+    traits, who = rule.traits, rule.called
+    if traits.features and not task.features:
+        raise ConfigError(
+            f"{who} compares one feature vector per example, and models for {task.kind} have none",
+            where="algorithm.name",
+            hint="choose another algorithm",
+        )
+    if traits.reweighs and task.weighs:
+        raise ConfigError(
+            f"{who} weighs the classes in the loss, and task.class_weights would weigh them again",
+            where="task.class_weights",
+            hint="set task.class_weights = 'none', or choose another algorithm",
+        )
