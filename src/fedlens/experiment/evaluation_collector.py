@@ -50,7 +50,7 @@ class EvaluationCollector:
         if request.client != _TEST:
             return request
         self._asked += request.payload["stop"] - request.payload["start"]
-        return Request(_TEST, {**request.payload, "worst": WORST})
+        return Request(_TEST, {**request.payload, "mistakes": WORST})
 
     def _kept(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         for answer in answers:

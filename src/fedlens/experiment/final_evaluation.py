@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.atomic_files import read_regular, write_atomically
+from fedlens.experiment.atomic_files import read_regular, refused, write_atomically
 
 FORMAT = "fedlens-evaluation-1"
 WORST = 24  # mistakes with their images
@@ -103,7 +103,10 @@ def remove_images(path: Path) -> None:
     try:
         evaluation = FinalEvaluation.read(path)
     except RunDirectoryError:
-        path.unlink()  # it may contain images
+        try:
+            path.unlink()  # it may contain images
+        except OSError as error:
+            raise refused(error, f"{path.name} without its images", path) from error
         return
     if evaluation.images is not None:
         replace(evaluation, images=None).write(path)
@@ -130,19 +133,18 @@ def _checked(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Fi
     mistakes = {
         name.removeprefix("mistakes."): a for name, a in arrays.items() if name.startswith("mistakes.")
     }
-    wrong = [name for name, a in arrays.items() if a.dtype.kind not in "iuf" or not np.isfinite(a).all()]
+    wrong = [name for name, a in arrays.items() if a.dtype.kind not in "iuf"]
     if mistakes:
         k = mistakes["index"].shape
         wrong += [name for name in _MISTAKE if mistakes[name].shape != k or len(k) != 1]
+        wrong += [] if np.isfinite(mistakes["confidence"]).all() else ["confidence"]
         for name in ("truth", "answer"):
             at = mistakes[name]
             wrong += [name] if at.dtype != np.int64 or ((at < 0) | (at >= len(classes))).any() else []
     images = arrays.get("images")
     if images is not None:
-        k, channels = (len(mistakes["index"]), *images.shape[1:2]) if images.ndim == 4 else (0, 0)
-        fits = images.dtype == np.uint8 and channels in (1, 3) and len(images) == k and images.size
-        if not fits:
-            wrong.append("images")
+        form = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] in (1, 3) and images.size
+        wrong += [] if form and len(images) == len(mistakes["index"]) else ["images"]
     if wrong:
         raise ValueError(f"the values of '{wrong[0]}' are not valid")
     shape = tuple(int(size) for size in about["input_shape"])

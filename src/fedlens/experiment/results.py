@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedlens.core.errors import RunDirectoryError
+from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
 from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
+from fedlens.experiment.final_evaluation import FinalEvaluation
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.runner import Runner
@@ -63,6 +66,7 @@ def summarize(
         "rounds": config.rounds,
         "rounds_done": metrics[-1]["round"] if metrics else 0,
         "final": evaluated[-1] if evaluated else None,
+        "details": details(built, directory, metrics[-1]["round"] if metrics else 0),
         "best": run_state.best if run_state else None,
         "totals": {"seconds": metrics[-1]["elapsed"] if metrics else 0.0, **totals},
         "failures": {client: dict(reasons) for client, reasons in runner.failures.items()},
@@ -91,6 +95,22 @@ def emd(built: Built) -> float:
     """The weighted mean of the clients' distances from the population (hsu2020 section 6.1)."""
     census = built.partition.census
     return float("nan") if census is None else census.emd()
+
+
+def details(built: Built, directory: RunDir, round: int) -> dict[str, float]:
+    """The task's further metrics on the test data in the last round, such as `test_accuracy_<class>`.
+
+    Empty if the run has not recorded its measurements of this round.
+    """
+    if not directory.evaluation_path.exists():
+        return {}
+    try:
+        evaluation = FinalEvaluation.read(directory.evaluation_path)
+        sums = {name: torch.from_numpy(value) for name, value in evaluation.sums.items()}
+        further = built.task.details(Measured(sums), evaluation.classes)
+    except (RunDirectoryError, KeyError, TypeError, ValueError):  # a damaged file costs no summary
+        return {}
+    return {f"test_{name}": value for name, value in further.items()} if evaluation.round == round else {}
 
 
 def write_final(built: Built, directory: RunDir, run_state: RunState | None) -> list[str]:

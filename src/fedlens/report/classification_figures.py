@@ -43,6 +43,9 @@ class ClassResults:
         >>> results.accuracy.tolist()
         [0.75, nan]
         """
+        counted = [sums[name] for name in ("confusion", "class_examples", "class_correct") if name in sums]
+        if any(array.dtype != np.int64 or (array < 0).any() for array in counted):
+            raise ValueError("counts of classes are not whole numbers from 0 on")
         confusion = sums.get("confusion")
         if confusion is not None:
             if confusion.shape != (len(classes), len(classes)):
@@ -90,6 +93,8 @@ class Calibration:
         parts = [sums[name] for name in ("bin_count", "bin_correct", "bin_confidence")]
         if len({part.shape for part in parts}) > 1 or parts[0].ndim != 1 or not parts[0].size:
             raise ValueError("the calibration bins differ in number")
+        if not all(np.isfinite(part).all() for part in parts):
+            raise ValueError("the calibration bins are not finite")
         return cls(*parts)
 
     @property
