@@ -101,3 +101,14 @@ def quick_workers(lasting: dict[int, _Lasting], monkeypatch: pytest.MonkeyPatch)
         return lasting.setdefault(threads, _Lasting(threads))
 
     monkeypatch.setattr("fedlens.engines.processes.WorkerPool", nursery)
+
+
+@pytest.fixture(scope="session")
+def resnet20_file(real_data: Path) -> Path:
+    """The published weights of ResNet-20 on CIFAR-10; the test is skipped without them."""
+    name = "weights/cifar10-resnet20.safetensors"
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    for folder in (real_data, beside):
+        if (folder / name).is_file():
+            return folder / name
+    pytest.skip(f"no {name} in FEDLENS_DATA or in {beside}")

@@ -153,7 +153,7 @@ def resume(
     listener = BareProgress.wrap(progress or Silent())
     values = run.read_config()
     if model is not None:
-        values = {**values, "model": _like(model, run)}
+        values = {**values, "model": {**values["model"], "name": _like(model, run)}}
     source = Source(values, run.config_path, key_lines(run.config_path.read_text(encoding="utf-8")))
     config = read_config(source.values, source.locate)
     with run.lock():

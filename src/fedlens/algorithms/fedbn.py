@@ -12,6 +12,7 @@ from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.registry import settings_model
+from fedlens.models.prepare import Preparation
 
 
 def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
@@ -65,6 +66,8 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
 
 def _with_batch_normalization(model: ModelSpec) -> str:
     """The setting that gives the model batch normalization, or another model that has such a setting."""
+    if isinstance(model.prepare, Preparation) and model.prepare.norm not in (None, "batch"):
+        return "set model.norm = 'batch'"
     norm = settings_model(model.factory).model_fields.get("norm")
     if norm is not None and "batch" in get_args(norm.annotation):
         return "set model.norm = 'batch'"

@@ -83,7 +83,7 @@ def cost_of(build: Callable[[], nn.Module], input_shape: Sequence[int], batch: i
             return sum(sizes[name] for name in part(spec, *roles, trainable=trainable))
 
         trainable, frozen = (numbers("weight", "head", "arch", trainable=choice) for choice in (True, False))
-        buffers, size = numbers("buffer"), nbytes(tree_of(module))
+        buffers, size = numbers("buffer", "fixed"), nbytes(tree_of(module))
         try:
             layers, step = _counted(copy.deepcopy(module).to("meta"), input_shape, batch)
         except Exception:  # of any kind: a model may look at the values that it computes

@@ -5,12 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.options import Debug
-from fedlens.cli.output import print_columns, reported
+from fedlens.cli.options import Debug, Json
+from fedlens.cli.output import print_columns, print_json, reported
 
 if TYPE_CHECKING:
     from fedlens.core.registry import Registry
@@ -37,18 +37,40 @@ REGISTRIES = {
 
 
 def list_names(
-    kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)], debug: Debug = False
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)],
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
-    """List the available recipes, algorithms, datasets, models, partitions or engines."""
-    with reported(debug):
-        if kind is Kind.RECIPES:
-            from fedlens.experiment.config_source import recipes
+    """List the available recipes, algorithms, datasets, models, partitions or engines.
 
-            print_columns([(name, _first_comment(path)) for name, path in recipes().items()])
-            return
-        module, name = REGISTRIES[kind]
-        registry: Registry = getattr(import_module(module), name)
-        print_columns(registry.rows())
+    With --json, each has a name and a summary; a model also has its task, source, licence, parameters, multiply-adds
+    for one image of the stated shape, and normalization layers.
+    """
+    with reported(debug, as_json):
+        if as_json:
+            print_json({str(kind): _documented(kind)})
+        else:
+            print_columns(_rows(kind))
+
+
+def _rows(kind: Kind) -> list[tuple[str, str]]:
+    """Each name with its one-line summary; imports no PyTorch."""
+    if kind is Kind.RECIPES:
+        from fedlens.experiment.config_source import recipes
+
+        return [(name, _first_comment(path)) for name, path in recipes().items()]
+    module, name = REGISTRIES[kind]
+    registry: Registry = getattr(import_module(module), name)
+    return registry.rows()
+
+
+def _documented(kind: Kind) -> list[dict[str, Any]]:
+    """What `--json` prints of each name."""
+    if kind is Kind.MODELS:
+        from fedlens.cli.list_models import model_rows
+
+        return model_rows()
+    return [{"name": name, "summary": summary} for name, summary in _rows(kind)]
 
 
 def _first_comment(path: Path) -> str:

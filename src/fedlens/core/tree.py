@@ -2,7 +2,8 @@
 
 A tree is named like a `state_dict`. Its spec says of every leaf which *role* it plays, because each role is
 aggregated differently and on purpose: weights are averaged and moved by server optimizers, running statistics
-(`buffer`) are averaged and never touched by a server optimizer, integer `counter`s take the largest value.
+(`buffer`) are averaged and never touched by a server optimizer, integer `counter`s take the largest value. What no
+training changes (`fixed`) is not aggregated.
 
 **Ownership.** The tensors of a payload are read-only for both sides: neither the sender nor the receiver writes into
 them. One exception is stated where it holds, by the word *given*: a tensor that is given belongs to the receiver alone.
@@ -32,7 +33,7 @@ from fedlens.core.errors import FedlensError
 
 Tree = Mapping[str, Tensor]
 HEAVY = 2**26  # bytes of a tree from which a copy of it costs more than the work of avoiding the copy
-Role = Literal["weight", "buffer", "counter", "head", "arch"]
+Role = Literal["weight", "buffer", "counter", "fixed", "head", "arch"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,17 @@ class Leaf:
 TreeSpec = Mapping[str, Leaf]
 
 
+class FixedBuffers(nn.Module):
+    """Base class of layers whose own buffers no training changes, such as the statistics of a frozen normalization.
+
+    `spec_of` gives these buffers the role `fixed`: clients do not send them back, and no server step changes them.
+    """
+
+
 def spec_of(module: nn.Module) -> dict[str, Leaf]:
     """The spec of a module's state: parameters are weights, float buffers `buffer`, integer ones `counter`.
+
+    The buffers of a layer that is `FixedBuffers` are `fixed`.
 
     >>> spec = spec_of(nn.BatchNorm1d(3))
     >>> {name: leaf.role for name, leaf in spec.items()}["num_batches_tracked"]
@@ -63,12 +73,18 @@ def spec_of(module: nn.Module) -> dict[str, Leaf]:
             where="model.name",
             hint="tied parameters are not supported: call the same layer twice instead",
         )
+    fixed = {
+        ".".join(filter(None, [path, name]))
+        for path, layer in module.named_modules()
+        if isinstance(layer, FixedBuffers)
+        for name, _ in layer.named_buffers(recurse=False)
+    }
     spec: dict[str, Leaf] = {}
     for name, value in module.state_dict().items():
         if name in parameters:
             spec[name] = Leaf("weight", tuple(value.shape), value.dtype, parameters[name].requires_grad)
         else:
-            role: Role = "buffer" if value.is_floating_point() else "counter"
+            role: Role = "fixed" if name in fixed else "buffer" if value.is_floating_point() else "counter"
             spec[name] = Leaf(role, tuple(value.shape), value.dtype, False)
     return spec
 
@@ -195,7 +211,7 @@ def count(spec: TreeSpec) -> int:
     return sum(
         torch.Size(leaf.shape).numel()
         for leaf in spec.values()
-        if leaf.role != "buffer" and leaf.role != "counter"
+        if leaf.role not in ("buffer", "counter", "fixed")
     )
 
 

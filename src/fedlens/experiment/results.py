@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,18 +173,13 @@ def read_module(path: Path, model: ModelSpec | None = None) -> nn.Module:
             hint=f"'fedlens resume {path.parent}' finishes it",
         )
     tree, about = checkpoint.read_model(path)
+    spec = json.loads(about["model"])
+    shape, prepare = tuple(spec["input_shape"]), Preparation(**spec.get("prepare", {}))
     if model is None:
-        spec = json.loads(about["model"])
         factory = MODELS.find(spec["name"])
-        model = ModelSpec(
-            factory,
-            spec["name"],
-            spec["settings"],
-            tuple(spec["input_shape"]),
-            spec["classes"],
-            seed=0,
-            prepare=Preparation(**spec.get("prepare", {})),
-        )
+        model = ModelSpec(factory, spec["name"], spec["settings"], shape, spec["classes"], 0, prepare)
+    else:
+        model = replace(model, input_shape=shape, classes=spec["classes"], prepare=prepare)
     module = model.build(initial=False)
     load_into(module, tree)
     return module.eval()

@@ -39,23 +39,104 @@ class ModelRegistry(Registry):
         return factory if own else UserModel(thing, name), name
 
 
+@dataclass(frozen=True)
+class ModelEntry(Entry):
+    """One row of the table of models.
+
+    Attributes:
+        source: the paper, and who wrote the code where fedlens did not.
+        licence: of the code; SPDX's name.
+        shape: of one image, for which parameters and multiply-adds are counted.
+        classes: of the model that is counted.
+        task: the kind of data that it is for.
+        extra: the extra of fedlens with the package that makes it, if it needs one.
+    """
+
+    source: str
+    shape: tuple[int, ...] = (3, 32, 32)
+    classes: int = 10
+    licence: str = "Apache-2.0"
+    task: str = "classification"
+    extra: str | None = None
+
+
+_MCMAHAN = "McMahan et al. 2017 (arXiv 1602.05629)"
+_HE = "He et al. 2016 (arXiv 1512.03385)"
+_VIT = "Dosovitskiy et al. 2021 (arXiv 2010.11929)"
+
+
+def _timm(function: str, summary: str, source: str) -> ModelEntry:
+    target = f"fedlens.models.timm_models:{function}"
+    return ModelEntry(target, f"{summary}; of timm", f"{source}; timm", (3, 224, 224), 1000, extra="vision")
+
+
+def _cifar_resnet(layers: int, blocks: int) -> ModelEntry:
+    return ModelEntry(
+        f"fedlens.models.resnet:resnet{layers}",
+        f"ResNet-{layers} for small images: three stages of {blocks} blocks, of 16, 32 and 64 channels",
+        f"{_HE}, section 4.2",
+    )
+
+
 MODELS = ModelRegistry(
     "model",
     {
-        "linear": Entry("fedlens.models.simple:linear", "multinomial logistic regression on the pixels"),
-        "mlp": Entry("fedlens.models.simple:mlp", "McMahan's 2NN: two hidden layers of 200 ReLU units"),
-        "small-cnn": Entry(
-            "fedlens.models.simple:small_cnn", "two 3x3 convolutions for small images such as digits"
+        "linear": ModelEntry(
+            "fedlens.models.simple:linear",
+            "multinomial logistic regression on the pixels",
+            "fedlens",
+            (1, 28, 28),
         ),
-        "mcmahan-cnn": Entry(
-            "fedlens.models.simple:mcmahan_cnn", "McMahan's CNN, 1,663,370 parameters at 28x28x1"
+        "mlp": ModelEntry(
+            "fedlens.models.simple:mlp",
+            "McMahan's 2NN: two hidden layers of 200 ReLU units",
+            _MCMAHAN,
+            (1, 28, 28),
         ),
-        "hsu-cnn": Entry(
-            "fedlens.models.simple:hsu_cnn", "the CNN of Hsu et al. 2019, 1,756,426 parameters on CIFAR-10"
+        "small-cnn": ModelEntry(
+            "fedlens.models.simple:small_cnn",
+            "two 3x3 convolutions for small images such as digits",
+            "fedlens",
+            (1, 8, 8),
         ),
-        "projection": Entry(
+        "mcmahan-cnn": ModelEntry(
+            "fedlens.models.simple:mcmahan_cnn",
+            "McMahan's CNN, 1,663,370 parameters at 28x28x1",
+            _MCMAHAN,
+            (1, 28, 28),
+        ),
+        "hsu-cnn": ModelEntry(
+            "fedlens.models.simple:hsu_cnn",
+            "the CNN of Hsu et al. 2019, 1,756,426 parameters on CIFAR-10",
+            "Hsu et al. 2019 (arXiv 1909.06335), section 4",
+        ),
+        "resnet20": _cifar_resnet(20, 3),
+        "resnet32": _cifar_resnet(32, 5),
+        "resnet44": _cifar_resnet(44, 7),
+        "resnet56": _cifar_resnet(56, 9),
+        "resnet18": _timm("resnet18", "ResNet-18, 11.7 million parameters", _HE),
+        "resnet34": _timm("resnet34", "ResNet-34, 21.8 million parameters", _HE),
+        "resnet50": _timm("resnet50", "ResNet-50, 25.6 million parameters", _HE),
+        "mobilenet-v2": _timm(
+            "mobilenet_v2", "MobileNetV2, 3.5 million parameters", "Sandler et al. 2018 (arXiv 1801.04381)"
+        ),
+        "mobilenet-v3-large": _timm(
+            "mobilenet_v3_large",
+            "MobileNetV3-Large, 5.5 million parameters",
+            "Howard et al. 2019 (arXiv 1905.02244)",
+        ),
+        "efficientnet-b0": _timm(
+            "efficientnet_b0", "EfficientNet-B0, 5.3 million parameters", "Tan and Le 2019 (arXiv 1905.11946)"
+        ),
+        "vit-b-16": _timm("vit_b_16", "ViT-B/16, 86.6 million parameters", _VIT),
+        "vit-tiny": _timm(
+            "vit_tiny", "ViT-Tiny, 5.7 million parameters", "Touvron et al. 2021 (arXiv 2012.12877)"
+        ),
+        "projection": ModelEntry(
             "fedlens.models.projection:projection",
             "another model with MOON's projection head before its last layer",
+            "Li, He and Song 2021 (arXiv 2103.16257)",
+            (1, 8, 8),
         ),
     },
 )

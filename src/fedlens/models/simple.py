@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd, prod
+from math import prod
 from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import nn
 
 from fedlens.core.errors import ConfigError
+from fedlens.models.norms import Norm, with_norm
 
 Width = Annotated[int, Field(ge=1, le=65536, description="units per layer")]
 
@@ -45,19 +46,19 @@ def small_cnn(
     *,
     width: Width = 16,
     norm: Annotated[
-        Literal["none", "batch", "group"], Field(description="normalization after each convolution")
+        Literal["none", "batch", "group", "layer", "frozen"],
+        Field(description="normalization after each convolution"),
     ] = "none",
 ) -> nn.Module:
     """Two 3x3 convolutions with ReLU, one 2x2 max-pooling between them, and one linear layer.
 
-    For images such as the 8x8 digits; inputs of at least 2x2. Group normalization is in groups of up to 8 channels, as
-    many as divide the width.
+    For images such as the 8x8 digits; inputs of at least 2x2. `norm` is as `fedlens.models.norms.with_norm` has it.
 
     >>> sum(p.numel() for p in small_cnn((1, 8, 8), 10).parameters())
     9930
     """
     channels, height, long = input_shape
-    _at_least(input_shape, 2, "small-cnn")
+    at_least(input_shape, 2, "small-cnn")
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
         *_normalization(norm, width),
@@ -71,10 +72,8 @@ def small_cnn(
     )
 
 
-def _normalization(norm: str, channels: int) -> list[nn.Module]:
-    if norm == "batch":
-        return [nn.BatchNorm2d(channels)]
-    return [nn.GroupNorm(channels // gcd(channels, 8), channels)] if norm == "group" else []
+def _normalization(norm: Literal["none"] | Norm, channels: int) -> list[nn.Module]:
+    return [] if norm == "none" else [with_norm(nn.BatchNorm2d(channels), norm)]
 
 
 def mcmahan_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -88,7 +87,7 @@ def mcmahan_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
     1663370
     """
     channels, height, long = input_shape
-    _at_least(input_shape, 4, "mcmahan-cnn")
+    at_least(input_shape, 4, "mcmahan-cnn")
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
         nn.ReLU(),
@@ -114,7 +113,7 @@ def hsu_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
     1756426
     """
     channels, height, long = input_shape
-    _at_least(input_shape, 4, "hsu-cnn")
+    at_least(input_shape, 4, "hsu-cnn")
     return nn.Sequential(
         nn.Conv2d(channels, 64, 5, padding=2),
         nn.ReLU(),
@@ -131,11 +130,12 @@ def hsu_cnn(input_shape: Sequence[int], classes: int) -> nn.Module:
     )
 
 
-def _at_least(input_shape: Sequence[int], pixels: int, name: str) -> None:
+def at_least(input_shape: Sequence[int], pixels: int, name: str, instead: str = "'linear' or 'mlp'") -> None:
+    """Raises `ConfigError` for images with a side below `pixels`; the hint names the models `instead`."""
     if min(input_shape[1:]) < pixels:
         size = "x".join(str(extent) for extent in input_shape[1:])
         raise ConfigError(
             f"the model '{name}' needs images of at least {pixels}x{pixels}, but they are {size}",
             where="model.name",
-            hint="take 'linear' or 'mlp'",
+            hint=f"take {instead}",
         )

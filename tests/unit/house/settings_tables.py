@@ -23,6 +23,7 @@ from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.partition.registry import PARTITIONS
 from fedlens.engines.registry import ENGINES
 from fedlens.experiment.config import Config, Seeds
+from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 
 REGISTRIES: dict[str, Registry] = {
@@ -54,6 +55,7 @@ def rendered(page: str) -> str:
 def tables() -> dict[str, list[str]]:
     """Every table of the page by its name: `top`, or the table of the TOML file that it is about."""
     made = {"top": [*SHORT, *_fields(Config, skip={*REGISTRIES, "data", "seeds"})]}
+    made["model.any"] = [*SHORT, *_fields(Preparation, skip=())]
     for name, field in Config.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -6,6 +6,7 @@ import torch
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 from fedlens.models.registry import MODELS
+from tests.unit.models.zoo_kit import CIFAR_RESNETS, OF_TIMM
 
 
 def parameters(name: str, shape, classes: int = 10, **settings) -> int:
@@ -39,10 +40,13 @@ def test_the_layers_of_mcmahans_cnn() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+SMALL = ["linear", "mlp", "small-cnn", "mcmahan-cnn", "hsu-cnn", "projection"]
+
+
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 9, 14), (2, 4, 5)])
 @pytest.mark.parametrize("classes", [2, 10])
-def test_every_model_takes_every_image(name: str, shape, classes: int) -> None:
+def test_every_small_model_takes_every_image(name: str, shape, classes: int) -> None:
     module = MODELS.find(name)(shape, classes)
     logits = module(torch.randn(3, *shape))
     assert logits.shape == (3, classes)
@@ -52,7 +56,12 @@ def test_every_model_takes_every_image(name: str, shape, classes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("mcmahan-cnn", (1, 3, 28)), ("hsu-cnn", (3, 32, 3)), ("small-cnn", (1, 1, 8))]
+    ("name", "shape"),
+    [
+        ("mcmahan-cnn", (1, 3, 28)),
+        ("hsu-cnn", (3, 32, 3)),
+        ("small-cnn", (1, 1, 8)),
+    ],
 )
 def test_an_image_that_is_too_small_is_a_clear_error(name: str, shape) -> None:
     with pytest.raises(ConfigError, match="needs images of at least") as caught:
@@ -67,3 +76,7 @@ def test_widths_are_settings() -> None:
         for value in (0, -1, 10**9, "wide"):
             with pytest.raises(ConfigError):
                 read_settings(MODELS.find(name), {setting: value}, "model")
+
+
+def test_every_model_is_of_the_small_ones_the_cifar_resnets_or_of_timm() -> None:
+    assert list(MODELS) == [*SMALL[:-1], *CIFAR_RESNETS, *OF_TIMM, SMALL[-1]]

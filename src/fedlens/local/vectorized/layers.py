@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from fedlens.local.vectorized.convolution import convolution, in_one_format
 from fedlens.local.vectorized.stack import DROPOUTS, Stack
+from fedlens.models.norms import FrozenBatchNorm, GroupNormAct
 
 
 def known(module: nn.Module) -> bool:
@@ -121,6 +122,14 @@ def _group_norm(stack: Stack, layer: nn.GroupNorm, input: Tensor) -> Tensor:
     return _scaled(stack, values, layer, 1, input.dim() - 2)
 
 
+def _group_norm_act(stack: Stack, layer: GroupNormAct, input: Tensor) -> Tensor:
+    return layer.after(_group_norm(stack, layer, input))
+
+
+def _frozen(stack: Stack, layer: FrozenBatchNorm, input: Tensor) -> Tensor:
+    return FrozenBatchNorm.forward(layer, input)  # the same for all
+
+
 def _layer_norm(stack: Stack, layer: nn.LayerNorm, input: Tensor) -> Tensor:
     values = functional.layer_norm(input, layer.normalized_shape, None, None, layer.eps)
     return _scaled(stack, values, layer, input.dim() - len(layer.normalized_shape), 0)
@@ -145,5 +154,7 @@ FORMS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Linear: _linear,
     nn.Conv2d: convolution,
     nn.GroupNorm: _group_norm,
+    GroupNormAct: _group_norm_act,
+    FrozenBatchNorm: _frozen,
     nn.LayerNorm: _layer_norm,
 }

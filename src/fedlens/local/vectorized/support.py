@@ -49,7 +49,7 @@ def obstacle(train: Train) -> Obstacle | None:
                 f"the layer {name!r} normalizes over the examples of a batch and keeps statistics of them, which "
                 "stacked clients do not have for themselves",
                 "model",
-                f"use group normalization (model.norm = 'group', if the model has this setting), or {OTHER}",
+                f"use group normalization (model.norm = 'group'), or {OTHER}",
             )
     return of_model(train) or of_rule(train)
 
