@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from torch import nn
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
-from fedlens.core.tree import load_into
+from fedlens.core.tree import count, load_into, part, spec_of
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import FinalEvaluation
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.runner import Runner
+from fedlens.models.multiply_adds import multiply_adds
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 
@@ -80,7 +82,7 @@ def summarize(
             "held_out_digest": built.holders.held_out_digest(),
             "emd": emd(built),
         },
-        "model": {"name": config.model["name"], "parameters": built.parameters},
+        "model": model_cost(built),
         "algorithm": config.algorithm["name"],
         "dataset": config.data.dataset["name"],
         "notes": list(built.notes),
@@ -96,6 +98,26 @@ def emd(built: Built) -> float:
     """The weighted mean of the clients' distances from the population (hsu2020 section 6.1)."""
     census = built.partition.census
     return float("nan") if census is None else census.emd()
+
+
+def model_cost(built: Built) -> dict[str, Any]:
+    """The size of the model, and the multiply-adds of a forward pass for one example of `input_shape`.
+
+    `multiply_adds` is None for a model with layers whose multiply-adds are not known.
+    """
+    cost: dict[str, Any] = {
+        "name": built.config.model["name"],
+        "parameters": built.parameters,
+        "trainable": None,
+        "multiply_adds": None,
+        "input_shape": list(built.model.input_shape),
+    }
+    with suppress(Exception):  # the summary says how the run ended, even where the model is what ended it
+        module = built.model.build(initial=False)
+        spec = spec_of(module)
+        cost["trainable"] = count({name: spec[name] for name in part(spec, "weight", trainable=True)})
+        cost["multiply_adds"] = multiply_adds(module, built.model.input_shape)
+    return cost
 
 
 def details(built: Built, directory: RunDir, round: int) -> dict[str, float]:

@@ -13,7 +13,19 @@ MISSING = "–"
 
 # By the prefix of a metric in metrics.jsonl, how a figure names the data.
 SPLITS = {"test": "test", "validation": "validation", "train": "training", "local": "seen by clients"}
-_SHARES = {"miou", "iou", "map", "map50", "f1", "dice", "auc", "precision", "recall", "error", "calibration_error"}
+_SHARES = {
+    "miou",
+    "iou",
+    "map",
+    "map50",
+    "f1",
+    "dice",
+    "auc",
+    "precision",
+    "recall",
+    "error",
+    "calibration_error",
+}
 
 
 def percent(value: float | None) -> str:
