@@ -135,9 +135,9 @@ MUTATIONS = [
         "identity/test_fedir.py",
     ),
     Mutation(
-        "algorithms/fedir.py",
-        "(weights * losses).sum() / weights.sum()",
-        "(weights * losses).sum() / weights.numel() + 0 * weights.sum()",
+        "tasks/classification.py",
+        "(each * losses).sum() / each.sum()",
+        "(each * losses).sum() / each.numel() + 0 * each.sum()",
         "identity/test_fedir.py",
     ),
     Mutation(
@@ -248,8 +248,8 @@ MUTATIONS = [
     Mutation("core/driver.py", "if answer.id not in self._out:", "if False:", "seam unit/core"),
     Mutation(
         "tasks/classification.py",
-        "outputs.argmax(1) == targets",
-        "outputs.argmin(1) == targets",
+        "predicted = outputs.argmax(1)",
+        "predicted = outputs.argmin(1)",
         "unit/tasks identity/test_fedavg.py",
     ),
     Mutation(
@@ -260,8 +260,8 @@ MUTATIONS = [
     ),
     Mutation(
         "tasks/central_evaluation.py",
-        'stop = min(start + self.batch_size, payload["stop"])',
-        'stop = min(start + self.batch_size, payload["stop"] - 1)',
+        "(at, min(at + batch_size, stop))",
+        "(at, min(at + batch_size, stop - 1))",
         "unit/tasks identity/test_fedavg.py",
     ),
     Mutation(
@@ -269,8 +269,8 @@ MUTATIONS = [
     ),
     Mutation(
         "algorithms/client_evaluation.py",
-        "client_values(sums[-1]",
-        "client_values(sums[0]",
+        "after.append(task.metrics(found))",
+        "after.insert(0, task.metrics(found))",
         "unit/report/test_client_results.py",
     ),
     Mutation(

@@ -27,7 +27,7 @@ from fedlens.core.protocol import (
     RoundContext,
 )
 from fedlens.core.random import Rng
-from fedlens.core.schema import finite_fault
+from fedlens.core.schema import MEASUREMENTS, finite_fault
 from fedlens.local.personal_leaves import own_leaves
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import RATE_SETTINGS, LocalSettings
@@ -98,7 +98,7 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     Raises `RunFailed` if no client answers.
     """
     asked = _chosen(ctx, who)
-    ask = Ask(OP, [Request(client) for client in asked], shared)
+    ask = Ask(OP, [Request(client) for client in asked], shared, expect=MEASUREMENTS)
     summed = Total()
     after: list[Mapping[str, float]] = []
     before: list[Mapping[str, float]] = []

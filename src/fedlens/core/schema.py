@@ -119,7 +119,8 @@ class Schema:
 
     With `fields=None`, the default, any payload with finite tensors is valid. `typical` bounds the Euclidean norms
     of trees: more than `NORM_LIMIT` times the typical norm of that name is rejected. The driver sets it from the
-    replies accepted so far; see `fedlens.core.norm_bounds`.
+    replies accepted so far; see `fedlens.core.norm_bounds`. `MEASUREMENTS` also accepts values that are not finite,
+    and bounds no norm: the loss of a model that diverged is a result.
 
     >>> schema = Schema({"weight": NumberField(above=0)})
     >>> schema.fault({"weight": 0})
@@ -132,6 +133,7 @@ class Schema:
 
     fields: Mapping[str, Field] | None = None
     typical: Mapping[str, float] = field(default_factory=dict)
+    finite: bool = True
 
     def fault(self, payload: Any) -> str | None:
         """Why this payload is rejected, or None if it is valid."""
@@ -151,7 +153,7 @@ class Schema:
     def _fault(self, payload: Mapping[str, Any], norms: dict[str, float]) -> str | None:
         """What is wrong with the fields, or None; notes the norms of trees in `norms`."""
         if self.fields is None:
-            return finite_fault(payload, norms)
+            return finite_fault(payload, norms) if self.finite else kind_fault(payload)
         if payload.keys() != self.fields.keys():
             missing = next((name for name in self.fields if name not in payload), None)
             extra = next((name for name in payload if name not in self.fields), None)
@@ -193,6 +195,9 @@ class Schema:
         return good
 
 
+MEASUREMENTS = Schema(finite=False)
+
+
 def finite_fault(payload: Mapping[str, Any], norms: dict[str, float] | None = None) -> str | None:
     """What is wrong with the first tensors in a payload that are not dense and finite; None if all are.
 
@@ -209,6 +214,12 @@ def finite_fault(payload: Mapping[str, Any], norms: dict[str, float] | None = No
         if norms is not None:
             norms[name] = norm
     return None
+
+
+def kind_fault(payload: Mapping[str, Any]) -> str | None:
+    """What is wrong with the first tensors in a payload that are not dense; None if all are."""
+    found = (_kind_fault(name, tensor) for name, value in payload.items() for tensor in tensors_in(value))
+    return next((fault for fault in found if fault is not None), None)
 
 
 def column_norms(columns: Mapping[str, Column], rows: int) -> list[dict[str, float]]:

@@ -28,6 +28,7 @@ from fedlens.core.protocol import (
     Request,
 )
 from fedlens.core.random import Rng
+from fedlens.core.schema import MEASUREMENTS
 from fedlens.core.tree import Tree
 from fedlens.tasks.task import Task
 
@@ -140,7 +141,7 @@ def central(
         for start in range(0, held[name], stretch)
     ]
     parts: dict[str, Total] = {}
-    for answer in (yield Ask("evaluate", requests, {"model": model})):
+    for answer in (yield Ask("evaluate", requests, {"model": model}, expect=MEASUREMENTS)):
         if isinstance(answer, Failure):
             raise RunFailed(f"evaluating the model on {answer.client} failed: {answer.reason}")
         parts.setdefault(str(answer.client), Total()).add(Measured.from_payload(answer.payload))

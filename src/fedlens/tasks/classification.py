@@ -150,7 +150,7 @@ class Classification(Task):
                 "loss": float(sums["loss"]) / n,
                 "accuracy": int(sums["correct"]) / n,
                 "accuracy_top5": int(sums["top5"]) / n if "top5" in sums else None,
-                "accuracy_balanced": float((correct[there] / examples[there]).mean()),
+                "accuracy_balanced": float((correct[there].double() / examples[there]).mean()),
                 "calibration_error": float(gap) / n,
             }
         )

@@ -48,7 +48,8 @@ class Listener(Silent):
 def test_a_line_a_round_and_what_is_in_it(tmp_path: Path) -> None:
     told = Listener()
     result = Experiment(**LEAST, evaluation={"every": 3}).run(tmp_path / "run", progress=told)
-    evaluated = {"test_loss", "test_accuracy", "validation_loss", "validation_accuracy"}
+    metrics = ("loss", "accuracy", "accuracy_top5", "accuracy_balanced", "calibration_error")
+    evaluated = {f"{on}_{metric}" for on in ("test", "validation") for metric in metrics}
     always = {
         "round", "local_loss", "clients", "failed", "examples", "batches_max", "bytes_up", "bytes_down", "seconds",
         "elapsed",
