@@ -25,7 +25,8 @@ def multiply_adds(module: nn.Module, input_shape: Sequence[int]) -> int | None:
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad(), _Counter() as counter:
         module.eval()(torch.zeros(1, *input_shape))
-    return counter.total
+    total: int | None = counter.total
+    return total
 
 
 class _Counter(TorchFunctionMode):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from fedlens.data.dataset import Dataset
 from fedlens.experiment.final_evaluation import PIXELS, WORST, FinalEvaluation
 from fedlens.experiment.progress import Silent
 from fedlens.report.classification_figures import Calibration, ClassResults
-from fedlens.report.read import read_run
 
 N = 2500  # test images: three requests, and each image of the last thousand is one of the first again
 
@@ -78,7 +76,7 @@ def test_the_worst_mistakes_are_those_of_a_sort_of_the_whole_test_set(inline: Re
     assert given["index"].tolist() == right["order"][:WORST]
     for name in ("truth", "answer", "confidence"):
         assert np.allclose(given[name], right[name][right["order"][:WORST]], atol=1e-6)
-    # The test set holds them twice: of equal confidences the earlier image comes first.
+    # The test set contains some images twice: of equal confidences the earlier image comes first.
     twice = [k for k in given["index"].tolist() if k + 1500 in given["index"]]
     assert twice
     assert all(given["index"].tolist().index(k) + 1 == given["index"].tolist().index(k + 1500) for k in twice)
@@ -131,15 +129,11 @@ def test_the_summary_says_what_the_model_costs(inline: Result) -> None:
 
 def contains(directory: Path, images: np.ndarray) -> bool:
     """Whether any file holds the pixels of an image, in an array or in a picture of a page."""
+    contents = [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
     return (
         FinalEvaluation.read(directory / "evaluation.npz").images is not None
         or "data:image/png" in (directory / "report.html").read_text(encoding="utf-8")
-        or any(
-            image.tobytes() in path.read_bytes()
-            for path in directory.rglob("*")
-            if path.is_file()
-            for image in images
-        )
+        or any(image.tobytes() in content for content in contents for image in images)
     )
 
 
@@ -180,10 +174,7 @@ def test_large_images_are_kept_smaller(tmp_path: Path) -> None:
     given = evaluation_of(run(tmp_path / "run", large))
     assert given.images is not None
     assert given.images.nbytes <= PIXELS
-    assert given.images.shape[1:] == (3, 126, 158) or given.images.shape[2] < 160
-    scaled = digits  # the scale is the same in both directions
-    assert scaled
-    assert given.images.shape[3] / given.images.shape[2] == pytest.approx(200 / 160, rel=0.02)
+    assert given.images.shape[1:] == (3, 126, 158)
 
 
 @pytest.mark.parametrize("algorithm", ["local-only", "centralized"])
@@ -222,16 +213,3 @@ def test_an_evaluation_of_ones_own_is_left_alone(tmp_path: Path) -> None:
     assert result.metrics[-1]["test_accuracy"] > 0.5
     assert not (result.directory / "evaluation.npz").exists()
     assert result.summary["details"] == {}
-
-
-def test_a_run_read_again_has_the_same_file(inline: Result, tmp_path: Path) -> None:
-    given = evaluation_of(inline)
-    replace(given, images=None).write(tmp_path / "evaluation.npz")
-    again = FinalEvaluation.read(tmp_path / "evaluation.npz")
-    assert (again.round, again.kind, again.classes, again.input_shape) == (
-        2,
-        "classification",
-        given.classes,
-        (1, 8, 8),
-    )
-    assert read_run(inline.directory).metric() == "accuracy"
