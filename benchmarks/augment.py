@@ -15,7 +15,8 @@ from collections.abc import Callable
 import torch
 
 from fedlens.benchmark.limit import cifar_cnn
-from fedlens.data.augment import AUGMENTS, Augment, Chain
+from fedlens.data.augment import AUGMENTS
+from fedlens.data.augmented import Chain, Step
 from fedlens.data.normalize import normalize
 
 SHAPE = (3, 32, 32)
@@ -48,17 +49,17 @@ def main() -> None:
     """Prints the table."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    augments: dict[str, Augment] = {name: AUGMENTS.find(name)(SHAPE) for name in AUGMENTS}
+    augments: dict[str, Step] = {name: AUGMENTS.find(name)(SHAPE) for name in AUGMENTS}
     augments["all four"] = Chain(tuple(augments[name] for name in ALL))
     data = torch.randint(0, 256, (500, *SHAPE), dtype=torch.uint8)
     for batch in (32, 64):
         images = data[:batch].clone()
-        index = torch.randperm(500)[:batch]
+        index, targets = torch.randperm(500)[:batch], torch.zeros(batch, dtype=torch.int64)
         works: dict[str, Callable[[], object]] = {
             "step": step_of(batch),
             "gather": lambda index=index: normalize(data[index], (0.5,) * 3, (0.25,) * 3),
             **{
-                name: lambda change=change, images=images: change(images, generator)
+                name: lambda change=change, images=images, targets=targets: change(images, targets, generator)
                 for name, change in augments.items()
             },
         }

@@ -280,6 +280,14 @@ class ClientExamples(Protocol):
     The defaults suit data that caches nothing and gives each client's batches on its own.
     """
 
+    def stretch(self, start: int, stop: int, /) -> tuple[Any, Any]:
+        """The inputs and targets at the positions `start` to `stop`, never augmented."""
+        ...
+
+    def stretches(self, start: int, stop: int, size: int, /) -> Iterator[tuple[Any, Any]]:
+        """The positions from `start` to before `stop` in stretches of `size`, in order."""
+        return (self.stretch(at, min(at + size, stop)) for at in range(start, stop, size))
+
     def held(self, n: int, /) -> int:
         """The bytes of images that `batches` keeps in memory for n examples."""
         return 0

@@ -32,7 +32,7 @@ METHODS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "step_given": ("weights", "update", "state"),
     },
     "engine": {"open": ("program", "states"), "answer": ("ask", "round", "exchange"), "close": ()},
-    "augmentation": {"__call__": ("images", "generator")},
+    "augmentation": {"__call__": ("images", "targets", "generator")},
 }
 
 

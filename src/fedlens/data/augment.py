@@ -1,7 +1,9 @@
 """Batched augmentation of training images: each image of a batch gets its own random change, without a loop.
 
-An augmentation maps uint8 [n, C, H, W] and a generator to the same shape and type; it does not change its input. All
-random numbers of a batch are drawn at once, in the order of the docstrings, on the generator's device.
+An augmentation is called with `(images, targets, generator)`: uint8 [n, C, H, W], the targets of the n images and a
+generator. It returns the new images and targets as `Augmented`, and does not change its inputs. A geometric one leaves
+the targets as they are and returns its `Change`; the task moves the targets by it. All random numbers of a batch are
+drawn at once, in the order of the docstrings, on the generator's device.
 
 torchvision's transforms draw one change for a whole batch, from the global generator. So they would need a loop over
 images, and other random numbers.
@@ -10,18 +12,18 @@ images, and other random numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedlens.core.change import Change
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import Entry, Registry
-
-Augment = Callable[[Tensor, torch.Generator], Tensor]  # uint8 [n, C, H, W] to the same
+from fedlens.data.augmented import Augmentation, Augmented
 
 _HERE = "fedlens.data.augment"
 
@@ -49,24 +51,7 @@ _GREY = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as torchvision rounds it
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Several augmentations in sequence.
-
-    >>> both = Chain((make_crop((3, 8, 8), pad=1), make_flip((3, 8, 8))))
-    >>> both(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.Generator()).shape
-    torch.Size([2, 3, 8, 8])
-    """
-
-    steps: tuple[Augment, ...]
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        for step in self.steps:
-            images = step(images, generator)
-        return images
-
-
-@dataclass(frozen=True)
-class PadCropFlip:
+class PadCropFlip(Augmentation):
     """Pads with zeros, crops to the old size at a random place, and mirrors with probability 1/2.
 
     This is the usual augmentation of 32x32 photographs. The place is uniform, up to `pad` pixels from the original
@@ -76,33 +61,34 @@ class PadCropFlip:
     `torch.randint(0, 2, (n,))`, the flips.
 
     >>> x = torch.arange(4, dtype=torch.uint8).view(1, 1, 2, 2)
-    >>> PadCropFlip(pad=0)(x, torch.Generator().manual_seed(0)).shape
-    torch.Size([1, 1, 2, 2])
+    >>> images, targets, change = PadCropFlip(pad=0)(x, torch.tensor([3]), torch.Generator().manual_seed(0))
+    >>> images.shape, targets.tolist(), change.size
+    (torch.Size([1, 1, 2, 2]), [3], (2, 2))
     """
 
     pad: int = 4
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
         edges = _draw_edges(len(images), self.pad, generator)
         flips = torch.randint(0, 2, (len(images),), generator=generator, device=generator.device)
-        return _cropped(images, self.pad, edges, flips)
+        return _cropped(images, targets, self.pad, edges, flips)
 
 
 @dataclass(frozen=True)
-class Crop:
+class Crop(Augmentation):
     """Pads with zeros and cuts a window of the old size out. Draws `torch.randint(0, 2 pad + 1, (2, n))`."""
 
     pad: int
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return _cropped(images, self.pad, _draw_edges(len(images), self.pad, generator))
+    def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
+        return _cropped(images, targets, self.pad, _draw_edges(len(images), self.pad, generator))
 
 
 def _draw_edges(n: int, pad: int, generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2 * pad + 1, (2, n), generator=generator, device=generator.device)
 
 
-def _cropped(images: Tensor, pad: int, edges: Tensor, flips: Tensor | None = None) -> Tensor:
+def _cropped(images: Tensor, targets: Any, pad: int, edges: Tensor, flips: Tensor | None = None) -> Augmented:
     """Windows of the old size of images padded with zeros; `edges` [2, n] are top and left, `flips` [n] are 0 or 1."""
     n, channels, height, width = images.shape
     edges = edges.to(images.device)
@@ -110,27 +96,36 @@ def _cropped(images: Tensor, pad: int, edges: Tensor, flips: Tensor | None = Non
     # One gather does both: the position of each pixel of the result in the padded image, the same for all channels.
     rows = edges[0, :, None] + torch.arange(height, device=images.device)
     columns = edges[1, :, None] + torch.arange(width, device=images.device)
+    mirrored = None
     if flips is not None:
-        columns = torch.where(flips.to(images.device)[:, None] == 1, columns.flip(1), columns)
+        mirrored = flips.to(images.device) == 1
+        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
     positions = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]
     positions = positions.view(n, 1, height * width).expand(n, channels, -1)
-    return padded.flatten(2).gather(2, positions).view(images.shape)
+    cropped = padded.flatten(2).gather(2, positions).view(images.shape)
+    top, left = (edges - pad).float()
+    change = Change(
+        top, left, torch.full_like(top, height), torch.full_like(left, width), (height, width), mirrored
+    )
+    return Augmented(cropped, targets, change)
 
 
 @dataclass(frozen=True)
-class Flip:
+class Flip(Augmentation):
     """Mirrors each image left to right where `torch.rand(n) < p`."""
 
     p: float
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
         drawn = torch.rand(len(images), generator=generator, device=generator.device)
-        mirrored = (drawn < self.p).to(images.device)[:, None, None, None]
-        return torch.where(mirrored, images.flip(3), images)
+        mirrored = (drawn < self.p).to(images.device)
+        flipped = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        height, width = images.shape[2:]
+        return Augmented(flipped, targets, Change.flips(mirrored, (height, width)))
 
 
 @dataclass(frozen=True)
-class ColourJitter:
+class ColourJitter(Augmentation):
     """Brightness, contrast, saturation and hue, in this order, each image by its own factors.
 
     With a strength s, the factor is uniform in [max(0, 1 - s), 1 + s]; for the hue h, the turn is uniform in
@@ -144,7 +139,7 @@ class ColourJitter:
     saturation: float
     hue: float
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
         drawn = torch.rand(4, len(images), generator=generator, device=generator.device).to(images.device)
         drawn = drawn[:, :, None, None, None]
         x = images.float().div_(255)
@@ -157,7 +152,7 @@ class ColourJitter:
             x = _blend(x, grey(x), _factor(drawn[2], self.saturation))
         if self.hue:
             x = turn_hue(x, self.hue * (2 * drawn[3] - 1).squeeze(1))
-        return x.mul_(255).round_().to(torch.uint8)
+        return Augmented(x.mul_(255).round_().to(torch.uint8), targets)
 
 
 def _factor(drawn: Tensor, strength: float) -> Tensor:
@@ -200,7 +195,7 @@ def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
+class RandomResizedCrop(Augmentation):
     """A window of random area and aspect ratio, scaled to the full size by bilinear interpolation.
 
     The share of the area is uniform in `scale`, log(width / height) is uniform between the logarithms of `ratio`, and
@@ -211,10 +206,11 @@ class RandomResizedCrop:
     scale: tuple[float, float]
     ratio: tuple[float, float]
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
         n, _, height, width = images.shape
-        boxes = self.windows(n, height, width, generator).to(images.device)
-        return resized(images, boxes)
+        windows = self.windows(n, height, width, generator).to(images.device)
+        change = Change.windows(windows, (height, width))
+        return Augmented(resized(images, windows), targets, change)
 
     def windows(self, n: int, height: int, width: int, generator: torch.Generator) -> Tensor:
         """float32 [n, 4]: top, left, height and width of the windows, in pixels."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import DataError
+
+if TYPE_CHECKING:
+    from fedlens.core.box_batch import BoxBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +53,17 @@ class Boxes:
     def labels_of(self, image: int) -> NDArray[np.int64]:
         """int64 [k]: the classes of one image's objects; a view."""
         return self.labels[self.offsets[image] : self.offsets[image + 1]]
+
+    def batch(self, rows: NDArray[Any]) -> BoxBatch:
+        """The objects of the images at the positions `rows`, int64 [k], as tensors."""
+        import torch  # here, because listing and partitioning data start without PyTorch
+
+        from fedlens.core.box_batch import BoxBatch
+
+        taken = self.take(rows)
+        image = np.repeat(np.arange(len(taken)), np.diff(taken.offsets))
+        boxes, labels = torch.from_numpy(taken.boxes), torch.from_numpy(taken.labels)
+        return BoxBatch(boxes, labels, torch.from_numpy(image), len(taken))
 
     def take(self, rows: NDArray[Any]) -> Boxes:
         """The objects of the images at the positions `rows`, int64 [k]."""

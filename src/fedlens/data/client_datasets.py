@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, islice
 from typing import Any
 
@@ -15,12 +16,17 @@ from torch import Tensor
 
 from fedlens.core.protocol import ClientDataSource, ClientExamples, ClientId
 from fedlens.core.random import Rng
-from fedlens.data.augment import Augment
+from fedlens.core.read_ahead import ReadAhead
+from fedlens.core.targets import take
+from fedlens.data.augmented import Chain
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.normalize import normalize
 from fedlens.data.shifts import shifted
 
 _WHOLE = 2**26  # bytes of floats up to which a client's images are normalized at once, not per batch
+_AHEAD = 2**18  # bytes of images in memory from which a batch is worth augmenting in another thread
+
+Batch = tuple[Tensor, Any]
 
 
 @dataclass(frozen=True)
@@ -31,19 +37,24 @@ class ClientDataset(ClientExamples):
         examples: what `indices` point into.
         indices: the positions of its examples, int64 [n]; None means all of `examples`.
         mean, std: for `normalize`.
-        augment: the augmentation while training, uint8 [k, C, H, W] to the same.
+        augment: the augmentation while training.
         features: the shifts of the images at `indices`, float32 [1] for all of them or [n], by name; see
             `fedlens.data.shifts`.
         validation: the examples that this client holds out, if clients do.
+        prefetch: how many batches are read ahead, if they are in files or costly to augment; 0 for none.
+        views: how many augmentations of each image are in a batch. With 2 or more, inputs are [k, views, C, H, W], and
+            targets belong to the image before augmentation.
     """
 
     examples: Examples
     indices: Tensor | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    augment: Augment | None = None
+    augment: Chain | None = None
     features: Mapping[str, Tensor] = field(default_factory=dict)
     validation: ClientDataset | None = None
+    prefetch: int = 1
+    views: int = 1
 
     def __len__(self) -> int:
         # `len` of a tensor takes ten times as long, and this is called several times per client.
@@ -62,85 +73,134 @@ class ClientDataset(ClientExamples):
         indices = at if self.indices is None else self.indices[at]
         return replace(self, indices=indices, features=features)
 
-    def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Normalized images float32 [k, C, H, W] and labels at the positions start to stop, never augmented."""
+    def stretch(self, start: int, stop: int) -> Batch:
+        """Normalized images float32 [k, C, H, W] and targets at the positions start to stop, never augmented."""
         if self.indices is None:
-            images, labels = self.examples.stretch(start, stop)
+            images, targets = self.examples.stretch(start, stop)
         elif self.features:
-            images, labels = self._images(torch.arange(start, min(stop, len(self))))
+            images, targets = self._read(torch.arange(start, min(stop, len(self))))
         else:
-            images, labels = self.examples.batch(self.indices[start:stop])
-        return normalize(images, self.mean, self.std), labels
+            images, targets = self.examples.batch(self.indices[start:stop])
+        return self._viewed(normalize(images, self.mean, self.std)), targets
 
-    def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def stretches(self, start: int, stop: int, size: int, /) -> Iterator[Batch]:
+        """The positions from `start` to before `stop` in stretches of `size`; images in files are read ahead."""
+        read = super().stretches(start, stop, size)
+        ahead = self.prefetch and self.examples.in_files and stop - start > size
+        return ReadAhead(read, self.prefetch) if ahead else read
+
+    def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[Batch]:
         """Endless batches, epoch by epoch, each in a new order; `whole` leaves out a last batch that is smaller.
 
         The order of an epoch is `torch.randperm(n)` from `rng.torch("batches")`. If one batch holds all examples, they
-        keep their order and nothing is drawn.
+        keep their order and nothing is drawn. Augmentations draw from `rng.torch("augment")`, batch by batch and, with
+        several views, one view after the other.
+
+        Batches that are read ahead (`prefetch`) are a `ReadAhead`, with the same bits.
         """
         n = len(self)
         generator = rng.torch("batches")
         end = n - n % min(size, n) if whole and n else n
         if self.held(n):
-            yield from self._from_memory(size, generator, end)
+            kept = self._from_memory(size, generator, end)
+            return ReadAhead(kept, self.prefetch) if self.prefetch and self.examples.in_files else kept
         augmenting = rng.torch("augment")
-        while True:
-            order = self._order(n, size, generator)
-            for start in range(0, end, size):
-                images, labels = self._images(order[start : start + size])
-                if self.augment is not None:
-                    images = self.augment(images, augmenting)
-                yield normalize(images, self.mean, self.std), labels
+        read = self._batches(size, generator, end)
+        if not self._costly(min(size, n)):
+            return (self._finished(batch, augmenting) for batch in read)
+        finish = partial(self._finished, generator=augmenting)
+        if self.augment is None or self.augment.apart:
+            return ReadAhead(map(finish, read), self.prefetch)
+        return ReadAhead(read, self.prefetch, then=finish)
 
     def held(self, n: int, /) -> int:
         """The bytes of floats that `batches` keeps for n examples: in their own order and in that of an epoch.
 
         0 if it normalizes each batch on its own: if examples are augmented, or too many.
         """
-        whole = n * self.examples.values * 4
+        whole = n * self.examples.values * 4 * self.views
         return 2 * whole if self.augment is None and whole <= _WHOLE else 0
 
     def group(self, others: Sequence[Any], /) -> ClientGroup | None:
         """The examples of this holder and of `others`, to be read together.
 
-        None where they are augmented or shifted, which differs between holders, or come from several datasets.
+        None where they are augmented or shifted, which differs between holders, come from several datasets, or have
+        several views.
         """
         holders = (self, *others)
         for each in holders:
             plain = type(each) is ClientDataset and each.augment is None and not each.features
-            if not plain or each.indices is None or each.examples is not self.examples:
+            if not plain or each.views > 1 or each.indices is None or each.examples is not self.examples:
                 return None
         indices = [each.indices for each in holders]
         counts = [len(each) for each in holders]
         starts = [0, *accumulate(counts[:-1])]
         return ClientGroup(self.examples, torch.cat(indices), starts, counts, self.mean, self.std)
 
-    def _images(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """The images uint8, with this client's shifts, and labels at the positions `at`."""
+    def _costly(self, size: int) -> bool:
+        """Whether a batch of this size is worth reading ahead, in another thread."""
+        if not self.prefetch:
+            return False
+        if self.examples.in_files:
+            return True
+        on_processor = self.examples.device is None or self.examples.device.type == "cpu"
+        apart = self.augment is not None and self.augment.apart
+        return apart and on_processor and size * self.examples.values * self.views >= _AHEAD
+
+    def _read(self, at: Tensor) -> Batch:
+        """The images uint8, with this client's shifts, and targets at the positions `at`."""
         positions = at if self.indices is None else self.indices[at]
-        images, labels = self.examples.batch(positions)
+        images, targets = self.examples.batch(positions)
         if not self.features:
-            return images, labels
+            return images, targets
         features = {
             name: (values[at] if len(values) > 1 else values.expand(len(at))).to(images.device)
             for name, values in self.features.items()
         }
-        return shifted(images, features, positions.to(images.device)), labels
+        return shifted(images, features, positions.to(images.device)), targets
 
-    def _from_memory(
-        self, size: int, generator: torch.Generator, end: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _finished(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """The batch, augmented and normalized."""
+        images, targets = batch
+        if self.augment is None:
+            return self._viewed(normalize(images, self.mean, self.std)), targets
+        if self.views == 1:
+            images, targets = self.augment(images, targets, generator)
+            return normalize(images, self.mean, self.std), targets
+        views = [self.augment(images, targets, generator)[0] for _ in range(self.views)]
+        return torch.stack([normalize(view, self.mean, self.std) for view in views], 1), targets
+
+    def _viewed(self, images: Tensor) -> Tensor:
+        """The same images as each of the views, without a copy."""
+        return images if self.views == 1 else images.unsqueeze(1).expand(-1, self.views, -1, -1, -1)
+
+    def _batches(self, size: int, generator: torch.Generator, end: int) -> Iterator[Batch]:
+        while True:
+            order = self._order(len(self), size, generator)
+            for start in range(0, end, size):
+                yield self._read(order[start : start + size])
+
+    def _from_memory(self, size: int, generator: torch.Generator, end: int) -> Iterator[Batch]:
         n = len(self)
-        images, labels = self.stretch(0, n)
+        if self.examples.in_files and size < n:
+            # The first epoch is read batch by batch: a client may take fewer steps, and need not wait for all images.
+            for images, targets in islice(self._batches(size, generator, end), -(-end // size)):
+                yield self._viewed(normalize(images, self.mean, self.std)), targets
+        images, targets = self.stretch(0, n)
         while True:
             if size >= n:
-                yield images, labels
+                yield images, targets
                 continue
             order = self._order(n, size, generator)
             at = order.to(images.device)
-            shuffled, shuffled_labels = images.index_select(0, at), labels.index_select(0, at)
+            shuffled = images.index_select(0, at)
+            by_row = targets.index_select(0, at) if isinstance(targets, Tensor) else None
             for start in range(0, end, size):
-                yield shuffled[start : start + size], shuffled_labels[start : start + size]
+                stop = start + size
+                yield (
+                    shuffled[start:stop],
+                    take(targets, at[start:stop]) if by_row is None else by_row[start:stop],
+                )
 
     @staticmethod
     def _order(n: int, size: int, generator: torch.Generator) -> Tensor:
@@ -223,6 +283,7 @@ class ClientDatasets(ClientDataSource):
         held_out_offsets: int64 [clients + 1], if each client holds out its own examples: client k holds out
             `held_out[held_out_offsets[k] : held_out_offsets[k + 1]]`; None if they are held out of all examples.
         augment: applied to the clients' training images.
+        prefetch, views: as in `ClientDataset`.
     """
 
     dataset: Dataset
@@ -231,7 +292,9 @@ class ClientDatasets(ClientDataSource):
     features: Mapping[str, Tensor] = field(default_factory=dict)
     held_out: Tensor | None = None
     held_out_offsets: NDArray[np.int64] | None = None
-    augment: Augment | None = None
+    augment: Chain | None = None
+    prefetch: int = 1
+    views: int = 1
 
     @property
     def clients(self) -> int:
@@ -297,7 +360,8 @@ class ClientDatasets(ClientDataSource):
     def group(self, clients: Sequence[ClientId], /) -> ClientGroup | None:
         """The examples of these clients, to be read together; None where they are augmented or shifted."""
         dataset, numbers = self.dataset, [client for client in clients if isinstance(client, int)]
-        if self.augment is not None or self.features or len(numbers) < len(clients):
+        together = self.augment is None and not self.features and self.views == 1
+        if not together or len(numbers) < len(clients):
             return None
         starts, ends = self.offsets[:-1][numbers], self.offsets[1:][numbers]
         counts = (ends - starts).tolist()
@@ -307,12 +371,14 @@ class ClientDatasets(ClientDataSource):
         self,
         examples: Examples,
         indices: Tensor | None,
-        augment: Augment | None,
+        augment: Chain | None,
         features: Mapping[str, Tensor],
         validation: ClientDataset | None = None,
     ) -> ClientDataset:
         mean, std = self.dataset.mean, self.dataset.std
-        return ClientDataset(examples, indices, mean, std, augment, features, validation)
+        return ClientDataset(
+            examples, indices, mean, std, augment, features, validation, self.prefetch, self.views
+        )
 
     def _each(self, offsets: NDArray[np.int64] | None) -> dict[str, Tensor]:
         """The shifts of each example, client by client."""

@@ -115,13 +115,18 @@ class Examples:
         return prod(self.inputs.shape[1:])
 
     def batch(self, index: Tensor) -> tuple[Any, Any]:
-        """(inputs, targets) at the positions `index`, int64 [k], copied. Needs `tensors`."""
-        return self._moved(_batch(self.inputs, index)), self._moved(_batch(self.targets, index))
+        """(inputs, targets) at the positions `index`, int64 [k], copied; boxes as `BoxBatch`. Needs `tensors`."""
+        return self._moved(_batch(self.inputs, index)), self.targets_at(index)
 
     def stretch(self, start: int, stop: int) -> tuple[Any, Any]:
         """(inputs, targets) from `start` to before `stop`: views if they are in memory. Needs `tensors`."""
         inputs, targets = _stretch(self.inputs, start, stop), _stretch(self.targets, start, stop)
         return self._moved(inputs), self._moved(targets)
+
+    @property
+    def in_files(self) -> bool:
+        """Whether reading a batch decodes files."""
+        return isinstance(self.inputs, ImageFiles) or isinstance(self.targets, ImageFiles)
 
     def targets_at(self, at: Tensor | slice) -> Any:
         """The targets at these positions, int64 [k] or a slice. Needs `tensors`."""
@@ -139,7 +144,7 @@ class Examples:
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), device=device)
 
     def _moved(self, part: Any) -> Any:
-        if self.device is None or isinstance(part, Boxes):
+        if self.device is None:
             return part
         return part.to(self.device, non_blocking=True)
 
@@ -299,14 +304,18 @@ def _tensor(array: Any) -> Any:
 
 
 def _batch(part: Any, index: Tensor) -> Any:
-    if isinstance(part, ImageFiles | Boxes):
+    if isinstance(part, ImageFiles):
         return _tensor(part.take(index.numpy()))
+    if isinstance(part, Boxes):
+        return part.batch(index.numpy())
     return part.index_select(0, index.to(part.device))
 
 
 def _stretch(part: Any, start: int, stop: int) -> Any:
-    if isinstance(part, ImageFiles | Boxes):
+    if isinstance(part, ImageFiles):
         return _tensor(part.take(np.arange(start, min(stop, len(part)))))
+    if isinstance(part, Boxes):
+        return part.batch(np.arange(start, min(stop, len(part))))
     return part[start:stop]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import DataError
-from fedlens.core.threads import map_threads
+from fedlens.core.threads import map_threads, own_cores
 from fedlens.data.decoding import Fit as Fit
 from fedlens.data.decoding import decode
 
@@ -136,11 +136,23 @@ class ImageFiles:
     def take(self, index: NDArray[Any]) -> NDArray[np.uint8]:
         """uint8 [k, ...]: the images at the positions `index`, int64 [k].
 
-        Raises `DataError` with the file name if an image cannot be decoded.
+        Images that are not in the cache are decoded in threads, one for each core of this process. Raises `DataError`
+        with the file name of the first image that cannot be decoded.
         """
         out = np.empty((len(index), *self.shape[1:]), np.uint8)
-        for row, at in enumerate(index.tolist()):
-            out[row] = self._image(at)
+
+        def read(row: int) -> None:
+            out[row] = self._image(int(index[row]))
+
+        rows = range(len(index))
+        absent = [row for row in rows if not self._cached(int(index[row]))]
+        if len(absent) < 2 or own_cores() == 1:
+            for row in rows:
+                read(row)
+            return out
+        map_threads(read, absent, min(own_cores(), len(absent)))
+        for row in set(rows).difference(absent):
+            read(row)
         return out
 
     def path(self, at: int) -> Path:
@@ -171,6 +183,10 @@ class ImageFiles:
             kept[...] = self.decode(at)
             self.store.filled[slot] = 1
         return kept
+
+    def _cached(self, at: int) -> bool:
+        slot = self._slot(at)
+        return self.store is not None and slot is not None and bool(self.store.filled[slot])
 
     def _slot(self, at: int) -> int | None:
         if self.store is None:

@@ -4,11 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedlens.core.errors import ConfigError
+
+Normalization = Literal["standard", "unit", "half", "imagenet"]
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
+
+_IMAGENET: Moments = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # He et al. 2016's, as torchvision rounds them
 _NEAR = 2**17  # numbers that fit in the inner caches of a processor; more are normalized in pieces
+
+
+def moments(name: Normalization, mean: Sequence[float], std: Sequence[float]) -> Moments:
+    """(mean, std): what `normalize` subtracts and divides by, one number per channel.
+
+    - `standard`: those of the training images, `mean` and `std`.
+    - `unit`: 0 and 1, so that values are between 0 and 1.
+    - `half`: 0.5 and 0.5, so that values are between -1 and 1 (FedCV, section 7.1.4).
+    - `imagenet`: (0.485, 0.456, 0.406) and (0.229, 0.224, 0.225), those of the images that most published weights
+      were trained on. Grey images get the mean of the three, 0.449 and 0.226.
+
+    Args:
+        mean, std: of the training images scaled to [0, 1]; empty for text.
+
+    Raises `ConfigError` for text, and for `imagenet` with another number of channels than 1 or 3.
+
+    >>> moments("half", (0.4, 0.3, 0.3), (0.2, 0.2, 0.2))
+    ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    >>> moments("imagenet", (0.13,), (0.3,))
+    ((0.449,), (0.226,))
+    """
+    channels, where = len(mean), "data.normalize"
+    if name == "standard":
+        return tuple(mean), tuple(std)
+    if not channels:
+        hint = 'remove it, or set it to "standard", which leaves text unchanged'
+        raise ConfigError(f"text cannot be normalized as '{name}'", where=where, hint=hint)
+    if name == "unit":
+        return (0.0,) * channels, (1.0,) * channels
+    if name == "half":
+        return (0.5,) * channels, (0.5,) * channels
+    if channels == 3:
+        return _IMAGENET
+    if channels == 1:
+        middle, spread = (round(sum(part) / 3, 3) for part in _IMAGENET)
+        return (middle,), (spread,)
+    raise ConfigError(
+        f"'imagenet' has a mean and a deviation for 3 channels, and the images have {channels}",
+        where=where,
+        hint='set data.normalize = "standard"',
+    )
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -20,7 +71,7 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
 
     Args:
         images: uint8 [n, C, H, W].
-        mean, std: one number per channel, of images scaled to [0, 1].
+        mean, std: one number per channel, of images scaled to [0, 1]; empty for tokens of text, which are returned.
 
     Returns:
         float32 [n, C, H, W], on the device and in the memory format of `images`.
@@ -28,6 +79,8 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     >>> normalize(torch.full((1, 1, 1, 1), 255, dtype=torch.uint8), (0.5,), (0.25,)).item()
     2.0
     """
+    if not mean:
+        return images
     scale, shift = _affine(tuple(mean), tuple(std), images.device)
     if images.is_cuda or images.numel() <= _NEAR:
         return images.to(torch.float32, copy=True).mul_(scale).add_(shift)

@@ -22,6 +22,7 @@ from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
+from fedlens.core.threads import usable_cores
 from fedlens.core.tree import HEAVY, Tree, copied
 from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import (
@@ -338,7 +339,7 @@ class Processes(EngineBase):
 
     def _new_worker(self, device: str) -> Worker:
         for _ in range(DEATHS):
-            worker = self._nursery.worker(device, self.group)
+            worker = self._nursery.worker(device, self.group, usable_cores() // self.count)
             try:
                 worker.send("program", worker.show(self._program), self._envelope)
             except OSError:

@@ -18,6 +18,7 @@ import torch
 from fedlens.core import interrupts
 from fedlens.core.errors import FedlensError, HookError, RunFailed, told
 from fedlens.core.registry import USER_MODULE_PREFIX
+from fedlens.core.threads import share_cores
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Groups
 from fedlens.engines.devices import Computing
@@ -47,6 +48,7 @@ class RayWorker:
         interrupts.no_user()
         keep_freed_memory()
         torch.set_num_threads(threads)
+        share_cores(threads)  # which Ray has reserved
         for source in sources:
             load_source(*source)
         loaded = _fetched(program)

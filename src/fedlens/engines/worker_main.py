@@ -21,6 +21,7 @@ from fedlens.core import interrupts
 from fedlens.core.errors import FedlensError, HookError, RunFailed, told
 from fedlens.core.protocol import Program
 from fedlens.core.registry import load_file
+from fedlens.core.threads import share_cores
 from fedlens.core.tree import HEAVY
 from fedlens.engines.client_groups import Groups
 from fedlens.engines.devices import Computing
@@ -34,6 +35,7 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
     interrupts.no_user()
     keep_freed_memory()
     torch.set_num_threads(settings["threads"])
+    share_cores(settings["cores"])
     sys.path[:] = settings["path"]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(

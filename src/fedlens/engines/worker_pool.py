@@ -54,8 +54,8 @@ class WorkerPool:
         self._control = Connection(ours.detach())
         self._ready = False
 
-    def worker(self, device: str = "cpu", group: int = 1, again: bool = True) -> Worker:
-        """A new worker on this device, ready for a program.
+    def worker(self, device: str = "cpu", group: int = 1, cores: int = 1, again: bool = True) -> Worker:
+        """A new worker on this device, ready for a program. It decodes images in at most `cores` threads.
 
         The process that makes them is started again, once, if it was killed.
         """
@@ -67,7 +67,7 @@ class WorkerPool:
                     self._control.recv_bytes()
                     self._ready = True
                 settings = {"threads": self.threads, "path": list(sys.path), "files": user_files()}
-                settings |= {"device": device, "group": group}
+                settings |= {"device": device, "group": group, "cores": cores}
                 self._control.send_bytes(pickle.dumps(settings))
                 send_handle(self._control, theirs.fileno(), os.getpid())
                 pid = int(self._control.recv_bytes())
@@ -79,7 +79,7 @@ class WorkerPool:
                         "the process that starts local workers failed twice",
                         hint="its last output is above; engine.name=inline runs without it",
                     ) from error
-        return self.worker(device, group, again=False)
+        return self.worker(device, group, cores, again=False)
 
     def ending(self, pid: int) -> str:
         """How a worker that is gone has ended, in words."""

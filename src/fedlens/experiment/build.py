@@ -24,11 +24,13 @@ from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.protocol import Algorithm, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import OwnSettings, Registry, feeding, settings_model
 from fedlens.core.tree import count
-from fedlens.data.augment import AUGMENTS, Chain
+from fedlens.data.augment import AUGMENTS
+from fedlens.data.augmented import Chain
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.federated import federate
 from fedlens.data.loading import loaded
+from fedlens.data.normalize import moments
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.reassigned import reassigned
 from fedlens.data.partition.registry import PARTITIONS
@@ -307,9 +309,8 @@ def _distributed(
     resolved = planned.task(dataset.info)
     task = _checked_task(resolved, dataset.info)
     dataset = loaded(dataset, int(config.data.cache * 2**30), say)
-    if config.data.normalize == "unit":
-        channels = len(dataset.mean)
-        dataset = replace(dataset, mean=(0.0,) * channels, std=(1.0,) * channels)
+    mean, std = moments(config.data.normalize, dataset.mean, dataset.std)
+    dataset = replace(dataset, mean=mean, std=std)
     steps = tuple(choice(dataset.input_shape) for choice in planned.augments)
 
     def partitioner(table: Table) -> Partition:
@@ -322,8 +323,12 @@ def _distributed(
         config.data.validation,
         config.seeds.data,
         config.data.validation_from,
-        Chain(steps) if steps else None,
+        Chain(steps, task.move) if steps else None,
+        config.data.prefetch,
+        task.views,
     )
+    if data.augment is not None and not data.augment.apart:
+        data.augment.attempt(*data.dataset.train.batch(torch.arange(min(2, len(data.dataset.train)))))
     if len(dataset.test) == 0:
         raise DataError(
             f"the dataset '{dataset.name}' has no test images to evaluate a model on",

@@ -69,9 +69,17 @@ class DataSettings(_Table):
         [],
         description="augmentation of training images: a name (pad-crop-flip), a table, or a list of them in order",
     )
-    normalize: Literal["standard", "unit"] = Field(
+    normalize: Literal["standard", "unit", "half", "imagenet"] = Field(
         "standard",
-        description="standard: mean 0 and standard deviation 1 per channel; unit: only scaled to 0 to 1",
+        description="standard: mean 0 and standard deviation 1 per channel; unit: only scaled to 0 to 1; half: scaled "
+        "to -1 to 1; imagenet: with the mean and deviation of ImageNet's images, which published weights expect",
+    )
+    prefetch: int = Field(
+        1,
+        ge=0,
+        le=64,
+        description="batches that are decoded and augmented ahead, in threads, while a step runs; 0 for none. The "
+        "results are the same. Only for images in files, and for augmented batches above 256 KiB",
     )
     reassign: bool = Field(
         False,

@@ -135,7 +135,7 @@ def _solve_linearized(context: LocalContext, k_0: int, r: float, minibatches: bo
     """The linearized step, k_0 times, with Eq. 3.3 in between; from x_i where it was kept."""
     before = context.state.get("primal")
     problem, at = _subproblem(context), context.listed(before) if before else context.anchor
-    batches = context.problem.batches() if minibatches else None
+    batches = context.problem.batches(k_0) if minibatches else None
     for local in range(k_0):
         if local:
             problem.ascend(at)

@@ -14,6 +14,7 @@ from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, ModelSpec
 from fedlens.core.random import Rng, random_state_kept
+from fedlens.core.read_ahead import first
 from fedlens.core.tree import Tree
 from fedlens.tasks.task import Task
 
@@ -131,16 +132,16 @@ class LocalProblem:
             self.seen += 1
         return Objective(total, value, loss)
 
-    def batches(self) -> Iterator[Batch]:
-        """An endless iterator of batches, drawn and augmented like those of local steps."""
+    def batches(self, most: int | None = None) -> Iterator[Batch]:
+        """Batches, drawn and augmented like those of local steps; at most so many, or without end."""
         assert self.rng is not None
-        found: Iterator[Batch] = self.data.batches(self.batch, self.rng, self.whole_batches)
-        return found
+        batches: Iterator[Batch] = self.data.batches(self.batch, self.rng, self.whole_batches)
+        return first(batches, most, self.closing)
 
     def stretches(self) -> Iterator[Batch]:
         """All examples in batches, in their given order, not augmented."""
-        n = len(self.data)
-        return (self.data.stretch(start, min(start + self.batch, n)) for start in range(0, n, self.batch))
+        found: Iterator[Batch] = self.data.stretches(0, len(self.data), self.batch)
+        return first(found, None, self.closing)
 
     def passes(self) -> int:
         """The number of batches of one full gradient."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -17,6 +16,7 @@ from fedlens.core.modules import Loadable, loadable
 from fedlens.core.profiling import scope, scoped
 from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng, random_state_kept
+from fedlens.core.read_ahead import first
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.tree import Tree, TreeSpec, part
 from fedlens.core.work import steps_of
@@ -247,7 +247,8 @@ class Train:
 
     def _batches(self, context: LocalContext, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
         problem = context.problem
-        return islice(problem.data.batches(problem.batch, rng, problem.whole_batches), context.steps)
+        batches = problem.data.batches(problem.batch, rng, problem.whole_batches)
+        return first(batches, context.steps, problem.closing)
 
     def _reply(
         self,

@@ -25,7 +25,7 @@ CONVERGED = 0.005  # a bound has converged if its last quarter gained less
 _SAME_PASSES = 0.9  # share of a run's passes over the data that its bound has to have
 _SAME_IMAGES = 0.01  # relative difference of two numbers of training images
 # They change no training image, or are what a bound is free of.
-_NOT_DATA = ("dataset", "partition", "reassign", "cache")
+_NOT_DATA = ("dataset", "partition", "reassign", "cache", "prefetch")
 # They change no result.
 _NO_RESULT = ("name", "seed", "seeds", "engine", "checkpoint", "record")
 _CANDIDATES = 300  # directories beside a run whose settings are looked at

@@ -66,16 +66,16 @@ def measured(
     With `mistakes`, the rows have so many of the most confidently wrong answers, as `Evaluate` sends them.
     """
     module = learner.module.eval()
-    bounds = ((at, min(at + batch_size, stop)) for at in range(start, stop, batch_size))
 
     def each() -> Iterator[Measured]:
-        for first, last in bounds:
-            inputs, targets = data.stretch(first, last)
+        first = start
+        for inputs, targets in data.stretches(start, stop, batch_size):
             outputs = task.outputs(module, inputs, targets)
             found = task.measure(outputs, targets)
-            yield (
-                _with_mistakes(found, task.mistakes(outputs, targets, mistakes), first) if mistakes else found
-            )
+            if mistakes:
+                found = _with_mistakes(found, task.mistakes(outputs, targets, mistakes), first)
+            first += len(targets)
+            yield found
 
     with torch.inference_mode():
         found = total(each())

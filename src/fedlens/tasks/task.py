@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedlens.core.change import Change
 from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
@@ -146,7 +147,7 @@ class Task(ABC):
         """The predictions that are exported, from the outputs of a batch."""
         return outputs
 
-    def move(self, targets: Any, change: Any) -> Any:
+    def move(self, targets: Any, change: Change) -> Any:
         """The targets after a geometric augmentation of their images."""
         return targets
 

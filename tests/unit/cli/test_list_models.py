@@ -13,6 +13,7 @@ from fedlens.cli.list_models import model_rows
 from fedlens.cli.main import app
 from fedlens.core.registry import Entry
 from fedlens.models.registry import MODELS, ModelEntry
+from tests.unit.house.model_table import PAGE, rendered
 
 # Multiply-adds of one image of 224x224 as papers and tools give them, in units of 10^9.
 PUBLISHED = {
@@ -90,6 +91,11 @@ def test_every_other_kind_has_names_and_summaries(kind: Kind) -> None:
     told = json.loads(result.stdout)[str(kind)]
     assert [row["name"] for row in told] == [line.split()[0] for line in plain.stdout.splitlines()]
     assert all(row["summary"] for row in told)
+
+
+def test_the_page_of_models_has_these_numbers(rows) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == rendered(page, rows.values()), "run: python -m tests.unit.house.model_table"
 
 
 def test_every_entry_says_what_it_is_for() -> None:

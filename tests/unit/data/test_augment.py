@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlens.core.errors import ConfigError
 from fedlens.data import augment
-from fedlens.data.augment import Augment
+from fedlens.data.augmented import Chain, Step
 
 COLOUR = (3, 32, 24)
 GREY = (1, 28, 28)
@@ -25,9 +25,17 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def every(shape: tuple[int, int, int]) -> list[Augment]:
-    made: list[Augment] = [augment.AUGMENTS.find(name)(shape) for name in augment.AUGMENTS]
-    return [*made, augment.Chain(tuple(made))]
+def every(shape: tuple[int, int, int]) -> list[Step]:
+    made: list[Step] = [augment.AUGMENTS.find(name)(shape) for name in augment.AUGMENTS]
+    return [*made, Chain(tuple(made))]
+
+
+def augmented(step: Step, x: Tensor, drawn: torch.Generator) -> Tensor:
+    """The images alone; the targets come back as they are."""
+    targets = torch.arange(len(x))
+    found, kept, *_ = step(x, targets, drawn)
+    assert kept is targets
+    return found
 
 
 @pytest.mark.parametrize("shape", [COLOUR, GREY])
@@ -35,25 +43,25 @@ def test_each_keeps_shape_type_and_input_and_depends_on_the_seed_alone(shape: tu
     x = images(16, shape)
     before = x.clone()
     for change in every(shape):
-        out = change(x, generator())
+        out = augmented(change, x, generator())
         assert out.shape == x.shape
         assert out.dtype == torch.uint8
         assert out.is_contiguous()
         assert torch.equal(x, before)
-        assert torch.equal(out, change(x, generator()))
-        assert not torch.equal(out, change(x, generator(1)))
-        assert torch.equal(pickle.loads(pickle.dumps(change))(x, generator()), out)
+        assert torch.equal(out, augmented(change, x, generator()))
+        assert not torch.equal(out, augmented(change, x, generator(1)))
+        assert torch.equal(augmented(pickle.loads(pickle.dumps(change)), x, generator()), out)
 
 
 def test_crop_and_then_flip_is_what_one_pass_does() -> None:
     x = images()
     edges = torch.randint(0, 9, (2, len(x)), generator=generator())
-    cropped = augment.Crop(4)(x, generator())
+    cropped = augmented(augment.Crop(4), x, generator())
     padded = torch.nn.functional.pad(x, (4, 4, 4, 4))
     for k in range(len(x)):
         top, left = edges[:, k].tolist()
         assert torch.equal(cropped[k], padded[k, :, top : top + 32, left : left + 24])
-    one_pass = augment.PadCropFlip()(x, generator())
+    one_pass = augmented(augment.PadCropFlip(), x, generator())
     same = (one_pass == cropped).flatten(1).all(1)
     mirrored = (one_pass == cropped.flip(3)).flatten(1).all(1)
     assert bool((same | mirrored).all())
@@ -62,18 +70,18 @@ def test_crop_and_then_flip_is_what_one_pass_does() -> None:
 
 def test_flip_mirrors_the_share_that_it_is_told() -> None:
     x = images(4000, (1, 2, 3))
-    flipped = (augment.Flip(0.25)(x, generator()) == x.flip(3)).flatten(1).all(1)
-    unchanged = (augment.Flip(0.25)(x, generator()) == x).flatten(1).all(1)
+    flipped = (augmented(augment.Flip(0.25), x, generator()) == x.flip(3)).flatten(1).all(1)
+    unchanged = (augmented(augment.Flip(0.25), x, generator()) == x).flatten(1).all(1)
     assert bool((flipped | unchanged).all())
     assert abs(float((flipped & ~unchanged).float().mean()) - 0.25) < 0.03
-    assert torch.equal(augment.Flip(1.0)(x, generator()), x.flip(3))
+    assert torch.equal(augmented(augment.Flip(1.0), x, generator()), x.flip(3))
 
 
 @pytest.mark.parametrize("part", ["brightness", "contrast", "saturation", "hue"])
 def test_each_part_of_colour_jitter_is_torchvisions(part: str) -> None:
     x = images(32)
     strengths = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0, part: 0.4}
-    out = augment.ColourJitter(**strengths)(x, generator())
+    out = augmented(augment.ColourJitter(**strengths), x, generator())
     drawn = torch.rand(4, len(x), generator=generator())[list(strengths).index(part)]
     adjust = getattr(tv, f"adjust_{part}")
     for k in range(len(x)):
@@ -98,7 +106,7 @@ def test_random_resized_crop_is_torchvisions_for_the_same_windows() -> None:
     x = images(48)
     made = augment.RandomResizedCrop((0.08, 1.0), (3 / 4, 4 / 3))
     windows = made.windows(len(x), 32, 24, generator())
-    out = made(x, generator())
+    out = augmented(made, x, generator())
     for k in range(len(x)):
         top, left, tall, wide = windows[k].int().tolist()
         wanted = tv.resized_crop(x[k].float(), top, left, tall, wide, [32, 24], antialias=False).round()

@@ -12,6 +12,7 @@ import torch
 
 from fedlens.core.random import Rng
 from fedlens.data.augment import PadCropFlip
+from fedlens.data.augmented import Chain
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.datasets.digits import digits
 from fedlens.data.federated import federate
@@ -70,13 +71,13 @@ def test_what_is_not_simply_read_is_not_gathered() -> None:
     there = holders()
     one = there.holder(1)
     assert one.group([there.holder("@test")]) is None  # of another set
-    bent = holders(PadCropFlip()).holder(1)
+    bent = holders(Chain((PadCropFlip(),))).holder(1)
     assert bent.group([]) is None
     assert one.group([bent]) is None
     shaded = replace(one, features={"brightness": torch.ones(1)})
     assert one.group([shaded]) is None
     assert there.group([1, "@train"]) is None
-    assert holders(PadCropFlip()).group([1]) is None
+    assert holders(Chain((PadCropFlip(),))).group([1]) is None
     assert replace(there, features={"brightness": torch.ones(5)}).group([1]) is None
 
 

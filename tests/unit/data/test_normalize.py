@@ -2,9 +2,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlens.core.errors import ConfigError
 from fedlens.data.augment import PadCropFlip
-from fedlens.data.normalize import normalize
+from fedlens.data.normalize import moments, normalize
 
+NONE = None  # targets, which these augmentations return as they are
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -72,7 +74,7 @@ def by_hand(x: Tensor, generator: torch.Generator, pad: int) -> Tensor:
 def test_pad_crop_flip_is_that_image_by_image(pad: int, dtype: torch.dtype) -> None:
     x = images(n=40)[:, :, :12, :20].to(dtype)
     before = x.clone()
-    ours = PadCropFlip(pad)(x, torch.Generator().manual_seed(5))
+    ours = PadCropFlip(pad)(x, NONE, torch.Generator().manual_seed(5)).images
     assert torch.equal(ours, by_hand(x, torch.Generator().manual_seed(5), pad))
     assert ours.dtype == dtype
     assert torch.equal(x, before)
@@ -80,17 +82,51 @@ def test_pad_crop_flip_is_that_image_by_image(pad: int, dtype: torch.dtype) -> N
 
 def test_pad_crop_flip_takes_channels_last_and_no_images() -> None:
     x = images().to(memory_format=torch.channels_last)
-    a, b = (PadCropFlip()(y, torch.Generator().manual_seed(1)) for y in (x, x.contiguous()))
+    a, b = (PadCropFlip()(y, NONE, torch.Generator().manual_seed(1)).images for y in (x, x.contiguous()))
     assert torch.equal(a, b)
-    assert PadCropFlip()(images(0), torch.Generator()).shape == (0, 3, 32, 32)
+    assert PadCropFlip()(images(0), NONE, torch.Generator()).images.shape == (0, 3, 32, 32)
 
 
 def test_all_moves_and_flips_occur_equally_often() -> None:
     x = torch.zeros(9000, 1, 5, 5, dtype=torch.uint8)
     x[:, 0, 2, 1] = 1  # off the middle line, so that a flip shows
-    moved = PadCropFlip(pad=1)(x, torch.Generator().manual_seed(0))
+    moved = PadCropFlip(pad=1)(x, NONE, torch.Generator().manual_seed(0)).images
     counts = moved.sum(dim=(0, 1), dtype=torch.int64)
     assert counts[0].sum() == counts[4].sum() == 0
     # Left edge 0 to 2 puts the dot in column 2, 1, 0, or flipped in 2, 3, 4: column 2 twice as often.
     expected = torch.tensor([1 / 6, 1 / 6, 2 / 6, 1 / 6, 1 / 6]) * 3000
     assert (counts[1:4] - expected).abs().max() < 150
+
+
+def test_moments_are_those_of_the_data_or_of_the_named_normalization() -> None:
+    own = (MEAN, STD)
+    assert moments("standard", *own) == own
+    assert moments("unit", *own) == ((0.0,) * 3, (1.0,) * 3)
+    assert moments("half", *own) == ((0.5,) * 3, (0.5,) * 3)
+    assert moments("imagenet", *own) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert moments("half", (0.1,), (0.3,)) == ((0.5,), (0.5,))
+    white = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
+    assert normalize(white, *moments("half", *own)).flatten().tolist() == [1, 1, 1]
+
+
+def test_grey_images_get_the_mean_of_imagenets_channels() -> None:
+    (mean,), (std,) = moments("imagenet", (0.1,), (0.3,))
+    assert mean == pytest.approx((0.485 + 0.456 + 0.406) / 3, abs=1e-12)
+    assert std == pytest.approx((0.229 + 0.224 + 0.225) / 3, abs=1e-12)
+
+
+def test_a_normalization_that_the_inputs_do_not_have_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"the images have 4 \(data.normalize\); set data.normalize = \"standard\""
+    ):
+        moments("imagenet", (0.5,) * 4, (0.2,) * 4)
+    assert moments("half", (0.5,) * 4, (0.2,) * 4) == ((0.5,) * 4, (0.5,) * 4)
+    for name in ("unit", "half", "imagenet"):
+        with pytest.raises(ConfigError, match=f"text cannot be normalized as '{name}'"):
+            moments(name, (), ())
+    assert moments("standard", (), ()) == ((), ())
+
+
+def test_tokens_of_text_are_not_changed() -> None:
+    tokens = torch.arange(6, dtype=torch.int16).view(2, 3)
+    assert normalize(tokens, (), ()) is tokens

@@ -10,7 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedlens.core.random import Rng
-from fedlens.data.augment import Chain, make_pad_crop_flip
+from fedlens.data.augment import make_pad_crop_flip
+from fedlens.data.augmented import Chain
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import Examples
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedlens.core.errors import DataError
 from fedlens.core.random import Rng
 from fedlens.data import shifts
+from fedlens.data.augmented import Chain
 from fedlens.data.datasets.digits import digits
 from fedlens.data.federated import federate
 from fedlens.data.normalize import normalize
@@ -276,7 +277,7 @@ def test_each_client_sees_its_images_in_its_own_way_everywhere() -> None:
             assert not torch.equal(wanted, normalize(images, data.mean, data.std))
             assert torch.equal(found.stretch(0, len(images))[0], wanted)
             into.append(wanted)
-        batches = replace(holding, augment=lambda images, _: images).batches(7, Rng((0,)))
+        batches = replace(holding, augment=Chain(())).batches(7, Rng((0,)))
         shown, labels = next(batches)
         matches = (seen[-1].unsqueeze(1) == shown).flatten(2).all(2)
         assert matches.any(0).all()

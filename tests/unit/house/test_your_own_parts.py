@@ -19,6 +19,9 @@ DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLES = DOCS / "examples"
 
 
+IID: dict[str, Any] = {"dataset": "digits", "partition": {"name": "iid", "clients": 10}}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A short run with each part, and one without any."""
@@ -35,6 +38,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "partition": {
             "data": {"dataset": "digits", "partition": f"{EXAMPLES}/one_kind_each.py:one_kind_each"}
         },
+        "inverted": {"data": {**IID, "augment": f"{EXAMPLES}/own_augmentation.py:inverted"}},
+        "upside-down": {
+            "data": {**IID, "augment": {"name": f"{EXAMPLES}/own_augmentation.py:upside_down", "p": 1}}
+        },
         "dataset": {
             "data": {"dataset": f"{EXAMPLES}/own_dataset.py:stripes", "partition": "natural"},
             "select": None,
@@ -42,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
     common: dict[str, Any] = {
         "rounds": 2,
-        "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 10}},
+        "data": IID,
         "select": {"clients_per_round": 3},
         "model": "linear",
         "local": {"lr": 0.1, "batch_size": 20},
@@ -76,7 +83,7 @@ def test_the_pull_is_fedprox(runs: dict[str, Any]) -> None:
 
 
 def test_every_rule_changes_the_result(runs: dict[str, Any]) -> None:
-    for name in ("pulled", "smoothed", "jittered", "noisy", "aggregate", "server"):
+    for name in ("pulled", "smoothed", "jittered", "noisy", "aggregate", "server", "inverted", "upside-down"):
         assert not torch.equal(weights(runs[name])[0], weights(runs["none"])[0]), name
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.protocol import GroupExamples
+from fedlens.core.read_ahead import first
 from fedlens.local.rules import LocalContext
 from fedlens.local.vectorized.group import Group
 
@@ -34,8 +35,8 @@ def batches(group: Group, like: Tensor) -> Iterator[Batch]:
         return _read_together(group.examples, group, like)
     problems = [context.problem for context in group.contexts]
     streams = [
-        problem.data.batches(size, rng, group.whole_batches)
-        for problem, size, rng in zip(problems, group.sizes, group.rngs, strict=True)
+        first(problem.data.batches(size, rng, group.whole_batches), steps, problem.closing)
+        for problem, size, rng, steps in zip(problems, group.sizes, group.rngs, group.steps, strict=True)
     ]
     return _side_by_side(streams, group.steps, like)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import moon
 from fedlens.core.protocol import ModelSpec
+from fedlens.data.augmented import Chain
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import Examples
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Traits
@@ -170,7 +171,7 @@ def test_images_that_each_client_holds_while_it_trains_are_counted() -> None:
     assert train.footprint(CPU, 5, plain) == none  # gathered, for all clients at once
     own = replace(plain, features={"brightness": torch.zeros(1)})
     assert train.footprint(CPU, 5, own) == none + 2 * 5 * 4 * 4
-    assert train.footprint(CPU, 5, replace(own, augment=lambda images, g: images)) == none
+    assert train.footprint(CPU, 5, replace(own, augment=Chain(()))) == none
     assert train.footprint(CPU, 2**23, own) == none  # batch by batch
     assert train.footprint(CPU, 5, world().clients[0]) == none
 

@@ -1,0 +1,125 @@
+"""The geometric change that an augmentation made to each image of a batch, so that targets can follow it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """A window of each image, scaled to one size and mirrored.
+
+    The window is in pixels of the image before the change, and may reach outside it. Image k of the result has
+    `size` pixels. With the window's top t, left l, height h and width w, and the result's height H and width W, a
+    point (x, y) of image k moves to
+
+        x' = (x - l) W / w        y' = (y - t) H / h,
+
+    where pixel (i, j) covers the square from (j, i) to (j + 1, i + 1). Then the image is mirrored: x' becomes
+    W - x' where `mirrored`, and y' becomes H - y' where `upended`.
+
+    Attributes:
+        top, left, height, width: float32 [n], the windows; height and width are above 0.
+        size: the height and width of the result, in pixels.
+        mirrored: bool [n], whether the image is flipped left to right; None for no image.
+        upended: bool [n], whether it is flipped top to bottom; None for no image.
+
+    Raises `ValueError` if the tensors are not of one length.
+
+    >>> one = Change.windows(torch.tensor([[0.0, 2.0, 4.0, 4.0]]), (8, 8), mirrored=torch.tensor([True]))
+    >>> one.points(torch.tensor([[3.0, 1.0]]), torch.tensor([0])).tolist()
+    [[6.0, 2.0]]
+    >>> rows, columns = one.sources()
+    >>> columns[0].tolist()
+    [5, 5, 4, 4, 3, 3, 2, 2]
+    """
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+    size: tuple[int, int]
+    mirrored: Tensor | None = None
+    upended: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.top, self.left, self.height, self.width, self.mirrored, self.upended)
+        shapes = {tuple(part.shape) for part in given if part is not None}
+        if shapes != {(len(self),)}:
+            raise ValueError(f"the windows and flips of a change have the shapes {sorted(shapes)}")
+
+    @classmethod
+    def windows(
+        cls,
+        windows: Tensor,
+        size: tuple[int, int],
+        mirrored: Tensor | None = None,
+        upended: Tensor | None = None,
+    ) -> Change:
+        """The change to these windows, [n, 4]: top, left, height, width."""
+        top, left, height, width = windows.float().unbind(1)
+        return cls(top, left, height, width, size, mirrored, upended)
+
+    @classmethod
+    def flips(cls, mirrored: Tensor, size: tuple[int, int], upended: Tensor | None = None) -> Change:
+        """The change that only mirrors images of this size."""
+        zero = torch.zeros(len(mirrored), device=mirrored.device)
+        return cls(zero, zero, zero + size[0], zero + size[1], size, mirrored, upended)
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.top)
+
+    def to(self, device: Any) -> Change:
+        """The same on this device."""
+
+        def moved(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part.to(device)
+
+        top, left, height, width = (
+            part.to(device) for part in (self.top, self.left, self.height, self.width)
+        )
+        return Change(top, left, height, width, self.size, moved(self.mirrored), moved(self.upended))
+
+    def sources(self) -> tuple[Tensor, Tensor]:
+        """(rows int64 [n, H], columns int64 [n, W]): where nearest-neighbour interpolation reads each pixel.
+
+        Pixel (i, j) of result k is pixel (rows[k, i], columns[k, j]) of image k: the pixel that contains the centre
+        of (i, j). Where it lies outside the image, a mask has no class.
+        """
+        rows = _sources(self.top, self.height, self.size[0], self.upended)
+        return rows, _sources(self.left, self.width, self.size[1], self.mirrored)
+
+    def points(self, points: Tensor, images: Tensor) -> Tensor:
+        """float32 [m, 2]: where the points (x, y) [m, 2] of the images at `images`, int64 [m], are now."""
+        x = (points[:, 0] - self.left[images]) * (self.size[1] / self.width[images])
+        y = (points[:, 1] - self.top[images]) * (self.size[0] / self.height[images])
+        if self.mirrored is not None:
+            x = torch.where(self.mirrored[images], self.size[1] - x, x)
+        if self.upended is not None:
+            y = torch.where(self.upended[images], self.size[0] - y, y)
+        return torch.stack([x, y], 1)
+
+    def boxes(self, boxes: Tensor, images: Tensor) -> Tensor:
+        """float32 [m, 4]: where the boxes (left, top, right, bottom) [m, 4] of the images at `images` are now.
+
+        They are not clipped: a part of a box, or all of it, may lie outside the result.
+
+        >>> turned = Change.flips(torch.tensor([True]), (10, 10))
+        >>> turned.boxes(torch.tensor([[1.0, 2.0, 4.0, 6.0]]), torch.tensor([0])).tolist()
+        [[6.0, 2.0, 9.0, 6.0]]
+        """
+        one, other = self.points(boxes[:, :2], images), self.points(boxes[:, 2:], images)
+        return torch.cat([torch.minimum(one, other), torch.maximum(one, other)], 1)
+
+
+def _sources(start: Tensor, length: Tensor, size: int, flipped: Tensor | None) -> Tensor:
+    at = torch.arange(size, device=start.device)
+    # In float64, in which a centre on the edge between two pixels falls to the same one on every device.
+    inside = (at + 0.5) * (length.double()[:, None] / size)
+    places = (start.double()[:, None] + inside).floor().long()
+    return places if flipped is None else torch.where(flipped[:, None], places.flip(1), places)

@@ -1,0 +1,55 @@
+"""The table of docs/models.md, from what `fedlens list models --json` prints.
+
+`python -m tests.unit.house.model_table` writes it anew; tests/unit/cli/test_list_models.py says when that is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlens.cli.list_models import model_rows
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+HEAD = (
+    "| name | task | parameters | multiply-adds | counted at | normalization | source | licence |",
+    "|---|---|---|---|---|---|---|---|",
+)
+TABLE = re.compile(r"(<!-- table: models -->\n)(?:\|.*\n)*")
+
+
+def rendered(page: str, rows: Iterable[Mapping[str, Any]]) -> str:
+    """The page with its table written anew."""
+    lines = "".join(f"{line}\n" for line in [*HEAD, *map(_line, rows)])
+    return TABLE.sub(lambda match: match[1] + lines, page)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    channels, height, width = row["input_shape"]
+    norms = ", ".join(f"{count} {kind}" for kind, count in row["norm_layers"].items()) or "none"
+    cells = (
+        f"`{row['name']}`",
+        row["task"],
+        f"{row['parameters']:,}",
+        _millions(row["multiply_adds"]),
+        f"{height}x{width}x{channels}, {row['classes']:,} classes",
+        norms,
+        row["source"],
+        row["licence"],
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _millions(count: int) -> str:
+    """Three digits and more of a number, in millions.
+
+    >>> _millions(4_089_184_256), _millions(7_840)
+    ('4,089 M', '0.00784 M')
+    """
+    return f"{count / 1e6:,.0f} M" if count >= 1e9 else f"{count / 1e6:.3g} M"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), model_rows()), encoding="utf-8")
