@@ -32,6 +32,16 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- models: what a replaced normalization keeps --
+    Mutation(
+        "models/norms.py", "return dict(layer.named_children())", "return {}", "unit/models/test_norms.py"
+    ),
+    Mutation(
+        "models/norms.py",
+        "class FrozenBatchNorm(FixedBuffers)",
+        "class FrozenBatchNorm(nn.Module)",
+        "unit/models/test_norms.py",
+    ),
     # -- identities: the equations of the algorithms --
     Mutation("aggregate/mean.py", "v.div_(weight)", "v.div_(weight + 1)", "identity/test_fedavg.py"),
     Mutation(

@@ -12,13 +12,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError, told
+from fedlens.core.errors import ConfigError, FedlensError, told
 from fedlens.core.interrupts import watched
 from fedlens.core.summary_text import as_call, as_html, as_text
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
 
     from fedlens.core.protocol import ModelSpec
     from fedlens.data.arrays import dataset
-    from fedlens.experiment.build import Built, Plan
+    from fedlens.experiment.build import Built
     from fedlens.experiment.run_state import RunState
     from fedlens.experiment.rundir import RunDir
+    from fedlens.experiment.trained_model import TrainedModel
     from fedlens.models.user_models import Instance
 
 
@@ -147,6 +147,8 @@ def resume(
     """
     from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory, plan
+    from fedlens.experiment.restore import restored
+    from fedlens.experiment.run_description import check_same_data
     from fedlens.experiment.rundir import RunDir
 
     run = RunDir.open(Path(directory))
@@ -173,11 +175,12 @@ def resume(
         engine = planned.engine()
         try:
             engine.warm()
-            built = build(planned, root, False, engine, listener.note)
             described = run.partition_path.exists()  # it is the last that is written before the first round
+            initial = run.initial_path if described else None
+            built = build(planned, root, False, engine, listener.note, initial)
             if described:
-                _check_same_data(run, built, environment)
-            run_state, edited = _restored(run, built, planned, source, accept_changes, listener)
+                check_same_data(run, built, environment)
+            run_state, edited = restored(run, built, planned, source, accept_changes, listener)
             run.truncate_metrics(run_state.round - 1 if run_state else -1)
             run.truncate_clients(run_state.round - 1 if run_state else -1)
             if run_state is not None:
@@ -189,50 +192,6 @@ def resume(
             return _carry_out(built, run, listener, run_state, None if described else root, report, edited)
         finally:
             engine.close()
-
-
-def _restored(
-    run: RunDir, built: Built, planned: Plan, source: Source, accept_changes: bool, listener: ProgressBase
-) -> tuple[RunState | None, list[dict[str, Any]]]:
-    """The state in the last intact checkpoint, None without one, and all accepted changes of the run so far."""
-    from fedlens.experiment import changes, checkpoint
-    from fedlens.experiment.run_state import RunState
-
-    loaded = checkpoint.load_latest(run.checkpoint_path)
-    if loaded is None:
-        return None, []
-    for sentence in loaded.skipped:
-        listener.note(sentence)
-    run_state = RunState.of(loaded.payload)
-    edited = changes.check(run, run_state.round, loaded.about, planned.config, source, accept_changes)
-    _check_fits(run, built, run_state, bool(edited))
-    if changes.rescaling(edited):
-        run_state.norms = {}
-    for change in edited:
-        listener.note(f"accepted: {changes.sentence(change)}")
-    if "settings" not in loaded.about:
-        listener.note("an older version of fedlens saved no settings: edits of config.toml are not noticed")
-    earlier = loaded.about.get("changes")
-    return run_state, [*(earlier if isinstance(earlier, list) else ()), *edited]
-
-
-def _check_fits(run: RunDir, built: Built, run_state: RunState, edited: bool) -> None:
-    from fedlens.core.schema import nbytes
-    from fedlens.core.tree import HEAVY
-    from fedlens.experiment import changes
-
-    if edited:
-        changes.check_fits(run, built.algorithm.init(built.model, built.federation), run_state.state)
-    elif nbytes(run_state.state) < HEAVY:
-        try:
-            model, tree = built.algorithm.model(run_state.state)
-            fits = {name: value.shape for name, value in model.build(initial=False).state_dict().items()}
-            right = fits == {name: value.shape for name, value in tree.items()}
-        except (AttributeError, KeyError, TypeError, ValueError):
-            right = False
-        if not right:
-            what = "the checkpoint does not hold a model of this run"
-            raise RunDirectoryError(what, where=str(run.checkpoint_path), hint="start a new run")
 
 
 def _like(model: nn.Module, run: RunDir) -> Instance:
@@ -250,33 +209,6 @@ def _like(model: nn.Module, run: RunDir) -> Instance:
 _NOTES = 5  # sentences on the data that are said aloud
 
 
-def _check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]) -> None:
-    from fedlens.data.partition.partition import Partition
-    from fedlens.experiment.build import data_digest
-
-    what = None
-    if Partition.load(directory.partition_path).digest != built.partition.digest:
-        what = "the data now give a different partition than at the start of the run"
-    elif environment.get("data_sha256", (now := data_digest(built))) != now:
-        what = "the images or labels differ from those at the start of the run"
-    if what is not None:
-        then = environment.get("data_dir", "unknown")
-        hint = f"set --data-dir to the original data (it was {then}), or start a new run"
-        raise RunDirectoryError(what, where=str(directory.path), hint=hint)
-
-
-def _describe(directory: RunDir, built: Built, root: Path) -> None:
-    """Writes what is known before the first round."""
-    from fedlens.experiment.build import data_digest
-    from fedlens.experiment.environment import command_words, describe_environment
-    from fedlens.experiment.rundir import FORMAT
-
-    environment = describe_environment(command_words(sys.argv), built.config.seed) | {"layout": built.layout}
-    data = {"data_dir": str(root.resolve()), "data_sha256": data_digest(built)}
-    directory.write_environment({**environment, "format": FORMAT, **data})
-    built.partition.save(directory.partition_path)
-
-
 def _carry_out(
     built: Built,
     directory: RunDir,
@@ -291,6 +223,7 @@ def _carry_out(
     `root` is where the data are, if the directory still has to be told what is run.
     """
     from fedlens.experiment.results import outline, summarize, write_final
+    from fedlens.experiment.run_description import describe
     from fedlens.experiment.runner import Runner
 
     progress.started(outline(built, directory))
@@ -302,7 +235,7 @@ def _carry_out(
     status, error = "failed", None
     try:
         if root is not None:
-            _describe(directory, built, root)
+            describe(directory, built, root)
         with watched():
             runner.run()
         for sentence in write_final(built, directory, runner.run_state):
@@ -333,7 +266,7 @@ def _carry_out(
         progress.finished(summary)
     assert runner.run_state is not None
     model, _ = built.algorithm.model(runner.run_state.state)
-    return Result(directory.path, model)
+    return Result(directory.path, built.unwrapped if model is built.model else model)
 
 
 def _report(directory: Path, progress: ProgressBase) -> str | None:
@@ -375,6 +308,10 @@ class Metrics(list[dict[str, Any]]):
 
 class Clients(Metrics):
     """One dictionary per client, the worst first."""
+
+
+class Predictions(Metrics):
+    """One dictionary per image file."""
 
 
 class Result:
@@ -440,6 +377,55 @@ class Result:
 
         return read_module(self._run.best_path, self._model)
 
+    def predict(
+        self,
+        *paths: str | Path,
+        out: Path | str | None = None,
+        round: str | int | None = None,
+        top: int = 5,
+        pictures: bool = True,
+        force: bool = False,
+    ) -> Predictions:
+        """Predicts image files with a model of the run, whose data need not be at hand.
+
+        Each row has the `path`, the columns of the task (`class`, `score`, `class_2`, ...), and `fault`: None, or why
+        the file could not be predicted.
+
+        Args:
+            paths: files, folders, or patterns such as `"photos/*.jpg"`.
+            out: a folder for `predictions.csv` and, with `pictures`, a labelled picture of each image. It has to be
+                empty or new, unless `force` is set.
+            round: "best", "last", or a round of which the run keeps the model; by default "best".
+
+        Raises `DataError` if the paths name no image, and `RunDirectoryError` if the run has no such model.
+        """
+        from fedlens.experiment.predict import Output, predict
+
+        output = None if out is None else Output(Path(out), pictures, force)
+        return Predictions(predict(self._trained(round), paths, top, output))
+
+    def export(
+        self,
+        file: Path | str,
+        format: str | None = None,
+        *,
+        round: str | int | None = None,
+        force: bool = False,
+    ) -> Path:
+        """Writes a model of the run as one file that needs no fedlens, and returns its path.
+
+        `format` is "onnx", "pt2" or "safetensors", by default the ending of `file`; `round` is that of `predict`.
+        See `fedlens.experiment.export.export` for the contents and the errors.
+        """
+        from fedlens.experiment.export import export
+
+        return export(self._trained(round), Path(file), format, force).file
+
+    def _trained(self, round: str | int | None) -> TrainedModel:
+        from fedlens.experiment.trained_model import read_trained
+
+        return read_trained(self._run, round, self._model)
+
     @property
     def _run(self) -> RunDir:
         from fedlens.experiment.rundir import RunDir
@@ -486,7 +472,17 @@ def load_result(directory: Path | str, model: nn.Module | None = None) -> Result
     return Result(run.path, ModelSpec(instance, "instance", instance.settings, (), 0, seed=0))
 
 
-__all__ = ["Clients", "Config", "Experiment", "Metrics", "Result", "dataset", "load_result", "resume"]
+__all__ = [
+    "Clients",
+    "Config",
+    "Experiment",
+    "Metrics",
+    "Predictions",
+    "Result",
+    "dataset",
+    "load_result",
+    "resume",
+]
 
 
 def __getattr__(name: str) -> Any:

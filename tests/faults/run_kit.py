@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.model_digest import weights_digest
 from fedlens.experiment import checkpoint
 from fedlens.experiment.payload import encode
 
@@ -157,7 +158,7 @@ def outcome(run: Path) -> dict[str, Any]:
         "summary": summary,
         "checkpoints": sorted(path.name for path in (run / "checkpoint").iterdir()),
         "state": json.dumps(structure),
-        "tensors": checkpoint.weights_digest(tensors),
+        "tensors": weights_digest(tensors),
     }
 
 

@@ -13,6 +13,7 @@ import torch
 from fedlens import Experiment, resume
 from fedlens.aggregate import mean
 from fedlens.aggregate.server_steps import ServerSGD
+from fedlens.core import model_digest
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.random import Rng
@@ -47,7 +48,7 @@ def experiment(engine: str) -> Experiment:
 
 def bits(directory: Path) -> str:
     tree, _ = checkpoint.read_model(directory / "model.safetensors")
-    return checkpoint.weights_digest(tree)
+    return model_digest.weights_digest(tree)
 
 
 def between_replies(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fedlens import Experiment, resume
+from fedlens.core import model_digest
 from fedlens.core.errors import RunDirectoryError, RunFailed
 from fedlens.experiment import checkpoint
 from fedlens.experiment.payload import encode
@@ -135,7 +136,7 @@ def ended(path: Path) -> dict[str, Any]:
     del found["state"], found["tensors"], found["checkpoints"]  # where states lie, and when it was stopped
     del found["summary"]["engine"]
     structure, tensors = encode({str(client): state for client, state in sorted(states(path).items())})
-    return {**found, "states": json.dumps(structure), "bits": checkpoint.weights_digest(tensors)}
+    return {**found, "states": json.dumps(structure), "bits": model_digest.weights_digest(tensors)}
 
 
 def check_files(path: Path) -> None:

@@ -25,6 +25,7 @@ from fedlens.core.protocol import (
     Ask,
     Client,
     ClientDataSource,
+    ClientExamples,
     ClientStates,
     FederationInfo,
     ModelSpec,
@@ -69,7 +70,7 @@ class Boxes:
 
 
 @dataclass(frozen=True)
-class Holder:
+class Holder(ClientExamples):
     """A client's examples, in their order again and again."""
 
     inputs: Tensor

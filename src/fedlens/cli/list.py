@@ -25,6 +25,7 @@ class Kind(StrEnum):
     MODELS = "models"
     PARTITIONS = "partitions"
     ENGINES = "engines"
+    TASKS = "tasks"
 
 
 REGISTRIES = {
@@ -33,6 +34,7 @@ REGISTRIES = {
     Kind.MODELS: ("fedlens.models.registry", "MODELS"),
     Kind.PARTITIONS: ("fedlens.data.partition.registry", "PARTITIONS"),
     Kind.ENGINES: ("fedlens.engines.registry", "ENGINES"),
+    Kind.TASKS: ("fedlens.tasks.registry", "TASKS"),
 }
 
 
@@ -41,7 +43,7 @@ def list_names(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the available recipes, algorithms, datasets, models, partitions or engines.
+    """List the available recipes, algorithms, datasets, models, partitions, engines or tasks.
 
     With --json, each has a name and a summary; a model also has its task, source, licence, parameters, multiply-adds
     for one image of the stated shape, and normalization layers.

@@ -14,6 +14,7 @@ from fedlens.cli.bench import bench
 from fedlens.cli.compare import compare
 from fedlens.cli.cost import cost
 from fedlens.cli.data import data
+from fedlens.cli.export import export
 from fedlens.cli.list import list_names
 from fedlens.cli.output import (
     INTERRUPTED,
@@ -28,6 +29,7 @@ from fedlens.cli.output import (
     printable,
 )
 from fedlens.cli.partition import partition
+from fedlens.cli.predict import predict
 from fedlens.cli.report import report
 from fedlens.cli.resume import resume
 from fedlens.cli.run import RunCommand, run
@@ -122,6 +124,8 @@ app.command("show")(show)
 app.command("compare")(compare)
 app.command("cost")(cost)
 app.command("report")(report)
+app.command("predict")(predict)
+app.command("export")(export)
 app.add_typer(data)
 app.add_typer(bench)
 app.add_typer(partition)

@@ -36,3 +36,11 @@ Strict = Annotated[
     ),
 ]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory: runs/<name>/<run-id>.")]
+ModelRound = Annotated[
+    str | None,
+    typer.Option(
+        "--round",
+        metavar="best|last|N",
+        help="The model of the best round, of the last one, or of round N if the run keeps it; by default best.",
+    ),
+]

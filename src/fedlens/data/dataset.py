@@ -17,6 +17,7 @@ from fedlens.core.threads import map_threads
 from fedlens.data.boxes import Boxes
 from fedlens.data.decode_cache import fingerprint
 from fedlens.data.diagnostics import OnError
+from fedlens.data.image_form import ImageForm
 from fedlens.data.images import ImageFiles
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
@@ -177,6 +178,7 @@ class Dataset:
         seeded: whether the data or the choice of the test examples depend on the data seed.
         on_error: "skip" leaves out images that cannot be decoded later, "stop" stops the run; None if the reader
             has no such setting.
+        read_as: how image files become such images, if they are no longer in files; see `form`.
 
     Raises `DataError` if a label has no class, or the splits differ in image shape.
     """
@@ -194,6 +196,7 @@ class Dataset:
     on_error: OnError | None = None
     seeded: bool = False
     chosen: Mapping[str, Any] = field(default_factory=dict)
+    read_as: ImageForm | None = None
 
     def __post_init__(self) -> None:
         if self.train.kind != self.test.kind:
@@ -221,6 +224,20 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """(C, H, W) of one image, or (T,) of one text."""
         return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def form(self) -> ImageForm | None:
+        """The form of the images, by which other image files can be decoded for the same model; None for text.
+
+        Images that were published as arrays have no rule for files: these are cropped to their size and turned upright.
+        """
+        inputs = self.train.inputs
+        if self.read_as is not None or self.kind == "language":
+            return self.read_as
+        if isinstance(inputs, ImageFiles):
+            return ImageForm(inputs.channels, inputs.height, inputs.width, inputs.fit, inputs.upright)
+        channels, height, width = self.input_shape
+        return ImageForm(channels, height, width)
 
     @property
     def info(self) -> DatasetInfo:

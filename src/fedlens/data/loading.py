@@ -38,7 +38,8 @@ def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> D
     skipped = findings.settle(dataset.on_error)
     if not fits:
         splits = _with_caches(splits, nbytes)
-    return replace(dataset, train=splits[0], test=splits[1], notes=(*dataset.notes, *skipped))
+    notes = (*dataset.notes, *skipped)
+    return replace(dataset, train=splits[0], test=splits[1], notes=notes, read_as=dataset.form)
 
 
 def _with_caches(splits: Sequence[Examples], nbytes: int) -> list[Examples]:

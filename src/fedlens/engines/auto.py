@@ -12,6 +12,7 @@ import torch
 from fedlens.core.arithmetic import channels_last_pays
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import ConfigError
+from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import (
     Answer,
     Ask,
@@ -31,7 +32,6 @@ from fedlens.core.work import StepCount
 from fedlens.engines.client_groups import GROUP_MEMORY
 from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting, default_workers, usable_cores
 from fedlens.engines.inline import StateMemory, inline
-from fedlens.engines.memory import free_memory
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import vectorized
 from fedlens.engines.verify import Verify, verified

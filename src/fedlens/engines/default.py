@@ -9,6 +9,7 @@ from typing import Any
 
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import HookError, RunFailed
+from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import Answer, Ask, ClientDataSource, ClientId, ClientStates, Op, Program, Reply
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY
@@ -16,7 +17,6 @@ from fedlens.core.tree import Tree
 from fedlens.core.work import StepCount
 from fedlens.engines.devices import ChannelsLast, Computing, Device, PrecisionSetting, default_workers
 from fedlens.engines.inline import Inline, StateMemory, Threads
-from fedlens.engines.memory import free_memory
 from fedlens.engines.processes import Processes, Timeout, Window, Workers
 from fedlens.engines.schedule import primed
 from fedlens.engines.shared_memory import Packer

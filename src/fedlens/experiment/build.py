@@ -39,6 +39,8 @@ from fedlens.engines.registry import ENGINES
 from fedlens.experiment.config import SLOTS, Config
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.datadir import data_directory
+from fedlens.experiment.initial_weights import initial_weights, with_digest
+from fedlens.experiment.memory_check import check_memory
 from fedlens.experiment.resolve import Resolved, located, resolve
 from fedlens.experiment.single_images import refuse_single_images
 from fedlens.local.chain import chain
@@ -83,11 +85,12 @@ class Built:
     algorithm: AlgorithmBase
     engine: EngineBase
     model: ModelSpec
+    unwrapped: ModelSpec  # without the layers that the task puts around it: what model files hold
     parameters: int
     federation: FederationInfo
     task: Task
     clients_per_round: int | None
-    notes: tuple[str, ...] = ()  # what was left out of the data, or corrected, when it was read
+    notes: tuple[str, ...] = ()  # which weights were loaded; what was left out of the data, or corrected
 
     @property
     def layout(self) -> str:
@@ -185,14 +188,18 @@ def build(
     download: bool,
     engine: EngineBase | None = None,
     say: Callable[[str], None] = lambda sentence: None,
+    initial: Path | None = None,
 ) -> Built:
     """Loads the data, partitions it, and makes the algorithm and the engine.
+
+    `initial` is the file of the initial model in the directory of a run that is resumed; `model.weights` is not read
+    again then.
 
     Raises `ConfigError` if the settings do not fit the data or each other, and `DataError` if the data is missing or
     damaged.
     """
     try:
-        return _build(planned, data_dir, download, engine, say)
+        return _build(planned, data_dir, download, engine, say, initial)
     except ConfigError as error:
         if error.where is None or error.where.partition(".")[0] not in Config.model_fields:
             raise
@@ -200,7 +207,12 @@ def build(
 
 
 def _build(
-    planned: Plan, data_dir: Path, download: bool, engine: EngineBase | None, say: Callable[[str], None]
+    planned: Plan,
+    data_dir: Path,
+    download: bool,
+    engine: EngineBase | None,
+    say: Callable[[str], None],
+    initial: Path | None,
 ) -> Built:
     config, chosen = planned.config, planned.chosen
     if config.local.lr_warmup >= config.rounds:
@@ -225,7 +237,7 @@ def _build(
         data.kind,
         task.most_counts(data.input_shape),
     )
-    model = ModelSpec(
+    unwrapped = ModelSpec(
         chosen["model"].factory,
         chosen["model"].name,
         chosen["model"].settings,
@@ -234,7 +246,7 @@ def _build(
         config.seeds.initialization,
         chosen["model"].shared,
     )
-    model = task.wrap(model)
+    model = task.wrap(unwrapped)
     batch = config.evaluation.batch_size
     if batch == "auto":
         batch = automatic_batch(prod(data.input_shape), task.output_values(data.info))
@@ -249,12 +261,18 @@ def _build(
         **{slot: chosen[slot]() for slot in _SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
     )
+    weights = initial_weights(model, initial)
     with downloads(download):
         module = chosen["model"].made(model.build)
+    if weights is not None:
+        config = with_digest(config, weights)
+    loaded_weights = (weights.note,) if weights is not None and weights.note else ()
     if isinstance(model.factory, OwnSettings):
         chosen["model"].made(lambda: try_model(module, model.input_shape, model.classes, task.misfit))
     parameters = count(parts.spec)
     bare: Algorithm = chosen["algorithm"](parts)
+    if weights is not None and isinstance(bare, Averaging):
+        weights.travels = bool(bare.personal)  # clients begin with their own leaves of the initial model
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
@@ -266,6 +284,8 @@ def _build(
         refuse_single_images(model, config.local, partition.sizes()[trained], names, algorithm.full_gradients)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, holders, federation, size, say)
+    largest = federation.largest if size is not None else int(partition.sizes().sum())
+    check_memory(module, model.input_shape, config.local, largest, config.engine, say)
     return Built(
         config,
         holders,
@@ -273,11 +293,12 @@ def _build(
         algorithm,
         engine,
         model,
+        unwrapped,
         parameters,
         federation,
         task,
         size,
-        (*data.notes, *_without_test_examples(holders)),
+        (*loaded_weights, *data.notes, *_without_test_examples(holders)),
     )
 
 

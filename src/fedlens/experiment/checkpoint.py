@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedlens import __version__
 from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
+from fedlens.core.model_digest import DIGEST, model_digest
 from fedlens.experiment import state_files, tensorfile
 from fedlens.experiment.atomic_files import (
     fsync_directory,
@@ -43,7 +44,6 @@ FORMAT = 1
 _TENSORS, _MANIFEST = "tensors.safetensors", "manifest.json"
 _NAME = re.compile(r"round-(\d{6,18})((?:\.[0-9a-f]{16})?\.saving|\.replaced|\.removing)?")
 _ENVELOPE = re.compile(rb'\{"sha256": "([0-9a-f]{64})", "content": (.*)\}\n', re.DOTALL)
-_DIGEST = "fedlens.digest"
 
 
 @dataclass(frozen=True)
@@ -239,27 +239,6 @@ def prune(directory: Path, keep: int = 2, best: int | None = None) -> None:
             _remove(path)
 
 
-def weights_digest(tree: Mapping[str, Tensor]) -> str:
-    """SHA-256, as hex, over the names, dtypes, shapes and bytes of a tree, in the order of the names.
-
-    Two trees have the same digest if they are equal bit for bit, whatever their devices and strides.
-
-    >>> import torch
-    >>> weights_digest({"w": torch.zeros(2)})[:16]
-    '958fa745ba8382d5'
-    >>> weights_digest({"w": torch.zeros(2)}) == weights_digest({"w": torch.zeros(2, 1)})
-    False
-    """
-    digest = hashlib.sha256()
-    for name in sorted(tree):
-        tensor = tree[name]
-        # The line determines how many bytes follow it, so no two trees give the same stream.
-        line = json.dumps([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
-        digest.update(line.encode() + b"\n")
-        digest.update(tensorfile.raw(tensor))
-    return digest.hexdigest()
-
-
 def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a model as one safetensors file, with `metadata` and a digest of it all in the file's metadata.
 
@@ -275,7 +254,7 @@ def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, s
     try:
         sweep(path.parent)
         with replacing(path) as temporary:
-            tensorfile.write(temporary, tree, {**metadata, _DIGEST: _model_digest(tree, metadata)})
+            tensorfile.write(temporary, tree, {**metadata, DIGEST: model_digest(tree, metadata)})
     except OSError as error:
         raise refused(error, "the model", path) from error
     except ValueError as error:
@@ -295,18 +274,13 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         what = f"the model is not a readable safetensors file: {error}"
         raise DataError(what, where=str(path)) from error
     metadata = dict(contents.metadata)
-    digest = metadata.pop(_DIGEST, None)
+    digest = metadata.pop(DIGEST, None)
     if digest is None:
         raise DataError("the file has no digest, so fedlens did not write it", where=str(path))
-    if digest != _model_digest(contents.tensors, metadata):
+    if digest != model_digest(contents.tensors, metadata):
         hint = "copy it from its source again, or use a checkpoint of the run"
         raise DataError("the model is corrupt (SHA-256 mismatch)", where=str(path), hint=hint)
     return contents.tensors, metadata
-
-
-def _model_digest(tree: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    text = json.dumps([weights_digest(tree), dict(metadata)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _entries(directory: Path) -> list[tuple[int, str, Path]]:

@@ -127,10 +127,17 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
 
 
 def _find_beside(values: dict[str, Any], folder: Path) -> None:
-    """Changes relative paths of data that exist beside the TOML file, and not in the current folder, to lead there.
+    """Changes relative paths of data and weights that exist beside the TOML file, and not here, to lead there.
 
     `folder` is that of the file. A table is looked for in the folder of the data before.
     """
+    model = values.get("model")
+    given = model.get("weights") if isinstance(model, dict) else None
+    if isinstance(given, str) and given and given != "imagenet":
+        kind = "run:" if given.startswith("run:") else ""
+        name = given.removeprefix(kind)
+        if name and not name.startswith("~") and not os.path.exists(name) and os.path.exists(folder / name):
+            values["model"]["weights"] = f"{kind}{folder / name}"
     data = values.get("data")
     tables = {key: data.get(key) for key in ("dataset", "partition")} if isinstance(data, dict) else {}
     for kind, key in (("dataset", "path"), ("partition", "path"), ("dataset", "table")):
@@ -207,6 +214,8 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
             renamed.add(".".join(path[:-1]))
         if key == "seed":
             _forget_derived_seeds(values)
+        if key == "model.weights" and isinstance(values.get("model"), dict):
+            values["model"].pop("weights_sha256", None)  # of the file that a run began with
         _put(values, path, new, text)
         keys.add(key)
     return Source(values, source.path, source.lines, frozenset(keys), frozenset(renamed))

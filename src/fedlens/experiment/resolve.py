@@ -17,6 +17,7 @@ from fedlens.core.user_objects import methods, offered
 from fedlens.experiment.config import Config
 from fedlens.experiment.config_errors import Locate, explained, no_such_setting, refuse_loose
 from fedlens.experiment.config_source import Source
+from fedlens.models.prepare import Preparation
 
 # The members that are used of what a factory of each kind makes: a user's own file may make anything.
 _MEMBERS = {
@@ -67,7 +68,7 @@ class Resolved:
     kind: str
     locate: Locate
     by_keyword: Sequence[str] | None = None  # the arguments that the factory takes; None: all, by position
-    shared: Any = None  # a pydantic model: the checked keys that any factory of this kind has
+    shared: Preparation | None = None  # the checked keys that any factory of this kind has
 
     def __call__(self, *arguments: Any) -> Any:
         """The object that the factory makes. Raises `ConfigError` with the key, also if a user's own factory fails."""
@@ -127,7 +128,7 @@ def resolve(
     key: str,
     source: Source,
     locate: Locate | None = None,
-    shared: type[BaseModel] | None = None,
+    shared: type[Preparation] | None = None,
 ) -> Resolved:
     """The factory that `table` names, with the table's other settings checked and filled in.
 
@@ -160,7 +161,7 @@ def resolve(
     model = _settings_model(factory, name, locate(_below(key, "name")))
     values = {setting: value for setting, value in table.items() if setting != "name"}
     shared_fields = {} if shared is None else shared.model_fields
-    apart = {n: v for n, v in values.items() if n in shared_fields and n not in model.model_fields}
+    apart = {n: v for n, v in values.items() if shared is not None and _is_shared(shared, model, n, v)}
     values = {n: v for n, v in values.items() if n not in apart}
     if key in source.renamed:
         # The recipe's settings belong to the thing that it named; those that the new one also has are kept.
@@ -180,6 +181,15 @@ def resolve(
     if shared is not None:
         checked = shared(**_settings(shared, apart, key, thing, locate, finite, registry))
     return Resolved(factory, name, settings, key, registry.kind, locate, by_keyword, checked)
+
+
+def _is_shared(shared: type[Preparation], model: type[BaseModel], name: str, value: Any) -> bool:
+    """Whether a setting is one of `shared`, and not of the factory, whose settings are `model`."""
+    if name not in shared.model_fields:
+        return False
+    declared = name in model.model_fields
+    free = model.model_config.get("extra") == "allow" and not declared
+    return shared.claims(name, value, free) if declared or free else True
 
 
 def located(error: ConfigError, key: str, locate: Locate) -> ConfigError:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedlens.algorithms.averaging import Averaging
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
@@ -142,29 +143,31 @@ def write_final(built: Built, directory: RunDir, run_state: RunState | None) -> 
     Returns a sentence if the checkpoint of the best round is corrupt: the run then ends without best.safetensors.
     """
     assert run_state is not None
-    _write_model(built, directory.model_path, run_state.state)
+    _write_model(built, directory.model_path, run_state.state, run_state.round)
     if run_state.best is None:
         return []
-    path = checkpoint.path_of(directory.checkpoint_path, run_state.best["round"])
+    best = run_state.best["round"]
+    path = checkpoint.path_of(directory.checkpoint_path, best)
     try:
-        state = (
-            run_state.state
-            if run_state.best["round"] == run_state.round
-            else checkpoint.load(path).payload["state"]
-        )
+        state = run_state.state if best == run_state.round else checkpoint.load(path).payload["state"]
     except RunDirectoryError as error:
         return [f"best.safetensors was not written: {error}"]
-    _write_model(built, directory.best_path, state)
+    _write_model(built, directory.best_path, state, best)
     return []
 
 
-def _write_model(built: Built, path: Path, state: State) -> None:
+def _write_model(built: Built, path: Path, state: State, round: int) -> None:
     model, tree = built.algorithm.model(state)
-    checkpoint.write_model(path, tree, metadata(built, model))
+    if model is built.model:
+        model, tree = built.unwrapped, built.task.export(tree)
+    checkpoint.write_model(path, tree, {**metadata(built, model), "round": str(round)})
 
 
 def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
-    """The metadata of a model file: how to build the module, the classes, the preprocessing."""
+    """The metadata of a model file: how to build the module, the classes, the preprocessing, the data's licence.
+
+    `personal` are the leaves that stay at the clients, of which the file has only the initial values.
+    """
     data = built.holders.dataset
     spec = {
         "name": built.config.model["name"],
@@ -173,20 +176,36 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
         "classes": model.classes,
     }
     if isinstance(model.prepare, Preparation):
-        spec["prepare"] = model.prepare.table()
+        spec["prepare"] = model.prepare.structure()
+    personal = built.algorithm.personal if isinstance(built.algorithm, Averaging) else ()
+    preprocessing = {"scale": "1/255", "mean": list(data.mean), "std": list(data.std)}
+    if data.form is not None:
+        preprocessing |= data.form.table()
     return {
         "model": json.dumps(spec),
         "classes": json.dumps(list(data.classes)),
-        "preprocessing": json.dumps({"scale": "1/255", "mean": list(data.mean), "std": list(data.std)}),
+        "preprocessing": json.dumps(preprocessing),
         "dataset": built.config.data.dataset["name"],
+        "kind": data.kind,
+        "task": json.dumps(built.config.task),
+        "licence": data.licence,
+        "personal": json.dumps(sorted(personal)),
     }
 
 
 def read_module(path: Path, model: ModelSpec | None = None) -> nn.Module:
-    """The module in a model file, in evaluation mode.
+    """The module in a model file, in evaluation mode; see `read_model_file`."""
+    return read_model_file(path, model)[0]
 
-    It is built from `model`, or from the factory that the file's metadata name.
-    Raises `RunDirectoryError` if the run has not written the file.
+
+def read_model_file(path: Path, model: ModelSpec | None = None) -> tuple[nn.Module, dict[str, str]]:
+    """The module in a model file, in evaluation mode, and the file's metadata.
+
+    It is built from `model`, or from the factory that the metadata name. Keys of `[model]` that work on any model come
+    from the metadata in both cases.
+
+    Raises `RunDirectoryError` if the run has not written the file, or if the factory now makes another model;
+    `DataError` if the file is corrupt; `ConfigError` if the factory is a user's own and cannot be imported.
     """
     if not path.exists():
         raise RunDirectoryError(
@@ -198,10 +217,17 @@ def read_module(path: Path, model: ModelSpec | None = None) -> nn.Module:
     spec = json.loads(about["model"])
     shape, prepare = tuple(spec["input_shape"]), Preparation(**spec.get("prepare", {}))
     if model is None:
-        factory = MODELS.find(spec["name"])
+        factory = MODELS.find(spec["name"], where=str(path))
         model = ModelSpec(factory, spec["name"], spec["settings"], shape, spec["classes"], 0, prepare)
     else:
         model = replace(model, input_shape=shape, classes=spec["classes"], prepare=prepare)
     module = model.build(initial=False)
+    now = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    if now != {name: tuple(value.shape) for name, value in tree.items()}:
+        raise RunDirectoryError(
+            f"the model '{spec['name']}' now has other weights than when the run was made",
+            where=str(path),
+            hint="restore its source, or use the version of fedlens that environment.json names",
+        )
     load_into(module, tree)
-    return module.eval()
+    return module.eval(), about

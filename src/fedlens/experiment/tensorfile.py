@@ -21,7 +21,8 @@ from safetensors import SafetensorError, TensorSpec, serialize_file
 from safetensors.torch import load
 from torch import Tensor
 
-from fedlens.experiment.atomic_files import create, read_regular
+from fedlens.core.model_digest import contiguous
+from fedlens.experiment.atomic_files import create, open_readable, read_regular
 
 DTYPES = frozenset(
     {
@@ -30,6 +31,7 @@ DTYPES = frozenset(
         torch.uint16, torch.uint8, torch.bool,
     }
 )  # fmt: skip
+_LONGEST_HEADER = 100_000_000  # bytes, as the library has it
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -48,27 +50,6 @@ class Contents:
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     written: Written
-
-
-def contiguous(tensor: Tensor) -> Tensor:
-    """The tensor in row-major order on the CPU, without history; the same memory where it already is.
-
-    >>> contiguous(torch.ones(2, 3, requires_grad=True).T).stride()
-    (2, 1)
-    """
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    if plain.stride() != (1,):  # a tensor of one element calls itself contiguous whatever its stride
-        plain = plain.clone(memory_format=torch.contiguous_format)
-    return plain.reshape(tensor.shape)
-
-
-def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor in row-major order: a view of its memory where it is contiguous and on the CPU.
-
-    >>> bytes(raw(torch.tensor([1, 256], dtype=torch.int16)))
-    b'\\x01\\x00\\x00\\x01'
-    """
-    return contiguous(tensor).reshape(-1).view(torch.uint8).numpy().data
 
 
 def write(
@@ -153,3 +134,23 @@ def read(path: Path) -> Contents:
     metadata = {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
     written = Written(len(data), hashlib.sha256(data).hexdigest())
     return Contents({name: tensors[name] for name in sorted(tensors)}, metadata, written)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without its tensors; nothing is checked against a digest.
+
+    Raises `OSError` if it cannot be read and `ValueError` if it does not begin as a safetensors file.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
+    >>> _ = write(path, {"w": torch.arange(3)}, {"round": "7"})
+    >>> read_metadata(path)
+    {'round': '7'}
+    """
+    with open_readable(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError("not a safetensors file")
+        header = json.loads(file.read(length))
+    metadata = header.get("__metadata__", {}) if isinstance(header, dict) else {}
+    return {str(key): str(value) for key, value in metadata.items()}

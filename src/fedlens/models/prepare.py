@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+
+from fedlens.models.weights_setting import IMAGENET, RUN, names_a_file
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fedlens.core.protocol import ModelSpec
+    from fedlens.models.weights import InitialWeights
 
 
 class Preparation(BaseModel):
@@ -28,6 +32,33 @@ class Preparation(BaseModel):
     bottleneck: int | None = Field(
         None, ge=1, le=65536, description="features of a linear layer that is put before the classifier"
     )
+    weights: str | None = Field(
+        None,
+        min_length=1,
+        description="initial weights: a file (safetensors, or a state dictionary of PyTorch), 'run:DIR' for the final "
+        "model of a finished run, or 'imagenet' for those that timm publishes",
+    )
+    weights_partial: bool = Field(
+        False,
+        strict=True,
+        description="load weights of which fewer than half match the model, and draw the others",
+    )
+    weights_sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the file of weights, which is refused if it has another; a run fills it in",
+    )
+
+    _initial: InitialWeights | None = PrivateAttr(None)
+
+    @field_validator("weights")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        """The path of a file or run from the root, so that it is found again from any directory."""
+        if value is None or value == IMAGENET:
+            return value
+        kind = RUN if value.startswith(RUN) else ""
+        return f"{kind}{Path(value.removeprefix(RUN)).expanduser().absolute()}"
 
     def __call__(self, module: nn.Module, spec: ModelSpec, initial: bool) -> nn.Module:
         """The prepared module.
@@ -45,8 +76,38 @@ class Preparation(BaseModel):
             from fedlens.models.head import with_bottleneck
 
             module = with_bottleneck(module, spec.classes, self.bottleneck)
+        if initial and self.initial_weights is not None:
+            self.initial_weights.load(module, spec.classes)
         return module
+
+    @property
+    def initial_weights(self) -> InitialWeights | None:
+        """The weights that the model starts from, read at the first build; None if they are drawn."""
+        if self.weights is not None and self._initial is None:
+            from fedlens.models.weights import InitialWeights
+
+            self._initial = InitialWeights(self.weights, self.weights_partial, self.weights_sha256)
+        return self._initial
+
+    @classmethod
+    def claims(cls, name: str, value: Any, free: bool) -> bool:
+        """Whether a setting that the model's own factory takes too is one of these.
+
+        Args:
+            name: the setting.
+            value: its value.
+            free: whether the factory takes any name, and does not declare this one.
+        """
+        if name != "weights":
+            return free
+        return names_a_file(value) or (free and value == IMAGENET)
 
     def table(self) -> dict[str, Any]:
         """The keys that were set, as config.toml has them."""
         return self.model_dump(exclude_defaults=True)
+
+    def structure(self) -> dict[str, Any]:
+        """The keys that were set and that the structure depends on, as a model file has them."""
+        return self.model_dump(
+            exclude_defaults=True, exclude={"weights", "weights_partial", "weights_sha256"}
+        )

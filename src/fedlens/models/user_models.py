@@ -244,6 +244,11 @@ def downloads(allowed: bool) -> Iterator[None]:
         _downloads = before
 
 
+def downloads_allowed() -> bool:
+    """Whether weights may be downloaded at the moment; see `downloads`."""
+    return _downloads
+
+
 @contextmanager
 def _hub(name: str) -> Iterator[None]:
     """Refuses downloads of `torch.hub` in this block, unless they are allowed."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
+from fedlens.tasks.picture import BLACK, GREEN, RED, captioned, enlarged
 from fedlens.tasks.task import Task, present
 
 BINS = 15  # of the calibration error (Guo et al. 2017, arXiv 1706.04599)
@@ -21,7 +24,7 @@ _CONFUSION = 1000  # classes up to which there is a confusion matrix
 _TOP = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Classification(Task):
     """One class an image. Outputs are logits [n, classes], targets int64 [n].
 
@@ -193,6 +196,60 @@ class Classification(Task):
         """Random targets for these outputs, int64 [n]; a trial of a model trains on them."""
         return torch.randint(outputs.shape[1], (len(outputs),), generator=generator)
 
+    def predict(self, outputs: Tensor) -> dict[str, Tensor]:
+        """`class`, int64 [n], the most probable class, and `scores`, float [n, classes], softmax probabilities.
+
+        PyTorch's exporters trace it, and the names are those of the exported model's outputs.
+
+        >>> Classification().predict(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))["class"]
+        tensor([0, 1])
+        """
+        return {"class": outputs.argmax(1), "scores": outputs.softmax(1)}
+
+    def row(
+        self, prediction: Mapping[str, NDArray[Any]], classes: Sequence[str], top: int = 5
+    ) -> dict[str, Any]:
+        """The prediction of one image as columns of predictions.csv: the `top` classes, each with its probability.
+
+        Args:
+            prediction: what `predict` returned for this image, as arrays: `class` [] and `scores` [classes].
+            classes: the name of each class.
+
+        >>> one = {"class": np.array(1), "scores": np.array([0.2, 0.5, 0.3])}
+        >>> Classification().row(one, ["cat", "dog", "cow"], top=2)
+        {'class': 'dog', 'score': 0.5, 'class_2': 'cow', 'score_2': 0.3}
+        """
+        scores, first = prediction["scores"], int(prediction["class"])
+        others = [label for label in np.argsort(-scores, kind="stable").tolist() if label != first]
+        columns: dict[str, Any] = {}
+        for rank, label in enumerate([first, *others][:top], 1):
+            end = "" if rank == 1 else f"_{rank}"
+            columns |= {f"class{end}": classes[label], f"score{end}": round(float(scores[label]), 6)}
+        return columns
+
+    def draw(
+        self,
+        image: NDArray[np.uint8],
+        prediction: Mapping[str, NDArray[Any]],
+        target: int | None = None,
+        classes: Sequence[str] = (),
+    ) -> NDArray[np.uint8]:
+        """uint8 [H, W, 3]: the image, at least 224 pixels wide, above the class, its probability, and the truth.
+
+        Args:
+            image: uint8 [C, H, W].
+            prediction: what `predict` returned for this image, as arrays.
+            target: the true class, if it is known; the text is green if the prediction is right, and red if not.
+            classes: the name of each class; numbers by default.
+        """
+        label = int(prediction["class"])
+        names = [classes[at] if classes else str(at) for at in (label, target) if at is not None]
+        colour = BLACK if target is None else GREEN if target == label else RED
+        lines = [(f"{names[0]}  {100 * float(prediction['scores'][label]):.1f} %", colour)]
+        if target is not None:
+            lines.append((f"truth: {names[1]}", BLACK))
+        return captioned(enlarged(image), lines)
+
 
 def per_class(measured: Measured) -> tuple[Tensor, Tensor]:
     """(examples, correct) of each class, both int64 [classes], from the measurements of `Classification`."""
@@ -231,4 +288,4 @@ def classification(
             where="class_weights",
             hint="give at least one weight above 0",
         )
-    return Classification(score, label_smoothing, weights)
+    return Classification(score=score, label_smoothing=label_smoothing, class_weights=weights)

@@ -143,21 +143,48 @@ class Task(ABC):
 
     # ---- outside of training
 
-    def predict(self, outputs: Any) -> Any:
-        """The predictions that are exported, from the outputs of a batch."""
-        return outputs
+    def predict(self, outputs: Any) -> Mapping[str, Tensor]:
+        """The predictions by name, each [n, ...], from the outputs of a batch.
+
+        An exported model returns them under these names, so PyTorch's exporters have to be able to trace this.
+        """
+        raise self._undefined("predict")
+
+    def row(
+        self, prediction: Mapping[str, NDArray[Any]], classes: Sequence[str], top: int = 5
+    ) -> dict[str, Any]:
+        """The prediction of one example as columns of predictions.csv, the same ones for every example.
+
+        Args:
+            prediction: the part of `predict` for this example, as arrays.
+            classes: the name of each class.
+            top: the number of classes that are listed.
+        """
+        raise self._undefined("row")
 
     def move(self, targets: Any, change: Change) -> Any:
         """The targets after a geometric augmentation of their images."""
         return targets
 
-    def draw(self, image: NDArray[Any], prediction: Any, target: Any = None) -> NDArray[Any]:
-        """A picture uint8 [H, W, 3] of an image uint8 [C, H, W] with its prediction, and its target if given."""
-        raise ConfigError(
-            f"the task {type(self).__name__} does not draw predictions",
-            where="task.name",
-            hint="define `draw`",
-        )
+    def draw(
+        self,
+        image: NDArray[Any],
+        prediction: Mapping[str, NDArray[Any]],
+        target: Any = None,
+        classes: Sequence[str] = (),
+    ) -> NDArray[Any]:
+        """A picture uint8 [H, W, 3] of an image uint8 [C, H, W] with its prediction, and its target if given.
+
+        Args:
+            prediction: the part of `predict` for this image, as arrays.
+            target: of this image.
+            classes: the name of each class; numbers by default.
+        """
+        raise self._undefined("draw")
+
+    def _undefined(self, method: str) -> ConfigError:
+        what = f"the task {type(self).__name__} does not define `{method}`"
+        return ConfigError(what, where="task.name", hint="define it; see fedlens.tasks.task.Task")
 
     def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
         """The required form of a model's outputs, if these outputs do not have it; None if they do."""

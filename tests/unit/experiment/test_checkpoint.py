@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fedlens.core import model_digest
 from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
 from fedlens.experiment import checkpoint, tensorfile
 
@@ -30,7 +31,7 @@ def same(left: Any, right: Any) -> bool:
     """Equal in type and to the bit, nan and -0.0 included."""
     if isinstance(left, Tensor):
         like = isinstance(right, Tensor) and (left.dtype, left.shape) == (right.dtype, right.shape)
-        return like and bytes(tensorfile.raw(left)) == bytes(tensorfile.raw(right))
+        return like and bytes(model_digest.raw(left)) == bytes(model_digest.raw(right))
     if isinstance(left, dict):
         return (
             isinstance(right, dict)
@@ -555,7 +556,7 @@ def test_a_kill_at_any_moment_of_a_save_leaves_the_last_whole_one(tmp_path: Path
 
 def test_the_digest_sees_names_dtypes_shapes_and_bits_and_nothing_else() -> None:
     base = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(0.0)}
-    digest = checkpoint.weights_digest(base)
+    digest = model_digest.weights_digest(base)
     others: list[dict[str, Tensor]] = [
         {"a": base["a"], "c": base["b"]},
         {"a": base["a"]},
@@ -565,11 +566,11 @@ def test_the_digest_sees_names_dtypes_shapes_and_bits_and_nothing_else() -> None
         {"a": base["a"], "b": torch.tensor(-0.0)},
         {"a": base["b"], "b": base["a"]},
     ]
-    digests = [checkpoint.weights_digest(other) for other in others]
+    digests = [model_digest.weights_digest(other) for other in others]
     assert len({digest, *digests}) == len(others) + 1
     column_major = base["a"].t().contiguous().t()
-    assert checkpoint.weights_digest({"b": base["b"], "a": column_major}) == digest
-    assert checkpoint.weights_digest({"a": torch.nn.Parameter(base["a"]), "b": base["b"]}) == digest
+    assert model_digest.weights_digest({"b": base["b"], "a": column_major}) == digest
+    assert model_digest.weights_digest({"a": torch.nn.Parameter(base["a"]), "b": base["b"]}) == digest
 
 
 def model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -583,9 +584,9 @@ def test_a_model_comes_back_and_the_safetensors_library_reads_it(tmp_path: Path)
     path = tmp_path / "model.safetensors"
     tree, metadata = model(path)
     got, said = checkpoint.read_model(path)
-    assert checkpoint.weights_digest(got) == checkpoint.weights_digest(tree)
+    assert model_digest.weights_digest(got) == model_digest.weights_digest(tree)
     assert said == metadata
-    assert checkpoint.weights_digest(safetensors.torch.load_file(path)) == checkpoint.weights_digest(tree)
+    assert model_digest.weights_digest(safetensors.torch.load_file(path)) == model_digest.weights_digest(tree)
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
 
 

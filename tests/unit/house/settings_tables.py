@@ -25,6 +25,7 @@ from fedlens.engines.registry import ENGINES
 from fedlens.experiment.config import Config, Seeds
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
+from fedlens.tasks.registry import TASKS
 
 REGISTRIES: dict[str, Registry] = {
     "data.augment": AUGMENTS,
@@ -37,6 +38,7 @@ REGISTRIES: dict[str, Registry] = {
     "aggregate": AGGREGATES,
     "server": SERVERS,
     "engine": ENGINES,
+    "task": TASKS,
 }
 
 

@@ -34,6 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "jittered": {"client": f"{EXAMPLES}/own_rules.py:jittered"},
         "noisy": {"client": f"{EXAMPLES}/own_rules.py:noisy"},
         "aggregate": {"aggregate": f"{EXAMPLES}/own_aggregate.py:Median"},
+        "task": {"task": {"name": f"{EXAMPLES}/own_task.py:Focal", "gamma": 1.0}},
         "server": {"server": {"name": f"{EXAMPLES}/own_server_step.py:signed", "lr": 0.003}},
         "partition": {
             "data": {"dataset": "digits", "partition": f"{EXAMPLES}/one_kind_each.py:one_kind_each"}
@@ -117,6 +118,18 @@ def test_the_median_ignores_one_broken_client() -> None:
     median = load_file(EXAMPLES / "own_aggregate.py").median
     trees = [{"w": torch.tensor([value, -value])} for value in (1.0, 2.0, 1e9)]
     assert median(trees)["w"].tolist() == [2.0, -2.0]
+
+
+def test_the_focal_loss_without_gamma_is_the_cross_entropy_and_gamma_is_a_setting(
+    runs: dict[str, Any],
+) -> None:
+    outputs, targets = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    focal = load_file(EXAMPLES / "own_task.py").Focal
+    plain = torch.nn.functional.cross_entropy(outputs, targets)
+    torch.testing.assert_close(focal(gamma=0.0).loss(outputs, targets), plain)
+    p = outputs.softmax(1)[torch.arange(5), targets]
+    torch.testing.assert_close(focal(gamma=2.0).loss(outputs, targets), (-((1 - p) ** 2) * p.log()).mean())
+    assert not torch.equal(weights(runs["task"])[0], weights(runs["none"])[0])
 
 
 def test_the_dataset_has_three_hospitals(runs: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +18,7 @@ from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import damaged, locate, published
 from fedlens.data.datasets.folders import folders_in, images_in
 from fedlens.data.decoding import fitted
+from fedlens.data.image_form import ImageForm
 
 WHOLE = 105  # pixels a side, as published
 EVERY = 5  # one in five images, or drawers, is for testing
@@ -102,7 +103,8 @@ def omniglot(
         },
     )
     train, test_examples = whole.take(np.flatnonzero(~held_out)), whole.take(np.flatnonzero(held_out))
-    return published("omniglot", (train, test_examples), classes, coarse=coarse)
+    dataset = published("omniglot", (train, test_examples), classes, coarse=coarse)
+    return replace(dataset, read_as=ImageForm(1, size, size, "stretch", upright=False, inverted=True))
 
 
 def _list(folders: Sequence[Path]) -> tuple[list[Drawing], tuple[str, ...], NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""How much memory an engine may still take."""
+"""How much memory a process may still take."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.engines import memory
-from fedlens.engines.memory import free_in_groups, free_in_machine, free_memory
+from fedlens.core import free_memory as memory
+from fedlens.core.free_memory import free_in_groups, free_in_machine, free_memory
 
 
 def group(folder: Path, **files: object) -> None:

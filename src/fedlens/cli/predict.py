@@ -1,0 +1,90 @@
+"""`fedlens predict`: predicts image files with a model of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedlens.cli.options import Debug, Json, ModelRound
+from fedlens.cli.output import complain, console, print_json, reported, say
+from fedlens.report.format import many
+
+_SHOWN = 5  # faulty files that are named; predictions.csv has all
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory: runs/<name>/<run-id>.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH", help="Image files, folders of them, or patterns in quotes: 'photos/**/*.jpg'."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder for predictions.csv and the labelled pictures.")
+    ],
+    round: ModelRound = None,
+    top: Annotated[int, typer.Option(min=1, help="The number of classes in a row.")] = 5,
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="Draw a labelled picture of each image.")
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace earlier predictions in DIR.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict images with a model of a finished run; its data are not needed. Exits with 1 if a file is faulty."""
+    with reported(debug, as_json):
+        from fedlens.experiment.predict import Output
+        from fedlens.experiment.predict import predict as predictions
+        from fedlens.experiment.rundir import RunDir
+        from fedlens.experiment.trained_model import parsed_round, read_trained
+
+        output = Output(out, pictures, force)
+        output.check()
+        trained = read_trained(RunDir.open(run), parsed_round(round))
+        count, faults = 0, []
+        with _progress() as progress:
+            for row in predictions(trained, paths, top, output, progress):
+                count += 1
+                if row["fault"] is not None:
+                    faults.append({"path": row["path"], "fault": row["fault"]})
+        if as_json:
+            print_json(
+                {
+                    "run": str(run),
+                    "round": trained.round,
+                    "images": count - len(faults),
+                    "faults": faults,
+                    "predictions": str(output.table),
+                    "pictures": str(output.pictures_folder) if pictures else None,
+                    "notes": list(trained.notes),
+                }
+            )
+        else:
+            for note in trained.notes:
+                say(f"note: {note}")
+            which = "" if trained.round is None else f" with the model of round {trained.round}"
+            say(f"predicted {many(count - len(faults), 'image')}{which}: {output.table}")
+            if pictures:
+                say(f"labelled pictures: {output.pictures_folder}")
+        if faults:
+            for fault in faults[:_SHOWN]:
+                complain("warning", f"{fault['path']}: {fault['fault']}.")
+            more = f"; {output.table} names all" if len(faults) > _SHOWN else ""
+            complain("error", f"{many(len(faults), 'file')} of {count:,} could not be predicted{more}.")
+            raise typer.Exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Shows the number of predicted images on standard error, if it is a terminal."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda done, images: None
+        return
+    with screen.status("reading the model") as status:
+        yield lambda done, images: status.update(f"predicted {done:,} of {images:,} images")

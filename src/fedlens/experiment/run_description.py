@@ -1,0 +1,40 @@
+"""What a run writes before its first round, and whether the data are still the same when it is resumed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.data.partition.partition import Partition
+from fedlens.experiment.build import Built, data_digest
+from fedlens.experiment.environment import command_words, describe_environment
+from fedlens.experiment.initial_weights import write_initial
+from fedlens.experiment.rundir import FORMAT, RunDir
+
+
+def describe(directory: RunDir, built: Built, root: Path) -> None:
+    """Writes environment.json, partition.npz, and the weights from a file; `root` is the data directory."""
+    environment = describe_environment(command_words(sys.argv), built.config.seed) | {"layout": built.layout}
+    data = {
+        "data_dir": str(root.resolve()),
+        "data_sha256": data_digest(built),
+        "data_licence": built.holders.dataset.licence,
+    }
+    weights = write_initial(built.model, directory)
+    directory.write_environment({**environment, "format": FORMAT, **data, **weights})
+    built.partition.save(directory.partition_path)
+
+
+def check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]) -> None:
+    """Raises `RunDirectoryError` if the partition or the data differ from those in environment.json."""
+    what = None
+    if Partition.load(directory.partition_path).digest != built.partition.digest:
+        what = "the data now give a different partition than at the start of the run"
+    elif environment.get("data_sha256", (now := data_digest(built))) != now:
+        what = "the images or labels differ from those at the start of the run"
+    if what is not None:
+        then = environment.get("data_dir", "unknown")
+        hint = f"set --data-dir to the original data (it was {then}), or start a new run"
+        raise RunDirectoryError(what, where=str(directory.path), hint=hint)

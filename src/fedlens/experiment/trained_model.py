@@ -1,0 +1,210 @@
+"""A model of a finished run with all that its use needs: classes, preprocessing, task, and the licence of the data."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.core.protocol import ModelSpec
+from fedlens.core.registry import INSTANCE
+from fedlens.data.catalogue import CATALOGUE
+from fedlens.data.image_form import ImageForm
+from fedlens.data.licences import UNKNOWN
+from fedlens.experiment.results import read_model_file
+from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.tensorfile import read_metadata
+from fedlens.tasks.registry import TASKS
+from fedlens.tasks.task import Task
+
+_PERSONAL = ("fedbn", "local-only")  # of runs whose model files do not list the personal leaves
+_TUNED = "finetune"
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model of a run.
+
+    Attributes:
+        path: the model file.
+        kind: of the data: what is predicted.
+        round: the round after which it was the global model; None if the run does not say.
+        module: in evaluation mode, on the CPU. It takes normalized images, float32 [n, C, H, W].
+        about: the metadata of the file.
+        task: what predicts and draws.
+        classes: the name of each class.
+        form: how image files are decoded.
+        mean, std: of the normalization, one number per channel, of images scaled to [0, 1].
+        licence: of the data that it was trained on.
+        notes: what the user has to know about this model, in sentences.
+    """
+
+    path: Path
+    kind: str
+    round: int | None
+    module: nn.Module
+    about: Mapping[str, str]
+    task: Task
+    classes: tuple[str, ...]
+    form: ImageForm
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    licence: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def dataset(self) -> str:
+        """The name of the dataset; of a user's own function, without the folder of its file."""
+        return self.about["dataset"].rpartition(os.sep)[2]
+
+    @property
+    def name(self) -> str:
+        """The name of the model; of a user's own function, without the folder of its file."""
+        return str(json.loads(self.about["model"])["name"]).rpartition(os.sep)[2]
+
+    def outputs(self, inputs: Tensor) -> Any:
+        """What the module returns for normalized images, float32 [n, C, H, W]."""
+        return self.task.outputs(self.module, inputs, None)
+
+    def tree(self) -> dict[str, Tensor]:
+        """The weights and buffers by name."""
+        return dict(self.module.state_dict())
+
+
+def read_trained(run: RunDir, round: str | int | None = None, model: ModelSpec | None = None) -> TrainedModel:
+    """Reads a model of a finished run. The run's data are not needed.
+
+    Args:
+        round: "best", "last", or a round of which the run keeps the model. None: "best" if the run has it, else "last".
+        model: builds the module, where the run's model was given as an object.
+
+    Raises `ConfigError` if `round` is neither; `RunDirectoryError` if the run has no model of that round, is not for
+    images, or trains personal models and no global one; `DataError` if the model file is corrupt.
+    """
+    path, notes = _model_path(run, round)
+    config = run.read_config()
+    algorithm = str(config.get("algorithm", {}).get("name"))
+    try:
+        module, about = read_model_file(path, model)
+    except ConfigError as error:
+        if model is None and config.get("model", {}).get("name") == INSTANCE:
+            hint = f'in Python: load_result("{run.path}", model=...) with an equal object, then .predict or .export'
+            raise ConfigError(error.what, where=error.where, hint=hint) from None
+        raise
+    try:
+        return _trained(run, path, module, about, config, algorithm, notes)
+    except (KeyError, ValueError) as error:
+        what = f"the metadata of the model are incomplete: {type(error).__name__}: {error}"
+        raise RunDirectoryError(what, where=str(path), hint="train the model again") from error
+
+
+def parsed_round(text: str | None) -> str | int | None:
+    """The `round` of `read_trained` from an option: a number if it is one.
+
+    >>> parsed_round("12"), parsed_round("best"), parsed_round(None)
+    (12, 'best', None)
+    """
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _trained(
+    run: RunDir,
+    path: Path,
+    module: nn.Module,
+    about: Mapping[str, str],
+    config: Mapping[str, Any],
+    algorithm: str,
+    notes: list[str],
+) -> TrainedModel:
+    _refuse_personal(path, about, algorithm)
+    if algorithm == _TUNED:
+        notes.append("this is the global model; the models that clients fine-tune are not kept")
+    preprocessing = json.loads(about["preprocessing"])
+    shape = json.loads(about["model"])["input_shape"]
+    if len(shape) != 3:
+        what = f"the model takes inputs of shape {shape}, not images"
+        raise RunDirectoryError(what, where=str(run.path), hint="only models of images can predict files")
+    if "fit" not in preprocessing:  # of an earlier version, which did not write the form
+        fit = config.get("data", {}).get("dataset", {}).get("fit", "crop")
+        channels, height, width = shape
+        preprocessing |= ImageForm(channels, height, width, fit).table()
+    facts = CATALOGUE.get(about["dataset"])
+    kind = about.get("kind") or (facts.task if facts else next(iter(TASKS)))
+    settings = {"name": kind, **json.loads(about.get("task", "{}"))}
+    task: Task = TASKS.find(settings.pop("name"), where=str(path))(**settings)
+    return TrainedModel(
+        path,
+        kind,
+        _round_of(run, path),
+        module,
+        about,
+        task,
+        tuple(json.loads(about["classes"])),
+        ImageForm.of(preprocessing),
+        tuple(preprocessing["mean"]),
+        tuple(preprocessing["std"]),
+        about.get("licence") or (facts.licence if facts else None) or UNKNOWN,
+        tuple(notes),
+    )
+
+
+def _refuse_personal(path: Path, about: Mapping[str, str], algorithm: str) -> None:
+    """Raises `RunDirectoryError` if parts of the model stay at the clients, and the file has their initial values."""
+    personal = json.loads(about.get("personal", "[]"))
+    if personal or ("personal" not in about and algorithm in _PERSONAL):
+        raise RunDirectoryError(
+            f"'{algorithm}' trains a model for each client, and the run's file has "
+            + (f"{len(personal)} leaves" if personal else "the personal layers")
+            + " with initial values only",
+            where=str(path),
+            hint="use a run with one global model, e.g. algorithm.name = 'fedavg'",
+        )
+
+
+def _model_path(run: RunDir, round: str | int | None) -> tuple[Path, list[str]]:
+    """The model file of a round, and notes on the choice."""
+    if not run.model_path.exists():
+        status = (run.read_summary() or {}).get("status")
+        ended = {"failed": "failed", "interrupted": "was interrupted", "finished": "has lost its model file"}
+        raise RunDirectoryError(
+            f"the run {ended.get(str(status), 'has not ended')}, so it has no model",
+            where=str(run.path),
+            hint=f"'fedlens resume {run.path}' finishes it",
+        )
+    best = run.best_path if run.best_path.exists() else None
+    if round == "last":
+        return run.model_path, []
+    if round is None:
+        note = "the run has no best round, so this is the last model"
+        return (best, []) if best else (run.model_path, [note])
+    if round == "best" and best is not None:
+        return best, []
+    if isinstance(round, str) and round != "best":
+        what, hint = f"the round is '{round}', but must be best, last or a number", "take --round best"
+        raise ConfigError(what, where="round", hint=hint)
+    kept = {_round_of(run, path): path for path in (run.model_path, best) if path is not None}
+    if round in kept:
+        return kept[round], []
+    what = "the run has no best round" if round == "best" else f"the run keeps no model of round {round}"
+    numbers = " and ".join(str(number) for number in sorted(n for n in kept if n is not None))
+    hint = f"it keeps the models of the best and the last round: {numbers}"
+    raise RunDirectoryError(what, where=str(run.path), hint=hint)
+
+
+def _round_of(run: RunDir, path: Path) -> int | None:
+    """The round of a model file: in its metadata, or of earlier versions in summary.json."""
+    try:
+        stated = read_metadata(path).get("round")
+        if stated is not None:
+            return int(stated)
+    except (OSError, ValueError):
+        return None  # reading the model says what is wrong
+    summary = run.read_summary() or {}
+    found = summary.get("rounds_done") if path == run.model_path else (summary.get("best") or {}).get("round")
+    return None if found is None else int(found)

@@ -1,0 +1,274 @@
+"""Initial weights from a file: which tensors match a module, which are resized, which leaves stay as drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.summary_text import listed
+from fedlens.core.tree import Leaf, spec_of
+from fedlens.models.head import head_of
+from fedlens.models.imagenet import imagenet_file
+from fedlens.models.weights_file import WHERE, WeightsFile, file_of_run, read_weights
+from fedlens.models.weights_setting import IMAGENET, RUN
+
+_POSITIONS = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings")
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which leaves of a model came from a file.
+
+    Attributes:
+        loaded: the names of the leaves whose values are those of the file, with resized ones.
+        resized: each resized leaf, with how.
+        head: the leaves of the classifier that were left as drawn: the file has another number of classes, or none.
+        drawn: the other leaves that were left as drawn.
+        unused: the names in the file that the model does not have.
+        leaves: how many leaves the model has, counters left out.
+    """
+
+    loaded: tuple[str, ...]
+    resized: tuple[str, ...] = ()
+    head: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    leaves: int = 0
+
+    def sentence(self, source: str) -> str:
+        """One line for the run.
+
+        >>> Match(("a", "b"), resized=("a (3 to 1 channels)",), head=("c",), leaves=3).sentence("x.pt")
+        'weights from x.pt: 2 of 3 leaves loaded; resized: a (3 to 1 channels); left as drawn: c (the classifier)'
+        """
+        parts = [f"weights from {source}: {len(self.loaded):,} of {self.leaves:,} leaves loaded"]
+        parts += [f"resized: {listed(self.resized)}"] if self.resized else []
+        left = [f"{listed(self.head)} (the classifier)"] if self.head else []
+        left += [listed(self.drawn)] if self.drawn else []
+        parts += [f"left as drawn: {', '.join(left)}"] if left else []
+        parts += [f"not in the model: {listed(self.unused)}"] if self.unused else []
+        return "; ".join(parts)
+
+
+def load_weights(module: nn.Module, file: WeightsFile, classes: int, partial: bool = False) -> Match:
+    """Copies the tensors of a file into the leaves of the same names, and says which matched.
+
+    - Floating-point tensors of another precision are converted to the leaf's.
+    - The first convolution, of 3 channels in the file, is adapted to the module's channels as timm does: summed for
+      one, else repeated and scaled by 3 / channels.
+    - Position embeddings of another image size are resized bicubically; prefix tokens are kept.
+    - The classifier, the last linear layer of `classes` outputs, keeps its drawn values if the file has another number
+      of classes, or none.
+
+    Raises `ConfigError` if fewer than half of the leaves match and not `partial`, or if none does; and `DataError` for
+    NaN, infinite values, or a type that cannot be converted.
+
+    >>> module = nn.Linear(3, 2)
+    >>> tensors = {"weight": torch.ones(2, 3).half(), "bias": torch.zeros(2)}
+    >>> load_weights(module, WeightsFile(tensors, "", Path("a.pt")), 2).loaded, module.weight.dtype
+    (('weight', 'bias'), torch.float32)
+    """
+    spec, state, tensors = spec_of(module), module.state_dict(), file.tensors
+    classifier = head_of(module, classes)
+    adapted: dict[str, Tensor] = {}
+    resized: list[str] = []
+    head: list[str] = []
+    drawn: list[str] = []
+    misshapen: list[str] = []
+    for name, leaf in spec.items():
+        value = tensors.get(name)
+        in_head = classifier is not None and classifier.holds(name)
+        if value is None:
+            if leaf.role != "counter":
+                (head if in_head else drawn).append(name)
+        elif tuple(value.shape) == leaf.shape:
+            adapted[name] = _converted(value, leaf, name, file.path)
+        elif in_head and value.dim() == len(leaf.shape):
+            head.append(name)
+        else:
+            fitting = _resized(name, _converted(value, leaf, name, file.path), leaf.shape, module)
+            if fitting is None:
+                misshapen.append(f"{name} {list(value.shape)} in the file, {list(leaf.shape)} in the model")
+                drawn.append(name)
+            else:
+                adapted[name], how = fitting
+                resized.append(f"{name} ({how})")
+    loaded = [name for name in adapted if spec[name].role != "counter"]
+    leaves = sum(leaf.role != "counter" for leaf in spec.values())
+    if not loaded or not (partial or 2 * len(loaded) >= leaves - len(head)):
+        of = f"{leaves - len(head):,} names" + " outside the classifier" * bool(head)
+        raise _another_network(len(loaded), of, misshapen, drawn, file)
+    with torch.no_grad():
+        for name, value in adapted.items():
+            state[name].copy_(value)
+    unused = [name for name in tensors if name not in spec]
+    return Match(tuple(loaded), tuple(resized), tuple(head), tuple(drawn), tuple(unused), leaves)
+
+
+def _another_network(
+    loaded: int, of: str, misshapen: Sequence[str], drawn: Sequence[str], file: WeightsFile
+) -> ConfigError:
+    why = f"; other shapes: {listed(misshapen)}"
+    if not misshapen:
+        why = f" (names in the file: {listed(list(file.tensors))}; in the model: {listed(drawn)})"
+    hint = "choose the model that the file was saved from"
+    if loaded:
+        hint += ", or set model.weights_partial = true to load what matches and draw the rest"
+    return ConfigError(
+        f"{loaded:,} of the model's {of} match {file.path}, so these are weights of another network{why}",
+        where=WHERE,
+        hint=hint,
+    )
+
+
+def _converted(value: Tensor, leaf: Leaf, name: str, path: Path) -> Tensor:
+    """The tensor in the leaf's type, if that is a number of the same kind and every value is finite."""
+    floats = leaf.dtype.is_floating_point
+    fits = value.is_floating_point() if floats else not (value.is_floating_point() or value.is_complex())
+    if not fits or value.layout is not torch.strided or value.is_quantized:
+        kind = f"{value.layout} {value.dtype}".replace("torch.strided ", "").replace("torch.", "")
+        raise DataError(
+            f"'{name}' is {kind} in the weights file, which cannot be converted to {str(leaf.dtype)[6:]}",
+            where=str(path),
+            hint="save the weights in a floating-point type",
+        )
+    converted = value.to(leaf.dtype)
+    if floats and not converted.isfinite().all():
+        what = "NaN" if converted.isnan().any() else "infinite values"
+        raise DataError(
+            f"'{name}' contains {what} in the weights file", where=str(path), hint="use an earlier checkpoint"
+        )
+    return converted
+
+
+def _resized(
+    name: str, value: Tensor, shape: tuple[int, ...], module: nn.Module
+) -> tuple[Tensor, str] | None:
+    """The tensor in the leaf's shape, and how in words; None if this leaf cannot be resized."""
+    before, after = tuple(value.shape), shape
+    if len(before) == len(after) == 4 and name == _first_convolution(module):
+        if before[1] == 3 and (before[0], *before[2:]) == (after[0], *after[2:]):
+            return adapted_channels(value, after[1]), f"3 to {after[1]} channels"
+        return None
+    embedding = name.rpartition(".")[2] in _POSITIONS and len(before) == len(after) == 3
+    if embedding and (before[0], before[2]) == (after[0], after[2]):
+        for prefix in (1, 0, 2):
+            old, new = math.isqrt(before[1] - prefix), math.isqrt(max(after[1] - prefix, 0))
+            if (old**2, new**2) == (before[1] - prefix, after[1] - prefix) and new:
+                return resized_positions(value, new, prefix), f"{old}x{old} to {new}x{new} positions"
+    return None
+
+
+def _first_convolution(module: nn.Module) -> str | None:
+    """The name of the weight of the first 2-d convolution."""
+    return next(
+        (f"{n}.weight".lstrip(".") for n, m in module.named_modules() if isinstance(m, nn.Conv2d)), None
+    )
+
+
+def adapted_channels(weight: Tensor, channels: int) -> Tensor:
+    """A convolution's weight of 3 input channels, [o, 3, h, w], for another number: [o, channels, h, w].
+
+    Summed for one channel, so that a grey image gives what its grey RGB image gave; else the 3 are repeated and scaled
+    by 3 / channels (timm, `adapt_input_conv`).
+
+    >>> adapted_channels(torch.ones(1, 3, 1, 1), 1).item(), adapted_channels(torch.ones(1, 3, 1, 1), 6)[0, 0].item()
+    (3.0, 0.5)
+    """
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    return weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels] * (3 / channels)
+
+
+def resized_positions(embedding: Tensor, side: int, prefix: int) -> Tensor:
+    """Position embeddings [1, prefix + n^2, d] for side x side patches: [1, prefix + side^2, d].
+
+    The grid is interpolated bicubically with antialiasing; the first `prefix` tokens are kept (timm,
+    `resample_abs_pos_embed`).
+
+    >>> resized_positions(torch.ones(1, 1 + 4, 8), side=3, prefix=1).shape
+    torch.Size([1, 10, 8])
+    """
+    first, grid = embedding[:, :prefix], embedding[:, prefix:]
+    old, width = math.isqrt(grid.shape[1]), grid.shape[2]
+    image = grid.float().reshape(1, old, old, width).permute(0, 3, 1, 2)
+    image = F.interpolate(image, size=(side, side), mode="bicubic", antialias=True)
+    grid = image.permute(0, 2, 3, 1).reshape(1, side * side, width).to(embedding.dtype)
+    return torch.cat([first, grid], dim=1)
+
+
+@dataclass(eq=False)
+class InitialWeights:
+    """The weights that a run starts from: read once, and loaded into each module that is built with initial weights.
+
+    Workers build modules without them, as a tree follows. Where clients start from the model's own leaves (personal
+    parts), `travels` is set, and the tensors go to the workers with the program.
+
+    Attributes:
+        setting: `model.weights`, with an absolute path.
+        partial: `model.weights_partial`.
+        expected: the SHA-256 that the file must have; None for any.
+        travels: whether a copy in another process has the tensors too.
+        note: what was matched, in a sentence; None before the first module.
+    """
+
+    setting: str
+    partial: bool = False
+    expected: str | None = None
+    travels: bool = False
+    note: str | None = None
+    match: Match | None = None
+    sha256: str | None = None
+    _file: WeightsFile | None = field(default=None, repr=False)
+    _copy: Path | None = None
+
+    def load(self, module: nn.Module, classes: int) -> None:
+        """Loads the weights into the module. Raises `ConfigError` or `DataError` with the reason if they do not fit."""
+        file = self._read(module)
+        match = load_weights(module, file, classes, self.partial)
+        if self.note is None:
+            self.match = match
+            self.note = match.sentence(self.setting)
+
+    def keep(self, path: Path, note: str | None = None) -> None:
+        """From now on reads the whole initial model from `path`, a copy in the run directory.
+
+        `note` is the sentence of the start of the run; None where it is known.
+        """
+        self._copy, self._file, self.note = path, None, self.note or note
+
+    def _read(self, module: nn.Module) -> WeightsFile:
+        if self._file is not None:
+            return self._file
+        if self._copy is not None:
+            return read_weights(self._copy)  # not kept: a run builds few modules with initial weights
+        self._file = file = read_weights(self._path(module))
+        self.sha256 = file.sha256
+        if self.expected not in (None, file.sha256):
+            raise ConfigError(
+                f"{file.path} has the SHA-256 {file.sha256}, but model.weights_sha256 is {self.expected}",
+                where=f"{WHERE}_sha256",
+                hint="use the original file, or remove weights_sha256",
+            )
+        return file
+
+    def _path(self, module: nn.Module) -> Path:
+        if self.setting == IMAGENET:
+            return imagenet_file(module)
+        if self.setting.startswith(RUN):
+            return file_of_run(Path(self.setting.removeprefix(RUN)))
+        return Path(self.setting)
+
+    def __getstate__(self) -> dict[str, Any]:
+        file = self._file
+        if self.travels and file is None and self._copy is not None:
+            file = read_weights(self._copy)
+        return {**self.__dict__, "_file": file if self.travels else None}

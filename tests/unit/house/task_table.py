@@ -1,0 +1,104 @@
+"""The table of docs/tasks.md: which algorithm works with which task, found out by building an experiment for each pair.
+
+`python -m tests.unit.house.task_table` writes it anew; test_task_table.py says when that is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.core.errors import ConfigError
+from fedlens.data.arrays import dataset
+from fedlens.data.dataset import Dataset
+from fedlens.experiment.build import build, plan
+from fedlens.experiment.config import read_config
+from fedlens.experiment.config_source import Source
+from fedlens.tasks.registry import TASKS
+from tests.contract import contract_kit
+
+PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
+TABLE = re.compile(r"(<!-- table: tasks -->\n)(?:\n\|(?:.*\n\|)*.*\n)?")
+HELD_OUT = {"validation": 0.3, "validation_from": "client"}
+
+
+def rendered(page: str) -> str:
+    """The page with its table written anew."""
+    return TABLE.sub(lambda match: match[1] + "\n" + "".join(f"{row}\n" for row in rows()), page)
+
+
+def rows() -> list[str]:
+    """The lines of the table: for each task, whether it can be built, and whether it can be stacked."""
+    kinds = list(TASKS)
+    head = [f"{kind} | {kind}, `vectorized`" for kind in kinds]
+    lines = [f"| algorithm | {' | '.join(head)} |", "|---|" + "---|" * (2 * len(kinds))]
+    for algorithm in ALGORITHMS:
+        cells = [
+            "yes" if works(algorithm, kind, engine) else "no"
+            for kind in kinds
+            for engine in ("inline", "vectorized")
+        ]
+        lines.append(f"| [`{algorithm}`](algorithms/{algorithm}.md) | {' | '.join(cells)} |")
+    return lines
+
+
+def works(algorithm: str, kind: str, engine: str) -> bool:
+    """Whether an experiment with this algorithm, task and engine can be built."""
+    variant = next(name for name, table in contract_kit.ALGORITHMS.items() if table["name"] == algorithm)
+    made = contract_kit.settings(variant)
+    # `vectorized` stacks no batch normalization, which FedBN is about.
+    model = {"name": "small-cnn", "width": 4, "norm": "batch"} if algorithm == "fedbn" else "mlp"
+    config = read_config(
+        {
+            **made,
+            "data": {"dataset": EXAMPLES[kind], "partition": "natural", **HELD_OUT},
+            "task": {"name": kind},
+            "model": model,
+            "engine": engine,
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            built = build(plan(config, Source({})), Path(folder), download=False)
+        except ConfigError as error:
+            if error.where in REASONS:
+                return False
+            raise
+        built.engine.close()
+    return True
+
+
+def _example(kind: str) -> Dataset:
+    draw = np.random.default_rng(0)
+    images, labels = draw.integers(0, 256, (48, 1, 8, 8), np.uint8), np.arange(48) % 4
+    targets: Any = labels
+    if kind == "multi-label":
+        targets = (draw.random((48, 4)) < 0.4).astype(np.uint8)
+    made: Dataset = dataset(
+        images[:40], targets[:40], images[40:], targets[40:], clients=[f"client {k // 10}" for k in range(40)]
+    )
+    return made
+
+
+def one_class_an_image() -> Dataset:
+    """A small dataset of four clients."""
+    return _example("classification")
+
+
+def several_labels_an_image() -> Dataset:
+    """The same with several labels an image."""
+    return _example("multi-label")
+
+
+EXAMPLES = {"classification": one_class_an_image, "multi-label": several_labels_an_image}
+# The settings that a refusal of the task or the engine names; any other refusal is a fault of this table.
+REASONS = {"algorithm.name", "client", "engine.name", "model", "task.name", "task.class_weights"}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
