@@ -37,7 +37,6 @@ from fedlens.tasks.task import Task
 
 OP = "evaluate-own"
 Who = int | Literal["all", "none"]
-MEASURED = "Each measured client sends its summed loss, and how much was right, on what it holds out of its own data."
 
 
 @dataclass(frozen=True)
@@ -164,6 +163,11 @@ def _chosen(ctx: RoundContext, who: Who) -> list[ClientId]:
     if isinstance(who, int) and who < len(clients):
         clients = np.sort(ctx.rng.numpy("measure").choice(clients, who, replace=False))
     return [int(client) for client in clients]
+
+
+def disclosure(task: Task) -> str:
+    """What measured clients tell the server, in a sentence."""
+    return f"Each measured client sends {task.sends}, on what it holds out of its own data."
 
 
 def refuse_unmeasured(federation: FederationInfo, why: str) -> None:

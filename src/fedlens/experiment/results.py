@@ -15,7 +15,7 @@ from fedlens.algorithms.averaging import Averaging
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
-from fedlens.core.tree import count, load_into, part, spec_of
+from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import FinalEvaluation
@@ -109,15 +109,12 @@ def model_cost(built: Built) -> dict[str, Any]:
     cost: dict[str, Any] = {
         "name": built.config.model["name"],
         "parameters": built.parameters,
-        "trainable": None,
+        "trainable": built.trainable,
         "multiply_adds": None,
         "input_shape": list(built.model.input_shape),
     }
     with suppress(Exception):  # the summary says how the run ended, even where the model is what ended it
-        module = built.model.build(initial=False)
-        spec = spec_of(module)
-        cost["trainable"] = count({name: spec[name] for name in part(spec, "weight", trainable=True)})
-        cost["multiply_adds"] = multiply_adds(module, built.model.input_shape)
+        cost["multiply_adds"] = multiply_adds(built.model.build(initial=False), built.model.input_shape)
     return cost
 
 

@@ -15,11 +15,11 @@ import numpy as np
 from fedlens.core.driver import Driven, Driver, Tally
 from fedlens.core.errors import FedlensError, HookError, RunFailed
 from fedlens.core.norm_bounds import NormBounds
-from fedlens.core.protocol import ClientId, Program, RoundContext, State
+from fedlens.core.protocol import ClientId, ModelSpec, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
 from fedlens.core.states import ClientStates, Mark
-from fedlens.core.tree import HEAVY, all_finite
+from fedlens.core.tree import HEAVY, Tree, all_finite
 from fedlens.core.work import Phase, Work
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
@@ -93,7 +93,8 @@ class Runner:
             engine.listen(self._note_engine)
             if self.run_state is not None:
                 engine.resume(self.run_state.round, config.rounds)
-            engine.open(Program(self.built.algorithm.ops, self.built.holders, config.seeds.training), states)
+                _fix_again(*self.built.algorithm.model(self.run_state.state))
+            engine.open(self.built.program, states)
             driver = Driver(engine, states)
             if self.run_state is not None:
                 driver.norms = NormBounds.of(self.run_state.norms)
@@ -130,7 +131,8 @@ class Runner:
         """The state with its model where the engine sends it from, so that the model is not in memory twice."""
         if nbytes(state) < HEAVY:
             return state
-        _, model = self.built.algorithm.model(state)
+        spec, tree = self.built.algorithm.model(state)
+        model = spec.sent(tree)
         placed = self.built.engine.place(model)
         moved = {id(model[name]): placed[name] for name in model if placed[name] is not model[name]}
         return replace_tensors(state, moved) if moved else state
@@ -424,6 +426,12 @@ class Runner:
     def _elapsed_before(self) -> float:
         lines = self.directory.read_metrics()
         return float(lines[-1]["elapsed"]) if lines else 0.0
+
+
+def _fix_again(model: ModelSpec, tree: Tree) -> None:
+    """Takes the leaves that never change from a checkpoint: a file of weights may be another one by now."""
+    for name in model.fixed:
+        model.fixed[name] = tree[name]
 
 
 def _refuse_no_mapping(value: Any, method: str, expected: str) -> None:

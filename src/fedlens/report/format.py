@@ -13,19 +13,13 @@ MISSING = "–"
 
 # By the prefix of a metric in metrics.jsonl, how a figure names the data.
 SPLITS = {"test": "test", "validation": "validation", "train": "training", "local": "seen by clients"}
-_SHARES = {
-    "miou",
-    "iou",
-    "map",
-    "map50",
-    "f1",
-    "dice",
-    "auc",
-    "precision",
-    "recall",
-    "error",
+_SHARES = {"miou", "iou", "map", "map50", "f1", "dice", "auc", "precision", "recall", "error"} | {
+    "average_precision",
     "calibration_error",
+    "f1_micro",
+    "f1_macro",
 }
+_OF_IMAGES = {"accuracy", "accuracy_top5"}
 
 
 def percent(value: float | None) -> str:
@@ -119,6 +113,15 @@ def is_share(metric: str) -> bool:
     (True, False)
     """
     return "accuracy" in metric or metric in _SHARES
+
+
+def is_share_of_images(metric: str) -> bool:
+    """Whether a metric is the share of images that are right, so that its sampling error is binomial.
+
+    >>> is_share_of_images("accuracy"), is_share_of_images("average_precision")
+    (True, False)
+    """
+    return metric in _OF_IMAGES
 
 
 def metric_value(metric: str, value: float | None) -> str:

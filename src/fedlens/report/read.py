@@ -117,11 +117,14 @@ class Run:
         return [pair for line in self.metrics for key in line if (pair := split_of(key))]
 
     def metric(self) -> str:
-        """The main metric of the run: accuracy for a classifier."""
+        """The main metric of the run: the score of its task, such as the accuracy of a classifier."""
         chosen = split_of(str(self.recorded("best", "metric")))
         if chosen and chosen[1] != "loss":
             return chosen[1]
         names = [metric for _, metric in self._metrics()]
+        score = subtable(self.config, "task").get("score")
+        if isinstance(score, str) and (score in names or not names):
+            return score
         shares = sorted({metric for metric in names if is_share(metric)}, key=lambda m: (m != "accuracy", m))
         others = [metric for metric in names if metric != "loss"]
         return (shares or others or ["accuracy"])[0]
