@@ -15,6 +15,7 @@ MISSING = "–"
 SPLITS = {"test": "test", "validation": "validation", "train": "training", "local": "seen by clients"}
 _SHARES = {"miou", "iou", "map", "map50", "f1", "dice", "auc", "precision", "recall", "error"} | {
     "average_precision",
+    "calibration_error",
     "f1_micro",
     "f1_macro",
 }

@@ -133,6 +133,14 @@ class Task(ABC):
         """Further metrics for `summary.json`, such as the accuracy of each class."""
         return {}
 
+    def mistakes(self, outputs: Any, targets: Any, most: int) -> dict[str, Tensor]:
+        """The wrong answers of a batch that the model is most confident of, at most `most`; empty if none are shown.
+
+        `index`, the position in the batch, `truth` and `answer`, classes, int64 [k], and `confidence`, float64 [k]; the
+        most confident first, of equal ones the one with the lowest index.
+        """
+        return {}
+
     def output_values(self, info: DatasetInfo) -> int:
         """The number of output values for one example, which an evaluation keeps in memory."""
         return len(info.classes)
