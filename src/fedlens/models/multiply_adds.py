@@ -1,6 +1,6 @@
 """The multiply-adds of a model's forward pass, counted while it computes one example.
 
-`fedlens.models.counts` counts on the meta device, without memory, but the imports of that take longer than a small run.
+PyTorch's own counter (`torch.utils.flop_counter`) gives the same numbers, but its imports take longer than a small run.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ class Classification(Task):
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
     kind: ClassVar[Kind] = "classification"
     features: ClassVar[bool] = True
+    errors: ClassVar[frozenset[str]] = frozenset({"loss", "calibration_error"})
 
     @property
     def weighs(self) -> bool:
