@@ -140,7 +140,8 @@ def client_values(examples: int, after: Mapping[str, float], before: Mapping[str
 def spread(values_of_clients: Sequence[Mapping[str, float]], errors: Collection[str] = ("loss",)) -> Metrics:
     """The mean, the standard deviation and the worst decile of each metric over clients.
 
-    `errors` are the metrics of which smaller is better. A client that lacks a metric, such as the precision of a class that it does not have, is left out of that metric;
+    `errors` are the metrics of which smaller is better. A client that lacks a metric, such as the precision of a class
+    that it does not have, is left out of that metric;
     `clients_<metric>_undefined` is the number of those clients, where any are left out.
 
     >>> spread([{"accuracy": a / 20} for a in range(20)])["clients_accuracy_worst_decile"]
