@@ -13,6 +13,12 @@ MISSING = "–"
 
 # By the prefix of a metric in metrics.jsonl, how a figure names the data.
 SPLITS = {"test": "test", "validation": "validation", "train": "training", "local": "seen by clients"}
+_LABELS = {
+    "accuracy_balanced": "balanced accuracy",
+    "accuracy_top5": "top-5 accuracy",
+    "f1_micro": "micro F1",
+    "f1_macro": "macro F1",
+}
 _SHARES = {"miou", "iou", "map", "map50", "f1", "dice", "auc", "precision", "recall", "error"} | {
     "average_precision",
     "calibration_error",
@@ -166,10 +172,10 @@ def metric_gap(metric: str, gap: float | None) -> str:
 def label(metric: str) -> str:
     """A metric's name in a text.
 
-    >>> label("worst_class")
-    'worst class'
+    >>> label("worst_class"), label("accuracy_balanced")
+    ('worst class', 'balanced accuracy')
     """
-    return metric.replace("_", " ")
+    return _LABELS.get(metric) or metric.replace("_", " ")
 
 
 def setting(value: Any, most: int | None = None) -> str:
