@@ -1,4 +1,4 @@
-"""What a run cost: the rows of table 3 of document 002 (fedcv), measured."""
+"""The cost of a run: the rows of table 3 of He et al. 2021 (FedCV), measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def efficiency(run: Run) -> list[tuple[str, str]]:
 def millions(value: float | None) -> str:
     """A number in millions, with four digits.
 
-    >>> millions(40_551_424), millions(16_067_500_000), millions(650), millions(None)
+    >>> millions(40_551_424), millions(16_067_400_000), millions(650), millions(None)
     ('40.55 million', '16,067 million', '0.00065 million', '–')
     """
     if value is None:
