@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.measured import Measured, Total
-from fedlens.core.metric_direction import smaller_is_better
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import (
     Ask,
@@ -122,8 +121,8 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     metrics: Metrics = {}
     if pooled:
         metrics |= {f"validation_{name}": value for name, value in task.metrics(summed.result()).items()}
-    metrics |= spread(after)
-    for name, value in spread(before).items():
+    metrics |= spread(after, task.errors)
+    for name, value in spread(before, task.errors).items():
         metrics |= {f"{name}_before": value} if name.endswith("_mean") else {}
     return metrics
 
@@ -139,11 +138,12 @@ def client_values(examples: int, after: Mapping[str, float], before: Mapping[str
     return {"validation_examples": examples, **values}
 
 
-def spread(values_of_clients: Sequence[Mapping[str, float]]) -> Metrics:
+def spread(values_of_clients: Sequence[Mapping[str, float]], errors: Collection[str] = ("loss",)) -> Metrics:
     """The mean, the standard deviation and the worst decile of each metric over clients.
 
-    A client that lacks a metric, such as the precision of a class that it does not have, is left out of that metric;
-    `clients_<metric>_undefined` is the number of those clients, where any are left out.
+    `errors` are the metrics of which smaller is better. A client that lacks a metric, such as the precision of a class
+    that it does not have, is left out of that metric; `clients_<metric>_undefined` is the number of those clients,
+    where any are left out.
 
     >>> spread([{"accuracy": a / 20} for a in range(20)])["clients_accuracy_worst_decile"]
     0.025
@@ -153,7 +153,7 @@ def spread(values_of_clients: Sequence[Mapping[str, float]]) -> Metrics:
         values = np.sort([row[name] for row in values_of_clients if name in row])
         if len(values) < len(values_of_clients):
             metrics[f"clients_{name}_undefined"] = len(values_of_clients) - len(values)
-        worst = values[::-1] if smaller_is_better(name) else values
+        worst = values[::-1] if name in errors else values
         metrics[f"clients_{name}_mean"] = float(values.mean())
         metrics[f"clients_{name}_std"] = float(values.std())
         metrics[f"clients_{name}_worst_decile"] = float(worst[: math.ceil(len(values) / 10)].mean())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,8 @@ from fedlens.experiment.divergence import (
     rejected_by_bound,
     text_of,
 )
+from fedlens.experiment.evaluation_collector import EvaluationCollector, final_evaluation
+from fedlens.experiment.final_evaluation import remove_images
 from fedlens.experiment.progress import BareProgress, Progress
 from fedlens.experiment.run_state import RunState, replace_tensors
 from fedlens.experiment.rundir import RunDir
@@ -53,6 +55,7 @@ class _Trained:
     clients: Mark | None = None  # the client states after the round, if another round has begun since
     measuring: Tally = field(default_factory=Tally)
     evaluation: Driven | None = None
+    collector: EvaluationCollector | None = None  # of the last round
 
 
 class Runner:
@@ -96,6 +99,8 @@ class Runner:
             if self.run_state is not None:
                 driver.norms = NormBounds.of(self.run_state.norms)
             self._sweep()
+            if not config.record.images:
+                remove_images(self.directory.evaluation_path)
             if self.run_state is None:
                 # Not in a variable of this function, which would keep the first state in memory for the whole run.
                 init = self.built.algorithm.init
@@ -181,6 +186,9 @@ class Runner:
         if round % config.evaluation.every == 0 or round == config.rounds:
             driver.tally, driver.work = trained.measuring, trained.work
             steps = self.built.algorithm.evaluate(state, self._context(round))
+            if round == config.rounds and isinstance(steps, Generator):
+                trained.collector = EvaluationCollector(self.built.algorithm.ops)
+                steps = trained.collector.collect(steps)
             # An engine that starts workers in the middle of a run takes asks ahead from then on.
             beside = (
                 config.evaluation.beside
@@ -210,6 +218,8 @@ class Runner:
         self._watch(line, tally)
         if round and any(not math.isfinite(value) for name, value in measured.items() if "loss" in name):
             self._refuse_broken(trained)
+        if trained.collector is not None:
+            self._write_evaluation(round, trained.collector)
         rows = self._client_lines(round, tally) if config.record.clients else []
         at_clients = self._measured_lines(round, trained.measuring)
         score = self.built.task.score
@@ -246,6 +256,18 @@ class Runner:
         if rows:
             self.directory.append_clients(rows)
         self.progress.round_done(line)
+
+    def _write_evaluation(self, round: int, collector: EvaluationCollector) -> None:
+        """Writes what the last round measured on the test data; a file of an earlier last round is replaced."""
+        path, measured = (
+            self.directory.evaluation_path,
+            collector.measured(self.built.federation.held["@test"]),
+        )
+        if measured is None:
+            with suppress(OSError):
+                path.unlink()
+        else:
+            final_evaluation(self.built, round, measured).write(path)
 
     @property
     def warnings(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The learning rate of each leaf: `local.lr_scale`, factors by the names of layers (document 002, layer-wise rates)."""
+"""The learning rate of each leaf: `local.lr_scale`, factors by the names of layers (He et al. 2021, section 7.1.4)."""
 
 from __future__ import annotations
 

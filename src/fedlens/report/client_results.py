@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.core.metric_direction import smaller_is_better
 from fedlens.experiment.rundir import RunDir
-from fedlens.report.format import finite, metric_value
+from fedlens.report.format import finite, metric_value, smaller_is_better
 from fedlens.report.read import Run, subtable
 
 FEW = 20  # with fewer measured clients, the worst tenth is the worst client

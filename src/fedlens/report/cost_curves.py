@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.core.metric_direction import smaller_is_better
-from fedlens.report.format import is_share, label, points
+from fedlens.report.format import is_share, label, points, smaller_is_better
 from fedlens.report.read import Run
 
 _NAMES = {

@@ -13,8 +13,15 @@ MISSING = "–"
 
 # By the prefix of a metric in metrics.jsonl, how a figure names the data.
 SPLITS = {"test": "test", "validation": "validation", "train": "training", "local": "seen by clients"}
+_LABELS = {
+    "accuracy_balanced": "balanced accuracy",
+    "accuracy_top5": "top-5 accuracy",
+    "f1_micro": "micro F1",
+    "f1_macro": "macro F1",
+}
 _SHARES = {"miou", "iou", "map", "map50", "f1", "dice", "auc", "precision", "recall", "error"} | {
     "average_precision",
+    "calibration_error",
     "f1_micro",
     "f1_macro",
 }
@@ -123,6 +130,15 @@ def is_share_of_images(metric: str) -> bool:
     return metric in _OF_IMAGES
 
 
+def smaller_is_better(metric: str) -> bool:
+    """Whether a smaller value is better, by the name of the metric: true for losses and errors; see `Task.errors`.
+
+    >>> smaller_is_better("loss"), smaller_is_better("calibration_error"), smaller_is_better("accuracy")
+    (True, True, False)
+    """
+    return metric.endswith(("loss", "error"))
+
+
 def metric_value(metric: str, value: float | None) -> str:
     """A metric's value in its usual unit.
 
@@ -165,10 +181,10 @@ def metric_gap(metric: str, gap: float | None) -> str:
 def label(metric: str) -> str:
     """A metric's name in a text.
 
-    >>> label("worst_class")
-    'worst class'
+    >>> label("worst_class"), label("accuracy_balanced")
+    ('worst class', 'balanced accuracy')
     """
-    return metric.replace("_", " ")
+    return _LABELS.get(metric) or metric.replace("_", " ")
 
 
 def setting(value: Any, most: int | None = None) -> str:

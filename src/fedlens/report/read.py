@@ -14,6 +14,7 @@ from typing import Any
 
 from fedlens.core.errors import DataError
 from fedlens.data.partition.partition import Partition
+from fedlens.experiment.final_evaluation import FinalEvaluation
 from fedlens.experiment.rundir import RunDir
 from fedlens.report.format import finite, is_share, split_of
 
@@ -193,6 +194,15 @@ def read_run(directory: Path) -> Run:
         environment=run.read_environment() or {},
         partition=_partition(run.partition_path),
     )
+
+
+def read_evaluation(run: Run) -> FinalEvaluation | None:
+    """The measurements of the last round on the test data; None if the run has not written them.
+
+    Raises `RunDirectoryError` if the file is corrupt.
+    """
+    path = RunDir(run.directory).evaluation_path
+    return FinalEvaluation.read(path) if path.exists() or path.is_symlink() else None
 
 
 def read_partition(path: Path) -> Partition:

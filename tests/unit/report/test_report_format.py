@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlens.report import format as told
+from fedlens.report.format import smaller_is_better
+from fedlens.tasks.registry import TASKS
 
 FORMATS = [told.percent, told.number, told.count, told.size, told.duration]
 
@@ -50,3 +52,11 @@ def test_sizes_at_the_edges(value: float, text: str) -> None:
 @pytest.mark.parametrize("key", ["seconds", "test", "test_", "round", "tests_x"])
 def test_what_is_no_metric(key: str) -> None:
     assert told.split_of(key) is None
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_the_metrics_of_which_smaller_is_better_are_those_of_the_task(name: str) -> None:
+    assert TASKS.find(name)().errors
+    for metric in TASKS.find(name)().errors:
+        assert smaller_is_better(metric)
+    assert not smaller_is_better(TASKS.find(name)().score)

@@ -134,7 +134,8 @@ def test_clients_are_measured_by_a_task_that_counts_no_examples() -> None:
 
 
 def test_the_worst_tenth_of_an_error_has_the_largest_values() -> None:
-    found = spread([{"calibration_error": k / 20, "loss": float(k), "accuracy": k / 20} for k in range(20)])
+    rows = [{"calibration_error": k / 20, "loss": float(k), "accuracy": k / 20} for k in range(20)]
+    found = spread(rows, TASK.errors)
     worst = [found[f"clients_{name}_worst_decile"] for name in ("calibration_error", "loss", "accuracy")]
     assert worst == [37 / 40, 18.5, 1 / 40]
 
