@@ -31,6 +31,8 @@ def test_a_result_shows_how_it_ended_and_what_it_reached(result) -> None:
     final = result.summary["final"]
     assert "finished, round 2 of 2" in repr(result)
     assert f"test_accuracy  {final['test_accuracy']:.4g} after round 2" in repr(result)
+    assert f"test_loss      {final['test_loss']:.4g} after round 2" in repr(result)
+    assert f"test_accuracy_balanced {final['test_accuracy_balanced']:.4g}, " in repr(result)
 
 
 def test_a_partition_shows_its_recipe_and_sizes(result) -> None:
