@@ -267,6 +267,22 @@ def test_a_pickle_with_code_starts_nothing_on_the_command_line(first: Path, tmp_
     assert not (tmp_path / "run").exists()
 
 
+def test_none_on_the_command_line_starts_from_random_weights(first: Path, tmp_path: Path) -> None:
+    (tmp_path / "from.toml").write_text(
+        (first / "config.toml").read_text().replace("[model]", f"[model]\nweights = 'run:{first}'")
+    )
+    for name, more in (("file", []), ("none", ["--set", "model.weights=none"])):
+        arguments = ["run", str(tmp_path / "from.toml"), "--out", str(tmp_path / name), *more]
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert (tmp_path / "file/initial.safetensors").exists()
+    assert not (tmp_path / "none/initial.safetensors").exists()
+    assert (
+        "weights" not in (tmp_path / "none/config.toml").read_text().partition("[model]")[2].partition("[")[0]
+    )
+    drawn, same = (read_model(run / "model.safetensors")[0] for run in (first, tmp_path / "none"))
+    assert all(torch.equal(value, same[name]) for name, value in drawn.items())
+
+
 class Own(nn.Module):
     """A user's network, which has a setting `weights` of its own."""
 
