@@ -222,9 +222,45 @@ MUTATIONS = [
     ),
     Mutation(
         "local/vectorized/steps.py",
-        "weight.add_(gradient, alpha=-lr)",
-        "weight.add_(gradient, alpha=-2 * lr)",
+        "weight.add_(gradient, alpha=-rate)",
+        "weight.add_(gradient, alpha=-2 * rate)",
         "identity/test_vectorized.py",
+    ),
+    Mutation(
+        "local/vectorized/steps.py",
+        "of[leaf.data_ptr()] if isinstance(lr, Sequence) else lr",
+        "of[leaf.data_ptr()] / 2 if isinstance(lr, Sequence) else lr",
+        "identity/test_layer_rates.py",
+    ),
+    Mutation(
+        "algorithms/scaffold.py",
+        "lr = context.lr * scale",
+        "lr = context.lr",
+        "identity/test_layer_rates.py",
+    ),
+    Mutation(
+        "local/leafwise.py",
+        "self.scales.get(id(parameter), 1.0)",
+        "1.0",
+        "identity/test_layer_rates.py",
+    ),
+    Mutation(
+        "core/frozen.py",
+        'layer.__dict__["train"] = partial(_train, layer)',
+        "pass",
+        "unit/models/test_freeze.py",
+    ),
+    Mutation(
+        "core/modules.py",
+        "own.data = value",
+        "pass",
+        "contract/test_partial_training.py",
+    ),
+    Mutation(
+        "data/feature_cache.py",
+        "self.store.filled[start:stop] = 1",
+        "pass",
+        "contract/test_partial_training.py",
     ),
     # -- partitions --
     Mutation(

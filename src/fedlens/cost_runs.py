@@ -42,6 +42,8 @@ _NOT_POOLED = (
     "straggler_work",
 )  # how much one of many clients trains
 
+_WRITTEN_BY_RUN = ("data.dataset.", "task.", "model.weights_sha256")
+
 
 class CostProgress(Protocol):
     """A listener of `cost`. Nothing it does changes a result."""
@@ -354,8 +356,8 @@ def refuse_other_settings(directory: Path, runs: Sequence[PlannedRun]) -> None:
         if not (path / "config.toml").is_file():
             continue
         given, found = _comparable(_resolved(run.settings)), _comparable(RunDir.open(path).read_config())
-        # A run writes down what the dataset chooses itself, such as the size of its images.
-        chosen = {key for key in found if key.startswith("data.dataset.")} - given.keys()
+        # A run writes down what follows from data and files: the size of its images, its task, a digest.
+        chosen = {key for key in found if key.startswith(_WRITTEN_BY_RUN)} - given.keys()
         both = sorted((given.keys() | found.keys()) - chosen)
         keys = [key for key in both if given.get(key) != found.get(key)]
         if keys:

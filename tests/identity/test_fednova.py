@@ -14,9 +14,9 @@ from fedlens.algorithms.client_sampling import Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.fedprox import fedprox
+from fedlens.core.protocol import ModelSpec
 from fedlens.local.rules import proximal
 from tests.identity.identity_kit import (
-    CLASSES,
     SIZES,
     Course,
     Points,
@@ -267,13 +267,12 @@ def fixed_point(lr: float, nova: bool) -> float:
     return sum(x * b for x, b in zip(m, B, strict=True)) / sum(m)
 
 
-class Held:
+class Held(ModelSpec):
     """A model of these initial weights."""
 
-    classes = CLASSES
-
     def __init__(self, tree, spec=None) -> None:
-        self.tree, self.spec = tree, spec or model()
+        super().__init__(**vars(spec or model()))
+        vars(self).update(tree=tree, spec=spec or model())
 
     def build(self, initial: bool = True) -> nn.Module:
         module = self.spec.build()

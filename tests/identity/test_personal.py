@@ -13,7 +13,7 @@ from fedlens.aggregate.normalized import Normalized
 from fedlens.algorithms.admm import dual
 from fedlens.algorithms.averaging import Averaging
 from fedlens.algorithms.centralized import centralized
-from fedlens.algorithms.client_evaluation import MEASURED, spread
+from fedlens.algorithms.client_evaluation import disclosure, spread
 from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedbn import fedbn
@@ -259,9 +259,11 @@ def test_tuning_that_ends_in_no_number_is_a_failure_that_is_told() -> None:
 
 def test_what_a_measured_client_tells_is_disclosed() -> None:
     there = divided(HELD)
-    assert finetune(given(there)).discloses == (MEASURED,) == fedbn(given(there)).discloses
+    said = (disclosure(given(there).task),)
+    assert "how much was right" in said[0]
+    assert finetune(given(there)).discloses == said == fedbn(given(there)).discloses
     assert fedavg(given(there)).discloses == ()
-    assert fedavg(given(there, measure_clients=2)).discloses == (MEASURED,)
+    assert fedavg(given(there, measure_clients=2)).discloses == said
 
 
 def test_any_algorithm_can_be_measured_at_clients_drawn_anew() -> None:

@@ -19,16 +19,17 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server_steps import ServerSGD, ServerStep, steps_in_place
+from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_evaluation import (
-    MEASURED,
     EvaluateOwn,
     Who,
+    disclosure,
     everywhere,
     refuse_too_many,
     refuse_unmeasured,
 )
-from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
+from fedlens.algorithms.rates import refuse_scaled, refuse_steep, refuse_unequal
 from fedlens.algorithms.server_rules import shared_by, updated_by
 from fedlens.algorithms.task_fit import refuse_task
 from fedlens.core.algorithm_base import AlgorithmBase
@@ -49,6 +50,7 @@ from fedlens.core.reduction import How, Update
 from fedlens.core.signatures import check_methods, place_of
 from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
 from fedlens.local.chain import chain
+from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
@@ -122,7 +124,10 @@ class Averaging(AlgorithmBase):
     @property
     def discloses(self) -> tuple[str, ...]:
         """What leaves the clients beyond model updates, as sentences for the run's report."""
-        return (*self.rule.traits.discloses, *((MEASURED,) if self.measured != "none" else ()))
+        return (
+            *self.rule.traits.discloses,
+            *((disclosure(self.parts.task),) if self.measured != "none" else ()),
+        )
 
     @property
     def measured(self) -> Who:
@@ -147,7 +152,7 @@ class Averaging(AlgorithmBase):
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights. Raises `ConfigError` if the cohort is larger than the population."""
         self.select.size(federation)
-        tree = tree_of(model.build())
+        tree = {**tree_of(model.build()), **model.fixed}
         weights = self._weights(tree)
         begun: Any = self.server.init(weights)
         if not isinstance(begun, Mapping):
@@ -229,8 +234,9 @@ class Averaging(AlgorithmBase):
         return select(tree, [name for name in names if name not in self.personal])
 
     def _sent(self, state: State) -> dict[str, Tensor]:
-        """The global tree as clients get it: without the personal leaves."""
-        return {name: value for name, value in state["model"].items() if name not in self.personal}
+        """The global tree as clients get it: without the personal leaves, and without those that never change."""
+        tree = self.parts.model.sent(state["model"])
+        return {name: value for name, value in tree.items() if name not in self.personal}
 
     @property
     def evaluation_asks(self) -> int:
@@ -244,7 +250,8 @@ class Averaging(AlgorithmBase):
         """
         parts, who, metrics = self.parts, self.measured, {}
         if not self.personal:
-            metrics = yield from central_metrics(state["model"], ctx.federation, parts.task, parts.measure)
+            sent = parts.model.sent(state["model"])
+            metrics = yield from central_metrics(sent, ctx.federation, parts.task, parts.measure)
         if who == "none":
             return metrics
         shared: dict[str, Any] = {"model": self._sent(state)}
@@ -282,7 +289,7 @@ def averaging(
     Args:
         parts: the objects that the settings define.
         select, client, aggregate, server: the paper's components; by default those of FedAvg.
-        personal: leaves of the model that stay at the clients.
+        personal: leaves of the model that stay at the clients; those that never change are left out.
 
     Raises `ConfigError` with the reason if the components do not fit together.
     """
@@ -297,7 +304,10 @@ def averaging(
     rule = joined(own, parts.client)
     if rule.check is not None:
         rule.check(parts.local)
-    refuse_steep(rule, parts.local)
+    scales = model_scales(parts.local, parts.model)
+    refuse_steep(rule, parts.local, max(scales, default=1.0))
+    if scales:
+        refuse_scaled(rule, fold)
     refuse_task(rule, parts.task)
     if rule.fits is not None:
         rule.fits(parts.federation, parts.model)
@@ -305,6 +315,7 @@ def averaging(
     refuse_counted_twice(choose, fold, parts)
     refuse_all_dropped(parts.local, choose, parts.federation)
     if personal:
+        personal = frozenset(name for name in personal if not parts.spec[name].fixed)
         refuse_unfit(rule, parts)
     if parts.measure_clients not in (None, "none"):
         refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
@@ -361,25 +372,6 @@ def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
             hint="set algorithm.name = 'fedavg' for plain local training",
         )
     return chain(own, added)
-
-
-def refuse_steep(rule: ClientRule, local: LocalSettings) -> None:
-    """Raises `ConfigError` if SGD on the rule's quadratic term alone would diverge.
-
-    Steps w <- w - lr mu (w - w^t) with momentum converge below the bound. A single step is accepted, because the term
-    is zero in the first, and so are clipped steps, because their length is bounded.
-    """
-    mu = rule.traits.proximal
-    if local.optimizer != "sgd" or local.clip_norm is not None or local.steps == 1 or not mu:
-        return
-    bound = 2 * (1 + local.momentum) / (1 + 2 * local.momentum if local.nesterov else 1)
-    if local.lr * mu >= bound:
-        raise ConfigError(
-            f"local.lr times the weight of the quadratic term of '{rule.name}' is {local.lr * mu:g}: "
-            f"at {bound:g} or more, SGD on that term alone diverges",
-            where="local.lr",
-            hint=f"set local.lr below {bound / mu:g}, or a smaller weight",
-        )
 
 
 def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -> None:
@@ -451,30 +443,6 @@ def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
             f"'{rule.name}' needs all weights at the server, but parts of this model stay at the clients",
             where="client",
             hint="remove it, or choose another algorithm",
-        )
-
-
-def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
-    """Raises `ConfigError` if the update is not a sum of gradients, so there is no number of steps to divide by."""
-    if local.optimizer != "sgd" or rule.solve is not None:
-        what = "a local solver" if rule.solve is not None else local.optimizer
-        raise ConfigError(
-            f"normalized averaging divides an update by the number of SGD steps it amounts to, and {what} takes none",
-            where="aggregate" if rule.solve is not None else "local.optimizer",
-            hint="take local.optimizer = 'sgd' and a rule of local steps",
-        )
-    if local.changes_by_step:
-        raise ConfigError(
-            "normalized averaging divides an update by the number of SGD steps it amounts to, at one learning rate",
-            where="local.lr_change",
-            hint="set it to 'round'",
-        )
-    if rule.traits.replaces:
-        raise ConfigError(
-            f"normalized averaging divides an update by the number of SGD steps it amounts to, and '{rule.name}' sends "
-            "an update of its own that is no sum of steps",
-            where="aggregate",
-            hint="take aggregate.name = 'mean'",
         )
 
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlens.algorithms.averaging import Parts
+from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_evaluation import (
-    MEASURED,
     EvaluateOwn,
     Who,
+    disclosure,
     everywhere,
     refuse_too_many,
     refuse_unmeasured,
 )
-from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
@@ -30,6 +30,7 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.tree import Tree, add, tree_of
+from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
 from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.tasks.central_evaluation import Evaluate, central_metrics
@@ -61,7 +62,7 @@ class Centralized(AlgorithmBase):
     @property
     def discloses(self) -> tuple[str, ...]:
         """What leaves the clients besides their data."""
-        return (MEASURED,) if self.measured != "none" else ()
+        return (disclosure(self.parts.task),) if self.measured != "none" else ()
 
     @property
     def evaluation_asks(self) -> int:
@@ -70,11 +71,14 @@ class Centralized(AlgorithmBase):
 
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights."""
-        return {"model": tree_of(model.build())}
+        return {"model": {**tree_of(model.build()), **model.fixed}}
 
     def round(self, state: State, ctx: RoundContext) -> Round:
         """Local training at the server."""
-        shared = {"model": state["model"], **self.parts.local.shared_rate(ctx.round, ctx.rounds)}
+        shared = {
+            "model": self.parts.model.sent(state["model"]),
+            **self.parts.local.shared_rate(ctx.round, ctx.rounds),
+        }
         expect = self.train.expect(self.parts.spec, most=ctx.federation.held["@train"])
         (answer,) = yield Ask("train", [Request("@train")], shared, expect=expect)
         if isinstance(answer, Failure):
@@ -90,10 +94,11 @@ class Centralized(AlgorithmBase):
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
         """Evaluates centrally, and at the clients if set."""
         parts = self.parts
-        metrics = yield from central_metrics(state["model"], ctx.federation, parts.task, parts.measure)
+        sent = parts.model.sent(state["model"])
+        metrics = yield from central_metrics(sent, ctx.federation, parts.task, parts.measure)
         if self.measured == "none":
             return metrics
-        at_clients = yield from everywhere({"model": state["model"]}, ctx, parts.task, self.measured)
+        at_clients = yield from everywhere({"model": sent}, ctx, parts.task, self.measured)
         return {**metrics, **at_clients}
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
@@ -164,5 +169,6 @@ def centralized(parts: Parts) -> Centralized:
         raise ConfigError(
             "'centralized' has no clients, so no stragglers", where="local.stragglers", hint="set it to 0"
         )
+    model_scales(parts.local, parts.model)  # its checks
     train = BatchedTrain(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True)
     return Centralized(parts, train)

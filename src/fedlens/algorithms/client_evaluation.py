@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -37,7 +37,6 @@ from fedlens.tasks.task import Task
 
 OP = "evaluate-own"
 Who = int | Literal["all", "none"]
-MEASURED = "Each measured client sends its summed loss, and how much was right, on what it holds out of its own data."
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,8 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     metrics: Metrics = {}
     if pooled:
         metrics |= {f"validation_{name}": value for name, value in task.metrics(summed.result()).items()}
-    metrics |= spread(after)
-    for name, value in spread(before).items():
+    metrics |= spread(after, task.errors)
+    for name, value in spread(before, task.errors).items():
         metrics |= {f"{name}_before": value} if name.endswith("_mean") else {}
     return metrics
 
@@ -138,10 +137,11 @@ def client_values(examples: int, after: Mapping[str, float], before: Mapping[str
     return {"validation_examples": examples, **values}
 
 
-def spread(values_of_clients: Sequence[Mapping[str, float]]) -> Metrics:
+def spread(values_of_clients: Sequence[Mapping[str, float]], errors: Collection[str] = ("loss",)) -> Metrics:
     """The mean, the standard deviation and the worst decile of each metric over clients.
 
-    A client that lacks a metric, such as the precision of a class that it does not have, is left out of that metric;
+    `errors` are the metrics of which smaller is better. A client that lacks a metric, such as the precision of a class
+    that it does not have, is left out of that metric;
     `clients_<metric>_undefined` is the number of those clients, where any are left out.
 
     >>> spread([{"accuracy": a / 20} for a in range(20)])["clients_accuracy_worst_decile"]
@@ -152,7 +152,7 @@ def spread(values_of_clients: Sequence[Mapping[str, float]]) -> Metrics:
         values = np.sort([row[name] for row in values_of_clients if name in row])
         if len(values) < len(values_of_clients):
             metrics[f"clients_{name}_undefined"] = len(values_of_clients) - len(values)
-        worst = values[::-1] if name == "loss" else values
+        worst = values[::-1] if name in errors else values
         metrics[f"clients_{name}_mean"] = float(values.mean())
         metrics[f"clients_{name}_std"] = float(values.std())
         metrics[f"clients_{name}_worst_decile"] = float(worst[: math.ceil(len(values) / 10)].mean())
@@ -164,6 +164,11 @@ def _chosen(ctx: RoundContext, who: Who) -> list[ClientId]:
     if isinstance(who, int) and who < len(clients):
         clients = np.sort(ctx.rng.numpy("measure").choice(clients, who, replace=False))
     return [int(client) for client in clients]
+
+
+def disclosure(task: Task) -> str:
+    """What measured clients tell the server, in a sentence."""
+    return f"Each measured client sends {task.sends}, on what it holds out of its own data."
 
 
 def refuse_unmeasured(federation: FederationInfo, why: str) -> None:

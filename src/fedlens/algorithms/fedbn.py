@@ -55,6 +55,12 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
         ['1.weight', '1.bias', '1.running_mean', '1.running_var', '1.num_batches_tracked']
     """
     personal = own_normalization(parts.model.build(initial=False))
+    if personal and all(parts.spec[name].fixed for name in personal):
+        raise ConfigError(
+            "every batch normalization of the model is frozen, so no layer would stay at the clients",
+            where="model.freeze",
+            hint="freeze fewer layers, or choose algorithm.name = 'fedavg'",
+        )
     if not personal:
         raise ConfigError(
             f"the model '{parts.model.name}' has no batch normalization, so no layer would stay at the clients",

@@ -63,7 +63,8 @@ def scaffold(parts: Parts, *, option: Option = "II", lr: Rate = 1.0) -> Averagin
 
         Local momentum goes, plain and Nesterov's: the optimizer starts fresh each round, so the way a client went is
         a known weighted sum of its gradients, and option II divides by the sum of those weights, `A`, in place of
-        `K`. Dividing by `K` would make `c_i` up to `1 / (1 - momentum)` times too large.
+        `K`. Dividing by `K` would make `c_i` up to `1 / (1 - momentum)` times too large. With `local.lr_scale` each
+        leaf is divided by its own rate.
 
         Weight decay is part of the client's objective, and so of `c_i`, in both options. The term of a rule
         `proximal` on top is not: `A` knows of it, and `c_i` is a mean gradient of `F_i` alone. Any other rule's
@@ -181,13 +182,18 @@ def _finish(parameters: Tensors, context: LocalContext, option: str) -> tuple[Ma
         new: Tensors = context.saved["variate"]
     else:  # Eq. (4): c_i - c + (x - y) / (eta A)
         new = list(torch._foreach_sub(context.anchor, parameters))
-        torch._foreach_div_(
-            new, context.lr * travel(context.settings, context.lr, context.steps, context.proximal)
-        )
+        each = {scale: _distance(context, scale) for scale in {*context.scales} or {1.0}}
+        torch._foreach_div_(new, [each[scale] for scale in context.scales] or each[1.0])
         torch._foreach_sub_(new, context.saved["control"])
     own = context.state.get("variate")
     change = new if own is None else torch._foreach_sub(new, context.listed(own))
     return {"variate": context.tree(change)}, {"variate": context.tree(new)}
+
+
+def _distance(context: LocalContext, scale: float) -> float:
+    """eta A of a leaf whose rate is `scale` times that of the step: how far a constant gradient of 1 moves it."""
+    lr = context.lr * scale
+    return lr * travel(context.settings, lr, context.steps, context.proximal)
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:

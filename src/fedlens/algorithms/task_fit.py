@@ -19,6 +19,12 @@ def refuse_task(rule: ClientRule, task: Task) -> None:
             where="algorithm.name",
             hint="choose another algorithm",
         )
+    if traits.reweighs and not task.one_class:
+        raise ConfigError(
+            f"{who} weighs examples by their class (hsu2020, Eq. 3), and examples for {task.kind} have no single class",
+            where="algorithm.name",
+            hint="choose another algorithm",
+        )
     if traits.reweighs and task.weighs:
         raise ConfigError(
             f"{who} weighs the classes in the loss, and task.class_weights would weigh them again",

@@ -64,7 +64,7 @@ class Federation:
         }
         self.built.engine.listen(self._chosen)
         states = ClientStates()
-        self.built.engine.open(Program(self.built.algorithm.ops, self.built.holders, 0), states)
+        self.built.engine.open(Program(self.built.algorithm.ops, self.built.source, 0), states)
         self.threads = (
             torch.get_num_threads()
         )  # as the engine wants them in this process; others open after it

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from fedlens.core.protocol import Ask, Failure, Id, Payload, Program
+from fedlens.core.protocol import Ask, Failure, Id, Payload
 from fedlens.core.random import random_state_kept
 from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor, Item
@@ -27,8 +27,7 @@ def measure_memory(built: Built, ask: Ask, state: Payload) -> dict[str, Any]:
     """
     request = ask.requests[0]
     examples = len(built.holders.holder(request.client))
-    program = Program({ask.op: built.algorithm.ops[ask.op]}, built.holders, built.config.seeds.training)
-    executor = Executor(built.engine.applied(program))
+    executor = Executor(built.engine.applied(built.program))
     item = Item(Id(1, 0, 0), request.client, request.payload, state)
     arithmetic, on_gpu = executor.program.arithmetic, executor.device.type == "cuda"
     restore = Computing(executor.program.device, arithmetic.precision, arithmetic.channels_last).begin()

@@ -17,7 +17,7 @@ from fedlens.benchmark.profile_clock import Clock
 from fedlens.benchmark.profile_engine import TimedEngine, with_timed_ops
 from fedlens.core.driver import Driver, Tally
 from fedlens.core.profiling import recording
-from fedlens.core.protocol import Program, RoundContext, State
+from fedlens.core.protocol import RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.states import ClientStates
 from fedlens.experiment import checkpoint
@@ -91,8 +91,7 @@ class ProfiledRounds:
 
     def measure(self, pairs: int | None, trace: Path | None) -> None:
         """Takes all measurements; see the function of this name."""
-        program = Program(self.built.algorithm.ops, self.built.holders, self.built.config.seeds.training)
-        self.engine.open(with_timed_ops(program), self.states)
+        self.engine.open(with_timed_ops(self.built.program), self.states)
         self.state: State = self.built.algorithm.init(self.built.model, self.built.federation)
         began = time.perf_counter()
         self._pair(0, Timings())

@@ -48,7 +48,7 @@ def compare(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare runs: accuracy, accuracy relative to a centralized run, EMD, time and bytes."""
+    """Compare runs: the score, such as accuracy, and its ratio to a centralized run; EMD, time and bytes."""
     with reported(debug, as_json):
         from fedlens.core.errors import ConfigError
         from fedlens.report.compare import Comparison, write_page_of, write_plot

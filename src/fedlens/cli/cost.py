@@ -169,11 +169,11 @@ class RunLine(Silent):
     def finished(self, summary: dict[str, Any]) -> None:
         """Keeps the outcome."""
         from fedlens.cli.progress_display import tested
-        from fedlens.report.format import duration, finite, metric_value
+        from fedlens.report.format import duration, finite, label, metric_value
 
         values = tested(summary.get("final") or {})
         seconds = duration(finite((summary.get("totals") or {}).get("seconds")))
-        result = f"{values[0][0]} {metric_value(*values[0])}, " if values else ""
+        result = f"{label(values[0][0])} {metric_value(*values[0])}, " if values else ""
         self.outcome = f"{result}{seconds}"
 
 

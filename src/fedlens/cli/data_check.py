@@ -128,6 +128,10 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         channels = many(training["channels"], "channel")
         yield "training", f"{training['width']}x{training['height']} pixels, {channels} ({why})"
     yield "classes", _counted(facts["classes"])
+    if "labels" in facts:
+        each = f"{facts['labels'] / images:.2f} an image" if images else ""
+        without = f"{many(facts['without_label'], 'image')} without any"
+        yield "labels", ", ".join(filter(None, [f"{facts['labels']:,}", each, without]))
     yield "splits", _counted(facts.get("splits", {})) or "none; a share is held out as test data"
     clients = facts.get("clients", {})
     yield "clients", f"{len(clients):,}: {_counted(clients)}" if clients else "none named"

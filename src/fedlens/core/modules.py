@@ -26,7 +26,7 @@ class Loadable:
     module: nn.Module
     spec: dict[str, Leaf]
     trainable: dict[str, Tensor]
-    rest: dict[str, Tensor]  # buffers, counters, frozen weights
+    rest: dict[str, Tensor]  # buffers, counters, frozen weights that are sent
     half: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
     given: dict[str, tuple[int, ...]] = field(
         default_factory=dict
@@ -39,16 +39,16 @@ class Loadable:
 
     @cached_property
     def buffers(self) -> list[str]:
-        """The names of the running statistics."""
-        return list(part(self.spec, "buffer"))
+        """The names of the running statistics that training moves."""
+        return part(self.spec, "buffer")
 
     @cached_property
     def counters(self) -> list[str]:
-        """The names of the counters."""
-        return list(part(self.spec, "counter"))
+        """The names of the counters that training moves."""
+        return part(self.spec, "counter")
 
     def load(self, tree: Tree) -> None:
-        """Copies a tree in. Leaves that the tree lacks stay as they are."""
+        """Copies a tree in. Leaves that the tree lacks stay as they are, and so do those of `model.fixed`."""
         self._take_back()
         with torch.no_grad():
             for leaves in (self.trainable, self.rest):
@@ -101,14 +101,29 @@ def module_in(
     if key not in scratch:
         module = arithmetic.fit(model.build(initial=False), device)
         spec, state = spec_of(module), module.state_dict(keep_vars=True)
+        _fix(state, model.fixed)
         trainable = part(spec, "weight", trainable=True)
         scratch[key] = Loadable(
             model,
             module,
             spec,
             {name: state[name] for name in trainable},
-            {name: value.detach() for name, value in state.items() if name not in trainable},
+            {
+                name: value.detach()
+                for name, value in state.items()
+                if name not in trainable and name not in model.fixed
+            },
             arithmetic.half,
         )
     found: Loadable = scratch[key]
     return found
+
+
+def _fix(state: dict[str, Tensor], fixed: Tree) -> None:
+    """Gives leaves the values that they keep. Where they fit they are not copied: nothing ever writes to them."""
+    for name, value in fixed.items():
+        own = state[name]
+        if (own.device, own.dtype, own.stride()) == (value.device, value.dtype, value.stride()):
+            own.data = value
+        else:
+            own.data.copy_(value)

@@ -314,7 +314,9 @@ class ModelSpec:
 
     `build()` returns a new module; its initial weights depend only on `seed`, and on a file of weights if it has one.
     `prepare` is called with the factory's module, this spec and `initial`, and returns the module that is trained; see
-    `fedlens.models.prepare`.
+    `fedlens.models.prepare`. `fixed` holds the leaves that no training changes, if they are known: workers get them
+    once, with the operations, and no message needs to carry them (`sent`). A resumed run takes their values from its
+    checkpoint. Without them, every leaf crosses.
     """
 
     factory: Callable[..., torch.nn.Module]
@@ -324,6 +326,11 @@ class ModelSpec:
     classes: int
     seed: int
     prepare: Callable[[torch.nn.Module, ModelSpec, bool], torch.nn.Module] | None = None
+    fixed: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def sent(self, tree: Tree) -> Tree:
+        """What of a tree has to be sent: the tree itself, or without the leaves that workers have already."""
+        return {name: value for name, value in tree.items() if name not in self.fixed} if self.fixed else tree
 
     def build(self, initial: bool = True) -> torch.nn.Module:
         """Builds a new module. The global random state does not change.

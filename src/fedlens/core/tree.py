@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.core.errors import FedlensError
+from fedlens.core.frozen import held
 
 Tree = Mapping[str, Tensor]
 HEAVY = 2**26  # bytes of a tree from which a copy of it costs more than the work of avoiding the copy
@@ -45,6 +46,11 @@ class Leaf:
     dtype: torch.dtype
     trainable: bool
 
+    @property
+    def fixed(self) -> bool:
+        """Whether it never changes in a run: a buffer that training leaves alone, or a weight that is not trained."""
+        return self.role == "fixed" or (self.role == "weight" and not self.trainable)
+
 
 TreeSpec = Mapping[str, Leaf]
 
@@ -59,7 +65,8 @@ class FixedBuffers(nn.Module):
 def spec_of(module: nn.Module) -> dict[str, Leaf]:
     """The spec of a module's state: parameters are weights, float buffers `buffer`, integer ones `counter`.
 
-    The buffers of a layer that is `FixedBuffers` are `fixed`.
+    The buffers of a layer that is `FixedBuffers`, or that is held in evaluation mode (`fedlens.core.frozen`), are
+    `fixed`.
 
     >>> spec = spec_of(nn.BatchNorm1d(3))
     >>> {name: leaf.role for name, leaf in spec.items()}["num_batches_tracked"]
@@ -76,7 +83,7 @@ def spec_of(module: nn.Module) -> dict[str, Leaf]:
     fixed = {
         ".".join(filter(None, [path, name]))
         for path, layer in module.named_modules()
-        if isinstance(layer, FixedBuffers)
+        if isinstance(layer, FixedBuffers) or held(layer)
         for name, _ in layer.named_buffers(recurse=False)
     }
     spec: dict[str, Leaf] = {}
@@ -96,6 +103,18 @@ def part(spec: TreeSpec, *roles: Role, trainable: bool | None = None) -> list[st
         for name, leaf in spec.items()
         if leaf.role in roles and (trainable is None or leaf.trainable == trainable)
     ]
+
+
+def fixed_leaves(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the leaves that never change in a run, by name.
+
+    >>> net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    >>> _ = net[0].requires_grad_(False)
+    >>> list(fixed_leaves(net))
+    ['0.weight', '0.bias']
+    """
+    state, spec = module.state_dict(), spec_of(module)
+    return {name: state[name].detach().clone() for name, leaf in spec.items() if leaf.fixed}
 
 
 def tree_of(module: nn.Module) -> dict[str, Tensor]:
@@ -206,12 +225,13 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     return math.isfinite(finite_norm(tensors))
 
 
-def count(spec: TreeSpec) -> int:
-    """The number of parameters: weights alone, trainable or frozen."""
+def count(spec: TreeSpec, trainable: bool | None = None) -> int:
+    """The number of parameters: weights alone; trainable or frozen ones, or both."""
     return sum(
         torch.Size(leaf.shape).numel()
         for leaf in spec.values()
         if leaf.role not in ("buffer", "counter", "fixed")
+        and (trainable is None or leaf.trainable == trainable)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +32,9 @@ def dataset(
 
     Args:
         images: uint8 [n, H, W, C], [n, C, H, W] or [n, H, W], from 0 to 255: an array, a tensor or nested lists.
-        labels: [n], whole numbers from 0 on; or names, which `classes` puts in order.
+        labels: one class an image: [n], whole numbers from 0 on, or names, which `classes` puts in order. Several
+            classes an image (multi-label): [n, classes] of 0 and 1 (or booleans), or for each image a list or a set of
+            names, which may be empty.
         test_images, test_labels: the test data, in the same form.
         classes: the name of each class. By default the numbers, or the names in alphabetical order.
         clients: [n], the client of each training image, for the partition `natural`.
@@ -46,17 +48,17 @@ def dataset(
     >>> made = dataset(images[:3], ["cat", "dog", "cat"], images[3:], ["dog"])
     >>> made.classes, made.input_shape, made.train.targets
     (('cat', 'dog'), (3, 8, 8), array([0, 1, 0]))
+    >>> several = dataset(images[:3], [["cat"], [], ["dog", "cat"]], images[3:], [["dog"]])
+    >>> several.kind, several.train.targets.tolist()
+    ('multi-label', [[1, 0], [0, 0], [1, 1]])
     """
     train_images, held_images = (
         _images(given, layout, what) for given, what in ((images, "images"), (test_images, "test_images"))
     )
-    train, held = _array(labels), _array(test_labels)
-    if classes is not None:
-        names = tuple(map(str, classes))
-    elif train.dtype.kind in "OUS":
-        names = tuple(sorted({str(label) for label in (*train, *held)}))
-    else:
-        names = tuple(map(str, range(1 + int(max(train.max(initial=0), held.max(initial=0))))))
+    train, held = (
+        _label_array(given, what) for given, what in ((labels, "labels"), (test_labels, "test_labels"))
+    )
+    names = _default_classes(train, held) if classes is None else tuple(map(str, classes))
     columns = {} if clients is None else {"client": _array(clients)}
     mean, std = channel_moments(train_images)
     return Dataset(
@@ -134,17 +136,90 @@ def _as_bytes(images: NDArray[Any]) -> str:
     )
 
 
-def _labels(given: NDArray[Any], classes: tuple[str, ...], what: str) -> NDArray[np.int64]:
+def _default_classes(train: NDArray[Any], held: NDArray[Any]) -> tuple[str, ...]:
+    """The names in alphabetical order, or the numbers."""
+    if train.dtype.kind in "OUS":
+        return tuple(sorted({name for label in (*train, *held) for name in _names(label)}))
+    if train.ndim != 2:
+        return tuple(map(str, range(1 + int(max(train.max(initial=0), held.max(initial=0))))))
+    if train.shape[1] == 1:
+        raise DataError(
+            f"`labels` have the shape {list(train.shape)}: one class an image, or one class that it may have?",
+            where="fedlens.dataset",
+            hint="pass labels.ravel() for one class an image, or name the class: classes=['defect']",
+        )
+    return tuple(map(str, range(train.shape[1])))
+
+
+def _label_array(given: Any, what: str) -> NDArray[Any]:
+    """The labels as an array; lists of names, one list an image, as objects."""
+    if isinstance(given, Sequence) and not isinstance(given, str) and any(map(_is_collection, given)):
+        named = (isinstance(name, str) for label in given if _is_collection(label) for name in label)
+        if any(named) or not any(map(_size, given)):
+            several = np.empty(len(given), object)
+            several[:] = [frozenset(_names(label)) for label in given]
+            return several
+        try:
+            return np.asarray(given)
+        except ValueError:
+            raise DataError(
+                f"`{what}` have rows of different lengths",
+                where="fedlens.dataset",
+                hint="for several classes an image pass [n, classes] of 0 and 1, or lists of names",
+            ) from None
+    return _array(given)
+
+
+def _is_collection(label: Any) -> bool:
+    return isinstance(label, Sequence | Set | np.ndarray) and not isinstance(label, str | bytes)
+
+
+def _size(label: Any) -> int:
+    return len(label) if _is_collection(label) else 1
+
+
+def _names(label: Any) -> Iterable[str]:
+    """The names of one image's classes."""
+    return map(str, label) if _is_collection(label) else (str(label),)
+
+
+def _labels(given: NDArray[Any], classes: tuple[str, ...], what: str) -> NDArray[Any]:
+    """int64 [n], one class an image; or uint8 [n, classes], several."""
     if given.dtype.kind in "OUS":
         number = {name: at for at, name in enumerate(classes)}
-        unknown = next((str(label) for label in given if str(label) not in number), None)
+        unknown = next((name for label in given for name in _names(label) if name not in number), None)
         if unknown is not None:
             raise DataError(
                 f"`{what}` name a class '{unknown}' that is not in `classes`", where="fedlens.dataset"
             )
+        if any(map(_is_collection, given)):
+            several = np.zeros((len(given), len(classes)), np.uint8)
+            for row, label in enumerate(given):
+                several[row, [number[name] for name in _names(label)]] = 1
+            return several
         return np.array([number[str(label)] for label in given], dtype=np.int64)
     if given.dtype.kind not in "iub":
         raise DataError(
             f"`{what}` are {given.dtype}, but must be whole numbers or names", where="fedlens.dataset"
         )
+    if given.ndim == 2:
+        return _several(given, classes, what)
     return given.astype(np.int64)
+
+
+def _several(given: NDArray[Any], classes: tuple[str, ...], what: str) -> NDArray[np.uint8]:
+    """Multi-label targets uint8 [n, classes] from whole numbers or booleans."""
+    form = f"`{what}` have the shape {list(given.shape)}"
+    one_class = "for one class an image pass whole numbers [n]: labels.ravel() or labels.argmax(1)"
+    if given.shape[1] != len(classes):
+        raise DataError(
+            f"{form}, but `classes` has {len(classes)} names", where="fedlens.dataset", hint=one_class
+        )
+    if given.size and (given.min() < 0 or given.max() > 1):
+        wrong = given.max() if given.max() > 1 else given.min()
+        raise DataError(
+            f"{form} and a value {wrong}; labels [n, classes] must be 0 or 1",
+            where="fedlens.dataset",
+            hint=one_class,
+        )
+    return given.astype(np.uint8)

@@ -38,6 +38,7 @@ class Examples:
     | kind | inputs | targets |
     |---|---|---|
     | classification | uint8 [n, C, H, W], 0 to 255, or `ImageFiles` | int64 [n], the class, from 0 on |
+    | multi-label | the same | uint8 [n, classes], 1 for each class of the image, else 0 |
     | segmentation | the same | uint8 [n, H, W], the class of each pixel, 255 for none; or `ImageFiles` of masks |
     | detection | the same | `Boxes` |
     | language | int16, int32 or int64 [n, T], tokens | int64 [n], or int64 [n, T], the tokens to predict, -1 for none |
@@ -72,10 +73,15 @@ class Examples:
         if self.kind == "segmentation":
             if targets.shape[1:] != inputs.shape[2:]:
                 raise DataError(f"the masks are {_found(targets)}, and the images {_found(inputs)}")
+        elif self.kind == "multi-label":
+            if _dtype(targets) != "uint8":
+                raise DataError(
+                    f"the labels are {_found(targets)}, but must be int64 [n], or uint8 [n, classes] of 0 and 1"
+                )
         elif self.kind == "classification" and (_dtype(targets) != "int64" or targets.ndim != 1):
             raise DataError(f"the labels are {_found(targets)}, but must be int64 [n]")
         if len(inputs) != len(targets):
-            what = "labels" if self.kind == "classification" else "targets"
+            what = "labels" if self.kind in ("classification", "multi-label") else "targets"
             thing = "texts" if self.kind == "language" else "images"
             raise DataError(f"there are {len(inputs)} {thing} and {len(targets)} {what}")
         for name, column in self.columns.items():
@@ -92,7 +98,9 @@ class Examples:
             return "detection"
         if isinstance(self.targets, ImageFiles) or self.targets.ndim == 3:
             return "segmentation"
-        return "language" if len(self.inputs.shape) == 2 else "classification"
+        if len(self.inputs.shape) == 2:
+            return "language"
+        return "multi-label" if self.targets.ndim == 2 else "classification"
 
     def take(self, rows: NDArray[Any]) -> Examples:
         """The examples at the positions `rows`, int64 [k]."""
@@ -209,6 +217,8 @@ class Dataset:
                 check_labels(examples.targets.labels, len(self.classes), where=f"{self.name}, {split}")
             elif self.kind == "classification" and isinstance(examples.targets, np.ndarray):
                 check_labels(examples.targets, len(self.classes), where=f"{self.name}, {split}")
+            elif self.kind == "multi-label" and isinstance(examples.targets, np.ndarray):
+                check_label_sets(examples.targets, len(self.classes), where=f"{self.name}, {split}")
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
             shapes = f"{list(self.train.inputs.shape[1:])} and {list(self.test.inputs.shape[1:])}"
             raise DataError(f"the images of the two splits have shapes {shapes}", where=self.name)
@@ -259,6 +269,7 @@ class Dataset:
             self.train.columns,
             self.coarse,
             single=isinstance(self.train.targets, np.ndarray) and self.train.targets.ndim == 1,
+            located=self.kind in ("segmentation", "detection"),
             dataset=self.name,
             origin=self.train.inputs.files.digest
             if isinstance(self.train.inputs, ImageFiles)
@@ -283,6 +294,9 @@ def marks_of(examples: Examples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     if isinstance(targets, np.ndarray) and examples.kind == "language":
         given = targets >= 0
         return targets[given].astype(np.int64), np.concatenate([[0], np.cumsum(given.sum(axis=1))])
+    if examples.kind == "multi-label":
+        rows, classes = np.nonzero(targets)
+        return classes, np.searchsorted(rows, np.arange(len(targets) + 1))
     if isinstance(targets, Boxes):
         rows = np.repeat(np.arange(len(targets)), np.diff(targets.offsets))
         width = int(targets.labels.max(initial=0)) + 1
@@ -341,6 +355,17 @@ def check_labels(labels: NDArray[Any], classes: int, where: str) -> None:
     if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
         wrong = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
         raise DataError(f"label {labels[wrong]} of record {wrong} is not in 0 .. {classes - 1}", where=where)
+
+
+def check_label_sets(labels: NDArray[np.uint8], classes: int, where: str) -> None:
+    """Raises `DataError` if multi-label targets are not [n, classes] of 0 and 1."""
+    if labels.shape[1] != classes:
+        raise DataError(f"the labels have {labels.shape[1]} columns for {classes} classes", where=where)
+    if labels.max(initial=0) > 1:
+        row, column = (int(at[0]) for at in np.nonzero(labels > 1))
+        raise DataError(
+            f"label {column} of record {row} is {labels[row, column]}, but must be 0 or 1", where=where
+        )
 
 
 def channel_moments(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -70,7 +70,7 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     to float32.
 
     Args:
-        images: uint8 [n, C, H, W].
+        images: uint8 [n, C, H, W]. Floats, such as features of images, are returned as they are.
         mean, std: one number per channel, of images scaled to [0, 1]; empty for tokens of text, which are returned.
 
     Returns:
@@ -79,7 +79,7 @@ def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     >>> normalize(torch.full((1, 1, 1, 1), 255, dtype=torch.uint8), (0.5,), (0.25,)).item()
     2.0
     """
-    if not mean:
+    if not mean or images.is_floating_point():
         return images
     scale, shift = _affine(tuple(mean), tuple(std), images.device)
     if images.is_cuda or images.numel() <= _NEAR:

@@ -19,9 +19,9 @@ from fedlens.core.errors import ConfigError, DataError, nearest
 class Table:
     """One row per example, without the images.
 
-    A *mark* is one class of an example. A classified image has one mark, its label. An image with a mask or with
-    boxes has one mark for each class in it, regardless of how often it occurs. A text has one mark for each token to
-    predict.
+    A *mark* is one class of an example. A classified image has one mark, its label; a multi-label image one for each
+    of its labels. An image with a mask or with boxes has one mark for each class in it, regardless of how often it
+    occurs. A text has one mark for each token to predict.
 
     Args:
         marks: int64 [m], the marks of the examples, example after example.
@@ -35,6 +35,8 @@ class Table:
         total: how many examples the training split has.
         origin: a digest of the names of the files; it distinguishes examples with the same labels.
         whole: the identity of the whole training split, if the rows are only a part of it.
+        located: whether the examples are images whose targets have positions in the image, as masks and boxes do;
+            None means that they do unless `single`.
 
     Raises `DataError` if the lengths do not fit.
 
@@ -54,6 +56,7 @@ class Table:
     total: int | None = None
     origin: str = ""
     whole: str | None = None
+    located: bool | None = None
 
     def __post_init__(self) -> None:
         n = len(self.offsets) - 1
@@ -116,6 +119,11 @@ class Table:
         return self.marks
 
     @property
+    def turnable(self) -> bool:
+        """Whether an image may be rotated without its target: if targets have no positions in the image."""
+        return self.single if self.located is None else not self.located
+
+    @property
     def rows(self) -> NDArray[np.int64]:
         """int64 [m]: the example of each mark."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
@@ -173,4 +181,5 @@ class Table:
             len(self) if self.total is None else self.total,
             self.origin,
             self.identity,
+            self.located,
         )

@@ -14,6 +14,7 @@ from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Op, Program
 from fedlens.core.states import STATE_MEMORY
+from fedlens.data.feature_cache import FeatureStore
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import ChannelsLast, Computing, PrecisionSetting, usable_cores
@@ -219,4 +220,5 @@ class Ray(EngineBase):
 
 
 def _emptied(workers: int) -> Callable[[Any], Any]:
-    return lambda value: Emptied(value, workers) if isinstance(value, DecodedImages) else None
+    kinds = (DecodedImages, FeatureStore)
+    return lambda value: Emptied(value, workers) if isinstance(value, kinds) else None

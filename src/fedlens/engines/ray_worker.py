@@ -19,6 +19,7 @@ from fedlens.core import interrupts
 from fedlens.core.errors import FedlensError, HookError, RunFailed, told
 from fedlens.core.registry import USER_MODULE_PREFIX
 from fedlens.core.threads import share_cores
+from fedlens.data.feature_cache import FeatureStore
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Groups
 from fedlens.engines.devices import Computing
@@ -202,18 +203,22 @@ def _view(memory: np.ndarray) -> memoryview:
 
 
 class Emptied:
-    """Stands for a cache of decoded images, and becomes an empty one on arrival.
+    """Stands for a cache of decoded images or of features, and becomes an empty one on arrival.
 
-    Each worker keeps the images that it decodes. Each has room for its share, so that the workers of one machine
+    Each worker keeps what it decodes or computes. Each has room for its share, so that the workers of one machine
     together keep no more than was allowed.
     """
 
-    def __init__(self, store: DecodedImages, workers: int) -> None:
-        image_bytes = (store.memory.size - store.slots) // store.slots if store.slots else 0
-        self._arguments = (store.slots // workers, image_bytes)
+    def __init__(self, store: DecodedImages | FeatureStore, workers: int) -> None:
+        if isinstance(store, FeatureStore):
+            slots, each = store.rows.shape
+        else:
+            slots = store.slots
+            each = (store.memory.size - slots) // slots if slots else 0
+        self._made = type(store).of, (slots // workers, each)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DecodedImages.of, self._arguments
+        return self._made
 
 
 # -- the user's own files ---------------------------------------------------------------------------------------------

@@ -21,13 +21,15 @@ from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.engine_base import BareEngine, EngineBase
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.protocol import Algorithm, FederationInfo, ModelSpec, Program
+from fedlens.core.frozen import FrozenSplit
+from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import OwnSettings, Registry, feeding, settings_model
-from fedlens.core.tree import count
+from fedlens.core.tree import count, fixed_leaves
 from fedlens.data.augment import AUGMENTS
 from fedlens.data.augmented import Chain
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.datasets.registry import DATASETS
+from fedlens.data.feature_cache import with_features
 from fedlens.data.federated import federate
 from fedlens.data.loading import loaded
 from fedlens.data.normalize import moments
@@ -87,10 +89,17 @@ class Built:
     model: ModelSpec
     unwrapped: ModelSpec  # without the layers that the task puts around it: what model files hold
     parameters: int
+    trainable: int  # of them, those that are trained
     federation: FederationInfo
     task: Task
     clients_per_round: int | None
+    source: ClientDataSource  # the same data, or the features of them
     notes: tuple[str, ...] = ()  # which weights were loaded; what was left out of the data, or corrected
+
+    @property
+    def program(self) -> Program:
+        """What an engine is opened with."""
+        return Program(self.algorithm.ops, self.source, self.config.seeds.training)
 
     @property
     def layout(self) -> str:
@@ -247,6 +256,15 @@ def _build(
         chosen["model"].shared,
     )
     model = task.wrap(unwrapped)
+    weights = initial_weights(model, initial)
+    with downloads(download):
+        module = chosen["model"].made(model.build)
+    if weights is not None:
+        config = with_digest(config, weights)
+    loaded_weights = (weights.note,) if weights is not None and weights.note else ()
+    if isinstance(model.factory, OwnSettings):
+        chosen["model"].made(lambda: try_model(module, model.input_shape, model.classes, task.misfit))
+    model = replace(model, fixed=fixed_leaves(module))
     batch = config.evaluation.batch_size
     if batch == "auto":
         batch = automatic_batch(prod(data.input_shape), task.output_values(data.info))
@@ -261,15 +279,6 @@ def _build(
         **{slot: chosen[slot]() for slot in _SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
     )
-    weights = initial_weights(model, initial)
-    with downloads(download):
-        module = chosen["model"].made(model.build)
-    if weights is not None:
-        config = with_digest(config, weights)
-    loaded_weights = (weights.note,) if weights is not None and weights.note else ()
-    if isinstance(model.factory, OwnSettings):
-        chosen["model"].made(lambda: try_model(module, model.input_shape, model.classes, task.misfit))
-    parameters = count(parts.spec)
     bare: Algorithm = chosen["algorithm"](parts)
     if weights is not None and isinstance(bare, Averaging):
         weights.travels = bool(bare.personal)  # clients begin with their own leaves of the initial model
@@ -282,8 +291,9 @@ def _build(
         trained = list(algorithm.candidates(federation))
         names = [partition.ids[client] for client in trained]
         refuse_single_images(model, config.local, partition.sizes()[trained], names, algorithm.full_gradients)
+    source = _source(planned, holders, model, module)
     engine = planned.engine() if engine is None else engine
-    config = _fitting(engine, config, algorithm, holders, federation, size, say)
+    config = _fitting(engine, config, algorithm, source, federation, size, say)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
     check_memory(module, model.input_shape, config.local, largest, config.engine, say)
     return Built(
@@ -294,25 +304,48 @@ def _build(
         engine,
         model,
         unwrapped,
-        parameters,
+        count(parts.spec),
+        count(parts.spec, trainable=True),
         federation,
         task,
         size,
-        (*loaded_weights, *data.notes, *_without_test_examples(holders)),
+        source,
+        (*loaded_weights, *data.notes, *_without_test_examples(holders, task)),
     )
 
 
-def _without_test_examples(holders: ClientDatasets) -> list[str]:
+def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
     """A sentence that names the classes without test examples, if there are any."""
     counts, names = holders.class_counts("@test"), holders.dataset.classes
+    if holders.dataset.kind == "multi-label":
+        counts = task.counts(holders.holder("@test").read_targets(), len(names)).sum(0)
     absent = [] if counts is None else [names[k] for k in (counts == 0).nonzero().flatten().tolist()]
     if not absent:
         return []
     more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
     listed = ", ".join(f"'{name}'" for name in absent[:_NAMED])
-    return [
-        f"no test image has the class {listed}{more}: accuracy_balanced leaves out classes without examples"
-    ]
+    return [f"no test image has the class {listed}{more}: means over classes leave it out"]
+
+
+def _source(
+    planned: Plan, holders: ClientDatasets, model: ModelSpec, module: torch.nn.Module
+) -> ClientDataSource:
+    """What workers read: the data, or the features of a frozen part that are kept.
+
+    Raises `ConfigError` where the training images change from epoch to epoch.
+    """
+    split = FrozenSplit.of(module)
+    if split is None:
+        return holders
+    if planned.augments:
+        raise ConfigError(
+            f"the augmentation '{planned.augments[0].name}' changes the images at random, so the features of an image "
+            "cannot be kept",
+            where="model.cache_features",
+            hint="remove data.augment, or set model.cache_features = false",
+        )
+    shape = split.features(torch.zeros(1, *model.input_shape)).shape[1:]
+    return with_features(holders, model, tuple(shape), int(planned.config.data.cache * 2**30))
 
 
 def _distributed(
@@ -380,7 +413,7 @@ def _fitting(
     engine: EngineBase,
     config: Config,
     algorithm: AlgorithmBase,
-    holders: ClientDatasets,
+    source: ClientDataSource,
     federation: FederationInfo,
     cohort: int | None,
     say: Callable[[str], None],
@@ -388,7 +421,7 @@ def _fitting(
     """The settings with the engine's own choices filled in. Raises `ConfigError` for what the engine cannot do."""
     engine.check(algorithm.ops)
     images = images_of_the_run(config, federation, cohort)
-    line = engine.choose(algorithm.ops, holders, federation.eligible.tolist(), cohort, images)
+    line = engine.choose(algorithm.ops, source, federation.eligible.tolist(), cohort, images)
     if line is not None:
         say(line)
     if engine.table is not None:

@@ -14,7 +14,9 @@ from fedlens.experiment.config import Config, plain
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.rundir import RunDir
 
-FREE = frozenset({"name", "data.cache", "data.prefetch", "evaluation.beside", "checkpoint.seconds"})
+FREE = frozenset(
+    {"name", "data.cache", "data.prefetch", "evaluation.beside", "checkpoint.seconds", "record.images"}
+)
 """Settings that change no number: `resume` accepts any value."""
 
 SAME_BITS = frozenset({"default", "inline", "processes", "ray"})

@@ -144,6 +144,11 @@ class Record(_Table):
         description="also write each client's training metrics to clients.jsonl, one object per client "
         "and round; the values that `evaluation.clients` measures are always written",
     )
+    images: bool = Field(
+        True,
+        description="keep the most confidently wrong test images in evaluation.npz and report.html; set false where "
+        "images must not be passed on",
+    )
 
 
 class Config(_Table):

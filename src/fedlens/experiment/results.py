@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedlens.algorithms.averaging import Averaging
 from fedlens.core.errors import RunDirectoryError
+from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
 from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
+from fedlens.experiment.final_evaluation import FinalEvaluation
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.runner import Runner
+from fedlens.models.multiply_adds import multiply_adds
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 
@@ -65,6 +70,7 @@ def summarize(
         "rounds": config.rounds,
         "rounds_done": metrics[-1]["round"] if metrics else 0,
         "final": evaluated[-1] if evaluated else None,
+        "details": details(built, directory, metrics[-1]["round"] if metrics else 0),
         "best": run_state.best if run_state else None,
         "totals": {"seconds": metrics[-1]["elapsed"] if metrics else 0.0, **totals},
         "failures": {client: dict(reasons) for client, reasons in runner.failures.items()},
@@ -77,7 +83,7 @@ def summarize(
             "held_out_digest": built.holders.held_out_digest(),
             "emd": emd(built),
         },
-        "model": {"name": config.model["name"], "parameters": built.parameters},
+        "model": model_cost(built),
         "algorithm": config.algorithm["name"],
         "dataset": config.data.dataset["name"],
         "notes": list(built.notes),
@@ -93,6 +99,39 @@ def emd(built: Built) -> float:
     """The weighted mean of the clients' distances from the population (hsu2020 section 6.1)."""
     census = built.partition.census
     return float("nan") if census is None else census.emd()
+
+
+def model_cost(built: Built) -> dict[str, Any]:
+    """The size of the model, and the multiply-adds of a forward pass for one example of `input_shape`.
+
+    `multiply_adds` is None for a model with layers whose multiply-adds are not known.
+    """
+    cost: dict[str, Any] = {
+        "name": built.config.model["name"],
+        "parameters": built.parameters,
+        "trainable": built.trainable,
+        "multiply_adds": None,
+        "input_shape": list(built.model.input_shape),
+    }
+    with suppress(Exception):  # the summary says how the run ended, even where the model is what ended it
+        cost["multiply_adds"] = multiply_adds(built.model.build(initial=False), built.model.input_shape)
+    return cost
+
+
+def details(built: Built, directory: RunDir, round: int) -> dict[str, float]:
+    """The task's further metrics on the test data in the last round, such as `test_accuracy_<class>`.
+
+    Empty if the run has not recorded its measurements of this round.
+    """
+    if not directory.evaluation_path.exists():
+        return {}
+    try:
+        evaluation = FinalEvaluation.read(directory.evaluation_path)
+        sums = {name: torch.from_numpy(value) for name, value in evaluation.sums.items()}
+        further = built.task.details(Measured(sums), evaluation.classes)
+    except (RunDirectoryError, KeyError, TypeError, ValueError):  # a damaged file costs no summary
+        return {}
+    return {f"test_{name}": value for name, value in further.items()} if evaluation.round == round else {}
 
 
 def write_final(built: Built, directory: RunDir, run_state: RunState | None) -> list[str]:

@@ -66,6 +66,7 @@ class RunDir:
     states_path = _Inside("states")
     model_path = _Inside("model.safetensors")
     best_path = _Inside("best.safetensors")
+    evaluation_path = _Inside("evaluation.npz")
     initial_path = _Inside("initial.safetensors")
     summary_path = _Inside("summary.json")
     report_path = _Inside("report.html")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +15,11 @@ import numpy as np
 from fedlens.core.driver import Driven, Driver, Tally
 from fedlens.core.errors import FedlensError, HookError, RunFailed
 from fedlens.core.norm_bounds import NormBounds
-from fedlens.core.protocol import ClientId, Program, RoundContext, State
+from fedlens.core.protocol import ClientId, ModelSpec, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
 from fedlens.core.states import ClientStates, Mark
-from fedlens.core.tree import HEAVY, all_finite
+from fedlens.core.tree import HEAVY, Tree, all_finite
 from fedlens.core.work import Phase, Work
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
@@ -32,6 +32,8 @@ from fedlens.experiment.divergence import (
     rejected_by_bound,
     text_of,
 )
+from fedlens.experiment.evaluation_collector import EvaluationCollector, final_evaluation
+from fedlens.experiment.final_evaluation import remove_images
 from fedlens.experiment.progress import BareProgress, Progress
 from fedlens.experiment.run_state import RunState, replace_tensors
 from fedlens.experiment.rundir import RunDir
@@ -53,6 +55,7 @@ class _Trained:
     clients: Mark | None = None  # the client states after the round, if another round has begun since
     measuring: Tally = field(default_factory=Tally)
     evaluation: Driven | None = None
+    collector: EvaluationCollector | None = None  # of the last round
 
 
 class Runner:
@@ -90,11 +93,14 @@ class Runner:
             engine.listen(self._note_engine)
             if self.run_state is not None:
                 engine.resume(self.run_state.round, config.rounds)
-            engine.open(Program(self.built.algorithm.ops, self.built.holders, config.seeds.training), states)
+                _fix_again(*self.built.algorithm.model(self.run_state.state))
+            engine.open(self.built.program, states)
             driver = Driver(engine, states)
             if self.run_state is not None:
                 driver.norms = NormBounds.of(self.run_state.norms)
             self._sweep()
+            if not config.record.images:
+                remove_images(self.directory.evaluation_path)
             if self.run_state is None:
                 # Not in a variable of this function, which would keep the first state in memory for the whole run.
                 init = self.built.algorithm.init
@@ -125,7 +131,8 @@ class Runner:
         """The state with its model where the engine sends it from, so that the model is not in memory twice."""
         if nbytes(state) < HEAVY:
             return state
-        _, model = self.built.algorithm.model(state)
+        spec, tree = self.built.algorithm.model(state)
+        model = spec.sent(tree)
         placed = self.built.engine.place(model)
         moved = {id(model[name]): placed[name] for name in model if placed[name] is not model[name]}
         return replace_tensors(state, moved) if moved else state
@@ -179,6 +186,9 @@ class Runner:
         if round % config.evaluation.every == 0 or round == config.rounds:
             driver.tally, driver.work = trained.measuring, trained.work
             steps = self.built.algorithm.evaluate(state, self._context(round))
+            if round == config.rounds and isinstance(steps, Generator):
+                trained.collector = EvaluationCollector(self.built.algorithm.ops)
+                steps = trained.collector.collect(steps)
             # An engine that starts workers in the middle of a run takes asks ahead from then on.
             beside = (
                 config.evaluation.beside
@@ -208,6 +218,8 @@ class Runner:
         self._watch(line, tally)
         if round and any(not math.isfinite(value) for name, value in measured.items() if "loss" in name):
             self._refuse_broken(trained)
+        if trained.collector is not None:
+            self._write_evaluation(round, trained.collector)
         rows = self._client_lines(round, tally) if config.record.clients else []
         at_clients = self._measured_lines(round, trained.measuring)
         score = self.built.task.score
@@ -244,6 +256,18 @@ class Runner:
         if rows:
             self.directory.append_clients(rows)
         self.progress.round_done(line)
+
+    def _write_evaluation(self, round: int, collector: EvaluationCollector) -> None:
+        """Writes what the last round measured on the test data; a file of an earlier last round is replaced."""
+        path, measured = (
+            self.directory.evaluation_path,
+            collector.measured(self.built.federation.held["@test"]),
+        )
+        if measured is None:
+            with suppress(OSError):
+                path.unlink()
+        else:
+            final_evaluation(self.built, round, measured).write(path)
 
     @property
     def warnings(self) -> list[dict[str, Any]]:
@@ -402,6 +426,12 @@ class Runner:
     def _elapsed_before(self) -> float:
         lines = self.directory.read_metrics()
         return float(lines[-1]["elapsed"]) if lines else 0.0
+
+
+def _fix_again(model: ModelSpec, tree: Tree) -> None:
+    """Takes the leaves that never change from a checkpoint: a file of weights may be another one by now."""
+    for name in model.fixed:
+        model.fixed[name] = tree[name]
 
 
 def _refuse_no_mapping(value: Any, method: str, expected: str) -> None:

@@ -160,7 +160,7 @@ def linear(variables: DualVariables, k_0: int, r: float, minibatches: bool) -> C
 def stepping(variables: DualVariables) -> ClientRule:
     """Local training on the subproblem, or in place of Eq. 4.5's gradient step; then the dual step."""
     if variables.trained:
-        return _rule(variables)
+        return _rule(variables, check=_refuse_scaled if variables.sigma is None else None)
     start = partial(_start_steps, variables=variables)
     rule = _rule(variables)
     traits = replace(rule.traits, proximal=variables.steepest)
@@ -192,6 +192,16 @@ def _rule(
     )
 
 
+def _refuse_scaled(local: LocalSettings) -> None:
+    """Raises `ConfigError` where the rate that stands for gamma is not the same for all leaves."""
+    if local.lr_scale:
+        raise ConfigError(
+            "local.lr stands for the gamma of Eq. 4.5 and 4.6, which is one number for all leaves",
+            where="local.lr_scale",
+            hint="remove it",
+        )
+
+
 def _refuse_steps(local: LocalSettings, uses_lr: bool) -> None:
     """Raises `ConfigError` for settings of local steps, since a solver takes none."""
     neutral: dict[str, tuple[bool, str]] = {
@@ -205,6 +215,7 @@ def _refuse_steps(local: LocalSettings, uses_lr: bool) -> None:
         "lr_schedule": (local.lr_schedule == "constant" or uses_lr, "set it to 'constant'"),
         "lr_warmup": (local.lr_warmup == 0 or uses_lr, "set it to 0"),
         "lr_change": (local.lr_change == "round", "set it to 'round'"),
+        "lr_scale": (not local.lr_scale, "remove it"),
     }
     for name, (does_nothing, remedy) in neutral.items():
         if not does_nothing:

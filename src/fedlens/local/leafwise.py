@@ -22,7 +22,7 @@ class WeightReused(Exception):
 
 
 class Leafwise:
-    """Takes the step w <- w - lr g of every parameter when its gradient is there.
+    """Takes the step w <- w - lr g of every parameter when its gradient is there; lr times the parameter's `scales`.
 
     >>> w = torch.ones(2, requires_grad=True)
     >>> with ExitStack() as closing:
@@ -31,8 +31,11 @@ class Leafwise:
     (tensor([-0.5000, -0.5000]), True)
     """
 
-    def __init__(self, parameters: Sequence[Tensor], lr: float, closing: ExitStack) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], lr: float, closing: ExitStack, scales: Sequence[float] = ()
+    ) -> None:
         self.parameters, self.lr = list(parameters), lr
+        self.scales = {id(p): scale for p, scale in zip(parameters, scales, strict=True)} if scales else {}
         for parameter in parameters:
             hooked: Any = parameter.register_post_accumulate_grad_hook  # untyped
             closing.callback(hooked(self._step).remove)
@@ -48,7 +51,7 @@ class Leafwise:
 
     def _step(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        parameter.detach().add_(parameter.grad, alpha=-self.lr)
+        parameter.detach().add_(parameter.grad, alpha=-(self.lr * self.scales.get(id(parameter), 1.0)))
         parameter.grad = None
 
 

@@ -6,7 +6,7 @@ fraction of torch's, and a small model's round consists mostly of steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,11 +16,14 @@ from fedlens.local.settings import LocalSettings
 Tensors = list[Tensor]
 # state: the optimizer's own tensors, a list for each kind, empty before the first step
 OptimizerState = dict[str, Tensors]
-Step = Callable[[Tensors, Tensors, float], None]
+Rate = float | Sequence[float]  # of all parameters, or of each
+Step = Callable[[Tensors, Tensors, Rate], None]
 
 
 def optimizer(settings: LocalSettings, state: OptimizerState) -> Step:
     """A function `step(parameters, gradients, lr)` that changes the parameters in place and keeps its state in `state`.
+
+    `lr` is one number, or a list with one for each parameter.
 
     SGD: g <- g + wd w; v <- m v + g; w <- w - lr v, or - lr (g + m v) with Nesterov's momentum.
     Adam: Kingma and Ba 2015, with bias correction and the L2 penalty in the gradient.
@@ -32,7 +35,7 @@ def optimizer(settings: LocalSettings, state: OptimizerState) -> Step:
 def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
     momentum, nesterov, decay = settings.momentum, settings.nesterov, settings.weight_decay
 
-    def step(parameters: Tensors, gradients: Tensors, lr: float) -> None:
+    def step(parameters: Tensors, gradients: Tensors, lr: Rate) -> None:
         if decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
         if momentum:
@@ -45,6 +48,10 @@ def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
                 gradients = list(torch._foreach_add(gradients, state["momentum"], alpha=momentum))
             else:
                 gradients = state["momentum"]
+        if isinstance(lr, Sequence):
+            for parameter, gradient, rate in zip(parameters, gradients, lr, strict=True):
+                parameter.add_(gradient, alpha=-rate)
+            return
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.add_(gradient, alpha=-lr)
 
@@ -55,9 +62,12 @@ def _adam(settings: LocalSettings, state: OptimizerState) -> Step:
     (b1, b2), eps, decay = settings.betas, settings.eps, settings.weight_decay
     decoupled = settings.optimizer == "adamw"
 
-    def step(parameters: Tensors, gradients: Tensors, lr: float) -> None:
+    def step(parameters: Tensors, gradients: Tensors, lr: Rate) -> None:
         if decay and decoupled:
-            torch._foreach_mul_(parameters, 1 - lr * decay)
+            if isinstance(lr, Sequence):
+                torch._foreach_mul_(parameters, [1 - rate * decay for rate in lr])
+            else:
+                torch._foreach_mul_(parameters, 1 - lr * decay)
         elif decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
         if "steps" not in state:
@@ -72,7 +82,10 @@ def _adam(settings: LocalSettings, state: OptimizerState) -> Step:
         denominator = torch._foreach_sqrt(second)
         torch._foreach_div_(denominator, (1 - b2**t) ** 0.5)
         torch._foreach_add_(denominator, eps)
-        torch._foreach_addcdiv_(parameters, first, denominator, value=-lr / (1 - b1**t))
+        if isinstance(lr, Sequence):
+            torch._foreach_addcdiv_(parameters, first, denominator, [-rate / (1 - b1**t) for rate in lr])
+        else:
+            torch._foreach_addcdiv_(parameters, first, denominator, value=-lr / (1 - b1**t))
 
     return step
 

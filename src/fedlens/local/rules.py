@@ -54,6 +54,7 @@ class LocalContext:
         proximal: mu of all terms mu/2 ||w - w^t||^2 in the local objective; `start` may correct it.
         saved: values that `start` stores for the other hooks, until the client has finished.
         rate_factors: the learning rate of each step as a share of `lr`; empty if all are `lr`.
+        scales: the learning rate of each leaf as a multiple of the step's (`local.lr_scale`); empty if all are 1.
     """
 
     names: list[str]
@@ -70,6 +71,7 @@ class LocalContext:
     proximal: float = 0.0
     saved: dict[str, Any] = field(default_factory=dict)
     rate_factors: Sequence[float] = ()
+    scales: Sequence[float] = ()
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, the first being 0."""

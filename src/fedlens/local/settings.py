@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
+Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # The settings by which the learning rate depends on the round or the step.
 RATE_SETTINGS = (
     "lr_decay",
@@ -19,6 +20,18 @@ RATE_SETTINGS = (
     "lr_warmup",
     "lr_change",
 )
+
+
+def _flat(given: Any) -> Any:
+    """Names with dots, where TOML or --set made tables of them: {"layer": {"1": 2.0}} is {"layer.1": 2.0}."""
+    if not isinstance(given, Mapping):
+        return given
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        inner = _flat(value)
+        nested = isinstance(inner, Mapping)
+        flat |= {f"{name}.{below}": item for below, item in inner.items()} if nested else {name: inner}
+    return flat
 
 
 class LocalSettings(BaseModel):
@@ -76,6 +89,11 @@ class LocalSettings(BaseModel):
     )
     lr_change: Literal["round", "step"] = Field(
         "round", description="change the rate of schedule and warm-up every round, or with every local step"
+    )
+    lr_scale: Annotated[dict[str, Factor], BeforeValidator(_flat)] | None = Field(
+        None,
+        description="factors of the learning rate by the name of a layer or leaf, the longest that fits; `head` is the "
+        "classifier",
     )
     clip_norm: float | None = Field(
         None, gt=0, description="gradients with a larger norm are scaled down to this norm"

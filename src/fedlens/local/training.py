@@ -28,6 +28,7 @@ from fedlens.local.leafwise import Leafwise, WeightReused, forgo, heavy, leafwis
 from fedlens.local.optimizers import OptimizerState, clip, optimizer
 from fedlens.local.personal_leaves import PERSONAL, own_leaves
 from fedlens.local.problem import LocalProblem
+from fedlens.local.rate_scales import learner_scales
 from fedlens.local.rules import ClientRule, LocalContext, Solved, Tensors
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.task import Task
@@ -154,6 +155,7 @@ class Train:
             self.settings,
             proximal=self.rule.traits.proximal,
             rate_factors=[rate / lr if lr else 1.0 for rate in rates],
+            scales=learner_scales(self.settings, learner, client.scratch),
         )
         batch = self.settings.batch(len(data))
         weights = self.task.client_weights(partial(class_counts, self.task, client, self.model.classes))
@@ -195,7 +197,8 @@ class Train:
         """The loop itself."""
         settings, rule, problem = self.settings, self.rule, context.problem
         step = optimizer(settings, kept)
-        descend = Leafwise(parameters, context.lr, problem.closing) if leaf_by_leaf else None
+        scales = context.scales
+        descend = Leafwise(parameters, context.lr, problem.closing, scales) if leaf_by_leaf else None
         # The same memory without history: changing it in place needs no leave from autograd.
         weights = [p.detach() for p in parameters]
         module = problem.learner.module
@@ -237,7 +240,7 @@ class Train:
                 with scope("optimizer"):
                     if settings.clip_norm is not None:
                         gradients = clip(gradients, settings.clip_norm)
-                    step(weights, gradients, lr)
+                    step(weights, gradients, [lr * scale for scale in scales] if scales else lr)
                 del gradients
             del outputs, loss, bent  # or they would lie beside those of the next step
         seen = sum(counts)

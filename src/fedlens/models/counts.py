@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.flop_counter import FlopCounterMode
+
+from fedlens.models.multiply_adds import multiply_adds
 
 _NORMS = {"batch": _BatchNorm, "group": nn.GroupNorm, "layer": nn.LayerNorm}
 
@@ -20,12 +21,12 @@ class ModelCounts:
 
     Attributes:
         parameters: numbers in all parameters.
-        multiply_adds: of a forward pass for one image, in convolutions and matrix products alone; half the FLOPs.
+        multiply_adds: of a forward pass for one image, see `fedlens.models.multiply_adds`.
         norm_layers: how many normalization layers it has, by kind: `batch`, `group`, `layer`.
     """
 
     parameters: int
-    multiply_adds: int
+    multiply_adds: int | None
     norm_layers: Mapping[str, int]
 
 
@@ -37,16 +38,13 @@ def counted(build: Callable[[], nn.Module], input_shape: Sequence[int]) -> Model
     """
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         module = build().eval()
-        images = torch.zeros(1, *input_shape)
-        # With gradients: without them attention takes a path that the counter does not see.
-        with FlopCounterMode(display=False) as counter:
-            module(images)
+        products = multiply_adds(module, input_shape)
     kinds = (
         next((kind for kind, base in _NORMS.items() if isinstance(layer, base)), None)
         for layer in module.modules()
     )
     return ModelCounts(
         sum(parameter.numel() for parameter in module.parameters()),
-        counter.get_total_flops() // 2,
+        products,
         dict(Counter(kind for kind in kinds if kind is not None)),
     )

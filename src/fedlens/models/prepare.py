@@ -50,6 +50,14 @@ class Preparation(BaseModel):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the file of weights, which is refused if it has another; a run fills it in",
     )
+    freeze: str | list[str] | None = Field(
+        None,
+        description="what is not trained: 'backbone' (all but the classifier), 'all-but-last:N' (all but the "
+        "last N blocks), or a list of names of layers and leaves",
+    )
+    cache_features: bool = Field(
+        False, description="keep what the frozen part computes, so that each image goes through it once"
+    )
 
     _initial: InitialWeights | None = PrivateAttr(None)
 
@@ -88,6 +96,14 @@ class Preparation(BaseModel):
             module = with_bottleneck(module, spec.classes, self.bottleneck)
         if initial and self.initial_weights is not None:
             self.initial_weights.load(module, spec.classes)
+        if self.freeze is not None:
+            from fedlens.models.freeze import freeze
+
+            freeze(module, self.freeze, spec.classes)
+        if self.cache_features:
+            from fedlens.models.freeze import split
+
+            split(module, spec.input_shape, check=initial)
         return module
 
     @property

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedlens.report import figures
 from fedlens.report.client_results import ClientHistories, ClientResult
 from fedlens.report.figures import Axis, Figure, Series
@@ -45,6 +47,7 @@ def client_section(run: Run) -> dict[str, Any] | None:
         "spread": _spread(histories, spread),
         "lead": _lead(histories),
         "plot": _dots(rows, metric, histories.mean(metric)),
+        "curve": _curve(rows, metric),
         "head": _head(rows[:1]),
         "rows": [_cells(row, metric, rows) for row in rows[:_ROWS]],
         "left_out": many(len(rows) - _ROWS, "client") if len(rows) > _ROWS else "",
@@ -166,3 +169,41 @@ def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Plot
         note=f"dashed: the mean, {mean_text}; red: {texts[0]}, {worst}{drawn}",
     )
     return Plot.of(figure, legend=False)
+
+
+def _curve(rows: Sequence[ClientResult], metric: str) -> Plot | None:
+    """The last value of each client in rising order; a second line for the values before tuning."""
+    measured = sorted((row for row in rows if row.last is not None), key=lambda row: row.last or 0.0)
+    if len(measured) < 2:
+        return None
+    series = [_sorted_line(measured, [row.last for row in measured], "after tuning", metric)]
+    before = sorted((row for row in rows if row.before is not None), key=lambda row: row.before or 0.0)
+    if before:
+        values = [row.before for row in before]
+        series.append(
+            _sorted_line(before, values, "before tuning", metric, color="var(--local)", dash="dash")
+        )
+    title = label(metric).capitalize()
+    lowest, highest = (metric_value(metric, row.last) for row in (measured[0], measured[-1]))
+    shares = figures.curves(series, metric, "", "").y
+    figure = Figure(
+        title=f"{title} of the clients, sorted",
+        about=f"The {label(metric)} of {many(len(measured), 'client')} in rising order, from {lowest} to {highest}.",
+        x=Axis("clients, from the lowest value up", "share", limits=(-0.015, 1.015)),
+        y=shares if is_share(metric) else Axis(label(metric)),
+        series=series,
+    )
+    return Plot.of(figure, legend=bool(before))
+
+
+def _sorted_line(
+    rows: Sequence[ClientResult], values: Sequence[float | None], name: str, metric: str, **style: Any
+) -> Series:
+    """A line over the share of clients; of very many, as many points are drawn as there are dots."""
+    kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), DOTS)).round().astype(np.int64))
+    x = (kept / (len(rows) - 1)).round(4).tolist() if len(rows) > 1 else [0.0]
+    texts = [rows[k].client for k in kept]
+    hover = (
+        f"<b>%{{text}}</b><br>%{{x:.1%}} of the clients are below<br>{figures.hover(metric)}<extra></extra>"
+    )
+    return Series(x, [values[k] for k in kept], name, texts=texts, hover=hover, **style)

@@ -73,9 +73,9 @@ def compare(paths: Sequence[Path | str], *, each: bool = False) -> list[Row]:
     to_local_only), emd, seconds, bytes, directory, directories. Unknown values are None. A row of several seeds
     contains means, and in `std` the sample deviations.
 
-    relative_accuracy is Acc_federated / Acc_centralized (Hsu et al. 2020, section 6) of the final values. The
-    centralized run is a bound only with the same data, model and seed, and enough training: see
-    `fedlens.report.bound.mismatch`.
+    relative_accuracy is Acc_federated / Acc_centralized (Hsu et al. 2020, section 6) of the final values, for another
+    main metric the same ratio of its values. The centralized run is a bound only with the same data, model and seed,
+    and enough training: see `fedlens.report.bound.mismatch`.
 
     Raises `RunDirectoryError` if a path gives no run, or none can be read.
     """

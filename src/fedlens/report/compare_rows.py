@@ -193,7 +193,7 @@ def _relative(run: Run, final: float | None, centralized: Sequence[Run]) -> Row:
         return {"relative_accuracy": 1.0 if known else None}
     bounds, why = best_bound(run, centralized)
     if not bounds:
-        return {"note": why and f"no relative accuracy: {why}"}
+        return {"note": why and f"no relative {label(run.metric())}: {why}"}
     bound = statistics.fmean(value for each in bounds if (value := each.final(run.metric())[1]) is not None)
     about = {"run": bounds[0].name, "value": bound, "passes": passes(bounds[0])}
     return {"relative_accuracy": None if final is None else final / bound, "bound": about}

@@ -16,7 +16,7 @@ from fedlens.report.cost_advice import next_steps
 from fedlens.report.cost_curves import curve_warnings
 from fedlens.report.cost_sentences import WORDS, sentences
 from fedlens.report.differences import Difference, Values, difference, share_interval, verdict
-from fedlens.report.format import is_share
+from fedlens.report.format import is_share, is_share_of_images
 from fedlens.report.read import Run, read_run
 
 
@@ -31,7 +31,8 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
       `measured_on`; "joining": federated - local-only, mean over clients): mean, low, high, seeds, sign, on (as
       `measured_on`). These intervals cover the seeds, not which images are tested.
     - `clients`: one row a client, the lowest federated value first: client, examples, held_out, classes, a mean for
-      each role, `interval` of the federated value (Wilson, on the held-out images, which all seeds share), `largest`
+      each role, `interval` of the federated value (Wilson, on the held-out images, which all seeds share; only of the
+      accuracy, a share of images), `largest`
       (the share of its held-out images in its most frequent training class), `vs_centralized` and `vs_local_only` as
       in `differences` but with the sampling error of the held-out images, and `verdict`.
     - `sentences`: the answer in words. `warnings`: why final values are not to be trusted, in words.
@@ -46,7 +47,9 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         for row in rows
         if (run := runs[row["name"]]) is not None and row["status"] == "finished"
     }
-    metric = next((run.metric() for (role, _), run in finished.items() if role == "federated"), "accuracy")
+    federated = [run for (role, _), run in finished.items() if role == "federated"]
+    readable = [*federated, *(run for run in runs.values() if run is not None)]
+    metric = readable[0].metric() if readable else "accuracy"
     tested, at_clients = _by_role(finished, metric), _at_clients(finished)
     means = {
         role: {
@@ -140,7 +143,7 @@ def _client_rows(
     metric: str,
     largest: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    share = is_share(metric)
+    of_images = is_share_of_images(metric)
     federated = at_clients.get("federated", {})
     first = {name: result for results in federated.values() for name, result in results.items()}
     rows = []
@@ -152,7 +155,8 @@ def _client_rows(
             if role != "iid"
         }
         one_image = 1 / result.held_out if result.held_out else 0.0
-        most, images = (1.0, result.held_out) if share else (math.inf, 0)
+        most = 1.0 if is_share(metric) else math.inf
+        images = result.held_out if of_images else 0
         compared = {
             key: difference(values["federated"], values.get(role, {}), most, images, one_image)
             for key, role in (("vs_centralized", "centralized"), ("vs_local_only", "local-only"))

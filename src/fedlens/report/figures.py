@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedlens.report.format import is_share
 
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -22,6 +25,7 @@ class Axis:
         values: how values are written; an axis of "hidden" values has only its title.
         limits: the first and the last value shown; None fits them to the data.
         ticks: where the marks are; empty chooses them.
+        names: the labels of the marks; empty writes their values.
     """
 
     title: str = ""
@@ -29,6 +33,7 @@ class Axis:
     log: bool = False
     limits: tuple[float, float] | None = None
     ticks: Sequence[float] = ()
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,33 @@ class Figure:
     mark: VerticalLine | None = None
     bands: Sequence[Band] = ()
     hover_title: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class HeatMap:
+    """A matrix of shares, one colour a cell.
+
+    Args:
+        title: the heading on the page.
+        about: a description for readers who cannot see the figure.
+        shares: float64 [rows, columns], from 0 to 1.
+        rows, columns: the name of each row and column, for the box at a cell.
+        names: the labels of rows and columns on the axes; empty if they are too many.
+        counts: int64 [rows, columns], written into the cells; None leaves the cells empty.
+        row_title, column_title: of the axes.
+        hover: what the page shows at a cell, a plotly template.
+    """
+
+    title: str
+    about: str
+    shares: NDArray[np.float64]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    names: Sequence[str]
+    counts: NDArray[np.int64] | None
+    row_title: str
+    column_title: str
+    hover: str
 
 
 def curves(

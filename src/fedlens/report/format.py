@@ -13,7 +13,19 @@ MISSING = "–"
 
 # By the prefix of a metric in metrics.jsonl, how a figure names the data.
 SPLITS = {"test": "test", "validation": "validation", "train": "training", "local": "seen by clients"}
-_SHARES = {"miou", "iou", "map", "map50", "f1", "dice", "auc", "precision", "recall", "error"}
+_LABELS = {
+    "accuracy_balanced": "balanced accuracy",
+    "accuracy_top5": "top-5 accuracy",
+    "f1_micro": "micro F1",
+    "f1_macro": "macro F1",
+}
+_SHARES = {"miou", "iou", "map", "map50", "f1", "dice", "auc", "precision", "recall", "error"} | {
+    "average_precision",
+    "calibration_error",
+    "f1_micro",
+    "f1_macro",
+}
+_OF_IMAGES = {"accuracy", "accuracy_top5"}
 
 
 def percent(value: float | None) -> str:
@@ -109,6 +121,15 @@ def is_share(metric: str) -> bool:
     return "accuracy" in metric or metric in _SHARES
 
 
+def is_share_of_images(metric: str) -> bool:
+    """Whether a metric is the share of images that are right, so that its sampling error is binomial.
+
+    >>> is_share_of_images("accuracy"), is_share_of_images("average_precision")
+    (True, False)
+    """
+    return metric in _OF_IMAGES
+
+
 def metric_value(metric: str, value: float | None) -> str:
     """A metric's value in its usual unit.
 
@@ -151,10 +172,10 @@ def metric_gap(metric: str, gap: float | None) -> str:
 def label(metric: str) -> str:
     """A metric's name in a text.
 
-    >>> label("worst_class")
-    'worst class'
+    >>> label("worst_class"), label("accuracy_balanced")
+    ('worst class', 'balanced accuracy')
     """
-    return metric.replace("_", " ")
+    return _LABELS.get(metric) or metric.replace("_", " ")
 
 
 def setting(value: Any, most: int | None = None) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
+from fedlens.report import classification_figures as classification
 from fedlens.report import figures
 from fedlens.report import partition_figures as data
 from fedlens.report.downsample import PartitionSample, short
@@ -65,6 +66,61 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
             picture = make_picture()
             written += [_save(picture, out / f"{name}.{suffix}") for suffix in formats]
     return written
+
+
+def draw_evaluation(run_dir: Path, out: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+    """Draws how a run's classifier did on the test data into the directory `out`, and returns the files.
+
+    The pictures are `class-accuracy`, `reliability` (the reliability diagram) and, up to 1,000 classes, `confusion`.
+
+    Raises `ConfigError` if matplotlib is not installed, and `RunDirectoryError` if `run_dir` is not a run directory,
+    the run has not recorded its last evaluation, it is not of a classifier, or a file cannot be written.
+    """
+    from fedlens.report.read import read_evaluation, read_run
+
+    evaluation = read_evaluation(read_run(run_dir))
+    if evaluation is None or evaluation.kind != classification.KIND:
+        what = "has not recorded its last evaluation" if evaluation is None else f"is for {evaluation.kind}"
+        raise RunDirectoryError(f"the run {what}, so there is no classifier to draw", where=str(run_dir))
+    results = classification.ClassResults.of(evaluation.classes, evaluation.sums)
+    heat = classification.confusion_map(results)
+    shown: dict[str, figures.Figure | figures.HeatMap] = {
+        "class-accuracy": classification.class_accuracies(results),
+        "reliability": classification.reliability(classification.Calibration.of(evaluation.sums)),
+    } | ({"confusion": heat} if heat else {})
+    with _style():
+        drawn = {
+            name: heat_picture(f) if isinstance(f, figures.HeatMap) else _row([f])
+            for name, f in shown.items()
+        }
+        return [
+            _save(picture, out / f"{name}.{suffix}") for name, picture in drawn.items() for suffix in formats
+        ]
+
+
+def heat_picture(figure: figures.HeatMap) -> Picture:
+    """The picture of a matrix of shares, with names and counts if there are few."""
+    from matplotlib.colors import PowerNorm
+
+    picture = _picture(height=4.6)
+    axes = picture.subplots()
+    norm = PowerNorm(1.0 if figure.names else 0.4, 0, 1)
+    image = axes.imshow(figure.shares, cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
+    axes.spines[:].set_visible(False)
+    bar = picture.colorbar(image, ax=axes, aspect=40, pad=0.01, format=_percent)
+    bar.set_label("share of the class")
+    bar.outline.set_visible(False)
+    names = [short(name, 18) for name in figure.names]
+    for scale, title in ((axes.xaxis, figure.column_title), (axes.yaxis, figure.row_title)):
+        scale.set_ticks(range(len(names)), names)
+        scale.set_label_text(title)
+    if names and max(map(len, names)) > 3:
+        axes.tick_params(axis="x", rotation=90)
+    if figure.counts is not None:
+        for (row, column), number in np.ndenumerate(figure.counts):
+            color = "white" if figure.shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{number:,}", ha="center", va="center", color=color, fontsize=6)
+    return picture
 
 
 def draw_curves(figure: figures.Figure, path: Path) -> Path:
@@ -209,7 +265,7 @@ def _scale(scale: Any, axis: figures.Axis) -> None:
     if axis.values == "share":
         scale.set_major_formatter(_percent)
     if axis.ticks:
-        scale.set_ticks(list(axis.ticks))
+        scale.set_ticks(list(axis.ticks), [short(name, 18) for name in axis.names] or None)
         scale.set_minor_locator(NullLocator())
     if axis.values == "hidden":
         scale.set_ticks([])

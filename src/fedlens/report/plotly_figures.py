@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.report.downsample import PartitionSample, short
-from fedlens.report.figures import MARKERS_UP_TO, Axis, Band, Figure, Series, VerticalLine
+from fedlens.report.figures import MARKERS_UP_TO, Axis, Band, Figure, HeatMap, Series, VerticalLine
 from fedlens.report.palette import class_colors
 from fedlens.report.partition_figures import CLIENTS_IN_ORDER
 
@@ -86,6 +86,8 @@ def _axis(axis: Axis, series: Sequence[Series] = ()) -> dict[str, Any]:
         settings |= {"type": "log"} | marks
     if axis.ticks:
         settings |= {"tickmode": "array", "tickvals": list(axis.ticks)}
+    if axis.names:
+        settings |= {"ticktext": [text(short(name, _CLASS_WIDTH)) for name in axis.names], "showgrid": False}
     return settings
 
 
@@ -161,17 +163,7 @@ def class_matrix(sample: PartitionSample) -> PlotlyFigure:
         "z": [_compact(row, 3) for row in sample.shares()],
         "x": _distinct(short(label, 60) for label in sample.labels),
         "y": names,
-        "zmin": 0,
-        "zmax": sample.top_share(),
-        "colorscale": [[0, "var(--heat-0)"], [middle, "var(--heat-1)"], [1, "var(--heat-2)"]],
-        "colorbar": {
-            "tickformat": ".1~%",
-            "thickness": 10,
-            "outlinewidth": 0,
-            "len": 1,
-            "ypad": 0,
-            "xpad": 6,
-        },
+        **_heat_scale(sample.top_share(), middle),
         "hovertemplate": f"%{{y}}<br>%{{x}}<br>%{{z:.1%}} of its {sample.unit}<extra></extra>",
     }
     x: dict[str, Any] = {"type": "category", "showgrid": False, "showline": False}
@@ -186,6 +178,34 @@ def class_matrix(sample: PartitionSample) -> PlotlyFigure:
     else:
         y |= {"showticklabels": False, **_title("clients, by main class")}
     return {"data": [heat], "layout": {"xaxis": x, "yaxis": y}}
+
+
+def heat_map(figure: HeatMap) -> PlotlyFigure:
+    """A matrix of shares, the first row on top; small shares get more contrast."""
+    heat: dict[str, Any] = {
+        "type": "heatmap",
+        "z": [_compact(row, 3) for row in figure.shares],
+        "x": _distinct(short(name, 60) for name in figure.columns),
+        "y": _distinct(short(name, 60) for name in figure.rows),
+        **_heat_scale(1.0, 0.2 if figure.names else 0.06),
+        "hovertemplate": figure.hover,
+    }
+    if figure.counts is not None:
+        heat |= {"text": figure.counts.tolist(), "texttemplate": "%{text}"}
+    axis: dict[str, Any] = {"type": "category", "showgrid": False, "showline": False}
+    ticks = _ticks(range(len(figure.names)), figure.names, _CLASS_WIDTH) if figure.names else {}
+    hidden = {} if figure.names else {"showticklabels": False}
+    turned = {"tickangle": -90 if len(figure.names) > 5 and max(map(len, figure.names)) > 3 else 0}
+    x = axis | _title(figure.column_title) | ticks | hidden | turned
+    y = axis | _title(figure.row_title) | ticks | hidden | {"autorange": "reversed"}
+    return {"data": [heat], "layout": {"xaxis": x, "yaxis": y}}
+
+
+def _heat_scale(largest: float, middle: float) -> dict[str, Any]:
+    """The colours of shares from 0 to `largest`, and their bar; `middle` is where the middle colour is."""
+    bar = {"tickformat": ".1~%", "thickness": 10, "outlinewidth": 0, "len": 1, "ypad": 0, "xpad": 6}
+    colors = [[0, "var(--heat-0)"], [middle, "var(--heat-1)"], [1, "var(--heat-2)"]]
+    return {"zmin": 0, "zmax": largest, "colorscale": colors, "colorbar": bar}
 
 
 def _title(title: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedlens.core.errors import DataError
 from fedlens.data.partition.partition import Partition
+from fedlens.experiment.final_evaluation import FinalEvaluation
 from fedlens.experiment.rundir import RunDir
 from fedlens.report.format import finite, is_share, split_of
 
@@ -116,11 +117,14 @@ class Run:
         return [pair for line in self.metrics for key in line if (pair := split_of(key))]
 
     def metric(self) -> str:
-        """The main metric of the run: accuracy for a classifier."""
+        """The main metric of the run: the score of its task, such as the accuracy of a classifier."""
         chosen = split_of(str(self.recorded("best", "metric")))
         if chosen and chosen[1] != "loss":
             return chosen[1]
         names = [metric for _, metric in self._metrics()]
+        score = subtable(self.config, "task").get("score")
+        if isinstance(score, str) and (score in names or not names):
+            return score
         shares = sorted({metric for metric in names if is_share(metric)}, key=lambda m: (m != "accuracy", m))
         others = [metric for metric in names if metric != "loss"]
         return (shares or others or ["accuracy"])[0]
@@ -190,6 +194,15 @@ def read_run(directory: Path) -> Run:
         environment=run.read_environment() or {},
         partition=_partition(run.partition_path),
     )
+
+
+def read_evaluation(run: Run) -> FinalEvaluation | None:
+    """The measurements of the last round on the test data; None if the run has not written them.
+
+    Raises `RunDirectoryError` if the file is corrupt.
+    """
+    path = RunDir(run.directory).evaluation_path
+    return FinalEvaluation.read(path) if path.exists() or path.is_symlink() else None
 
 
 def read_partition(path: Path) -> Partition:

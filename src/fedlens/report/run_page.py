@@ -11,7 +11,9 @@ from typing import Any
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
+from fedlens.report.classification_section import classification_section
 from fedlens.report.client_section import client_section, measuring_command
+from fedlens.report.efficiency import efficiency
 from fedlens.report.format import SPLITS, finite, label, metric_value, rounds_of, setting, size, split_of
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
@@ -37,12 +39,14 @@ def write_report(run_dir: Path) -> Path:
         "curves": curves,
         "bound": bound_sentence(run, bound) if bound and curves else "",
         "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in _warnings(run)],
+        "classification": classification_section(run),
         "clients": client_section(run),
         "measuring": measuring_command(run),
         "partition": partition_section(run.partition),
         "disclosures": disclosures if isinstance(disclosures, list) else [],
         "failures": _failures(run),
         "changes": _changes(run),
+        "efficiency": efficiency(run),
         "settings": _settings(run),
         "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
         "environment": list(_flat(run.environment)),

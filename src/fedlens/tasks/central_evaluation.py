@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedlens.core.errors import RunFailed
 from fedlens.core.measured import Measured, Total, total
@@ -31,12 +32,16 @@ from fedlens.core.schema import MEASUREMENTS
 from fedlens.core.tree import Tree
 from fedlens.tasks.task import Task
 
+MISTAKES = "mistakes."  # the beginning of the names of rows
+
 
 @dataclass(frozen=True)
 class Evaluate:
     """The operation that measures a model on a stretch of its holder's data.
 
-    Payload: `model`, a tree; `start` and `stop`, positions. It sends back the task's measurements.
+    Payload: `model`, a tree; `start` and `stop`, positions; and `mistakes`, how many of the most confidently wrong
+    answers to send, none by default. It sends back the task's measurements, with `mistakes.index` and so on among the
+    rows; see `fedlens.tasks.task.Task.mistakes`. The index is a position in the holder's data.
     """
 
     model: ModelSpec
@@ -47,20 +52,51 @@ class Evaluate:
         """Runs the model in evaluation mode, without gradients."""
         learner = loadable(self.model, client)
         learner.load(payload["model"])
-        found = measured(self.task, learner, client.data, self.batch_size, payload["start"], payload["stop"])
+        stretch = payload["start"], payload["stop"]
+        most = payload.get("mistakes", 0)
+        found = measured(self.task, learner, client.data, self.batch_size, *stretch, most)
         return Outcome(found.to_payload())
 
 
-def measured(task: Task, learner: Loadable, data: Any, batch_size: int, start: int, stop: int) -> Measured:
-    """The task's measurements on the examples from `start` to before `stop`, in evaluation mode."""
+def measured(
+    task: Task, learner: Loadable, data: Any, batch_size: int, start: int, stop: int, mistakes: int = 0
+) -> Measured:
+    """The task's measurements on the examples from `start` to before `stop`, in evaluation mode.
+
+    With `mistakes`, the rows have so many of the most confidently wrong answers, as `Evaluate` sends them.
+    """
     module = learner.module.eval()
 
     def each() -> Iterator[Measured]:
+        first = start
         for inputs, targets in data.stretches(start, stop, batch_size):
-            yield task.measure(task.outputs(module, inputs, targets), targets)
+            outputs = task.outputs(module, inputs, targets)
+            found = task.measure(outputs, targets)
+            if mistakes:
+                found = _with_mistakes(found, task.mistakes(outputs, targets, mistakes), first)
+            first += len(targets)
+            yield found
 
     with torch.inference_mode():
-        return total(each())
+        found = total(each())
+        return _most_confident(found, mistakes) if mistakes else found
+
+
+def _with_mistakes(found: Measured, mistakes: Mapping[str, Tensor], first: int) -> Measured:
+    """The measurements of a batch that starts at position `first`, with its mistakes as rows."""
+    rows = {MISTAKES + name: values for name, values in mistakes.items()}
+    if rows:
+        rows[f"{MISTAKES}index"] = rows[f"{MISTAKES}index"] + first
+    return Measured(found.sums, {**found.rows, **rows})
+
+
+def _most_confident(found: Measured, most: int) -> Measured:
+    """The measurements with at most so many mistakes; of equal confidence, the one with the lowest index."""
+    rows = {name: values for name, values in found.rows.items() if name.startswith(MISTAKES)}
+    if not rows:
+        return found
+    order = rows[f"{MISTAKES}confidence"].argsort(descending=True, stable=True)[:most]
+    return Measured(found.sums, {**found.rows, **{name: values[order] for name, values in rows.items()}})
 
 
 def stretch_of(values: int) -> int:

@@ -52,6 +52,7 @@ class Classification(Task):
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
     kind: ClassVar[Kind] = "classification"
     features: ClassVar[bool] = True
+    errors: ClassVar[frozenset[str]] = frozenset({"loss", "calibration_error"})
 
     @property
     def weighs(self) -> bool:
@@ -169,6 +170,20 @@ class Classification(Task):
         examples, correct = per_class(measured)
         rows = zip(classes, examples.tolist(), correct.tolist(), strict=True)
         return {f"accuracy_{name}": right / n for name, n, right in rows if n}
+
+    def mistakes(self, outputs: Tensor, targets: Tensor, most: int) -> dict[str, Tensor]:
+        """The wrong predictions with the largest probabilities.
+
+        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
+        >>> Classification().mistakes(logits, torch.tensor([0, 0, 0]), 5)["index"].tolist()
+        [2, 1]
+        """
+        outputs = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+        predicted, confidence = outputs.argmax(1), F.log_softmax(outputs, 1).amax(1).exp().double()
+        wrong = ((predicted != targets) & confidence.isfinite()).nonzero().view(-1)
+        at = wrong[confidence[wrong].argsort(descending=True, stable=True)[:most]]
+        rows = {"index": at, "truth": targets[at], "answer": predicted[at], "confidence": confidence[at]}
+        return {name: value.cpu() for name, value in rows.items()}
 
     def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
         """The logits must be [n, classes]."""

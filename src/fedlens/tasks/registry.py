@@ -6,5 +6,8 @@ from fedlens.core.registry import Entry, Registry
 
 TASKS = Registry(
     "task",
-    {"classification": Entry("fedlens.tasks.classification:classification", "one class an image")},
+    {
+        "classification": Entry("fedlens.tasks.classification:classification", "one class an image"),
+        "multi-label": Entry("fedlens.tasks.multi_label:multi_label", "any number of classes an image"),
+    },
 )

@@ -31,7 +31,10 @@ class Task(ABC):
         score: the metric that the best model is chosen by, larger is better; None if it has none.
         takes_targets: whether the module is called with the targets too, as detectors are.
         views: 2 if a batch holds two augmentations of each image, inputs [n, 2, C, H, W]; else 1.
+        errors: the metrics of which smaller is better.
         features: whether its models have one feature vector per example, the input of their last linear layer.
+        sends: what a client that is measured tells of its examples, in words; see `condensed`.
+        one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
     """
 
     kind: ClassVar[Kind]
@@ -39,6 +42,9 @@ class Task(ABC):
     takes_targets: ClassVar[bool] = False
     views: ClassVar[int] = 1
     features: ClassVar[bool] = False
+    errors: ClassVar[frozenset[str]] = frozenset({"loss"})
+    one_class: ClassVar[bool] = True
+    sends: ClassVar[str] = "its summed loss, and how much was right"
 
     @property
     def weighs(self) -> bool:
@@ -127,6 +133,14 @@ class Task(ABC):
 
     def details(self, measured: Measured, classes: Sequence[str]) -> dict[str, float]:
         """Further metrics for `summary.json`, such as the accuracy of each class."""
+        return {}
+
+    def mistakes(self, outputs: Any, targets: Any, most: int) -> dict[str, Tensor]:
+        """The wrong answers of a batch that the model is most confident of, at most `most`; empty if none are shown.
+
+        `index`, the position in the batch, `truth` and `answer`, classes, int64 [k], and `confidence`, float64 [k]; the
+        most confident first, of equal ones the one with the lowest index.
+        """
         return {}
 
     def output_values(self, info: DatasetInfo) -> int:

@@ -69,6 +69,54 @@ def test_what_does_not_fit_is_a_sentence(images: Any, labels: Any, more: Any, me
         made(images, labels, **more)
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [["cat", "dog"], [], {"dog"}, ("dog", "dog")],
+        [["cat", "dog"], frozenset(), ["dog"], "dog"],
+        np.array([["cat", "dog"], [], ["dog"], ["dog"]], dtype=object),
+    ],
+)
+def test_an_image_may_have_several_names(labels: Any) -> None:
+    dataset = made(LAST, labels)
+    assert dataset.kind == "multi-label"
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.train.targets.tolist() == [[1, 1], [0, 0], [0, 1], [0, 1]]
+    assert dataset.train.targets.dtype == np.uint8
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.bool_, np.uint8])
+def test_a_table_of_zeros_and_ones_is_multi_label(kind: Any) -> None:
+    labels = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 1], [1, 1, 1]], kind)
+    for given in (labels, torch.from_numpy(labels), list(labels), labels.tolist()):
+        dataset = made(LAST, given)
+        assert dataset.kind == "multi-label"
+        assert dataset.classes == ("0", "1", "2")
+        assert dataset.train.targets.tolist() == labels.tolist()
+
+
+def test_a_test_set_may_be_without_any_label() -> None:
+    dataset = fedlens.dataset(LAST, [["a"], ["b"], [], ["a", "b"]], LAST[:2], [[], []])
+    assert dataset.test.targets.tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "message"),
+    [
+        (np.array([[3], [0], [1], [2]]), {}, r"one class an image, or one .*labels.ravel\(\)"),
+        (np.array([[3], [0], [1], [2]]), {"classes": ["a"]}, r"a value 3; labels .* must be 0 or 1"),
+        (np.eye(4, dtype=int) - 1, {}, "a value -1"),
+        (np.eye(4, dtype=int), {"classes": ["a", "b"]}, r"\[4, 4\], but `classes` has 2 names"),
+        (np.eye(4), {}, "`labels` are float64, but must be whole numbers or names"),
+        ([[0, 1], [1], [0], [1]], {}, r"rows of different lengths .*of 0 and 1, or lists of names"),
+        ([["a"], ["b", "x"], [], []], {"classes": ["a", "b"]}, "a class 'x' that is not in `classes`"),
+    ],
+)
+def test_several_labels_that_do_not_fit_are_a_sentence(labels: Any, more: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        made(LAST, labels, **more)
+
+
 def test_a_dataset_itself_is_no_setting() -> None:
     with pytest.raises(fedlens.core.errors.ConfigError, match="pass a function that returns it"):
         fedlens.Experiment(

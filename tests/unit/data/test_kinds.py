@@ -17,6 +17,7 @@ from fedlens.data.images import ImageFiles, Paths
 IMAGES = np.zeros((3, 3, 4, 5), np.uint8)
 MASKS = np.array([[[0, 0, 1, 1, 255]] * 4, [[255] * 5] * 4, [[2, 2, 2, 0, 0]] * 4], np.uint8)
 BOXES = Boxes(np.zeros((4, 4), np.float32), np.array([2, 2, 0, 1]), np.array([0, 3, 3, 4]))
+LABELS = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]], np.uint8)
 TOKENS = np.arange(12).reshape(3, 4)
 
 
@@ -36,6 +37,7 @@ def mask_files(folder: Path) -> ImageFiles:
     ("inputs", "targets", "kind", "marks", "offsets"),
     [
         (IMAGES, np.array([2, 0, 1]), "classification", [2, 0, 1], [0, 1, 2, 3]),
+        (IMAGES, LABELS, "multi-label", [0, 2, 1], [0, 2, 2, 3]),
         (IMAGES, MASKS, "segmentation", [0, 1, 0, 2], [0, 2, 2, 4]),
         (IMAGES, BOXES, "detection", [0, 2, 1], [0, 2, 2, 3]),
         (TOKENS, np.array([2, 0, 1]), "language", [2, 0, 1], [0, 1, 2, 3]),
@@ -73,6 +75,8 @@ def test_masks_in_files_have_the_marks_of_masks_in_memory(tmp_path: Path) -> Non
         (IMAGES[0], np.zeros(3, np.int64), "must be uint8"),
         (IMAGES, np.zeros(3, np.int32), "must be int64"),
         (IMAGES, np.zeros(2, np.int64), "there are 3 images and 2 labels"),
+        (IMAGES, LABELS.astype(np.int64), r"must be int64 \[n\], or uint8 \[n, classes\] of 0 and 1"),
+        (IMAGES, LABELS[:2], "there are 3 images and 2 labels"),
         (IMAGES, MASKS[:, :3], "the masks are"),
         (IMAGES[:2], MASKS, "there are 2 images and 3 targets"),
         (IMAGES[:1], BOXES, "there are 1 images and 3 targets"),
@@ -97,6 +101,20 @@ def test_a_dataset_has_one_kind_and_its_boxes_have_classes() -> None:
         Dataset("toy", pictures, streets, ("a",), (0.5,) * 3, (0.5,) * 3, "", "")
     with pytest.raises(DataError, match=r"label 2 of record 0 is not in 0 \.\. 1"):
         dataset(Examples(IMAGES, BOXES), classes=2)
+
+
+def test_multi_label_targets_are_0_or_1_for_each_class() -> None:
+    with pytest.raises(DataError, match="the labels have 3 columns for 2 classes"):
+        dataset(Examples(IMAGES, LABELS), classes=2)
+    with pytest.raises(DataError, match="label 0 of record 0 is 5, but must be 0 or 1"):
+        dataset(Examples(IMAGES, LABELS * 5))
+
+
+def test_images_with_labels_may_be_turned_and_images_with_masks_may_not() -> None:
+    assert dataset(Examples(IMAGES, LABELS)).table().turnable
+    assert dataset(Examples(IMAGES, LABELS)).table().take(np.array([1])).turnable
+    for targets in (MASKS, BOXES):
+        assert not dataset(Examples(IMAGES, targets)).table().turnable
 
 
 def test_a_mask_that_shows_a_class_which_there_is_not_is_an_error() -> None:

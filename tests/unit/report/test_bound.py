@@ -62,6 +62,20 @@ def test_other_settings_of_model_data_or_seed_make_no_bound(
     assert notes([row]) == [f"fedavg: {row['note']}"]
 
 
+def test_the_note_names_the_score_of_the_runs(tmp_path: Path) -> None:
+    config = {"model": MODEL, "data": DATA, "task": {"name": "multi-label", "score": "f1_micro"}}
+    metrics = [line(k, test_accuracy=..., test_f1_micro=0.1 * k, test_f1_macro=0.2 * k) for k in range(3)]
+    made = [
+        make_run(tmp_path, name=name, algorithm=name, metrics=metrics, config=config | {"seed": seed})
+        for seed, name in enumerate(("fedavg", "centralized"))
+    ]
+    row = compare(made)[0]
+    assert (row["metric"], row["final"]) == ("f1_micro", 0.2)
+    assert row["note"].startswith("no relative f1 micro: the centralized run centralized has seed 1")
+    started = make_run(tmp_path, name="started", metrics=[], config=config, summary={})
+    assert compare([started])[0]["metric"] == "f1_micro"
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -93,10 +93,11 @@ def test_the_rows_reproduce_the_metrics_over_clients_exactly(runs: Mapping[str, 
 
 def test_only_the_files_of_clients_get_the_rows(runs: Mapping[str, Result]) -> None:
     keys = {
-        "round", "client", "validation_examples", "validation_loss", "validation_accuracy",
+        "round", "client", "validation_examples", "validation_loss", "validation_accuracy", "validation_accuracy_top5",
+        "validation_accuracy_balanced", "validation_calibration_error",
     }  # fmt: skip
     assert {key for row in rows_of(runs["fedavg"]) for key in row} == keys
-    tuned = {"validation_loss_before", "validation_accuracy_before"}
+    tuned = {f"{key}_before" for key in keys - {"round", "client", "validation_examples"}}
     assert {key for row in rows_of(runs["finetune"]) for key in row} == keys | tuned
     lines = {key for result in runs.values() for row in result.metrics for key in row}
     assert not any("examples" in key and key != "examples" for key in lines)
@@ -255,8 +256,13 @@ def test_summary_page_and_terminal_name_the_same_worst_client(runs: Mapping[str,
         page = read_page((write_report(result.directory)).read_text(encoding="utf-8"))
         assert f"{worst.text('accuracy')}" in page.words
         assert f"{worst.client} worst" in page.words
-        dots = [trace for trace in page.figures[2]["data"] if trace.get("mode") == "markers"]
+        dots = [trace for trace in page.traces() if "training examples" in trace.get("hovertemplate", "")]
         assert sorted(name for trace in dots for name in trace["text"]) == sorted(NAMES)
+        curve = next(
+            trace for trace in page.traces() if "clients are below" in trace.get("hovertemplate", "")
+        )
+        assert curve["text"] == [row.client for row in sorted(table, key=lambda row: row.last or 0.0)]
+        assert curve["y"] == sorted(row.last for row in table if row.last is not None)
         assert dots[1]["text"] == [worst.client]
 
 

@@ -326,3 +326,23 @@ def test_suggestions_follow_from_the_numbers(tmp_path: Path) -> None:
         "model.norm=batch"
         in next_steps({**found, "emd": 0.05, "work": {**about["work"], "norm": "none"}})[0]["command"]
     )
+
+
+def test_a_score_that_is_no_share_of_images_has_no_binomial_interval(tmp_path: Path) -> None:
+    planned = study(tmp_path)
+    with_accuracy = cost_answer(tmp_path, planned)
+    for path in (path for kind in ("*.json", "*.jsonl") for path in tmp_path.rglob(kind)):
+        path.write_text(path.read_text("utf-8").replace("accuracy", "average_precision"), "utf-8")
+    answer = cost_answer(tmp_path, planned)
+    assert answer["metric"] == "average_precision"
+    assert all(row["interval"] is not None for row in with_accuracy["clients"])
+    assert all(row["interval"] is None for row in answer["clients"])
+    narrow, wide = (
+        [row["vs_local_only"]["high"] - row["vs_local_only"]["low"] for row in each["clients"]]
+        for each in (answer, with_accuracy)
+    )
+    assert all(a < b for a, b in zip(narrow, wide, strict=True))
+    said = " ".join(answer["sentences"])
+    assert "average precision" in said
+    assert "accuracy" not in said
+    assert "points" in said

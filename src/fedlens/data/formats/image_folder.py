@@ -11,7 +11,14 @@ from pydantic import Field
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.formats import common_settings as common
-from fedlens.data.formats.cell_labels import as_setting, classes_in_cells, labels_of_cells
+from fedlens.data.formats.cell_labels import (
+    as_setting,
+    classes_in_cells,
+    label_sets,
+    labels_of_cells,
+    names_in_cells,
+    warn_of_separators,
+)
 from fedlens.data.formats.clients import describe, label_column, listed
 from fedlens.data.formats.column_names import LABEL_WORDS, closest, image_column
 from fedlens.data.formats.column_names import as_setting as column_setting
@@ -64,6 +71,13 @@ def image_folder(
             description="folder of the class, counted as client_level is; by default 1 if there is no table",
         ),
     ] = None,
+    separator: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="for images of several classes (multi-label): what separates the names in a label, such as ;",
+        ),
+    ] = None,
 ) -> None:
     """Photographs in folders: `path/CLASS/*.jpg`, `path/SPLIT/CLASS/*.jpg`, or a table `path,label,client,split`.
 
@@ -74,6 +88,10 @@ def image_folder(
     | split | column `split` of the table; else the first folders, if all are named train, test or val; else a
     share `test` of the images is held out, of each class and client alike |
     | client | `client_column`, `client_level` or `client_pattern`; else column `client` of the table, if any |
+
+    With `separator` every image has any number of classes (multi-label): a cell names several, `cat;dog`, or is empty
+    where the image shows none. The name of a folder is split in the same way. White space around a name is removed, and
+    a repeated name counts once. The share `test` is then drawn by each image's rarest class, and client.
 
     Levels of folders count below a folder of a split. Classes are sorted by name, or are `classes`, each of which
     then needs images. A photograph is turned as its EXIF tag says; see `fedlens.data.decoding.decode` for the other
@@ -136,6 +154,7 @@ class _FirstFolders:
 def _label(scan: Scan, inner: Sequence[str], in_splits: bool) -> None:
     """Sets the classes, and the label of each image: from the table if it has them, else from the folders."""
     classes, level = scan.settings.get("classes"), scan.settings.get("label_level")
+    separator = scan.settings.get("separator")
     if scan.table is not None and _needs_label_column(scan):
         best = _add_no_label_column(scan, scan.table)
         if best is None or scan.columns[best].dtype.kind != "U":
@@ -148,8 +167,15 @@ def _label(scan: Scan, inner: Sequence[str], in_splits: bool) -> None:
             what = f"the table has a column '{label_column(scan)}', so label_level has no effect"
             raise ConfigError(what, where="label_level", hint="leave one of them out")
         table = table_path(scan.settings["table"], scan.folder)
-        scan.classes = tuple(classes or classes_in_cells(scan.cells, table, scan.findings))
-        scan.labels = labels_of_cells(scan)
+        if separator is not None:
+            names = names_in_cells(scan, scan.cells, separator)
+            texts = [name for of_row in names for name in of_row]
+            scan.classes = tuple(classes or classes_in_cells(texts, table, scan.findings))
+            scan.label_sets = label_sets(scan, names)
+        else:
+            scan.classes = tuple(classes or classes_in_cells(scan.cells, table, scan.findings))
+            scan.labels = labels_of_cells(scan)
+            warn_of_separators(scan, table)
     elif scan.table is not None and level is None:
         return  # `describe` reports that the column which label_column names does not exist
     else:
@@ -159,9 +185,15 @@ def _label(scan: Scan, inner: Sequence[str], in_splits: bool) -> None:
         if scan.names and not any(class_names):
             _add_unlabelled(scan, level)
             return
-        scan.classes = tuple(classes or sorted(set(filter(None, class_names))))
         _check_empty(scan, in_splits, level)
-        scan.labels = _labels_of_folders(scan, class_names, level)
+        if separator is not None:
+            names = names_in_cells(scan, class_names, separator)
+            scan.classes = tuple(classes or sorted({name for of_row in names for name in of_row}))
+            _check_depth(scan, class_names, level)
+            scan.label_sets = label_sets(scan, names)
+        else:
+            scan.classes = tuple(classes or sorted(set(filter(None, class_names))))
+            scan.labels = _labels_of_folders(scan, class_names, level)
     _check_classes(scan, classes)
 
 
@@ -213,9 +245,17 @@ def _labels_of_folders(scan: Scan, class_names: Sequence[str], level: int) -> li
     return [labels.get(name, -1) for name in class_names]
 
 
+def _check_depth(scan: Scan, class_names: Sequence[str], level: int) -> None:
+    """Adds a problem for each image that is not in a folder of classes."""
+    for row, name in enumerate(class_names):
+        if not name:
+            hint = "move it to the folder of its classes"
+            scan.reject(row, scan.folder / scan.names[row], f"the image is not {_depth(level)}", hint)
+
+
 def _check_classes(scan: Scan, given: Sequence[str] | None) -> None:
     if given is not None:
-        used = set(scan.labels or ())
+        used = {label for labels in scan.labels_of_rows() or () for label in labels}
         for label, name in enumerate(scan.classes):
             if label not in used and scan.names:
                 hint = "add some, or remove it from data.dataset.classes"

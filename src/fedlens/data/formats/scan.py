@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedlens.data.formats.image_statistics import ImageStatistics, check_looks, 
 from fedlens.data.formats.leaks import check_leaks, same_content
 from fedlens.data.formats.name_checks import check_names
 from fedlens.data.formats.probe import ImageHeader
-from fedlens.data.formats.splits import check_splits, draw_test
+from fedlens.data.formats.splits import check_splits, draw_test, draw_test_of_sets
 from fedlens.data.images import ImageFiles, Paths, sample_moments
 
 
@@ -42,6 +42,7 @@ class Scan:
         names: [n], the file of each image below `folder`, with forward slashes.
         classes: the name of each class.
         labels: [n], the class of each image, if images are classified.
+        label_sets: [n], the classes of each image, ascending, if images have any number of classes (multi-label).
         masks: [n], the mask of each image below `folder`, if they have masks.
         ids: uint8 [256], the class of each id stored in a mask.
         boxes: [n] of float32 [k, 4], left, top, right, bottom in pixels of the stored image.
@@ -68,6 +69,7 @@ class Scan:
     names: list[str] = field(default_factory=list)
     classes: tuple[str, ...] = ()
     labels: list[int] | None = None
+    label_sets: list[tuple[int, ...]] | None = None
     masks: list[str] | None = None
     ids: NDArray[np.uint8] | None = None
     boxes: list[NDArray[np.float32]] | None = None
@@ -94,6 +96,14 @@ class Scan:
         if row not in self.bad:
             self.findings.add(where, what, hint)
             self.bad.add(row)
+
+    def labels_of_rows(self) -> Sequence[Iterable[int]] | None:
+        """[n], the classes of each image, once for each label or box; None if the images have masks."""
+        if self.labels is not None:
+            return [(label,) for label in self.labels]
+        if self.box_labels is not None:
+            return [labels.tolist() for labels in self.box_labels]
+        return self.label_sets
 
     def image_sizes(self) -> ImageSizes | None:
         """The sizes of the images without a fault; None if no header was read."""
@@ -130,12 +140,14 @@ class Scan:
                 "enlarged": training.enlarged,
             }
         facts["classes"] = list(self.classes)
-        labels = [] if self.labels is None else [self.labels[row] for row in rows]
-        if self.box_labels is not None:
-            labels = [label for row in rows for label in self.box_labels[row].tolist()]
-            facts["boxes"] = len(labels)
-        if self.labels is not None or self.box_labels is not None:
-            counts = Counter(labels)
+        labels = self.labels_of_rows()
+        if labels is not None:
+            counts = Counter(label for row in rows for label in labels[row])
+            if self.box_labels is not None:
+                facts["boxes"] = counts.total()
+            if self.label_sets is not None:
+                facts["labels"] = counts.total()
+                facts["without_label"] = sum(not self.label_sets[row] for row in rows)
             facts["classes"] = {name: counts[label] for label, name in enumerate(self.classes)}
         if self.splits is not None:
             facts["splits"] = dict(Counter(self.splits[row] for row in rows))
@@ -168,6 +180,7 @@ def examine(fill: Fill, settings: Mapping[str, Any], *, full: bool) -> Scan:
         )
         return scan
     fill(scan)
+    _note_unlabelled(scan)
     if all(finding.example for finding in scan.findings):
         _check_whole(scan)
     _check_names(scan)
@@ -252,6 +265,13 @@ def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
     )
 
 
+def _note_unlabelled(scan: Scan) -> None:
+    count = sum(not scan.label_sets[row] for row in scan.rows()) if scan.label_sets is not None else 0
+    if count:
+        images = "1 image has" if count == 1 else f"{count:,} images have"
+        scan.notes.append(f"{images} no label, which counts as none of the classes")
+
+
 def _training_size(scan: Scan) -> tuple[int, int, list[str], dict[str, Any]]:
     """(height, width, notes, the setting `size` if it was chosen here)."""
     given, sizes = scan.settings["size"], scan.image_sizes()
@@ -265,12 +285,9 @@ def _training_size(scan: Scan) -> tuple[int, int, list[str], dict[str, Any]]:
 def _check_names(scan: Scan) -> None:
     """Adds warnings for near names and small counts of classes and clients, and for clients that look different."""
     rows, counts = scan.rows(), {}
-    if scan.labels is not None or scan.box_labels is not None:
-        labels = [
-            {scan.labels[row]} if scan.labels is not None else set((scan.box_labels or [])[row].tolist())
-            for row in rows
-        ]
-        images = Counter(label for of_image in labels for label in of_image)
+    labels = scan.labels_of_rows()
+    if labels is not None:
+        images = Counter(label for row in rows for label in set(labels[row]))
         counts["class"] = {name: images[label] for label, name in enumerate(scan.classes)}
     if "client" in scan.columns:
         counts["client"] = Counter(str(scan.columns["client"][row]) for row in rows)
@@ -284,15 +301,20 @@ def _check_names(scan: Scan) -> None:
 
 def _lines_of_names(scan: Scan, kind: str) -> dict[str, list[int]]:
     """The lines of the table with each class or client; empty if the names are not from a table."""
-    names: Sequence[str] | None = scan.cells
+    names: Sequence[Sequence[str]] | None = None
     if kind == "client":
         by_folder = any(scan.settings.get(key) is not None for key in ("client_level", "client_pattern"))
-        names = None if by_folder else scan.columns["client"].tolist()
+        names = None if by_folder else [[client] for client in scan.columns["client"].tolist()]
+    elif scan.cells is not None and scan.label_sets is not None:
+        names = [[scan.classes[label] for label in labels] for labels in scan.label_sets]
+    elif scan.cells is not None:
+        names = [[cell] for cell in scan.cells]
     lines: defaultdict[str, list[int]] = defaultdict(list)
     if names is not None and scan.lines:
         for row in scan.rows():
             if (line := scan.lines[row]) is not None:
-                lines[names[row]].append(line)
+                for name in names[row]:
+                    lines[name].append(line)
     return lines
 
 
@@ -313,15 +335,20 @@ def _check_whole(scan: Scan) -> None:
         if not emptied:
             check_splits(splits, scan.folder, scan.findings)
         check_leaks(scan.folder, [scan.names[row] for row in rows], splits, scan.findings)
-    if scan.labels is None:
+    all_labels = scan.label_sets if scan.labels is None else [(label,) for label in scan.labels]
+    if all_labels is None:
         return
-    labels = [scan.labels[row] for row in rows]
-    if len(set(labels)) == 1:
-        what = f"there is only one class, '{scan.classes[labels[0]]}'"
+    labels = [all_labels[row] for row in rows]
+    used = {label for of_image in labels for label in of_image}
+    if not used:
+        add(scan.folder, "no image has a label", "write the classes of each image in the table")
+    if len(used) == 1 and scan.labels is not None:
+        what = f"there is only one class, '{scan.classes[min(used)]}'"
         add(scan.folder, what, "a model needs at least two")
     if splits is not None and "train" in splits:
-        trained = {label for label, split in zip(labels, splits, strict=True) if split == "train"}
-        for label in sorted(set(labels) - trained):
+        pairs = zip(labels, splits, strict=True)
+        trained = {label for of_image, split in pairs if split == "train" for label in of_image}
+        for label in sorted(used - trained):
             what = f"the class '{scan.classes[label]}' has test examples but no training examples"
             add(scan.folder, what, "move some of them to the split 'train'")
 
@@ -338,9 +365,12 @@ def _split(scan: Scan, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64],
         count = f"the {len(validation):,} images of the split 'validation' are not used"
         unused = f"{count}; data.validation holds out training data"
         return train, test, [unused] if len(validation) else []
-    labels = None if scan.labels is None else np.array(scan.labels)[rows]
     clients = scan.columns["client"][rows] if "client" in scan.columns else None
-    taken = draw_test(labels, clients, len(rows), scan.settings["test"], seed)
+    if scan.label_sets is not None:
+        taken = draw_test_of_sets(_indicators(scan, rows), clients, scan.settings["test"], seed)
+    else:
+        labels = None if scan.labels is None else np.array(scan.labels)[rows]
+        taken = draw_test(labels, clients, len(rows), scan.settings["test"], seed)
     names = [scan.names[row] for row in rows]
     twins = same_content(scan.folder, names, ["test" if drawn else "train" for drawn in taken])
     moved = [at for group in twins for at in group if taken[at]]
@@ -349,12 +379,23 @@ def _split(scan: Scan, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64],
     return rows[~taken], rows[taken], notes
 
 
+def _indicators(scan: Scan, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """uint8 [len(rows), classes]: 1 for each label of an image."""
+    assert scan.label_sets is not None
+    indicators = np.zeros((len(rows), len(scan.classes)), np.uint8)
+    for at, row in enumerate(rows):
+        indicators[at, list(scan.label_sets[row])] = 1
+    return indicators
+
+
 def _targets(
     scan: Scan, rows: NDArray[np.int64], inputs: ImageFiles, split: str
 ) -> tuple[Any, tuple[str, ...]]:
     """(targets of `rows`, notes on objects that are left out)."""
     if scan.labels is not None:
         return np.array(scan.labels, np.int64)[rows], ()
+    if scan.label_sets is not None:
+        return _indicators(scan, rows), ()
     if scan.masks is not None:
         paths = Paths.of([scan.masks[row] for row in rows])
         return ImageFiles(scan.folder, paths, 0, inputs.height, inputs.width, inputs.fit, scan.ids), ()

@@ -76,6 +76,30 @@ def draw_test(
     return taken
 
 
+def draw_test_of_sets(
+    labels: NDArray[np.uint8], clients: ArrayLike | None, share: float, seed: int
+) -> NDArray[np.bool_]:
+    """bool [n]: which multi-label examples are held out as test data; `labels` are uint8 [n, classes].
+
+    `draw_test` with the rarest class of each example as its class. Examples without a label are a class of their own.
+    Every class that has examples keeps at least one training example.
+
+    >>> labels = np.array([[1, 0], [1, 1]] * 10, np.uint8)
+    >>> taken = draw_test_of_sets(labels, None, 0.2, seed=0)
+    >>> labels[taken].sum(axis=0).tolist()
+    [4, 2]
+    """
+    counts = labels.sum(axis=0, dtype=np.int64)
+    place = np.empty(labels.shape[1], np.int64)
+    place[np.argsort(counts, kind="stable")] = np.arange(len(place))
+    rarest = np.where(labels, place, len(place)).min(axis=1, initial=len(place))
+    taken = draw_test(rarest, clients, len(labels), share, seed)
+    for label in np.flatnonzero((counts > 0) & (labels[~taken].sum(axis=0) == 0)):
+        if not labels[~taken, label].any():
+            taken[np.flatnonzero(labels[:, label])[0]] = False
+    return taken
+
+
 def check_splits(splits: Sequence[str], where: object, findings: Findings) -> None:
     """Adds a problem if no example is in the split 'train', or all are."""
     if "train" not in splits:

@@ -88,7 +88,7 @@ def feature(
         "rotation": rotation,
         "noise": noise,
     }
-    _check(widths, table.single)
+    _check(widths, table.turnable)
     shuffling, dealing, *drawing = streams(seed, 2 + len(widths))
     order = shuffling.permutation(len(table))
     if table.single:
@@ -112,14 +112,14 @@ def _drawn(name: str, width: float, clients: int, stream: np.random.RandomState)
     return drawn
 
 
-def _check(widths: dict[str, float], single: bool) -> None:
+def _check(widths: dict[str, float], turnable: bool) -> None:
     if not any(widths.values()):
         raise ConfigError(
             "all clients would see the same images",
             where="brightness",
             hint=f"set one of {', '.join(widths)} above 0, or use iid",
         )
-    if widths["rotation"] and not single:
+    if widths["rotation"] and not turnable:
         raise ConfigError(
             "rotation would turn the images, but not their masks or boxes",
             where="rotation",

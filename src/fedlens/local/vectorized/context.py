@@ -25,7 +25,7 @@ class StackedContext:
     It has only what is the same for all clients or has an axis of clients; any other attribute raises `RuntimeError`.
 
     Attributes:
-        names, anchor, settings, lr: as in a `LocalContext`; the same for all clients.
+        names, anchor, settings, lr, scales: as in a `LocalContext`; the same for all clients.
         payload: what the server sent to all clients; what it sent to single clients is not available.
         saved: what `start` saved, with an axis of clients in front of every tensor. A value that cannot be stacked
             raises `Unequal`; then `grad` is called client by client, which is always right.
@@ -37,6 +37,7 @@ class StackedContext:
         self.anchor: Tensors = one.anchor
         self.settings: LocalSettings = one.settings
         self.lr: float = one.lr
+        self.scales: Sequence[float] = one.scales
         self.payload, self.saved = payload, saved
         self.at_anchor: Tensors = []
 

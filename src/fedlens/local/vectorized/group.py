@@ -27,6 +27,7 @@ class Group:
         masks: the generators of the clients' dropout masks; None for a model without dropout.
         whole_batches: whether the last batch of an epoch is left out if it is smaller than the others.
         contexts: what a rule's hooks see of each client; empty for a rule without hooks.
+        scales: the learning rate of each leaf as a multiple of the step's; empty if all are 1.
     """
 
     names: list[str]
@@ -39,6 +40,7 @@ class Group:
     masks: Sequence[torch.Generator | None]
     whole_batches: bool = False
     contexts: list[LocalContext] = field(default_factory=list)
+    scales: Sequence[float] = ()
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -64,4 +66,5 @@ class Group:
             masks,
             first.problem.whole_batches,
             contexts,
+            first.scales,
         )

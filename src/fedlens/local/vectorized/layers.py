@@ -21,10 +21,10 @@ from fedlens.models.norms import FrozenBatchNorm, GroupNormAct
 
 
 def known(module: nn.Module) -> bool:
-    """Whether all parameters of this module belong to layers that have a form here."""
+    """Whether all trained parameters of this module belong to layers that have a form here."""
     return all(
         (type(layer) in FORMS and "forward" not in layer.__dict__)
-        or next(layer.parameters(recurse=False), None) is None
+        or not any(p.requires_grad for p in layer.parameters(recurse=False))
         for layer in module.modules()
     )
 

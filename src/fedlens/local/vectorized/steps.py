@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.profiling import scope, scoped
-from fedlens.local.optimizers import OptimizerState, optimizer
+from fedlens.local.optimizers import OptimizerState, Rate, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import Batch, batches
@@ -90,7 +90,7 @@ class Steps:
             slopes = _clipped(slopes, self.train.settings.clip_norm)
         kept = {name: [v[:active] if v.dim() else v for v in values] for name, values in self.kept.items()}
         with scope("optimizer"):
-            optimizer(self.train.settings, kept)(weights, slopes, lr)
+            optimizer(self.train.settings, kept)(weights, slopes, self._rates(lr))
         self.kept = kept  # clients without further steps need it no more
         return losses
 
@@ -109,10 +109,13 @@ class Steps:
                 example_weights = batch.weights.to(root.dtype) if root.dim() else None
                 slopes = differentiated(root, leaves, example_weights)
             with scope("optimizer"):
-                descend(weights, slopes, stack.products, lr)
+                descend(weights, slopes, stack.products, self._rates(lr))
         finally:
             stack.products = None
         return losses
+
+    def _rates(self, lr: float) -> Rate:
+        return [lr * scale for scale in self.group.scales] if self.group.scales else lr
 
     def _bent(self, slopes: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch) -> Tensors:
         """The gradients after the rule's `grad`: called once where the rule allows it, else client by client."""
@@ -143,14 +146,22 @@ def descend(
     weights: Tensors,
     gradients: Sequence[Tensor | None],
     products: Sequence[tuple[Tensor, Tensor, Tensor]],
-    lr: float,
+    lr: Rate,
 ) -> None:
     """w <- w - lr g in place, for stored gradients and for products; see `Stack.products`."""
-    for weight, gradient in zip(weights, gradients, strict=True):
+    each = lr if isinstance(lr, Sequence) else [lr] * len(weights)
+    for weight, gradient, rate in zip(weights, gradients, each, strict=True):
         if gradient is not None:
-            weight.add_(gradient, alpha=-lr)
+            weight.add_(gradient, alpha=-rate)
+    # A product's leaf is another tensor in the memory of its weight.
+    of = (
+        {w.data_ptr(): rate for w, rate in zip(weights, each, strict=True)}
+        if isinstance(lr, Sequence)
+        else {}
+    )
     for leaf, left, right in products:
-        leaf.detach().baddbmm_(left, right, alpha=-lr)
+        rate = of[leaf.data_ptr()] if isinstance(lr, Sequence) else lr
+        leaf.detach().baddbmm_(left, right, alpha=-rate)
 
 
 def differentiated(loss: Tensor, leaves: Tensors, slopes: Tensor | None = None) -> tuple[Tensor | None, ...]:

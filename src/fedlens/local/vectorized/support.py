@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlens.core.frozen import held
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import Obstacle
 from fedlens.local.training import Train
@@ -44,7 +45,7 @@ def obstacle(train: Train) -> Obstacle | None:
             f"set task.class_weights = 'none', or {OTHER}" if weighs else OTHER,
         )
     for name, module in train.model.build(initial=False).named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not held(module):
             return Obstacle(
                 f"the layer {name!r} normalizes over the examples of a batch and keeps statistics of them, which "
                 "stacked clients do not have for themselves",

@@ -23,6 +23,7 @@ from fedlens.core.random import Rng
 from fedlens.core.stacked import Column, StackedTrees
 from fedlens.core.tree import Tree
 from fedlens.local.hook_checks import watching
+from fedlens.local.rate_scales import learner_scales
 from fedlens.local.rules import LocalContext, Solved, Tensors
 from fedlens.local.training import Train, virtual
 from fedlens.local.vectorized.full_gradient import SharedGradients, full_gradients
@@ -128,6 +129,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
         rngs,
         [_masks(rng) for rng in rngs] if model.random else [None] * len(rngs),
         settings.last_batch == "drop",
+        scales=learner_scales(settings, learner, calls.scratch),
     )
     updates, losses, _ = _moved(train, model, group)
     by_examples = train.weighting == "examples"

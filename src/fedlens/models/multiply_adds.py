@@ -1,0 +1,88 @@
+"""The multiply-adds of a model's forward pass, counted while it computes one example.
+
+PyTorch's own counter (`torch.utils.flop_counter`) gives the same numbers, but its imports take longer than a small run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+def multiply_adds(module: nn.Module, input_shape: Sequence[int]) -> int | None:
+    """The multiply-adds for one example of this shape, in convolutions, linear layers and matrix products.
+
+    None if the module uses a function whose multiply-adds are not known here, such as a recurrent layer. The module is
+    left in evaluation mode. Raises what its forward pass raises.
+
+    >>> multiply_adds(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 5)), (3, 8, 8))
+    9216
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _Counter() as counter:
+        module.eval()(torch.zeros(1, *input_shape))
+    total: int | None = counter.total
+    return total
+
+
+class _Counter(TorchFunctionMode):
+    """Adds up the multiply-adds of the functions that are called; `total` is None after one that is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total: int | None = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in _UNKNOWN:
+            self.total = None
+        elif func in _COUNTED and self.total is not None:
+            self.total += _COUNTED[func](out, *args, **(kwargs or {}))
+        return out
+
+
+def _convolution(out: Tensor, input: Tensor, weight: Tensor, *_: Any, **more: Any) -> int:
+    return out.numel() * weight[0].numel()
+
+
+def _transposed(out: Tensor, input: Tensor, weight: Tensor, *_: Any, **more: Any) -> int:
+    return input.numel() * weight[0].numel()
+
+
+def _product(out: Tensor, first: Tensor, second: Tensor, *_: Any, **more: Any) -> int:
+    return out.numel() * first.shape[-1]
+
+
+def _product_from_right(out: Tensor, first: Tensor, second: Tensor) -> int:
+    return out.numel() * second.shape[-1]
+
+
+def _added_product(out: Tensor, input: Tensor, first: Tensor, *_: Any, **more: Any) -> int:
+    return out.numel() * first.shape[-1]
+
+
+def _attention(out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **more: Any) -> int:
+    """Of query [..., L, E], key [..., S, E] and value [..., S, V]: L S (E + V), for each head."""
+    return query[..., 0, 0].numel() * query.shape[-2] * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+_COUNTED: dict[Any, Callable[..., int]] = {
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _convolution),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _transposed),
+    **dict.fromkeys((F.linear, torch.matmul, torch.mm, torch.bmm), _product),
+    **dict.fromkeys((Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__), _product),
+    Tensor.__rmatmul__: _product_from_right,
+    **dict.fromkeys((torch.addmm, torch.baddbmm, Tensor.addmm, Tensor.baddbmm), _added_product),
+    F.scaled_dot_product_attention: _attention,
+}
+_UNKNOWN = {
+    torch.einsum, torch.tensordot, torch.bilinear, F.bilinear, torch.cdist, torch.mv, torch.dot, Tensor.mv, Tensor.dot,
+    torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu, torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell,
+    torch.rnn_relu_cell, F.multi_head_attention_forward,
+}  # fmt: skip

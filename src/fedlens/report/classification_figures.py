@@ -1,0 +1,208 @@
+"""The figures of a classifier on the test data, from its summed measurements, for pages and picture files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.report.confusion import CLUSTERED_ABOVE, ConfusionMatrix
+from fedlens.report.figures import Axis, Figure, HeatMap, Series
+from fedlens.report.format import count, many, percent
+
+KIND = "classification"
+COUNTED_UP_TO = 15  # classes whose counts are written into the cells
+_SHARES = Axis(values="share", limits=(0.0, 1.01))
+
+
+@dataclass(frozen=True, eq=False)
+class ClassResults:
+    """How a classifier did on the test images of each class.
+
+    Args:
+        classes: their names.
+        examples, correct: int64 [classes].
+        confusion: int64 [classes, classes], truth in rows and answers in columns; None if it was not recorded.
+    """
+
+    classes: Sequence[str]
+    examples: NDArray[np.int64]
+    correct: NDArray[np.int64]
+    confusion: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, classes: Sequence[str], sums: Mapping[str, NDArray[Any]]) -> ClassResults:
+        """From the sums of the task: `confusion`, or `class_examples` and `class_correct`.
+
+        Raises `KeyError` if they are missing, and `ValueError` if their shapes do not fit the classes.
+
+        >>> results = ClassResults.of(("cat", "dog"), {"confusion": np.array([[3, 1], [0, 0]])})
+        >>> results.accuracy.tolist()
+        [0.75, nan]
+        """
+        counted = [sums[name] for name in ("confusion", "class_examples", "class_correct") if name in sums]
+        if any(array.dtype != np.int64 or (array < 0).any() for array in counted):
+            raise ValueError("counts of classes are not whole numbers from 0 on")
+        confusion = sums.get("confusion")
+        if confusion is not None:
+            if confusion.shape != (len(classes), len(classes)):
+                raise ValueError(
+                    f"'confusion' is {list(confusion.shape)} for {many(len(classes), 'class', 'classes')}"
+                )
+            return cls(classes, confusion.sum(axis=1), confusion.diagonal().copy(), confusion)
+        examples, correct = sums["class_examples"], sums["class_correct"]
+        if not examples.shape == correct.shape == (len(classes),):
+            raise ValueError(
+                f"'class_examples' is {list(examples.shape)} for {many(len(classes), 'class', 'classes')}"
+            )
+        return cls(classes, examples, correct, None)
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """float64 [classes]: the share of correct answers, NaN for a class without test images."""
+        empty = np.full(len(self.examples), np.nan)
+        some = self.examples > 0
+        shares: NDArray[np.float64] = np.divide(self.correct, self.examples, out=empty, where=some)
+        return shares
+
+    def order(self) -> NDArray[np.int64]:
+        """The classes with test images, the least accurate first; of equal ones, the one with more images first."""
+        order = np.lexsort((-self.examples, self.accuracy))
+        return order[self.examples[order] > 0]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """The confidence of a classifier in equal bins from 0 to 1, and how often it was right.
+
+    Args:
+        counts, correct: int64 [bins], the answers of each confidence, and those that were right.
+        confidence: float64 [bins], the summed confidence.
+    """
+
+    counts: NDArray[np.int64]
+    correct: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, sums: Mapping[str, NDArray[Any]]) -> Calibration:
+        """From the sums of the task. Raises `KeyError` if they are missing, and `ValueError` if they do not fit."""
+        parts = [sums[name] for name in ("bin_count", "bin_correct", "bin_confidence")]
+        if len({part.shape for part in parts}) > 1 or parts[0].ndim != 1 or not parts[0].size:
+            raise ValueError("the calibration bins differ in number")
+        if not all(np.isfinite(part).all() for part in parts):
+            raise ValueError("the calibration bins are not finite")
+        return cls(*parts)
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: sum_b n_b / n |accuracy_b - confidence_b| (Guo et al. 2017, Eq. 3).
+
+        >>> Calibration(np.array([0, 4]), np.array([0, 3]), np.array([0.0, 3.8])).error
+        0.2
+        """
+        total = int(self.counts.sum())
+        gaps = np.abs(self.correct - self.confidence)
+        return round(float(gaps.sum()) / total, 12) if total else float("nan")
+
+
+def confusion_map(results: ClassResults) -> HeatMap | None:
+    """The confusion matrix, each row divided by its sum; None if it was not recorded."""
+    if results.confusion is None:
+        return None
+    matrix, classes = ConfusionMatrix.of(results.confusion), results.classes
+    grouped = len(matrix.members) < len(classes)
+    names = ["" if grouped else classes[row[0]] for row in matrix.members]
+    if grouped:
+        names = [f"{classes[row[0]]} to {classes[row[-1]]}" for row in matrix.members]
+        names = [
+            f"{name}, {many(len(row), 'class', 'classes')}"
+            for name, row in zip(names, matrix.members, strict=True)
+        ]
+    notes = []
+    if matrix.clustered:
+        notes.append("classes that are confused with each other are neighbours")
+    if grouped:
+        notes.append(f"{len(matrix.members[0])} classes a cell")
+    size = f"{len(classes)} classes" + (", clustered" if matrix.clustered else "")
+    totals = matrix.counts.sum(axis=1)
+    return HeatMap(
+        title="; ".join(["Confusion matrix", *notes]),
+        about=f"Heat map of the answers for each true class, {size}.",
+        shares=matrix.shares,
+        rows=[f"{name} ({count(total)} images)" for name, total in zip(names, totals, strict=True)],
+        columns=names,
+        names=names if len(classes) <= CLUSTERED_ABOVE else (),
+        counts=matrix.counts if len(classes) <= COUNTED_UP_TO else None,
+        row_title="true class" if len(classes) <= CLUSTERED_ABOVE else f"true class ({size})",
+        column_title="answer",
+        hover="true class %{y}<br>answer %{x}<br>%{z:.1%} of the images<extra></extra>",
+    )
+
+
+def reliability(calibration: Calibration) -> Figure:
+    """The reliability diagram: the accuracy of the answers of each confidence, and the diagonal."""
+    bins, counts = len(calibration.counts), calibration.counts
+    centers = ((np.arange(bins) + 0.5) / bins).tolist()
+    some = np.maximum(counts, 1)
+    accuracy = np.where(counts > 0, calibration.correct / some, 0.0)
+    confidence = np.where(counts > 0, calibration.confidence / some, 0.0)
+    texts = [
+        f"{k / bins:.2f} to {(k + 1) / bins:.2f}: {many(int(n), 'image')}"
+        + (f"<br>accuracy {percent(a)}<br>mean confidence {percent(c)}" if n else "")
+        for k, (n, a, c) in enumerate(
+            zip(counts.tolist(), accuracy.tolist(), confidence.tolist(), strict=True)
+        )
+    ]
+    error = percent(calibration.error)
+    return Figure(
+        title=f"Reliability diagram; expected calibration error {error}",
+        about=f"Bars of the accuracy by confidence, in {bins} bins. The expected calibration error is {error}.",
+        x=Axis("confidence", "share", limits=(0.0, 1.0)),
+        y=Axis("accuracy", "share", limits=(0.0, 1.01)),
+        series=[
+            Series(
+                centers,
+                accuracy.tolist(),
+                "accuracy",
+                "bar",
+                texts=texts,
+                hover="confidence %{text}<extra></extra>",
+            ),
+            Series([0.0, 1.0], [0.0, 1.0], "perfect calibration", color="#d66a00", dash="dash", width=1.5),
+        ],
+    )
+
+
+def class_accuracies(results: ClassResults) -> Figure:
+    """The accuracy of each class, the lowest first: bars with names up to 30 classes, a line above."""
+    order = results.order()
+    accuracy = results.accuracy[order].tolist()
+    few = len(order) <= CLUSTERED_ABOVE
+    names = [results.classes[k] for k in order]
+    texts = [
+        f"{name}, {many(int(n), 'image')}" for name, n in zip(names, results.examples[order], strict=True)
+    ]
+    ranks = list(range(1, len(order) + 1))
+    mean = float(np.mean(accuracy)) if accuracy else float("nan")
+    x = Axis("" if few else "class, by rank", "count", limits=(0.4, len(order) + 0.6))
+    if few:
+        x = Axis("", "count", limits=(0.4, len(order) + 0.6), ticks=ranks, names=names)
+    hover = "<b>%{text}</b><br>%{y:.1%}<extra></extra>"
+    return Figure(
+        title=f"Accuracy of each class, sorted; mean {percent(mean)}",
+        about=_ends("class", names, accuracy),
+        x=x,
+        y=_SHARES,
+        series=[Series(ranks, accuracy, kind="bar" if few else "line", texts=texts, hover=hover)],
+    )
+
+
+def _ends(thing: str, names: Sequence[str], values: Sequence[float]) -> str:
+    if not names:
+        return f"No {thing} has test images."
+    lowest, highest = (f"{names[k]} with {percent(values[k])}" for k in (0, -1))
+    return f"The accuracy of each {thing} in rising order, from {lowest} to {highest}."

@@ -1,0 +1,167 @@
+"""The section "Test data in detail" in the page of a classifier: classes, calibration, and the worst mistakes."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.final_evaluation import FinalEvaluation
+from fedlens.report import classification_figures as data
+from fedlens.report.client_section import SCROLLS_FROM, Cell
+from fedlens.report.confusion import confused_pairs
+from fedlens.report.format import MISSING, count, many, metric_value, percent
+from fedlens.report.read import Run, read_evaluation, subtable
+from fedlens.report.render import Plot
+
+_PAIRS = 12  # of the most confused classes
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer with a high confidence; `picture` is a data URL, or empty."""
+
+    index: int
+    truth: str
+    answer: str
+    confidence: str
+    picture: str
+
+    @property
+    def row(self) -> tuple[int, str, str, str]:
+        """The cells of a table without pictures."""
+        return self.index, self.truth, self.answer, self.confidence
+
+
+def classification_section(run: Run) -> dict[str, Any] | None:
+    """The section of a run; with only `missing`, a sentence, if there is nothing to show. None for other tasks."""
+    try:
+        evaluation = read_evaluation(run)
+        if evaluation is None:
+            return {"missing": _missing(run)}
+        if evaluation.kind != data.KIND:
+            return None
+        return _section(run, evaluation)
+    except RunDirectoryError as error:
+        return {"missing": f"This section is missing: {error.what}."}
+    except (KeyError, ValueError) as error:
+        return {"missing": f"This section is missing: evaluation.npz is corrupt: {error}."}
+
+
+def _missing(run: Run) -> str:
+    if run.split() != "test":
+        return "Each client has a model of its own, so there is no global model to measure on the test data."
+    if run.status != "finished":
+        return "The test data are measured in detail in the last round, which this run has not reached."
+    return "The run directory has no evaluation.npz, because an older version of fedlens wrote it."
+
+
+def _section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
+    results = data.ClassResults.of(evaluation.classes, evaluation.sums)
+    calibration = data.Calibration.of(evaluation.sums)
+    heat = data.confusion_map(results)
+    pairs = [] if results.confusion is None else _pairs(results, results.confusion)
+    images = many(int(results.examples.sum()), "test image")
+    empty = [results.classes[k] for k in np.flatnonzero(results.examples == 0).tolist()]
+    return {
+        "missing": "",
+        "lead": f"The global model after round {evaluation.round}, on {images}.",
+        "confusion": heat and Plot.of(heat, shape="square", legend=False),
+        "no_confusion": "" if heat else "The confusion matrix is recorded up to 1,000 classes.",
+        "pairs": pairs if len(results.classes) > data.COUNTED_UP_TO else [],
+        "accuracies": Plot.of(data.class_accuracies(results), shape="low", legend=False),
+        "reliability": Plot.of(data.reliability(calibration), shape="low"),
+        "rows": _class_rows(results),
+        "scrolls": len(results.classes) > SCROLLS_FROM,
+        "without": _without(empty),
+        **_mistakes(run, evaluation),
+    }
+
+
+def _pairs(results: data.ClassResults, confusion: NDArray[np.int64]) -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            results.classes[truth],
+            results.classes[answer],
+            count(times),
+            percent(times / int(results.examples[truth])),
+        )
+        for truth, answer, times in confused_pairs(confusion, _PAIRS)
+    ]
+
+
+def _class_rows(results: data.ClassResults) -> list[list[Cell]]:
+    """Class, accuracy, test images, and the most frequent wrong answer; the least accurate class first."""
+    rows = []
+    for k in results.order().tolist():
+        wrong = Cell(MISSING)
+        if results.confusion is not None:
+            others = results.confusion[k].copy()
+            others[k] = 0
+            most = int(others.argmax())
+            if others[most]:
+                wrong = Cell(f"{results.classes[most]} ({count(int(others[most]))})", int(others[most]))
+        value, examples = float(results.accuracy[k]), int(results.examples[k])
+        rows.append(
+            [
+                Cell(results.classes[k]),
+                Cell(metric_value("accuracy", value), value),
+                Cell(count(examples), examples),
+                wrong,
+            ]
+        )
+    return rows
+
+
+def _without(empty: Sequence[str]) -> str:
+    """The sentence on classes without test images, or empty."""
+    if not empty:
+        return ""
+    named = ", ".join(empty[:10]) + (", ..." if len(empty) > 10 else "")
+    return f"{many(len(empty), 'class', 'classes')} without test images: {named}."
+
+
+def _mistakes(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
+    """The most confident mistakes, with their images unless the settings leave them out."""
+    given = evaluation.mistakes
+    kept = subtable(run.config, "record").get("images", True) is not False
+    images = evaluation.images if kept else None
+    mistakes = [
+        Mistake(
+            int(given["index"][k]),
+            evaluation.classes[int(given["truth"][k])],
+            evaluation.classes[int(given["answer"][k])],
+            percent(float(given["confidence"][k])),
+            "" if images is None else data_url(images[k]),
+        )
+        for k in range(len(given["index"]) if given else 0)
+    ]
+    if not mistakes:
+        note = "The model gave no wrong answer." if given else "No mistakes were recorded."
+    elif images is not None:
+        note = "This page contains these test images. record.images = false leaves them out."
+    elif len(evaluation.input_shape) != 3:
+        note = "The examples are not images, so only their positions in the test data are shown."
+    else:
+        note = "The images are left out (record.images = false): only their positions in the test data are shown."
+    return {"mistakes": mistakes, "mistakes_note": note, "pictures": images is not None}
+
+
+def data_url(image: NDArray[np.uint8]) -> str:
+    """A PNG of an image uint8 [C, H, W], with C = 1 or 3, as a data URL.
+
+    >>> data_url(np.zeros((1, 8, 8), np.uint8))[:30]
+    'data:image/png;base64,iVBORw0K'
+    """
+    from PIL import Image  # here, because most pages have no pictures
+
+    file = io.BytesIO()
+    pixels = image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
+    Image.fromarray(pixels).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
