@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from fedlens import Experiment, load_result, resume
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, DataError, FedlensError, RunDirectoryError
+from fedlens.experiment import build
 from fedlens.experiment.checkpoint import read_model
 from fedlens.experiment.progress import ProgressBase
 
@@ -249,6 +250,15 @@ def test_wrong_weights_start_nothing(
     assert says in str(error.value)
     assert "model.w" in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_file_is_an_error_before_the_data_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "loaded", lambda *_: pytest.fail("the data were read"))
+    (tmp_path / "a.safetensors").write_bytes(b"\x08")
+    with pytest.raises(FedlensError, match="truncated or corrupt"):
+        experiment({**SMALL, "weights": str(tmp_path / "a.safetensors")}).run(tmp_path / "run")
 
 
 def test_a_pickle_with_code_starts_nothing_on_the_command_line(first: Path, tmp_path: Path) -> None:
