@@ -407,6 +407,8 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
         "clients_path": "clients.jsonl",
         "config_path": "config.toml",
         "environment_path": "environment.json",
+        "evaluation_path": "evaluation.npz",
+        "initial_path": "initial.safetensors",
         "metrics_path": "metrics.jsonl",
         "model_path": "model.safetensors",
         "partition_path": "partition.npz",
