@@ -74,7 +74,9 @@ class Experiment:
     def _described(self) -> tuple[str, list[tuple[str, str]]]:
         """A title, and rows of a name and a value."""
         config = plain(self.config)
-        changed = {key: config["local"][key] for key in self.config.local.model_fields_set}
+        changed = {
+            key: value for key, value in config["local"].items() if key in self.config.local.model_fields_set
+        }
         tables = {
             "dataset": config["data"]["dataset"],
             "partition": config["data"]["partition"],

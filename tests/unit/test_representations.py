@@ -4,6 +4,7 @@ import pytest
 
 from fedlens import Experiment
 from fedlens.data.partition.partition import Partition
+from fedlens.local.settings import LocalSettings
 
 SETTINGS = {
     "rounds": 2,
@@ -25,6 +26,13 @@ def test_an_experiment_shows_what_it_trains() -> None:
     assert "  partition  iid(clients=4)" in lines
     assert "  local      lr=0.1" in lines
     assert "  rounds     2" in lines
+
+
+def test_local_settings_are_shown_in_the_order_of_the_settings() -> None:
+    local = {"batch_size": 10, "momentum": 0.5, "clip_norm": 1.0, "weight_decay": 0.1, "epochs": 2, "lr": 0.1}
+    shown = repr(Experiment(**{**SETTINGS, "local": local}))
+    places = [shown.index(f"{name}=") for name in LocalSettings.model_fields if name in local]
+    assert places == sorted(places)
 
 
 def test_a_result_shows_how_it_ended_and_what_it_reached(result) -> None:
