@@ -317,6 +317,24 @@ MUTATIONS = [
         "unit/tasks identity/test_class_weights.py",
     ),
     Mutation(
+        "tasks/classification.py",
+        "/ each.sum().clamp(",
+        "/ each.new_tensor(len(targets)).clamp(",
+        "identity/test_class_weights.py",
+    ),
+    Mutation(
+        "experiment/memory_check.py",
+        "workers * (_STEP * size + beside)",
+        "workers * size",
+        "unit/experiment/test_memory_check.py",
+    ),
+    Mutation(
+        "experiment/memory_check.py",
+        "// (needed - fixed)",
+        "// needed",
+        "unit/experiment/test_memory_check.py",
+    ),
+    Mutation(
         "algorithms/client_evaluation.py", "len(values) / 10", "len(values) / 5", "identity/test_personal.py"
     ),
     Mutation(

@@ -74,7 +74,9 @@ class Experiment:
     def _described(self) -> tuple[str, list[tuple[str, str]]]:
         """A title, and rows of a name and a value."""
         config = plain(self.config)
-        changed = {key: config["local"][key] for key in self.config.local.model_fields_set}
+        changed = {
+            key: value for key, value in config["local"].items() if key in self.config.local.model_fields_set
+        }
         tables = {
             "dataset": config["data"]["dataset"],
             "partition": config["data"]["partition"],
@@ -449,7 +451,11 @@ class Result:
             ("status", f"{summary['status']}, round {done} of {rounds}" if summary else "running"),
         ]
         metrics = {name: value for name, value in final.items() if split_of(name) and value is not None}
-        rows += [(name, f"{value:.4g} after round {final['round']}") for name, value in metrics.items()]
+        _, score = split_of(best.get("metric", "")) or ("test", "accuracy")
+        first = {name: value for name, value in metrics.items() if name.endswith((f"_{score}", "_loss"))}
+        rows += [(name, f"{value:.4g} after round {final['round']}") for name, value in first.items()]
+        others = [f"{name} {value:.4g}" for name, value in metrics.items() if name not in first]
+        rows += [("more", ", ".join(others))] if others else []
         if best:
             rows.append(("best", f"{best['value']:.4g} in round {best['round']} ({best['metric']})"))
         if totals.get("failed"):

@@ -4,6 +4,7 @@ import pytest
 
 from fedlens import Experiment
 from fedlens.data.partition.partition import Partition
+from fedlens.local.settings import LocalSettings
 
 SETTINGS = {
     "rounds": 2,
@@ -27,10 +28,19 @@ def test_an_experiment_shows_what_it_trains() -> None:
     assert "  rounds     2" in lines
 
 
+def test_local_settings_are_shown_in_the_order_of_the_settings() -> None:
+    local = {"batch_size": 10, "momentum": 0.5, "clip_norm": 1.0, "weight_decay": 0.1, "epochs": 2, "lr": 0.1}
+    shown = repr(Experiment(**{**SETTINGS, "local": local}))
+    places = [shown.index(f"{name}=") for name in LocalSettings.model_fields if name in local]
+    assert places == sorted(places)
+
+
 def test_a_result_shows_how_it_ended_and_what_it_reached(result) -> None:
     final = result.summary["final"]
     assert "finished, round 2 of 2" in repr(result)
     assert f"test_accuracy  {final['test_accuracy']:.4g} after round 2" in repr(result)
+    assert f"test_loss      {final['test_loss']:.4g} after round 2" in repr(result)
+    assert f"test_accuracy_balanced {final['test_accuracy_balanced']:.4g}, " in repr(result)
 
 
 def test_a_partition_shows_its_recipe_and_sizes(result) -> None:

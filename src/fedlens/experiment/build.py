@@ -231,6 +231,9 @@ def _build(
             where="local.lr_warmup",
             hint="set it below rounds",
         )
+    prepare = chosen["model"].shared
+    if prepare is not None and prepare.initial_weights is not None and not (initial and initial.exists()):
+        prepare.initial_weights.read_before_data()
     holders, partition, task, task_table = _distributed(planned, data_dir, download, say)
     data = holders.dataset
     config = config.model_copy(update={"task": task_table})

@@ -28,9 +28,7 @@ Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 EXTRA = ("onnx", "onnxscript", "onnxruntime")  # the packages of the extra `export`
 INPUT = "images"
-_ONE_FILE = (
-    2**31 - 2**20
-)  # bytes of weights that fit into one ONNX file, whose size is a signed 32-bit number
+_ONE_FILE = 2**31 - 2**20  # bytes of weights in one ONNX file, whose size is a signed 32-bit number
 _TOLERANCE = 1e-4  # between the exported model and the run's
 _ROUNDINGS = 10  # of the run's own model, by which the exported one may differ where that is more
 _OPSET = 18
@@ -122,7 +120,10 @@ def _check(file: Path, format: str | None, force: bool) -> Format:
     ending = file.suffix.removeprefix(".").lower()
     chosen = next((known for known in FORMATS if known == (format or ending)), None)
     if chosen is None:
-        what = f"unknown format '{format}'" if format else "the file has no ending that says its format"
+        unknown = format or ending
+        what = (
+            f"unknown format '{unknown}'" if unknown else "the file name has no ending that says its format"
+        )
         raise ConfigError(what, where=str(file), hint=f"choose from: {', '.join(FORMATS)}")
     if ending != chosen:
         what = f"the format is {chosen}, but the file does not end in .{chosen}"
@@ -184,10 +185,13 @@ def _shape(trained: TrainedModel) -> tuple[int, int, int]:
 
 
 def _random_images(trained: TrainedModel, n: int) -> Tensor:
-    """uint8 [n, C, H, W], the same in every call."""
-    return torch.randint(
-        256, (n, *_shape(trained)), generator=torch.Generator().manual_seed(n), dtype=torch.uint8
-    )
+    """uint8 [n, C, H, W] around the mean of the training images, the same in every call.
+
+    Of uniform noise a trained model is often certain, and its probabilities, 0 and 1, would hide errors.
+    """
+    drawn = torch.randn(n, *_shape(trained), generator=torch.Generator().manual_seed(n))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (trained.mean, trained.std))
+    return (255 * (mean + std * drawn)).clamp(0, 255).to(torch.uint8)
 
 
 @contextmanager

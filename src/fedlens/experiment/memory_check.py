@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from fedlens.local.training_memory import training_memory
 
 _WORKER = 2**28  # bytes of a worker process that has loaded PyTorch
 _MANY = ("processes", "ray")  # engines whose workers all train at the same time
+_STEP = 2000  # bytes of a step for each byte of weights and images are too many: measured 20 to 350
 
 
 def check_memory(
@@ -29,24 +31,32 @@ def check_memory(
 ) -> None:
     """Raises `ConfigError` if one client's training does not fit the free memory; says so if all workers' does not.
 
+    A model whose weights and images are tiny beside the free memory is not followed: that takes seconds at the first
+    time, for the imports of PyTorch's meta device.
+
     Args:
-        module: the model, which is moved to the meta device.
+        module: the model, which may be moved to the meta device.
         input_shape: of one image.
         local: the settings of local training.
         largest: the examples of the largest client: no batch is larger.
         engine: the engine's table.
     """
     batch = local.batch(local.examples or largest)
+    device = str(engine.get("device", "cpu"))
+    free, workers = _free(device), _workers(engine, device)
+    beside = _WORKER if workers > 1 else 0
+    tensors = [*module.parameters(), *module.buffers()]
+    size = sum(tensor.nbytes for tensor in tensors) + batch * prod(input_shape) * 4
+    if workers * (_STEP * size + beside) <= free:
+        return
     with random_state_kept():
         memory = training_memory(module, input_shape, batch, local)
     if memory is None:
         return
-    device = str(engine.get("device", "cpu"))
-    needed, free = memory.needed(device), _free(device)
+    needed = memory.needed(device)
     if needed > free:
-        fixed = memory.needed(device) - memory.images
-        per_image = max(1, (fixed - memory.model - memory.kept * memory.trained) // batch)
-        fits = (free - memory.model - memory.kept * memory.trained) // per_image
+        fixed = memory.fixed(device)
+        fits = (free - fixed) * batch // (needed - fixed)
         smaller = "choose a smaller model or smaller images"
         raise ConfigError(
             f"training with batches of {batch:,} images takes about {_shown(needed)} of memory, but only "
@@ -54,14 +64,19 @@ def check_memory(
             where="local.batch_size",
             hint=f"set local.batch_size to {fits:,} or less, or {smaller}" if 0 < fits < batch else smaller,
         )
-    if engine.get("name") in _MANY and device == "cpu":
-        workers = engine.get("workers") or default_workers(Computing(), engine.get("threads", 1))
-        each = needed + _WORKER
-        if workers * each > free:
-            say(
-                f"{workers} workers take about {_shown(workers * each)} of memory, and {_shown(free)} is free: "
-                f"set engine.workers to {max(1, free // each)} if the system ends workers"
-            )
+    each = needed + beside
+    if workers * each > free:
+        say(
+            f"{workers} workers take about {_shown(workers * each)} of memory, and {_shown(free)} is free: "
+            f"set engine.workers to {max(1, free // each)} if the system ends workers"
+        )
+
+
+def _workers(engine: Mapping[str, Any], device: str) -> int:
+    """The number of workers that take this machine's memory at the same time."""
+    if engine.get("name") not in _MANY or device != "cpu":
+        return 1
+    return engine.get("workers") or default_workers(Computing(), engine.get("threads", 1))
 
 
 def _free(device: str) -> int:

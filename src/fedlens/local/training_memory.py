@@ -16,11 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 from fedlens.local.settings import LocalSettings
 
-_HEAP = 1.6
-"""Memory of the process for each byte of tensors. On the heap of a CPU, blocks of other sizes leave gaps, and oneDNN
-lays tensors out anew. Measured for three steps in a process: 1.2 (vision transformer) to 2.0 (small ResNets)."""
+_HEAP = 1.5
+"""Memory of a process for each byte of tensors: on the heap of a CPU, blocks of other sizes leave gaps, and oneDNN lays
+tensors out anew. Measured for three steps in a process: 1.2 (ResNet-56) to 2.0 (networks of few large filters)."""
+_KERNELS = 25 * 2**20
+"""Memory of the kernels that a process compiles and loads in its first step on a CPU."""
 _CACHE = 1.2
-"""The same for the cache of CUDA's allocator."""
+"""Memory of a GPU for each byte of tensors: an assumption on the cache of CUDA's allocator, not measured."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,16 @@ class TrainingMemory:
     def needed(self, device: str = "cpu") -> int:
         """The bytes of the process, or of the GPU, with what the allocator loses.
 
-        >>> TrainingMemory(step=100, model=10, trained=10, kept=2, images=5).needed()
-        195
+        >>> TrainingMemory(step=100, model=10, trained=10, kept=2, images=5).needed("cuda")
+        155
         """
-        share = _HEAP if device == "cpu" else _CACHE
-        return self.model + self.kept * self.trained + self.images + round(share * self.step)
+        share = _CACHE if device.startswith("cuda") else _HEAP
+        return self.fixed(device) + self.images + round(share * self.step)
+
+    def fixed(self, device: str = "cpu") -> int:
+        """The bytes that do not depend on the batch: weights, buffers, copies of the trainable weights, kernels."""
+        kernels = 0 if device.startswith("cuda") else _KERNELS
+        return self.model + self.kept * self.trained + kernels
 
 
 def training_memory(

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from fedlens.models.weights_setting import IMAGENET, RUN, names_a_file
+from fedlens.models.weights_setting import IMAGENET, NONE, RUN, names_a_file
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fedlens.core.protocol import ModelSpec
     from fedlens.models.weights import InitialWeights
+
+_WEIGHTS = ("weights", "weights_partial", "weights_sha256")
 
 
 class Preparation(BaseModel):
@@ -36,7 +38,7 @@ class Preparation(BaseModel):
         None,
         min_length=1,
         description="initial weights: a file (safetensors, or a state dictionary of PyTorch), 'run:DIR' for the final "
-        "model of a finished run, or 'imagenet' for those that timm publishes",
+        "model of a finished run, or 'imagenet' for those that timm publishes; 'none' draws them",
     )
     weights_partial: bool = Field(
         False,
@@ -58,6 +60,14 @@ class Preparation(BaseModel):
     )
 
     _initial: InitialWeights | None = PrivateAttr(None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_weights(cls, keys: Any) -> Any:
+        """Leaves out the keys of weights if they are 'none': a recipe starts from random weights with it."""
+        if not isinstance(keys, dict) or keys.get("weights") != NONE:
+            return keys
+        return {name: value for name, value in keys.items() if name not in _WEIGHTS}
 
     @field_validator("weights")
     @classmethod
@@ -116,7 +126,7 @@ class Preparation(BaseModel):
         """
         if name != "weights":
             return free
-        return names_a_file(value) or (free and value == IMAGENET)
+        return names_a_file(value) or value == NONE or (free and value == IMAGENET)
 
     def table(self) -> dict[str, Any]:
         """The keys that were set, as config.toml has them."""
@@ -124,6 +134,4 @@ class Preparation(BaseModel):
 
     def structure(self) -> dict[str, Any]:
         """The keys that were set and that the structure depends on, as a model file has them."""
-        return self.model_dump(
-            exclude_defaults=True, exclude={"weights", "weights_partial", "weights_sha256"}
-        )
+        return self.model_dump(exclude_defaults=True, exclude=set(_WEIGHTS))

@@ -238,6 +238,14 @@ class InitialWeights:
             self.match = match
             self.note = match.sentence(self.setting)
 
+    def read_before_data(self) -> None:
+        """Reads the file now, so that a wrong one is an error before large data are decoded.
+
+        ImageNet weights are not read: their file depends on the module. Raises `ConfigError` or `DataError`.
+        """
+        if self.setting != IMAGENET:
+            self._read(None)
+
     def keep(self, path: Path, note: str | None = None) -> None:
         """From now on reads the whole initial model from `path`, a copy in the run directory.
 
@@ -245,7 +253,7 @@ class InitialWeights:
         """
         self._copy, self._file, self.note = path, None, self.note or note
 
-    def _read(self, module: nn.Module) -> WeightsFile:
+    def _read(self, module: nn.Module | None) -> WeightsFile:
         if self._file is not None:
             return self._file
         if self._copy is not None:
@@ -260,8 +268,8 @@ class InitialWeights:
             )
         return file
 
-    def _path(self, module: nn.Module) -> Path:
-        if self.setting == IMAGENET:
+    def _path(self, module: nn.Module | None) -> Path:
+        if module is not None and self.setting == IMAGENET:
             return imagenet_file(module)
         if self.setting.startswith(RUN):
             return file_of_run(Path(self.setting.removeprefix(RUN)))

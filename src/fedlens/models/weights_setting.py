@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-IMAGENET, RUN = "imagenet", "run:"
+IMAGENET, NONE, RUN = "imagenet", "none", "run:"
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 

@@ -248,7 +248,7 @@ def test_an_existing_file_is_kept_unless_forced(trained: TrainedModel, tmp_path:
     ("name", "format", "words"),
     [
         ("model", None, "no ending that says its format .*onnx, pt2, safetensors"),
-        ("model.pth", None, "no ending that says its format"),
+        ("model.pth", None, "unknown format .pth. .*onnx, pt2, safetensors"),
         (
             "model.pt2",
             "onnx",

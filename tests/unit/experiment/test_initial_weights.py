@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from fedlens import Experiment, load_result, resume
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, DataError, FedlensError, RunDirectoryError
+from fedlens.experiment import build
 from fedlens.experiment.checkpoint import read_model
 from fedlens.experiment.progress import ProgressBase
 
@@ -251,6 +252,15 @@ def test_wrong_weights_start_nothing(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_wrong_file_is_an_error_before_the_data_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "loaded", lambda *_: pytest.fail("the data were read"))
+    (tmp_path / "a.safetensors").write_bytes(b"\x08")
+    with pytest.raises(FedlensError, match="truncated or corrupt"):
+        experiment({**SMALL, "weights": str(tmp_path / "a.safetensors")}).run(tmp_path / "run")
+
+
 def test_a_pickle_with_code_starts_nothing_on_the_command_line(first: Path, tmp_path: Path) -> None:
     import os
 
@@ -265,6 +275,22 @@ def test_a_pickle_with_code_starts_nothing_on_the_command_line(first: Path, tmp_
     assert "ran nothing of it" in answer.stderr
     assert not (tmp_path / "it-ran").exists()
     assert not (tmp_path / "run").exists()
+
+
+def test_none_on_the_command_line_starts_from_random_weights(first: Path, tmp_path: Path) -> None:
+    (tmp_path / "from.toml").write_text(
+        (first / "config.toml").read_text().replace("[model]", f"[model]\nweights = 'run:{first}'")
+    )
+    for name, more in (("file", []), ("none", ["--set", "model.weights=none"])):
+        arguments = ["run", str(tmp_path / "from.toml"), "--out", str(tmp_path / name), *more]
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert (tmp_path / "file/initial.safetensors").exists()
+    assert not (tmp_path / "none/initial.safetensors").exists()
+    assert (
+        "weights" not in (tmp_path / "none/config.toml").read_text().partition("[model]")[2].partition("[")[0]
+    )
+    drawn, same = (read_model(run / "model.safetensors")[0] for run in (first, tmp_path / "none"))
+    assert all(torch.equal(value, same[name]) for name, value in drawn.items())
 
 
 class Own(nn.Module):

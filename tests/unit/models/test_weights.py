@@ -305,3 +305,11 @@ def test_a_path_is_kept_from_the_root(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_model_file_says_nothing_of_the_weights_that_training_began_with() -> None:
     assert Preparation(weights="a.pt", weights_partial=True, weights_sha256="0" * 64).structure() == {}
+
+
+def test_none_means_random_weights_without_the_digest_of_the_recipe_s_file() -> None:
+    keys = {"weights": "none", "weights_partial": True, "weights_sha256": "0" * 64, "norm": "group"}
+    without = Preparation(**keys)
+    assert without == Preparation(norm="group")
+    assert without.initial_weights is None
+    assert Preparation.claims("weights", "none", free=False)
