@@ -69,6 +69,12 @@ class Preparation(BaseModel):
             return keys
         return {name: value for name, value in keys.items() if name not in _WEIGHTS}
 
+    @model_validator(mode="after")
+    def _partial_of_something(self) -> Preparation:
+        if self.weights_partial and self.weights is None:
+            raise ValueError("model.weights_partial needs model.weights, the file that holds a part of them")
+        return self
+
     @field_validator("weights")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:

@@ -238,6 +238,7 @@ def test_a_relative_path_is_looked_for_beside_the_settings_too(
         ({"weights": 3}, "weights"),
         ({"weights_sha256": "abc"}, "weights_sha256"),
         ({"weights_partial": "yes"}, "weights_partial"),
+        ({"weights_partial": True}, "needs model.weights"),
         ({"weight": "a.pt"}, "did you mean 'weights'"),
     ],
 )
