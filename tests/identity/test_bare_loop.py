@@ -96,7 +96,9 @@ FASHION = Case("fashion-mnist", "mcmahan-cnn", published, mcmahan, 100)
 RUNS = [  # the case, and channels last or not
     pytest.param(DIGITS, True, id="digits, channels last"),
     pytest.param(DIGITS, False, id="digits"),
-    pytest.param(FASHION, True, id="fashion-mnist, channels last", marks=pytest.mark.real),
+    pytest.param(
+        FASHION, True, id="fashion-mnist, channels last", marks=[pytest.mark.real, pytest.mark.nightly]
+    ),
     pytest.param(FASHION, False, id="fashion-mnist", marks=[pytest.mark.real, pytest.mark.nightly]),
 ]
 

@@ -405,11 +405,11 @@ def _first_of(wanted: Ask) -> Any:
 def test_a_worker_that_hangs_is_replaced_and_its_work_done_again(tmp_path: Path) -> None:
     """The first that takes client 2 sleeps for a minute; the next finds its grave and does not."""
     wanted = ask([{"hang": True} if k == 2 else {} for k in range(6)], shared={"graves": str(tmp_path)})
-    with fresh(timeout=1.0) as gate:
+    with fresh(timeout=3.0) as gate:
         before = set(gate.engine.pids)  # type: ignore[attr-defined]
         began = time.monotonic()
         found = answers_to(gate, wanted)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 50
         assert same(vectors(found), expected(wanted))
         assert len(before - set(gate.engine.pids)) == 1  # type: ignore[attr-defined]
 
@@ -424,8 +424,8 @@ def test_work_that_always_hangs_fails_and_the_round_goes_on(tmp_path: Path) -> N
 
 def test_slow_work_in_a_queue_is_not_taken_for_hung() -> None:
     """Each task's time counts from when its worker began with it, not from when it was sent."""
-    wanted = ask([{"seconds": 0.4} for _ in range(8)])
-    with fresh(workers=1, timeout=1.0) as gate:
+    wanted = ask([{"seconds": 0.5} for _ in range(8)])
+    with fresh(workers=1, timeout=3.0) as gate:
         quick_again(gate)
         (pid,) = gate.engine.pids  # type: ignore[attr-defined]
         assert len(vectors(answers_to(gate, wanted))) == 8

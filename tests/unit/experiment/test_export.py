@@ -99,7 +99,7 @@ def test_an_exported_model_gives_the_runs_numbers_without_fedlens(tmp_path: Path
 @pytest.mark.parametrize(
     "model",
     [
-        {"name": "resnet20", "width": 4},
+        pytest.param({"name": "resnet20", "width": 4}, marks=pytest.mark.nightly),
         pytest.param({"name": "mobilenet-v2"}, marks=pytest.mark.nightly),
         pytest.param({"name": "vit-tiny"}, marks=pytest.mark.nightly),
         pytest.param(

@@ -71,7 +71,7 @@ def test_the_note_names_the_score_of_the_runs(tmp_path: Path) -> None:
     ]
     row = compare(made)[0]
     assert (row["metric"], row["final"]) == ("f1_micro", 0.2)
-    assert row["note"].startswith("no relative f1 micro: the centralized run centralized has seed 1")
+    assert row["note"].startswith("no relative micro F1: the centralized run centralized has seed 1")
     started = make_run(tmp_path, name="started", metrics=[], config=config, summary={})
     assert compare([started])[0]["metric"] == "f1_micro"
 
