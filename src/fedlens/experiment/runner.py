@@ -226,6 +226,8 @@ class Runner:
         latest = (client_summary(at_clients, score) if score else None) or (
             self.run_state.measured if self.run_state else None
         )
+        if round == 0:
+            self._note_missing_score(line)
         best, self.failures = self._better(line), self._with(tally)
         # From here on the round is complete: a run that is stopped below writes its lines when it is resumed.
         clients = trained.clients or self._states.mark()
@@ -364,10 +366,24 @@ class Runner:
             failures.setdefault(self._name(client), Counter()).update(reasons)
         return failures
 
+    def _note_missing_score(self, line: Mapping[str, Any]) -> None:
+        """Notes that no best round can be chosen, if the evaluation has metrics and the score is not among them."""
+        score, split = self.built.task.score, self._split
+        found = [name.removeprefix(f"{split}_") for name in line if name.startswith(f"{split}_")]
+        if score is not None and found and score not in found:
+            self.progress.note(
+                f"no best round is chosen: task.score is '{score}', and the evaluation gives {', '.join(found)}"
+            )
+
+    @property
+    def _split(self) -> str:
+        """The data that the best round is chosen on."""
+        return "validation" if "@validation" in self.built.federation.held else "test"
+
     def _better(self, line: Mapping[str, Any]) -> dict[str, Any] | None:
         """The best round so far, by the validation score if there is validation data, else by the test score."""
         best = self.run_state.best if self.run_state else None
-        on = "validation" if "@validation" in self.built.federation.held else "test"
+        on = self._split
         if self.built.task.score is None:
             return best
         metric = f"{on}_{self.built.task.score}"

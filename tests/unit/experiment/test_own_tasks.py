@@ -8,6 +8,7 @@ import pytest
 
 from fedlens import Experiment
 from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.experiment.progress import ProgressBase
 
 SOURCE = """
 import torch
@@ -101,3 +102,20 @@ def test_a_task_that_does_not_fit_is_refused_before_training(
 def test_measurements_of_another_class_are_refused_with_the_method(file: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"`measure` of the task Plain returned a dict"):
         experiment(file, "Plain").run(tmp_path / "run")
+
+
+class Heard(ProgressBase):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+
+
+def test_a_score_that_is_no_metric_chooses_no_best_round_and_is_named(file: Path, tmp_path: Path) -> None:
+    file.write_text(SOURCE.replace("class Whole(NoKind):", 'class Whole(NoKind):\n    score = "dice"'))
+    heard = Heard()
+    result = experiment(file, "Whole").run(tmp_path / "run", report=False, progress=heard)
+    assert result.summary["best"] is None
+    said = "no best round is chosen: task.score is 'dice', and the evaluation gives examples"
+    assert said in heard.notes
