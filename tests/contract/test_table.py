@@ -32,6 +32,7 @@ from tests.contract.contract_kit import (
     failures,
     judged,
     lines,
+    nightly_but,
     outcome,
     separable,
     settings,
@@ -39,6 +40,8 @@ from tests.contract.contract_kit import (
 from tests.contract.users import scattered
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
+# Of different makes: one of each kind of selection, state and exchange.
+SEEDED = ("fedavg", "fedvc", "fedir-population", "scaffold", "mime", "admm-sgd-last", "fedbn", "centralized")
 EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
@@ -98,7 +101,7 @@ def test_it_learns_a_separable_problem(algorithm: str, partition: str, tmp_path)
     assert last_loss < first_loss / 2
 
 
-@EVERY
+@pytest.mark.parametrize("algorithm", nightly_but(SEEDED, ALGORITHMS))
 def test_the_seed_decides_everything(algorithm: str, baseline: Baseline, tmp_path) -> None:
     made = experiment(algorithm, "dirichlet", rounds=2)
     first = outcome(baseline(algorithm, "dirichlet", rounds=2))

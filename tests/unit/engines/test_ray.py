@@ -55,8 +55,9 @@ def held(payload: Payload, client: Client, rng: Rng) -> Outcome:
     folder = Path(payload["folder"])
     while len(list(folder.iterdir())) < payload["files"]:
         time.sleep(0.01)
-    (folder / f"{client.id}").touch()
-    return work(payload, client, rng)
+    outcome = work(payload, client, rng)
+    (folder / f"{client.id}").touch()  # after the work, so that whoever waits ends later
+    return outcome
 
 
 def loud(payload: Payload, client: Client, rng: Rng) -> Outcome:
