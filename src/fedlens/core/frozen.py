@@ -7,6 +7,7 @@ it in evaluation mode, and `fedlens.core.tree.spec_of` says of its buffers that 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -90,10 +91,9 @@ class FrozenSplit:
 
         handle = self.module.get_submodule(self.layers[0]).register_forward_pre_hook(reached)
         try:
-            with torch.no_grad():
+            # The hook ends the pass by `_Reached`: what comes after the frozen part need not be computed.
+            with suppress(_Reached), torch.no_grad():
                 self.plain(images)
-        except _Reached:
-            pass
         finally:
             handle.remove()
         return found[0]

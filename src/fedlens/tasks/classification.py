@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.core.dataset_info import DatasetInfo, Kind
-from fedlens.core.errors import ConfigError
+from fedlens.core.dataset_info import Kind
 from fedlens.core.measured import Measured
+from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
 from fedlens.tasks.picture import BLACK, GREEN, RED, captioned, enlarged
-from fedlens.tasks.task import Task, present
+from fedlens.tasks.task import present
 
 BINS = 15  # of the calibration error (Guo et al. 2017, arXiv 1706.04599)
 _CONFUSION = 1000  # classes up to which there is a confusion matrix
@@ -25,7 +25,7 @@ _TOP = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(Task):
+class Classification(ClassWeighted):
     """One class an image. Outputs are logits [n, classes], targets int64 [n].
 
     Args:
@@ -49,26 +49,9 @@ class Classification(Task):
 
     score: str = "accuracy"
     label_smoothing: float = 0.0
-    class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
     kind: ClassVar[Kind] = "classification"
     features: ClassVar[bool] = True
     errors: ClassVar[frozenset[str]] = frozenset({"loss", "calibration_error"})
-
-    @property
-    def weighs(self) -> bool:
-        """Whether classes are weighed."""
-        return self.class_weights != "none"
-
-    def validate(self, info: DatasetInfo) -> None:
-        """Refuses datasets of another kind, and class weights of another number of classes."""
-        super().validate(info)
-        if isinstance(self.class_weights, tuple) and len(self.class_weights) != len(info.classes):
-            raise ConfigError(
-                f"task.class_weights has {len(self.class_weights)} weights, but the dataset has "
-                f"{len(info.classes)} classes",
-                where="task.class_weights",
-                hint="give one weight per class, in the order of the classes",
-            )
 
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, normalize: bool = True
@@ -94,15 +77,6 @@ class Classification(Task):
     def counts(self, targets: Tensor, classes: int) -> Tensor:
         """int64 [n, classes]: 1 at each example's class."""
         return F.one_hot(targets, classes)
-
-    def client_weights(self, counts: Callable[[], Tensor]) -> Tensor | None:
-        """float64 [classes]; of "balanced", n / (C n_c), and 0 for a class that the client does not have."""
-        if isinstance(self.class_weights, tuple):
-            return torch.tensor(self.class_weights, dtype=torch.float64)
-        if self.class_weights == "none":
-            return None
-        found = counts().double()
-        return torch.where(found > 0, found.sum() / (len(found) * found), 0.0)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Measured:
         """The sums of a batch.
@@ -288,23 +262,11 @@ def classification(
         float,
         Field(ge=0, lt=1, description="share of the target probability that all classes divide evenly"),
     ] = 0.0,
-    class_weights: Annotated[
-        Literal["none", "balanced"] | list[Annotated[float, Field(ge=0, allow_inf_nan=False)]],
-        Field(
-            description="weights of the classes in the training loss. none; balanced: inversely to how often each "
-            "class occurs at the client; or a list with one weight per class"
-        ),
-    ] = "none",
+    class_weights: ClassWeightsSetting = "none",
 ) -> Classification:
     """One class an image.
 
     Raises `ConfigError` for class weights of which none is above 0.
     """
-    weights = tuple(class_weights) if isinstance(class_weights, list) else class_weights
-    if isinstance(weights, tuple) and not any(weights):
-        raise ConfigError(
-            "all weights in task.class_weights are 0, so nothing would be learned",
-            where="class_weights",
-            hint="give at least one weight above 0",
-        )
+    weights = checked(class_weights)
     return Classification(score=score, label_smoothing=label_smoothing, class_weights=weights)

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.core.dataset_info import DatasetInfo, Kind
-from fedlens.core.errors import ConfigError
+from fedlens.core.dataset_info import Kind
 from fedlens.core.measured import Measured
+from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
 from fedlens.tasks.picture import BLACK, GREEN, RED, captioned, enlarged
-from fedlens.tasks.task import Task, present
+from fedlens.tasks.task import present
 
 THRESHOLD = 0.5  # the probability from which a class is predicted
 _NAMED = 5  # classes in a picture
 
 
-@dataclass(frozen=True)
-class MultiLabel(Task):
+@dataclass(frozen=True, kw_only=True)
+class MultiLabel(ClassWeighted):
     """Any number of classes an image. Outputs are logits [n, classes], targets uint8 [n, classes] of 0 and 1.
 
     The probability of class c is `sigmoid(z_c)` of its logit, independent of the other classes. A class is predicted
@@ -54,29 +54,12 @@ class MultiLabel(Task):
 
     score: str = "average_precision"
     label_smoothing: float = 0.0
-    class_weights: Literal["none", "balanced"] | tuple[float, ...] = "none"
     kind: ClassVar[Kind] = "multi-label"
     features: ClassVar[bool] = True
     one_class: ClassVar[bool] = False
     sends: ClassVar[str] = (
         "its summed loss, and for each class the sorted scores of its images with their labels"
     )
-
-    @property
-    def weighs(self) -> bool:
-        """Whether classes are weighed."""
-        return self.class_weights != "none"
-
-    def validate(self, info: DatasetInfo) -> None:
-        """Refuses datasets of another kind, and class weights of another number of classes."""
-        super().validate(info)
-        if isinstance(self.class_weights, tuple) and len(self.class_weights) != len(info.classes):
-            raise ConfigError(
-                f"task.class_weights has {len(self.class_weights)} weights, but the dataset has "
-                f"{len(info.classes)} classes",
-                where="task.class_weights",
-                hint="give one weight per class, in the order of the classes",
-            )
 
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, normalize: bool = True
@@ -119,15 +102,6 @@ class MultiLabel(Task):
     def counts(self, targets: Tensor, classes: int) -> Tensor:
         """int64 [n, classes]: 1 at each class of an example."""
         return targets.long()
-
-    def client_weights(self, counts: Callable[[], Tensor]) -> Tensor | None:
-        """float64 [classes]; of "balanced", m / (C m_c), and 0 for a class that the client does not have."""
-        if isinstance(self.class_weights, tuple):
-            return torch.tensor(self.class_weights, dtype=torch.float64)
-        if self.class_weights == "none":
-            return None
-        found = counts().double()
-        return torch.where(found > 0, found.sum() / (len(found) * found), 0.0)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Measured:
         """The sums and rows of a batch.
@@ -313,23 +287,11 @@ def multi_label(
     label_smoothing: Annotated[
         float, Field(ge=0, lt=1, description="s: the targets 1 and 0 become 1 - s / 2 and s / 2 in training")
     ] = 0.0,
-    class_weights: Annotated[
-        Literal["none", "balanced"] | list[Annotated[float, Field(ge=0, allow_inf_nan=False)]],
-        Field(
-            description="weights of the classes in the training loss. none; balanced: inversely to how often each "
-            "class occurs at the client; or a list with one weight per class"
-        ),
-    ] = "none",
+    class_weights: ClassWeightsSetting = "none",
 ) -> MultiLabel:
     """Any number of classes an image.
 
     Raises `ConfigError` for class weights of which none is above 0.
     """
-    weights = tuple(class_weights) if isinstance(class_weights, list) else class_weights
-    if isinstance(weights, tuple) and not any(weights):
-        raise ConfigError(
-            "all weights in task.class_weights are 0, so nothing would be learned",
-            where="class_weights",
-            hint="give at least one weight above 0",
-        )
-    return MultiLabel(score, label_smoothing, weights)
+    weights = checked(class_weights)
+    return MultiLabel(score=score, label_smoothing=label_smoothing, class_weights=weights)

@@ -206,7 +206,7 @@ class Task(ABC):
 
     def random_targets(self, outputs: Any, generator: torch.Generator) -> Any:
         """Random targets that fit these outputs, for trials of models."""
-        raise NotImplementedError(f"the task {type(self).__name__} has no `random_targets`")
+        raise self._undefined("random_targets")
 
 
 def present(values: Mapping[str, float | None]) -> dict[str, float]:
