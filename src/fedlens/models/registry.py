@@ -78,6 +78,19 @@ def _cifar_resnet(layers: int, blocks: int) -> ModelEntry:
     )
 
 
+def _torchvision(function: str, summary: str, source: str) -> ModelEntry:
+    target, side = f"fedlens.models.torchvision_detectors:{function}", 320 if function == "ssdlite" else 640
+    return ModelEntry(
+        target,
+        f"{summary}; of torchvision",
+        f"{source}; torchvision",
+        (3, side, side),
+        80,
+        "BSD-3-Clause",
+        "detection",
+    )
+
+
 MODELS = ModelRegistry(
     "model",
     {
@@ -137,6 +150,15 @@ MODELS = ModelRegistry(
             "another model with MOON's projection head before its last layer",
             "Li, He and Song 2021 (arXiv 2103.16257)",
             (1, 8, 8),
+        ),
+        "ssdlite": _torchvision(
+            "ssdlite", "SSDLite on MobileNetV3-Large", "Howard et al. 2019 (arXiv 1905.02244)"
+        ),
+        "fasterrcnn-mobilenet": _torchvision(
+            "fasterrcnn_mobilenet", "Faster R-CNN on MobileNetV3-Large", "Ren et al. 2015 (arXiv 1506.01497)"
+        ),
+        "retinanet": _torchvision(
+            "retinanet", "RetinaNet on ResNet-50", "Lin et al. 2017 (arXiv 1708.02002)"
         ),
     },
 )
