@@ -1,4 +1,4 @@
-"""The base class of detectors whose outputs can be exported before they are decoded."""
+"""The base class of detectors whose undecoded outputs can be exported."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from torch import Tensor, nn
 
 
 class Detector(nn.Module):
-    """A detector: in training `module(images, targets)` gives named losses, in evaluation `module(images)` boxes."""
+    """A network that finds objects; every detector of fedlens is one.
+
+    In training mode it is called as `module(images, targets)` and returns its losses by name, each a 0-dim tensor.
+    In evaluation mode it is called as `module(images)` and returns a list with one dictionary per image. Images are
+    one tensor float32 [n, C, H, W], normalized as the dataset is. Targets are a list with one dictionary per image:
+    `boxes`, float32 [k, 4], left, top, right and bottom in pixels, and `labels`, int64 [k], classes counted from 0. An
+    answer has both and `scores`, float32 [k].
+
+    A module of a user's own that is called in this way need not inherit from this class. Only `raw` is missing then,
+    so it cannot be exported as a graph.
+    """
 
     @abstractmethod
     def raw(self, images: Tensor) -> dict[str, Tensor]:
-        """The outputs by name before they are decoded, of fixed shapes; PyTorch's exporters trace it."""
+        """The outputs by name before boxes are decoded and suppressed: fixed shapes, no look at values."""
 
     def notes(self, boxes: Tensor) -> list[str]:
-        """Sentences for the user about the boxes [m, 4] that it is to be trained on."""
+        """Sentences for the user about the boxes float32 [m, 4] of the training images, said before training."""
         return []

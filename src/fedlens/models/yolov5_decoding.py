@@ -12,7 +12,7 @@ from torchvision.ops import nms
 OBJECTNESS, CLASSES = 4, 5
 """Positions in the last dimension of the outputs: 4 of the box, 1 of the objectness, then the classes."""
 
-_CANDIDATES = 3000  # boxes of an image that are compared with one another, those of the highest scores
+_CANDIDATES = 4  # compared with one another for each box that is kept at most; more cost time and change little
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def detections(
     """The boxes of each of n images, those of the highest scores first.
 
     The score of a class is the objectness times the probability of the class. Boxes are cut to the image; those
-    outside it or with NaN are left out. At most 3,000 boxes and classes of an image, those of the highest scores, are
-    compared with one another.
+    outside it or with NaN are left out. Four times as many candidates as boxes are kept at most, those of the highest
+    scores, are compared with one another.
 
     Args:
         raw: by stride, the outputs [n, anchors, rows, columns, classes + 5].
@@ -97,9 +97,10 @@ def detections(
     order = order[image[order].argsort(stable=True)]
     images = len(next(iter(raw.values())))
     counts = torch.bincount(image, minlength=images).tolist()
+    most = _CANDIDATES * suppression.most
     return [
         _suppressed(boxes[at], scores[at], labels[at], suppression, max(height, width))
-        for at in (place[:_CANDIDATES] for place in torch.split(order, counts))
+        for at in (candidates[:most] for candidates in torch.split(order, counts))
     ]
 
 
