@@ -229,10 +229,10 @@ class Dataset:
             what = "texts" if self.kind == "language" else "images"
             raise DataError(f"the {what} of the two splits have shapes {shapes}", where=self.name)
         if self.kind == "language":
-            if self.vocabulary is None:
-                object.__setattr__(self, "vocabulary", inferred_vocabulary(self.train, self.test))
+            vocabulary = self.vocabulary or inferred_vocabulary(self.train, self.test)
+            object.__setattr__(self, "vocabulary", vocabulary)
             for split, examples in (("train", self.train), ("test", self.test)):
-                check_tokens(examples, self.vocabulary, len(self.classes), where=f"{self.name}, {split}")
+                check_tokens(examples, vocabulary, len(self.classes), where=f"{self.name}, {split}")
         if self.kind != "language" and not len(self.mean) == len(self.std) == self.input_shape[0]:
             raise DataError("mean and std must have one number per channel", where=self.name)
 

@@ -95,7 +95,9 @@ def lstm(
     ] = 0.0,
     outputs: Annotated[
         Literal["last", "every"],
-        Field(description="logits of the last position, or of every position for a dataset with targets [n, T]"),
+        Field(
+            description="logits of the last position, or of every position for a dataset with targets [n, T]"
+        ),
     ] = "last",
     vocabulary: Vocabulary = None,
 ) -> nn.Module:

@@ -75,7 +75,8 @@ def _attention(out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, 
 def _recurrent(out: Any, input: Tensor, *given: Any, **more: Any) -> int:
     """Each weight once for each token of input [..., features]; the list among the arguments has the weights."""
     weights = next(value for value in given if isinstance(value, list))
-    return input.shape[:-1].numel() * sum(weight.numel() for weight in weights if weight.dim() == 2)
+    tokens: int = input.shape[:-1].numel()
+    return tokens * sum(weight.numel() for weight in weights if weight.dim() == 2)
 
 
 _COUNTED: dict[Any, Callable[..., int]] = {

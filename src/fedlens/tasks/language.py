@@ -54,6 +54,8 @@ class Language(ClassWeighted):
     kind: ClassVar[Kind] = "language"
     features: ClassVar[bool] = True
     errors: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity"})
+    example: ClassVar[str] = "text"
+    averages_classes: ClassVar[bool] = False
     sends: ClassVar[str] = "its summed loss, and how many tokens it has and were right"
 
     def fitted(self, info: DatasetInfo) -> Language:
@@ -61,16 +63,13 @@ class Language(ClassWeighted):
         kind = LanguageByPosition if info.target_shape else Language
         return kind(class_weights=self.class_weights, info=info)
 
-    def blank(
-        self, n: int, input_shape: Sequence[int], dtype: torch.dtype = torch.float32
-    ) -> Tensor:
-        """Tokens 0, int64 [n, T]; the type is not that of the weights."""
-        return torch.zeros(n, *input_shape, dtype=torch.int64)
+    def blank(self, n: int, input_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The last token of the vocabulary, int64 [n, T]: a model with a smaller embedding fails in its trial."""
+        return torch.full((n, *input_shape), self._vocabulary - 1)
 
     def random_inputs(self, n: int, input_shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """Random tokens, int64 [n, T]."""
-        vocabulary = self.info.vocabulary if self.info is not None else None
-        return torch.randint(vocabulary or 1, (n, *input_shape), generator=generator)
+        return torch.randint(self._vocabulary, (n, *input_shape), generator=generator)
 
     def random_targets(
         self, n: int, classes: int, input_shape: Sequence[int], generator: torch.Generator
@@ -170,6 +169,10 @@ class Language(ClassWeighted):
             return None
         sizes = ", ".join(map(str, (examples, *shape, classes)))
         return f"[{sizes}]: one number a class" + (" at each position" if shape else "")
+
+    @property
+    def _vocabulary(self) -> int:
+        return (self.info.vocabulary if self.info is not None else None) or 1
 
     @property
     def _target_shape(self) -> tuple[int, ...]:
