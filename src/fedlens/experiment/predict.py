@@ -106,9 +106,10 @@ def predict(
     rows are also written to a CSV file when all are done, and a picture of each image is drawn. At most two batches of
     images are in memory.
 
-    Raises `DataError` if the paths name no image, `ConfigError` if `top` is below 1 or the output folder is not empty,
-    and `RunFailed` if the disk refuses.
+    Raises `RunDirectoryError` for a model of texts, `DataError` if the paths name no image, `ConfigError` if `top` is
+    below 1 or the output folder is not empty, and `RunFailed` if the disk refuses.
     """
+    trained.require_images()
     if top < 1:
         raise ConfigError(f"top is {top}, but must be at least 1", where="top", hint="take 5")
     images = named_images(paths)

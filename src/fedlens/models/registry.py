@@ -160,5 +160,21 @@ MODELS = ModelRegistry(
         "retinanet": _torchvision(
             "retinanet", "RetinaNet on ResNet-50", "Lin et al. 2017 (arXiv 1708.02002)"
         ),
+        "lstm": ModelEntry(
+            "fedlens.models.language:lstm",
+            "embedding and two LSTM layers of 256 units, 822,570 parameters at 90 tokens",
+            "McMahan et al. 2017 (arXiv 1602.05629); Chen et al. 2022 (arXiv 2206.11488), appendix C.1",
+            (80,),
+            90,
+            task="language",
+        ),
+        "mean-embedding": ModelEntry(
+            "fedlens.models.language:mean_embedding",
+            "a linear layer on the mean of the embeddings of a text's words",
+            "fedlens",
+            (25,),
+            2,
+            task="language",
+        ),
     },
 )

@@ -37,6 +37,7 @@ class Task(ABC):
         placed: whether its targets lie in the image, as masks and boxes do. For others an image keeps its size in
             training, and is never combined with another.
         example: the word for one example in messages.
+        averages_classes: whether a metric is a mean over classes.
         one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
     """
 
@@ -48,6 +49,7 @@ class Task(ABC):
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
     placed: ClassVar[bool] = False
     example: ClassVar[str] = "image"
+    averages_classes: ClassVar[bool] = True
     one_class: ClassVar[bool] = True
     sends: ClassVar[str] = "its summed loss, and how much was right"
 
@@ -74,6 +76,10 @@ class Task(ABC):
                 where="task.name",
                 hint="leave task.name out: the dataset's kind names the task",
             )
+
+    def fitted(self, info: DatasetInfo) -> Task:
+        """The task for this dataset, which `validate` has accepted; a task that does not depend on it is the same."""
+        return self
 
     def wrap(self, model: ModelSpec) -> ModelSpec:
         """The model that is trained: the given one, or one with further layers around it, such as a projector."""
