@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ class Task(ABC):
         features: whether its models have one feature vector per example, the input of their last linear layer.
         sends: what a client that is measured tells of its examples, in words; see `condensed`.
         one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
+        annotates: what `predict` finds in an image, for pages and files of predictions. "masks": `class` [n, H, W], the
+            class of each pixel. "boxes": `boxes` [n, k, 4] (left, top, right, bottom in pixels), `class` [n, k] and
+            `score` [n, k] of at most k objects; the score of a row without an object is 0. None: nothing with a place.
     """
 
     kind: ClassVar[Kind]
@@ -44,6 +47,7 @@ class Task(ABC):
     features: ClassVar[bool] = False
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
     one_class: ClassVar[bool] = True
+    annotates: ClassVar[Literal["masks", "boxes"] | None] = None
     sends: ClassVar[str] = "its summed loss, and how much was right"
 
     @property
@@ -139,8 +143,15 @@ class Task(ABC):
         """The part of the measurements that `metrics` needs: what is asked of each client."""
         return measured
 
+    def recorded(self, measured: Measured) -> Measured:
+        """The measurements of the test data that a run directory keeps, as sums without rows.
+
+        A task with rows, whose number grows with the data, replaces them here by what its page and `details` show.
+        """
+        return Measured(measured.sums)
+
     def details(self, measured: Measured, classes: Sequence[str]) -> dict[str, float]:
-        """Further metrics for `summary.json`, such as the accuracy of each class."""
+        """Further metrics for `summary.json`, such as the accuracy of each class, from what `recorded` returned."""
         return {}
 
     def mistakes(self, outputs: Any, targets: Any, most: int) -> dict[str, Tensor]:
