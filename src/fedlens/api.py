@@ -388,7 +388,7 @@ class Result:
         top: int = 5,
         pictures: bool = True,
         force: bool = False,
-        score: float = 0.25,
+        score: float | None = None,
     ) -> Predictions:
         """Predicts image files with a model of the run, whose data need not be at hand.
 
@@ -398,7 +398,7 @@ class Result:
             paths: files, folders, or patterns such as `"photos/*.jpg"`.
             out: a folder for `predictions.csv`, masks, boxes and `pictures`; empty or new, unless `force` is set.
             round: "best", "last", or a round of which the run keeps the model; by default "best".
-            score: the lowest score of a detector's boxes.
+            score: the lowest score of a detector's boxes; by default `shown_score` of its task.
 
         Raises `DataError` if the paths name no image, and `RunDirectoryError` if the run has no such model.
         """

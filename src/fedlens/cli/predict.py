@@ -30,8 +30,11 @@ def predict(
     round: ModelRound = None,
     top: Annotated[int, typer.Option(min=1, help="The number of classes in a row.")] = 5,
     score: Annotated[
-        float, typer.Option(min=0, max=1, help="Leave out boxes with a lower score (object detection).")
-    ] = 0.25,
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Leave out boxes with a lower score; by default below task.shown_score, 0.25."
+        ),
+    ] = None,
     pictures: Annotated[
         bool, typer.Option("--pictures/--no-pictures", help="Draw a labelled picture of each image.")
     ] = True,
@@ -78,7 +81,8 @@ def predict(
             if annotates == "masks":
                 say(f"masks, in the size of the files: {output.masks_folder}")
             if annotates == "boxes":
-                say(f"boxes with a score of {score:g} or more, in COCO's format: {output.boxes_file}")
+                lowest = trained.task.shown_score if score is None else score
+                say(f"boxes with a score of {lowest:g} or more, in COCO's format: {output.boxes_file}")
             if pictures:
                 say(f"labelled pictures: {output.pictures_folder}")
         if faults:

@@ -88,11 +88,11 @@ class CocoFile(Annotations):
         self._objects[row] = [
             {
                 "image_id": row + 1,
-                "category_id": int(prediction["class"][k]) + 1,
+                "category_id": int(prediction["labels"][k]) + 1,
                 "bbox": [round(float(v), 2) for v in (*boxes[k, :2], *sides[k])],
                 "area": round(float(sides[k].prod()), 2),
                 "iscrowd": 0,
-                "score": round(float(prediction["score"][k]), 6),
+                "score": round(float(prediction["scores"][k]), 6),
             }
             for k in np.flatnonzero((sides > 0).all(axis=1)).tolist()
         ]
@@ -129,7 +129,6 @@ def is_numbered(name: str) -> bool:
 
 def above(prediction: Prediction, score: float) -> Prediction:
     """The prediction of one image without the boxes below this score, and without rows that have no object."""
-    rows = found_boxes(
-        prediction["boxes"], prediction["class"], prediction["score"], score, len(prediction["score"])
-    )
-    return {**prediction, **{name: prediction[name][rows] for name in ("boxes", "class", "score")}}
+    boxes, labels, scores = (prediction[name] for name in ("boxes", "labels", "scores"))
+    rows = found_boxes(boxes, labels, scores, score, len(scores))
+    return {**prediction, "boxes": boxes[rows], "labels": labels[rows], "scores": scores[rows]}

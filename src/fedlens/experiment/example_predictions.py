@@ -37,8 +37,8 @@ class ExamplePredictions:
         index: int64 [n], the positions of the images in the test data.
         images: uint8 [n, C, h, w], C = 1 or 3; smaller than the test images if those are large.
         truth: of masks `class`, uint8 [n, h, w], 255 for a pixel without a class; of boxes `boxes`, float32 [m, 4], in
-            pixels of `images`, `class`, int64 [m], and `image`, int64 [m], counted from 0.
-        answers: the same by stage ("first", "best", "last"), of boxes with `score`, float32 [m].
+            pixels of `images`, `labels`, int64 [m], and `image`, int64 [m], counted from 0.
+        answers: the same by stage ("first", "best", "last"), of boxes with `scores`, float32 [m].
         rounds: the round of each stage.
     """
 
@@ -89,14 +89,14 @@ def _masks_fit(given: Arrays, images: tuple[int, ...], classes: int, scored: boo
 
 
 def _boxes_fit(given: Arrays, images: tuple[int, ...], classes: int, scored: bool) -> bool:
-    boxes, labels, image = given["boxes"], given["class"], given["image"]
+    boxes, labels, image = given["boxes"], given["labels"], given["image"]
     m = len(labels)
     shapes = boxes.shape == (m, 4) and labels.shape == image.shape == (m,)
     kinds = labels.dtype == image.dtype == np.int64 and boxes.dtype == np.float32
     if not (shapes and kinds and np.isfinite(boxes).all()):
         return False
     inside = ((image >= 0) & (image < images[0])).all() and ((labels >= 0) & (labels < classes)).all()
-    score = given["score"] if scored else np.zeros(m)
+    score = given["scores"] if scored else np.zeros(m)
     return bool(inside) and score.shape == (m,) and bool(np.isfinite(score).all())
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from fedlens.experiment.trained_model import TrainedModel
 
 _VALUES = 2**22  # of a batch of images
 _MOST = 256  # images of a batch
-SCORE = 0.25  # from which a box is shown and written, if the user says nothing else
 
 Row = dict[str, Any]
 Progress = Callable[[int, int], None]  # images done, and all
@@ -132,7 +131,7 @@ def predict(
     top: int = 5,
     output: Output | None = None,
     progress: Progress | None = None,
-    score: float = SCORE,
+    score: float | None = None,
 ) -> Iterator[Row]:
     """Yields the prediction of each image file, in the order of `paths`: `path`, the task's columns, and `fault`.
 
@@ -142,18 +141,20 @@ def predict(
 
     Args:
         top: how many classes a row of a classifier has.
-        score: the boxes of a detector with a lower score are left out.
+        score: the boxes of a detector with a lower score are left out; by default `shown_score` of the task.
 
     Raises `DataError` if the paths name no image, `ConfigError` if `top` is below 1, `score` is not in [0, 1] or the
     output folder is not empty, and `RunFailed` if the disk refuses.
     """
-    if not 0 <= score <= 1:
-        raise ConfigError(f"score is {score}, but must be in [0, 1]", where="score", hint="take 0.25")
+    if score is not None:
+        if not 0 <= score <= 1:
+            raise ConfigError(f"score is {score}, but must be in [0, 1]", where="score", hint="take 0.25")
+        trained = replace(trained, task=trained.task.showing(score))
     if top < 1:
         raise ConfigError(f"top is {top}, but must be at least 1", where="top", hint="take 5")
     images = named_images(paths)
     if output is None:
-        yield from _rows(trained, images, top, score, _Files(), progress)
+        yield from _rows(trained, images, top, _Files(), progress)
         return
     output.check()
     inside = os.path.realpath(output.folder)
@@ -171,7 +172,7 @@ def predict(
             writer = csv.DictWriter(file, ["path", *_columns(trained, top), "fault"])
             writer.writeheader()
             files = _Files(output.pictures_folder if output.pictures else None, output.annotations(trained))
-            for row in _rows(trained, images, top, score, files, progress):
+            for row in _rows(trained, images, top, files, progress):
                 writer.writerow(row)
                 yield row
             if files.annotations is not None:
@@ -203,7 +204,6 @@ def _rows(
     trained: TrainedModel,
     images: Sequence[NamedImage],
     top: int,
-    score: float,
     files: _Files,
     progress: Progress | None,
 ) -> Iterator[Row]:
@@ -218,7 +218,7 @@ def _rows(
             decoded = [future.result() for future in ahead]
             ahead = _start(pool, form, images, batches[number + 1]) if number + 1 < len(batches) else []
             good = [one.pixels for one in decoded if not isinstance(one, str)]
-            predictions = iter(_predicted(trained, np.stack(good), score) if good else [])
+            predictions = iter(_predicted(trained, np.stack(good)) if good else [])
             written = []
             for at, one in zip(batch, decoded, strict=True):
                 path = images[at].path
@@ -261,15 +261,15 @@ def _decoded(form: ImageForm, image: NamedImage) -> _Decoded | str:
         return "; ".join(filter(None, [error.what, error.hint]))
 
 
-def _predicted(
-    trained: TrainedModel, images: NDArray[np.uint8], score: float
-) -> list[Mapping[str, NDArray[Any]]]:
-    """The prediction of each image of a batch, uint8 [n, C, H, W]; boxes from this score on."""
+def _predicted(trained: TrainedModel, images: NDArray[np.uint8]) -> list[Mapping[str, NDArray[Any]]]:
+    """The prediction of each image of a batch, uint8 [n, C, H, W]; boxes from `shown_score` on."""
     with torch.inference_mode():
         outputs = trained.outputs(normalize(torch.from_numpy(images), trained.mean, trained.std))
         prediction = {name: value.numpy() for name, value in trained.task.predict(outputs).items()}
     each = [{name: value[at] for name, value in prediction.items()} for at in range(len(images))]
-    return [above(one, score) for one in each] if trained.task.annotates == "boxes" else list(each)
+    if trained.task.annotates != "boxes":
+        return list(each)
+    return [above(one, trained.task.shown_score) for one in each]
 
 
 def _draw(

@@ -110,9 +110,9 @@ def _predictions(
 def _of_one(annotates: Annotates, prediction: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     if annotates == "masks":
         return {"class": prediction["class"]}
-    boxes, classes, scores = prediction["boxes"], prediction["class"], prediction["score"]
-    rows = found_boxes(boxes, classes, scores, LOWEST, BOXES)
-    return {"boxes": boxes[rows], "class": classes[rows], "score": scores[rows].astype(np.float32)}
+    boxes, labels, scores = (prediction[name] for name in ("boxes", "labels", "scores"))
+    rows = found_boxes(boxes, labels, scores, LOWEST, BOXES)
+    return {"boxes": boxes[rows], "labels": labels[rows], "scores": scores[rows].astype(np.float32)}
 
 
 def _truth(annotates: Annotates, target: Any) -> dict[str, NDArray[Any]]:
@@ -120,7 +120,7 @@ def _truth(annotates: Annotates, target: Any) -> dict[str, NDArray[Any]]:
     if annotates == "masks":
         return {"class": target[0].cpu().numpy()}
     boxes, labels = BoxBatch.of(target, 0)
-    return {"boxes": boxes.cpu().numpy(), "class": labels.cpu().numpy()}
+    return {"boxes": boxes.cpu().numpy(), "labels": labels.cpu().numpy()}
 
 
 def _joined(
@@ -140,9 +140,9 @@ def _joined(
     boxes = [part["boxes"] * np.array([x, y, x, y]) for part, (x, y) in zip(parts, scales, strict=True)]
     joined: dict[str, NDArray[Any]] = {
         "boxes": np.concatenate(boxes).astype(np.float32),
-        "class": np.concatenate([part["class"] for part in parts]).astype(np.int64),
-        "image": np.repeat(np.arange(len(parts)), [len(part["class"]) for part in parts]),
+        "labels": np.concatenate([part["labels"] for part in parts]).astype(np.int64),
+        "image": np.repeat(np.arange(len(parts)), [len(part["labels"]) for part in parts]),
     }
-    if "score" in parts[0]:
-        joined["score"] = np.concatenate([part["score"] for part in parts])
+    if "scores" in parts[0]:
+        joined["scores"] = np.concatenate([part["scores"] for part in parts])
     return joined

@@ -39,8 +39,9 @@ class Task(ABC):
         example: the word for one example in messages.
         one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
         annotates: what `predict` finds in an image, for pages and files of predictions. "masks": `class` [n, H, W], the
-            class of each pixel. "boxes": `boxes` [n, k, 4] (left, top, right, bottom in pixels), `class` [n, k] and
-            `score` [n, k] of at most k objects; the score of a row without an object is 0. None: nothing with a place.
+            class of each pixel. "boxes": `boxes` [n, k, 4] (left, top, right, bottom in pixels), `labels` [n, k] and
+            `scores` [n, k] of at most k objects; a row without an object has the label -1. None: nothing with a place.
+        shown_score: the score from which pages, pictures and tables show a box.
     """
 
     kind: ClassVar[Kind]
@@ -53,6 +54,7 @@ class Task(ABC):
     example: ClassVar[str] = "image"
     one_class: ClassVar[bool] = True
     annotates: ClassVar[Literal["masks", "boxes"] | None] = None
+    shown_score: float = 0.0
     sends: ClassVar[str] = "its summed loss, and how much was right"
 
     @property
@@ -153,10 +155,11 @@ class Task(ABC):
         """The part of the measurements that `metrics` needs: what is asked of each client."""
         return measured
 
-    def recorded(self, measured: Measured) -> Measured:
+    def recorded(self, measured: Measured, classes: int) -> Measured:
         """The measurements of the test data that a run directory keeps, as sums without rows.
 
         A task with rows, whose number grows with the data, replaces them here by what its page and `details` show.
+        `classes` is the number of classes.
         """
         return Measured(measured.sums)
 
@@ -203,6 +206,10 @@ class Task(ABC):
             top: the number of classes that are listed.
         """
         raise self._undefined("row")
+
+    def showing(self, score: float) -> Task:
+        """The task that shows boxes from this score on; a task without boxes stays as it is."""
+        return self
 
     def move(self, targets: Any, change: Change) -> Any:
         """The targets after a geometric augmentation of their images."""
