@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.data.dataset import VOID
+from fedlens.core.moved_targets import VOID
 from fedlens.data.decoding import Fit, placement
 
 

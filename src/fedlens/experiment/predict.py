@@ -193,10 +193,8 @@ class _Files:
 
 def _columns(trained: TrainedModel, top: int) -> list[str]:
     """The names of the task's columns."""
-    form, score = trained.form, SCORE
-    (prediction,) = _predicted(
-        trained, np.zeros((1, form.channels, form.height, form.width), np.uint8), score
-    )
+    form = trained.form
+    (prediction,) = _predicted(trained, np.zeros((1, form.channels, form.height, form.width), np.uint8))
     return list(trained.task.row(prediction, trained.classes, top))
 
 

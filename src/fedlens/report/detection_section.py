@@ -29,8 +29,8 @@ def detection_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
         for k in results.known.tolist()
     ]
     return {
-        "lead": f"The global model after round {evaluation.round}, on {boxes}. Average precision is COCO's: the mean of the "
-        "precision at 101 recalls, and of AP over the IoU thresholds 0.5, 0.55, ... 0.95.",
+        "lead": f"The global model after round {evaluation.round}, on {boxes}. Average precision (AP) is that of COCO: "
+        "the mean of the precision at 101 recalls, and over the IoU thresholds 0.5, 0.55, ... 0.95.",
         "curves": Plot.of(precision_recall(results), shape="tall") if rows else None,
         "rows": rows,
         "scrolls": len(rows) > SCROLLS_FROM,

@@ -94,8 +94,8 @@ def example_section(run: Run) -> dict[str, Any] | None:
     )
     rounds = ", ".join(title.lower() for title in titles.values())
     lead = (
-        f"{many(len(examples.index), 'test image')}, spread evenly over the test data, with the predictions of the same "
-        f"model after different rounds: {rounds}. This page contains these images. record.images = false leaves them out."
+        f"{many(len(examples.index), 'test image')}, spread evenly over the test data, with the predictions of the "
+        f"global model: {rounds}. This page contains these images. record.images = false leaves them out."
     )
     return {"missing": "", "lead": lead, "kind": examples.annotates, "columns": len(titles), **shown}
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedlens.experiment.final_evaluation import FinalEvaluation
 from fedlens.report.classification_figures import ClassResults, confusion_map
 from fedlens.report.client_section import SCROLLS_FROM, Cell
-from fedlens.report.format import MISSING, count, many, percent
+from fedlens.report.format import MISSING, many, percent
 from fedlens.report.read import Run
 from fedlens.report.render import Plot
 from fedlens.report.segmentation_figures import OverlapResults, class_overlaps
@@ -24,7 +24,7 @@ def segmentation_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any
     heat = confusion_map(counted, unit="pixel")
     pixels = many(int(results.true.sum()), "pixel")
     return {
-        "lead": f"The global model after round {evaluation.round}, on the {pixels} of the test images that have a class.",
+        "lead": f"The global model after round {evaluation.round}, on {pixels} that have a true class.",
         "confusion": heat and Plot.of(heat, shape="square", legend=False),
         "overlaps": Plot.of(class_overlaps(results), legend=False),
         "rows": _rows(results, counted),
@@ -71,7 +71,7 @@ def _without(results: OverlapResults) -> str:
 
 
 def _clients(evaluation: FinalEvaluation) -> dict[str, Any] | None:
-    """The table of the IoU of each class at each client, the client with the lowest mean first; None without clients."""
+    """The table of the IoU of each class at each client, the lowest mean first; None without measured clients."""
     if not evaluation.clients:
         return None
     results = OverlapResults.of(evaluation.classes, evaluation.of_clients)
@@ -94,8 +94,8 @@ def _clients(evaluation: FinalEvaluation) -> dict[str, Any] | None:
         )
     shown = f" Shown: {' and '.join(left)}." if left else ""
     return {
-        "lead": f"On the images that each client holds out of its own data, in round {evaluation.round}. – stands for a "
-        f"class without a pixel in the client's truth and predictions.{shown}",
+        "lead": f"On the images that each client holds out of its own data, in round {evaluation.round}. "
+        f"– stands for a class without a pixel in the client's truth and predictions.{shown}",
         "head": ["client", "mean", *(evaluation.classes[k] for k in most)],
         "rows": rows,
     }
