@@ -15,9 +15,9 @@ from fedlens.benchmark.memory_step import STEPS, StepMemory, planned, trial
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.experiment.build import Plan
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.environment import describe_environment
+from fedlens.experiment.plan import Plan
 
 
 def batch_memory(

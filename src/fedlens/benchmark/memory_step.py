@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from fedlens.core.protocol import Client, ClientExamples, ModelSpec, Program
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import fixed_leaves, tree_of
 from fedlens.engines.devices import Computing
-from fedlens.experiment.build import Plan, plan
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import read_source
+from fedlens.experiment.plan import Plan, plan
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
@@ -36,6 +35,7 @@ from fedlens.local.training_memory import training_memory
 from fedlens.tasks.task import Task
 
 STEPS = 3  # the optimizer's state exists from the second step on, and the heap has settled
+_NO_MEMORY = "can't allocate memory"  # in the RuntimeError of PyTorch's allocator on a CPU
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -114,7 +114,12 @@ def trial(plan: Plan, info: DatasetInfo, batch: int) -> Trial:
     """The trial of these settings on data of this kind. Raises `ConfigError` where they do not fit."""
     resolved, chosen = plan.task(info), plan.chosen["model"]
     task: Task = resolved()
-    resolved.made(partial(task.validate, info))
+
+    def validated() -> Task:
+        task.validate(info)
+        return task
+
+    resolved.made(validated)
     model = task.wrap(
         ModelSpec(
             chosen.factory,
@@ -146,21 +151,21 @@ def measure(trial: Trial) -> StepMemory:
     model, batch, device = trial.model, int(trial.settings.batch_size), trial.device
     module = model.build(initial=False)
     model = replace(model, fixed=fixed_leaves(module))
-    memory = training_memory(
-        module, model.input_shape, batch, trial.settings
-    )
+    memory = training_memory(module, model.input_shape, batch, trial.settings, trial.task, model.classes)
     del module
     estimated = None if memory is None else memory.needed(trial.program.device)
     free = free_memory()
     if estimated is not None and device.type == "cpu" and estimated > free:
-        reason = f"it takes about {estimated / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB is free"
+        reason = f"it takes about {estimated / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB is free"
         return StepMemory(estimated=estimated, reason=reason)
     try:
         measured, reserved = _trained(trial, model)
     except (MemoryError, torch.OutOfMemoryError):
         return StepMemory(estimated=estimated, reason=f"the {_place(device)} is out of memory")
     except Exception as error:  # a model may refuse a batch of one image, for example
-        return StepMemory(estimated=estimated, reason=told(error))
+        full = _NO_MEMORY in str(error)
+        reason = f"the {_place(device)} is out of memory" if full else told(error)
+        return StepMemory(estimated=estimated, reason=reason)
     return StepMemory(measured, reserved, estimated)
 
 
@@ -204,7 +209,10 @@ def _resident(key: str) -> int:
 
 def main(words: Mapping[str, Any]) -> StepMemory:
     """The measurement that `words` ask for: recipe, overrides, info and batch."""
-    info = DatasetInfo(**{name: tuple(v) if isinstance(v, list) else v for name, v in words["info"].items()})
+    fields: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in words["info"].items()
+    }
+    info = DatasetInfo(**fields)
     return measure(trial(planned(words["recipe"], words["overrides"]), info, words["batch"]))
 
 

@@ -25,7 +25,9 @@ def memory(
     engine: EngineName = None,
     shape: Annotated[
         str | None,
-        typer.Option(metavar="C,H,W", help="Image shape, to measure without the recipe's data; needs --classes."),
+        typer.Option(
+            metavar="C,H,W", help="Image shape, to measure without the recipe's data; needs --classes."
+        ),
     ] = None,
     classes: Annotated[
         int | None, typer.Option(min=1, help="Number of classes, to measure without data; needs --shape.")
@@ -91,7 +93,5 @@ def _print(document: Mapping[str, Any]) -> None:
         ratio = f"{estimated / measured:.2f}" if measured and estimated else ""
         reserved = [size(row["reserved"]) if row["reserved"] else ""] if on_gpu else []
         shown = [size(value) if value else "" for value in (measured, estimated)]
-        cells.append(
-            [f"{row['batch']:,}", shown[0], *reserved, shown[1], ratio, row["reason"] or ""]
-        )
+        cells.append([f"{row['batch']:,}", shown[0], *reserved, shown[1], ratio, row["reason"] or ""])
     print_columns(cells, head, numeric=range(len(head) - 1))
