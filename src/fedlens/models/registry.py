@@ -78,6 +78,19 @@ def _cifar_resnet(layers: int, blocks: int) -> ModelEntry:
     )
 
 
+def _segmentation(function: str, summary: str, paper: str) -> ModelEntry:
+    return ModelEntry(
+        f"fedlens.models.segmentation:{function}",
+        f"{summary}; of segmentation-models-pytorch",
+        f"{paper}; segmentation-models-pytorch",
+        (3, 512, 512),
+        21,
+        "MIT",
+        "segmentation",
+        "vision",
+    )
+
+
 MODELS = ModelRegistry(
     "model",
     {
@@ -137,6 +150,14 @@ MODELS = ModelRegistry(
             "another model with MOON's projection head before its last layer",
             "Li, He and Song 2021 (arXiv 2103.16257)",
             (1, 8, 8),
+        ),
+        "unet": _segmentation(
+            "unet", "U-Net on MobileNetV2 or a ResNet", "Ronneberger et al. 2015 (arXiv 1505.04597)"
+        ),
+        "deeplabv3plus": _segmentation(
+            "deeplabv3plus",
+            "DeepLabV3+ on MobileNetV2 or a ResNet",
+            "Chen et al. 2018 (arXiv 1802.02611)",
         ),
     },
 )
