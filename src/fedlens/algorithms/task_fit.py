@@ -25,7 +25,7 @@ def refuse_task(rule: ClientRule, task: Task) -> None:
             where="algorithm.name",
             hint="choose another algorithm",
         )
-    if traits.reweighs and type(task).counts is Task.counts:
+    if traits.reweighs and not task.counts_classes:
         raise ConfigError(
             f"{who} counts classes (hsu2020, Eq. 3), and the task {type(task).__name__} does not define `counts`",
             where="task.name",

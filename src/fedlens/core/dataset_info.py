@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["classification", "multi-label", "segmentation", "detection", "language"]
+VOID = 255  # the id of a mask's pixel without a class
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.dataset_info import DatasetInfo, Kind
+from fedlens.core.dataset_info import VOID, DatasetInfo, Kind
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.threads import map_threads
 from fedlens.data.boxes import Boxes
@@ -25,8 +25,6 @@ from fedlens.data.table import Table
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-VOID = 255  # the id of a mask's pixel without a class
 
 _BLOCK = 4096  # images per pass, so that temporaries stay in cache
 

@@ -3,78 +3,47 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedlens.aggregate.mean import AGGREGATES
-from fedlens.aggregate.server_steps import SERVERS
 from fedlens.algorithms.averaging import Averaging, Parts
-from fedlens.algorithms.client_sampling import SELECTS
-from fedlens.algorithms.registry import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.engine_base import BareEngine, EngineBase
+from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.frozen import FrozenSplit
 from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program
-from fedlens.core.registry import OwnSettings, Registry, feeding, settings_model
+from fedlens.core.registry import OwnSettings, feeding, settings_model
 from fedlens.core.tree import count, fixed_leaves
-from fedlens.data.augment import AUGMENTS
 from fedlens.data.augmented import Chain
 from fedlens.data.client_datasets import ClientDatasets
-from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.feature_cache import with_features
 from fedlens.data.federated import federate
 from fedlens.data.loading import loaded
 from fedlens.data.normalize import moments
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.reassigned import reassigned
-from fedlens.data.partition.registry import PARTITIONS
 from fedlens.data.table import Table
-from fedlens.engines.registry import ENGINES
-from fedlens.experiment.config import SLOTS, Config
-from fedlens.experiment.config_source import Source
+from fedlens.experiment.config import Config
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.initial_weights import initial_weights, with_digest
 from fedlens.experiment.memory_check import check_memory
-from fedlens.experiment.resolve import Resolved, located, resolve
+from fedlens.experiment.plan import SLOT_REGISTRIES, Plan, plan
+from fedlens.experiment.resolve import Resolved, located
 from fedlens.experiment.single_images import refuse_single_images
 from fedlens.local.chain import chain
-from fedlens.models.prepare import Preparation
-from fedlens.models.registry import MODELS
+from fedlens.local.class_counts import counts_of
+from fedlens.local.settings import LocalSettings
 from fedlens.models.user_models import downloads, try_model
 from fedlens.tasks.central_evaluation import automatic_batch
-from fedlens.tasks.registry import TASKS
 from fedlens.tasks.task import Task
 
 _NAMED = 5  # classes without test examples that are named
-_SLOT_REGISTRIES = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVERS}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """An experiment whose settings are checked. Nothing is loaded yet; `config` has every setting filled in."""
-
-    config: Config
-    chosen: Mapping[str, Resolved]
-    augments: Sequence[Resolved]
-    rules: Sequence[Resolved]
-    locate: Callable[[str], str]
-    task: Callable[[DatasetInfo], Resolved]  # the task for a dataset
-    overridden: frozenset[str] = frozenset()  # keys that were set on the command line
-
-    def engine(self) -> EngineBase:
-        """A new engine, as the settings say; the caller closes it."""
-        resolved = self.chosen["engine"]
-        engine = resolved()
-        wrapped: EngineBase = resolved.made(lambda: BareEngine.wrap(engine))
-        return wrapped
 
 
 @dataclass(frozen=True)
@@ -107,88 +76,6 @@ class Built:
         program = self.engine.applied(Program({}, self.holders, 0))
         last = program.arithmetic.lays_out(self.model.build(initial=False), torch.device(program.device))
         return "channels last" if last else "contiguous"
-
-
-def plan(config: Config, source: Source) -> Plan:
-    """Resolves every factory and checks its settings. Raises `ConfigError` for a wrong name or setting."""
-    tables: dict[str, tuple[Registry, Mapping[str, Any]]] = {
-        "data.dataset": (DATASETS, config.data.dataset),
-        "data.partition": (PARTITIONS, config.data.partition),
-        "model": (MODELS, config.model),
-        "algorithm": (ALGORITHMS, config.algorithm),
-        "engine": (ENGINES, config.engine),
-    }
-    if "algorithm" in source.renamed and config.algorithm["name"] in WITHOUT_SLOTS:
-        unused = {slot: None for slot in SLOTS if not _was_set(slot, source)}
-        config = config.model_copy(update=unused)
-    if "algorithm" in source.renamed and config.select and config.select["name"] == "uniform":
-        # The selection in the recipe was the default of the recipe's algorithm.
-        chosen_by_user = {"select", "select.name"} & source.overridden
-        default = {} if chosen_by_user else usual("select", config.algorithm)
-        settings = {key: value for key, value in config.select.items() if key != "name" or chosen_by_user}
-        config = config.model_copy(update={"select": {**default, **settings}})
-    tables |= {
-        slot: (_SLOT_REGISTRIES[slot], table) for slot, table in config.slots.items() if table is not None
-    }
-    chosen = {
-        key: resolve(registry, table, key, source, shared=Preparation if key == "model" else None)
-        for key, (registry, table) in tables.items()
-    }
-    _refuse_task_settings(config.task, source)
-    client = config.client
-    rule_tables = client if isinstance(client, list) else [client] if client is not None else []
-    rules = [resolve(RULES, table, "client", source) for table in rule_tables]
-    augments = [resolve(AUGMENTS, table, "data.augment", source) for table in config.data.augment]
-    data = config.data.model_copy(
-        update={
-            "dataset": chosen["data.dataset"].table(),
-            "partition": chosen["data.partition"].table(),
-            "augment": [choice.table() for choice in augments],
-        }
-    )
-    tables_with_defaults: dict[str, Any] = {k: choice.table() for k, choice in chosen.items() if "." not in k}
-    if rules:
-        full = [rule.table() for rule in rules]
-        tables_with_defaults["client"] = full if isinstance(client, list) else full[0]
-    return Plan(
-        config.model_copy(update={"data": data, **tables_with_defaults}),
-        chosen,
-        augments,
-        rules,
-        source.locate,
-        partial(_task, config.task, source),
-        source.overridden,
-    )
-
-
-def _task(table: Mapping[str, Any], source: Source, info: DatasetInfo) -> Resolved:
-    """The task that the settings name, or that the dataset's kind names. Raises `ConfigError` where there is none."""
-    if "name" not in table and info.kind not in TASKS:
-        raise ConfigError(
-            f"'{info.name}' is for {info.kind}, which fedlens cannot train on yet",
-            where="data.dataset",
-            hint="'fedlens partition' can make and show its partitions",
-        )
-    return resolve(TASKS, {"name": info.kind, **table}, "task", source)
-
-
-def _refuse_task_settings(table: Mapping[str, Any], source: Source) -> None:
-    """Raises `ConfigError` if no task has these settings: without a name, the dataset decides later which it is."""
-    first: ConfigError | None = None
-    for kind in [table["name"]] if "name" in table else TASKS:
-        try:
-            resolve(TASKS, {**table, "name": kind}, "task", source)
-        except ConfigError as error:
-            first = first or error
-        else:
-            return
-    if first is not None:
-        raise first
-
-
-def _was_set(table: str, source: Source) -> bool:
-    """Whether an override set this table or a key in it."""
-    return any(key == table or key.startswith(f"{table}.") for key in source.overridden)
 
 
 def build(
@@ -224,13 +111,7 @@ def _build(
     initial: Path | None,
 ) -> Built:
     config, chosen = planned.config, planned.chosen
-    if config.local.lr_warmup >= config.rounds:
-        raise ConfigError(
-            f"local.lr_warmup is {config.local.lr_warmup}, but the run has only {config.rounds} rounds, so the "
-            "learning rate would never reach local.lr",
-            where="local.lr_warmup",
-            hint="set it below rounds",
-        )
+    _check_warmup(config)
     prepare = chosen["model"].shared
     if prepare is not None and prepare.initial_weights is not None and not (initial and initial.exists()):
         prepare.initial_weights.read_before_data()
@@ -240,15 +121,7 @@ def _build(
     if data.chosen:
         table = {**config.data.dataset, **data.chosen}
         config = config.model_copy(update={"data": config.data.model_copy(update={"dataset": table})})
-    federation = FederationInfo(
-        partition.sizes(),
-        len(data.classes),
-        data.input_shape,
-        holders.held(),
-        holders.held_out_sizes(),
-        data.kind,
-        task.most_counts(data.input_shape),
-    )
+    federation = _federation(holders, partition, task)
     unwrapped = ModelSpec(
         chosen["model"].factory,
         chosen["model"].name,
@@ -266,39 +139,23 @@ def _build(
         config = with_digest(config, weights)
     loaded_weights = (weights.note,) if weights is not None and weights.note else ()
     if isinstance(model.factory, OwnSettings):
-        chosen["model"].made(lambda: try_model(module, model.input_shape, model.classes, task.misfit))
+        chosen["model"].made(
+            lambda: try_model(module, task.blank(2, model.input_shape), model.classes, task.misfit)
+        )
     model = replace(model, fixed=fixed_leaves(module))
-    batch = config.evaluation.batch_size
-    if batch == "auto":
-        batch = automatic_batch(prod(data.input_shape), task.output_values(data.info))
-    parts = Parts(
-        model,
-        task,
-        config.local,
-        federation,
-        measure(config, federation),
-        batch,
-        config.evaluation.clients,
-        **{slot: chosen[slot]() for slot in _SLOT_REGISTRIES if slot in chosen},
-        client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
-    )
+    parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)
     if weights is not None and isinstance(bare, Averaging):
         weights.travels = bool(bare.personal)  # clients begin with their own leaves of the initial model
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
-    if size is None:  # one holder of all data
-        refuse_single_images(model, config.local, partition.sizes().sum(keepdims=True), ["the pooled data"])
-    else:
-        trained = list(algorithm.candidates(federation))
-        names = [partition.ids[client] for client in trained]
-        refuse_single_images(model, config.local, partition.sizes()[trained], names, algorithm.full_gradients)
+    _refuse_single_images(config.local, model, task, partition, algorithm, federation)
     source = _source(planned, holders, model, module)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, source, federation, size, say)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
-    check_memory(module, model.input_shape, config.local, largest, config.engine, say)
+    check_memory(module, model, task, config.local, largest, config.engine, say)
     return Built(
         config,
         holders,
@@ -317,17 +174,79 @@ def _build(
     )
 
 
+def _check_warmup(config: Config) -> None:
+    if config.local.lr_warmup >= config.rounds:
+        raise ConfigError(
+            f"local.lr_warmup is {config.local.lr_warmup}, but the run has only {config.rounds} rounds, so the "
+            "learning rate would never reach local.lr",
+            where="local.lr_warmup",
+            hint="set it below rounds",
+        )
+
+
+def _federation(holders: ClientDatasets, partition: Partition, task: Task) -> FederationInfo:
+    data = holders.dataset
+    return FederationInfo(
+        partition.sizes(),
+        len(data.classes),
+        data.input_shape,
+        holders.held(),
+        holders.held_out_sizes(),
+        data.kind,
+        task.most_counts(data.input_shape),
+    )
+
+
+def _parts(
+    planned: Plan, config: Config, model: ModelSpec, task: Task, federation: FederationInfo, info: DatasetInfo
+) -> Parts:
+    """The components that the algorithm is made of."""
+    chosen, batch = planned.chosen, config.evaluation.batch_size
+    if batch == "auto":
+        batch = automatic_batch(prod(info.input_shape), task.output_values(info))
+    return Parts(
+        model,
+        task,
+        config.local,
+        federation,
+        measure(config, federation),
+        batch,
+        config.evaluation.clients,
+        **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
+        client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
+    )
+
+
+def _refuse_single_images(
+    local: LocalSettings,
+    model: ModelSpec,
+    task: Task,
+    partition: Partition,
+    algorithm: AlgorithmBase,
+    federation: FederationInfo,
+) -> None:
+    """Raises `ConfigError` if a holder trains on a batch of one image, and the model cannot."""
+    sizes = partition.sizes()
+    if algorithm.clients_per_round(federation) is None:  # one holder of all data
+        refuse_single_images(model, task, local, sizes.sum(keepdims=True), ["the pooled data"])
+        return
+    trained = list(algorithm.candidates(federation))
+    names = [partition.ids[client] for client in trained]
+    refuse_single_images(model, task, local, sizes[trained], names, algorithm.full_gradients)
+
+
 def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
-    """A sentence that names the classes without test examples, if there are any."""
-    counts, names = holders.class_counts("@test"), holders.dataset.classes
-    if holders.dataset.kind == "multi-label":
-        counts = task.counts(holders.holder("@test").read_targets(), len(names)).sum(0)
-    absent = [] if counts is None else [names[k] for k in (counts == 0).nonzero().flatten().tolist()]
+    """A sentence that names the classes without test examples, if any."""
+    names = holders.dataset.classes
+    if not task.counts_classes:
+        return []
+    counts = counts_of(task, holders.holder("@test"), len(names))
+    absent = [names[k] for k in (counts == 0).nonzero().flatten().tolist()]
     if not absent:
         return []
     more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
     listed = ", ".join(f"'{name}'" for name in absent[:_NAMED])
-    return [f"no test image has the class {listed}{more}: means over classes leave it out"]
+    return [f"no test {task.example} has the class {listed}{more}: means over classes leave it out"]
 
 
 def _source(

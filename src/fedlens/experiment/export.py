@@ -70,7 +70,7 @@ class Graph(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """The predictions, sorted by name."""
         (trained,) = self.trained
-        prediction = trained.task.predict(trained.outputs(images.float() * self.scale + self.shift))
+        prediction = trained.task.graph(self.model, images.float() * self.scale + self.shift)
         return {name: prediction[name] for name in sorted(prediction)}
 
 

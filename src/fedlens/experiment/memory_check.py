@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -11,10 +11,12 @@ from torch import nn
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.free_memory import free_memory
+from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
 from fedlens.engines.devices import Computing, default_workers
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training_memory import training_memory
+from fedlens.tasks.task import Task
 
 _WORKER = 2**28  # bytes of a worker process that has loaded PyTorch
 _MANY = ("processes", "ray")  # engines whose workers all train at the same time
@@ -23,7 +25,8 @@ _STEP = 2000  # bytes of a step for each byte of weights and images are too many
 
 def check_memory(
     module: nn.Module,
-    input_shape: Sequence[int],
+    model: ModelSpec,
+    task: Task,
     local: LocalSettings,
     largest: int,
     engine: Mapping[str, Any],
@@ -36,7 +39,8 @@ def check_memory(
 
     Args:
         module: the model, which may be moved to the meta device.
-        input_shape: of one image.
+        model: what it was built from.
+        task: calls the module.
         local: the settings of local training.
         largest: the examples of the largest client: no batch is larger.
         engine: the engine's table.
@@ -46,11 +50,11 @@ def check_memory(
     free, workers = _free(device), _workers(engine, device)
     beside = _WORKER if workers > 1 else 0
     tensors = [*module.parameters(), *module.buffers()]
-    size = sum(tensor.nbytes for tensor in tensors) + batch * prod(input_shape) * 4
+    size = sum(tensor.nbytes for tensor in tensors) + batch * prod(model.input_shape) * 4
     if workers * (_STEP * size + beside) <= free:
         return
     with random_state_kept():
-        memory = training_memory(module, input_shape, batch, local)
+        memory = training_memory(module, model.input_shape, batch, local, task, model.classes)
     if memory is None:
         return
     needed = memory.needed(device)

@@ -114,7 +114,8 @@ def model_cost(built: Built) -> dict[str, Any]:
         "input_shape": list(built.model.input_shape),
     }
     with suppress(Exception):  # the summary says how the run ended, even where the model is what ended it
-        cost["multiply_adds"] = multiply_adds(built.model.build(initial=False), built.model.input_shape)
+        example = built.task.blank(1, built.model.input_shape)
+        cost["multiply_adds"] = multiply_adds(built.model.build(initial=False), example)
     return cost
 
 

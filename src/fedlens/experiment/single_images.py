@@ -13,12 +13,14 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
 from fedlens.local.settings import LocalSettings
+from fedlens.tasks.task import Task
 
 _NAMED = 5  # clients that a message lists
 
 
 def refuse_single_images(
     model: ModelSpec,
+    task: Task,
     local: LocalSettings,
     sizes: NDArray[np.int64],
     names: Sequence[str],
@@ -30,6 +32,7 @@ def refuse_single_images(
 
     Args:
         model: the model.
+        task: calls the model.
         local: the settings of local training.
         sizes: [n], the number of training examples of each client that may be asked to train.
         names: the n clients.
@@ -38,7 +41,7 @@ def refuse_single_images(
     single = [
         k for k, size in enumerate(sizes.tolist()) if size and meets_single_image(local, size, full_gradients)
     ]
-    if not single or not fails_on_one_image(model):
+    if not single or not fails_on_one_image(model, task):
         return
     listed = ", ".join(names[k] for k in single[:_NAMED])
     more = f" and {len(single) - _NAMED:,} more" if len(single) > _NAMED else ""
@@ -77,14 +80,14 @@ def meets_single_image(local: LocalSettings, examples: int, full_gradients: bool
     return full_gradients or (local.last_batch == "keep" and local.steps_at(n) >= local.batches_at(n))
 
 
-def fails_on_one_image(model: ModelSpec) -> bool:
+def fails_on_one_image(model: ModelSpec, task: Task) -> bool:
     """Whether the model has batch normalization and raises its error for a batch of one image in training mode."""
     module = model.build(initial=False).train()
     if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         return False
     with torch.no_grad(), random_state_kept():
         try:
-            module(torch.zeros(1, *model.input_shape))
+            task.trial(module, task.blank(1, model.input_shape), model.classes)
         except ValueError as error:
             return "more than 1 value per channel" in str(error)
         except Exception:  # another fault, which the run reports

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,22 +16,27 @@ _KEPT = 2**22  # counts that a worker keeps of all its clients
 
 
 def class_counts(task: Task, client: Client, classes: int) -> Tensor:
-    """int64 [classes]: how often each class occurs among all the client's own examples.
+    """int64 [classes]: `counts_of` the client's own examples, kept for the worker's life.
 
-    Counted in chunks, and kept for the worker's life as long as the counts of all its clients take little memory.
+    All of them are dropped when the counts of a worker's clients take too much memory.
     """
     kept: dict[object, Tensor] = client.scratch.setdefault("class-counts", {})
     key = client.id, classes
     if key not in kept:
-        n, counts = len(client.data), torch.zeros(classes, dtype=torch.int64)
-        chunk = _chunk(client.data.read_targets(0, min(1, n)), classes)
-        for start in range(0, n, chunk):
-            targets = client.data.read_targets(start, min(start + chunk, n))
-            counts += task.counts(targets, classes).sum(0).cpu()
+        counts = counts_of(task, client.data, classes)
         if (len(kept) + 1) * classes > _KEPT:
             kept.clear()
         kept[key] = counts
     return kept[key]
+
+
+def counts_of(task: Task, data: Any, classes: int) -> Tensor:
+    """int64 [classes]: how often each class occurs in the targets of `data`, read in chunks."""
+    n, counts = len(data), torch.zeros(classes, dtype=torch.int64)
+    chunk = _chunk(data.read_targets(0, min(1, n)), classes)
+    for start in range(0, n, chunk):
+        counts += task.counts(data.read_targets(start, min(start + chunk, n)), classes).sum(0).cpu()
+    return counts
 
 
 def _chunk(one: object, classes: int) -> int:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedlens.local.settings import LocalSettings
+from fedlens.tasks.task import Task
 
 _HEAP = 1.5
 """Memory of a process for each byte of tensors: on the heap of a CPU, blocks of other sizes leave gaps, and oneDNN lays
@@ -59,31 +60,46 @@ class TrainingMemory:
 
 
 def training_memory(
-    module: nn.Module, input_shape: Sequence[int], batch: int, settings: LocalSettings
+    module: nn.Module,
+    input_shape: Sequence[int],
+    batch: int,
+    settings: LocalSettings,
+    task: Task,
+    classes: int,
 ) -> TrainingMemory | None:
     """The memory of a training step of this module with batches of `batch` images.
 
     Every tensor that a forward and a backward pass allocate is followed until it is freed, on the meta device, so no
     memory is taken and nothing is computed. The module is moved there: pass one that is not used any more.
 
+    Args:
+        module: the model.
+        input_shape: of one example.
+        batch: the examples of a batch.
+        settings: of local training.
+        task: calls the module.
+        classes: the number of classes.
+
     Returns None if the module cannot run without values, because it looks at them.
 
+    >>> from fedlens.tasks.classification import Classification
     >>> module = nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias=False))
-    >>> found = training_memory(module, (3, 2, 2), 4, LocalSettings(lr=0.1))
+    >>> found = training_memory(module, (3, 2, 2), 4, LocalSettings(lr=0.1), Classification(), 5)
     >>> found.model, found.kept, found.images  # 12 x 5 weights, and 4 x 12 pixels, of 4 bytes
     (240, 1, 192)
     """
     dtype = next((p.dtype for p in module.parameters()), torch.float32)
     try:
         module = module.to("meta").train()
-        inputs = torch.zeros(batch, *input_shape, dtype=dtype, device="meta")
+        inputs = task.blank(batch, input_shape, dtype).to("meta")
         trained = [p for p in module.parameters() if p.requires_grad]
         live = _Live()
         live.leave_out([*module.parameters(), *module.buffers(), inputs])
         with _Attention(), live:
-            outputs = [t for t in tree_leaves(module(inputs)) if isinstance(t, Tensor) and t.requires_grad]
+            leaves = tree_leaves(task.trial(module, inputs, classes))
+            outputs = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
             total = torch.stack([t.float().sum() for t in outputs]).sum()
-            del outputs
+            del outputs, leaves
             torch.autograd.grad(total, trained, allow_unused=True)
     except Exception:  # of any kind: a model may look at the values that it computes
         return None

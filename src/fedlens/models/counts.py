@@ -21,7 +21,7 @@ class ModelCounts:
 
     Attributes:
         parameters: numbers in all parameters.
-        multiply_adds: of a forward pass for one image, see `fedlens.models.multiply_adds`.
+        multiply_adds: of a forward pass for one example, see `fedlens.models.multiply_adds`.
         norm_layers: how many normalization layers it has, by kind: `batch`, `group`, `layer`.
     """
 
@@ -30,15 +30,17 @@ class ModelCounts:
     norm_layers: Mapping[str, int]
 
 
-def counted(build: Callable[[], nn.Module], input_shape: Sequence[int]) -> ModelCounts:
-    """The counts of the model that `build` makes, for images of this shape; computes no value.
+def counted(
+    build: Callable[[], nn.Module], input_shape: Sequence[int], dtype: torch.dtype = torch.float32
+) -> ModelCounts:
+    """The counts of the model that `build` makes, for examples of this shape; computes no value.
 
     >>> counted(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 5)), (3, 8, 8))
     ModelCounts(parameters=1669, multiply_adds=9216, norm_layers={})
     """
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         module = build().eval()
-        products = multiply_adds(module, input_shape)
+        products = multiply_adds(module, torch.zeros(1, *input_shape, dtype=dtype))
     kinds = (
         next((kind for kind, base in _NORMS.items() if isinstance(layer, base)), None)
         for layer in module.modules()

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
-def multiply_adds(module: nn.Module, input_shape: Sequence[int]) -> int | None:
-    """The multiply-adds for one example of this shape, in convolutions, linear layers and matrix products.
+def multiply_adds(module: nn.Module, example: Tensor) -> int | None:
+    """The multiply-adds for one example, [1, ...], in convolutions, linear layers and matrix products.
 
     None if the module uses a function whose multiply-adds are not known here, such as a recurrent layer. The module is
     left in evaluation mode. Raises what its forward pass raises.
 
-    >>> multiply_adds(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 5)), (3, 8, 8))
+    >>> multiply_adds(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 5)), torch.zeros(1, 3, 8, 8))
     9216
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad(), _Counter() as counter:
-        module.eval()(torch.zeros(1, *input_shape))
+        module.eval()(example)
     total: int | None = counter.total
     return total
 

@@ -169,8 +169,8 @@ def deeplabv3plus(
     """DeepLabV3+ (Chen et al. 2018, arXiv 1802.02611) on the body of a classifier, at output stride 16.
 
     An atrous spatial pyramid on the features at stride 16, beside 48 channels of those at stride 4. `atrous` chooses
-    the decoder of segmentation-models-pytorch, or `PlainDecoder`, drawn in the same way. With it MobileNetV2 ends in its 320 channels. Takes
-    and returns what `unet` does; sides that are no multiple of 16 are padded inside with zeros.
+    the decoder of segmentation-models-pytorch, or `PlainDecoder`, drawn in the same way and on MobileNetV2 up to its
+    320 channels. Takes and returns what `unet` does; sides that are no multiple of 16 are padded inside with zeros.
 
     The pyramid has a mean over the image, so under batch normalization it cannot train on a batch of one image.
 

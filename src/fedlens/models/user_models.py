@@ -186,7 +186,7 @@ class Instance(OwnSettings):
 
 def try_model(
     module: nn.Module,
-    input_shape: Sequence[int],
+    inputs: torch.Tensor,
     classes: int,
     misfit: Callable[[object, int, int], str | None],
 ) -> nn.Module:
@@ -194,23 +194,24 @@ def try_model(
 
     Args:
         module: the model.
-        input_shape: of one image.
+        inputs: two examples; floats are converted to the type of the model.
         classes: the number of classes.
         misfit: that of the task; see `fedlens.tasks.task.Task`.
 
     Raises `ConfigError` otherwise: before the run, not as a failure of every client.
     """
     weight = next(module.parameters(), None)
-    images = torch.zeros(2, *input_shape, dtype=torch.float32 if weight is None else weight.dtype)
+    if weight is not None and inputs.is_floating_point():
+        inputs = inputs.to(weight.dtype)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            outputs = copy.deepcopy(module).eval()(images)
+            outputs = copy.deepcopy(module).eval()(inputs)
     except Exception as error:
-        shape = f"[n, {', '.join(map(str, input_shape))}]"
+        shape = f"[n, {', '.join(map(str, inputs.shape[1:]))}]"
         raise ConfigError(
             f"the model cannot take images {shape}: {type(error).__name__}: {error}".splitlines()[0],
             where="model",
-            hint=_for_the_data(error, input_shape[0]),
+            hint=_for_the_data(error, inputs.shape[1]),
         ) from error
     expected = misfit(outputs, 2, classes)
     if expected is not None:

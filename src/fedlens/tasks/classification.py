@@ -167,9 +167,11 @@ class Classification(ClassWeighted):
                 return None
         return f"[{examples}, {classes}]: one number a class"
 
-    def random_targets(self, outputs: Any, generator: torch.Generator) -> Tensor:
-        """Random targets for these outputs, int64 [n]; a trial of a model trains on them."""
-        return torch.randint(outputs.shape[1], (len(outputs),), generator=generator)
+    def random_targets(
+        self, n: int, classes: int, input_shape: Sequence[int], generator: torch.Generator
+    ) -> Tensor:
+        """Random classes, int64 [n]."""
+        return torch.randint(classes, (n,), generator=generator)
 
     def predict(self, outputs: Tensor) -> dict[str, Tensor]:
         """`class`, int64 [n], the most probable class, and `scores`, float [n, classes], softmax probabilities.

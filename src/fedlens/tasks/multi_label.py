@@ -230,9 +230,11 @@ class MultiLabel(ClassWeighted):
                 return None
         return f"[{examples}, {classes}]: one number a class"
 
-    def random_targets(self, outputs: Any, generator: torch.Generator) -> Tensor:
-        """Random targets for these outputs, uint8 [n, classes]; a trial of a model trains on them."""
-        return torch.randint(2, tuple(outputs.shape), generator=generator, dtype=torch.uint8)
+    def random_targets(
+        self, n: int, classes: int, input_shape: Sequence[int], generator: torch.Generator
+    ) -> Tensor:
+        """Random sets of classes, uint8 [n, classes] of 0 and 1."""
+        return torch.randint(2, (n, classes), generator=generator, dtype=torch.uint8)
 
 
 def per_class(measured: Measured) -> tuple[Tensor, Tensor, Tensor]:

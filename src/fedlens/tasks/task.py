@@ -34,6 +34,9 @@ class Task(ABC):
         errors: the metrics of which smaller is better.
         features: whether its models have one feature vector per example, the input of their last linear layer.
         sends: what a client that is measured tells of its examples, in words; see `condensed`.
+        placed: whether its targets lie in the image, as masks and boxes do. For others an image keeps its size in
+            training, and is never combined with another.
+        example: the word for one example in messages.
         one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
     """
 
@@ -43,6 +46,8 @@ class Task(ABC):
     views: ClassVar[int] = 1
     features: ClassVar[bool] = False
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
+    placed: ClassVar[bool] = False
+    example: ClassVar[str] = "image"
     one_class: ClassVar[bool] = True
     sends: ClassVar[str] = "its summed loss, and how much was right"
 
@@ -102,6 +107,11 @@ class Task(ABC):
     def losses(self) -> Callable[[Any, Any], Tensor] | None:
         """(outputs, targets) -> [n], the losses whose mean is `loss`; None if clients cannot train stacked."""
         return None
+
+    @property
+    def counts_classes(self) -> bool:
+        """Whether the task defines `counts`."""
+        return type(self).counts is not Task.counts
 
     def counts(self, targets: Any, classes: int) -> Tensor:
         """int64 [n, classes]: how often each class occurs in each example."""
@@ -164,6 +174,13 @@ class Task(ABC):
         """
         raise self._undefined("predict")
 
+    def graph(self, module: nn.Module, inputs: Tensor) -> Mapping[str, Tensor]:
+        """The outputs of an exported model by name, from normalized inputs; PyTorch's exporters trace it.
+
+        Raises `ConfigError` if the module has no such form.
+        """
+        return self.predict(self.outputs(module, inputs, None))
+
     def row(
         self, prediction: Mapping[str, NDArray[Any]], classes: Sequence[str], top: int = 5
     ) -> dict[str, Any]:
@@ -204,9 +221,27 @@ class Task(ABC):
         """The required form of a model's outputs, if these outputs do not have it; None if they do."""
         return None
 
-    def random_targets(self, outputs: Any, generator: torch.Generator) -> Any:
-        """Random targets that fit these outputs, for trials of models."""
+    def blank(self, n: int, input_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The inputs of n examples without content, [n, *input_shape], for trials of models."""
+        return torch.zeros(n, *input_shape, dtype=dtype)
+
+    def random_inputs(self, n: int, input_shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Random inputs of n examples, [n, *input_shape], for trials of models."""
+        return torch.randn(n, *input_shape, generator=generator)
+
+    def random_targets(
+        self, n: int, classes: int, input_shape: Sequence[int], generator: torch.Generator
+    ) -> Any:
+        """Random targets of n examples of this input shape, for trials of models."""
         raise self._undefined("random_targets")
+
+    def trial(self, module: nn.Module, inputs: Any, classes: int) -> Any:
+        """The outputs for inputs without targets of their own, in the module's mode."""
+        if not self.takes_targets:
+            return self.outputs(module, inputs, None)
+        generator = torch.Generator().manual_seed(0)
+        targets = self.random_targets(len(inputs), classes, inputs.shape[1:], generator)
+        return self.outputs(module, inputs, targets.to(inputs.device))
 
 
 def present(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -9,6 +9,9 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.experiment.single_images import fails_on_one_image, refuse_single_images
 from fedlens.local.settings import LocalSettings
+from fedlens.tasks.classification import Classification
+
+TASK = Classification()
 
 
 def normalized(input_shape, classes: int) -> nn.Module:
@@ -24,9 +27,9 @@ def spec(factory) -> ModelSpec:
 
 
 def test_only_models_that_fail_on_one_image_are_found() -> None:
-    assert fails_on_one_image(spec(normalized))
-    assert not fails_on_one_image(spec(over_pixels))
-    assert not fails_on_one_image(spec(lambda input_shape, classes: nn.Linear(64, classes)))
+    assert fails_on_one_image(spec(normalized), TASK)
+    assert not fails_on_one_image(spec(over_pixels), TASK)
+    assert not fails_on_one_image(spec(lambda input_shape, classes: nn.Linear(64, classes)), TASK)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,7 @@ def test_only_models_that_fail_on_one_image_are_found() -> None:
 def test_the_clients_are_named(local, sizes, named: str, hint: str) -> None:
     names = [f"site-{n}" for n in sizes]
     with pytest.raises(ConfigError) as caught:
-        refuse_single_images(spec(normalized), LocalSettings(lr=0.1, **local), np.array(sizes), names)
+        refuse_single_images(spec(normalized), TASK, LocalSettings(lr=0.1, **local), np.array(sizes), names)
     assert named in str(caught.value)
     assert hint in str(caught.value.hint)
     assert "site-" in str(caught.value)
@@ -53,7 +56,9 @@ def test_the_clients_are_named(local, sizes, named: str, hint: str) -> None:
     "local", [{"last_batch": "drop"}, {"steps": 1}, {"batch_size": "all"}, {"batch_size": 11}]
 )
 def test_what_never_meets_such_a_batch_is_not_refused(local) -> None:
-    refuse_single_images(spec(normalized), LocalSettings(lr=0.1, **local), np.array([33, 65]), ["a", "b"])
+    refuse_single_images(
+        spec(normalized), TASK, LocalSettings(lr=0.1, **local), np.array([33, 65]), ["a", "b"]
+    )
 
 
 def test_a_run_is_refused_and_runs_with_whole_batches(tmp_path) -> None:

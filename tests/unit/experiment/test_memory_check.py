@@ -11,11 +11,13 @@ from torch import nn
 
 from fedlens import Experiment
 from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import ModelSpec
 from fedlens.experiment import memory_check
 from fedlens.experiment.memory_check import check_memory
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training_memory import TrainingMemory, training_memory
 from fedlens.models.resnet import resnet20
+from fedlens.tasks.classification import Classification
 
 SHAPE = (3, 32, 32)
 SGD = LocalSettings(lr=0.1, batch_size=256)
@@ -27,7 +29,7 @@ def module() -> nn.Module:
 
 
 def memory(batch: int) -> TrainingMemory:
-    found = training_memory(module(), SHAPE, batch, SGD)
+    found = training_memory(module(), SHAPE, batch, SGD, Classification(), 10)
     assert found is not None
     return found
 
@@ -38,7 +40,8 @@ def checked(
     """The sentences of the check where `free` bytes are free."""
     monkeypatch.setattr(memory_check, "free_memory", lambda: free)
     said: list[str] = []
-    check_memory(module(), SHAPE, SGD, largest, engine, said.append)
+    spec = ModelSpec(resnet20, "resnet20", {}, SHAPE, 10, 0)
+    check_memory(module(), spec, Classification(), SGD, largest, engine, said.append)
     return said
 
 

@@ -36,7 +36,8 @@ def main(model: str, size: int, batch: int, optimizer: dict[str, Any]) -> dict[s
 
     def watched(runner: Runner) -> None:
         spec = runner.built.model
-        memory = training_memory(spec.build(), spec.input_shape, batch, runner.built.config.local)
+        local, task = runner.built.config.local, runner.built.task
+        memory = training_memory(spec.build(), spec.input_shape, batch, local, task, spec.classes)
         assert memory is not None
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew

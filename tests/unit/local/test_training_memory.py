@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training_memory import TrainingMemory, training_memory
+from fedlens.tasks.classification import Classification
 
 SGD = LocalSettings(lr=0.1)
 ROOT = Path(__file__).parents[3]
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 def measured(
     module: nn.Module, batch: int, shape: tuple[int, ...], local: LocalSettings = SGD
 ) -> TrainingMemory:
-    found = training_memory(module, shape, batch, local)
+    found = training_memory(module, shape, batch, local, Classification(), 10)
     assert found is not None
     return found
 
@@ -94,7 +95,7 @@ class Looks(nn.Module):
 
 
 def test_a_model_that_looks_at_values_is_not_measured() -> None:
-    assert training_memory(Looks(), (4,), 2, SGD) is None
+    assert training_memory(Looks(), (4,), 2, SGD, Classification(), 2) is None
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_a_model_has_as_many_as_pytorch_counts(name: str, shape: tuple[int, ...]
         pytest.importorskip("timm", reason="needs timm: pip install 'fedlens[vision]'")
 
     module: nn.Module = MODELS.find(name)(shape, 10)
-    assert multiply_adds(module, shape) == counted_by_pytorch(module, shape)
+    assert multiply_adds(module, torch.zeros(1, *shape)) == counted_by_pytorch(module, shape)
 
 
 def counted_by_pytorch(module: nn.Module, shape: tuple[int, ...]) -> int:
@@ -49,7 +49,7 @@ class Products(nn.Module):
 
 
 def test_every_kind_of_product_counts_as_in_pytorch() -> None:
-    assert multiply_adds(Products(), (3, 6, 6)) == counted_by_pytorch(Products(), (3, 6, 6))
+    assert multiply_adds(Products(), torch.zeros(1, 3, 6, 6)) == counted_by_pytorch(Products(), (3, 6, 6))
 
 
 class Recurrent(nn.Module):
@@ -63,7 +63,7 @@ class Recurrent(nn.Module):
 
 
 def test_a_layer_that_is_not_known_gives_none_and_not_a_number_too_small() -> None:
-    assert multiply_adds(Recurrent(), (8, 8)) is None
+    assert multiply_adds(Recurrent(), torch.zeros(1, 8, 8)) is None
 
 
 def test_counting_draws_no_random_number() -> None:
@@ -75,5 +75,5 @@ def test_counting_draws_no_random_number() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    assert multiply_adds(module, (1, 8, 8)) == 192
+    assert multiply_adds(module, torch.zeros(1, 1, 8, 8)) == 192
     assert torch.equal(torch.rand(1), expected)

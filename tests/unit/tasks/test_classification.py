@@ -43,8 +43,8 @@ def test_the_score_is_one_of_the_metrics() -> None:
     assert TASK.score in TASK.metrics(TASK.measure(torch.zeros(1, 2), torch.tensor([0])))
 
 
-def test_random_targets_are_classes_of_the_outputs() -> None:
-    targets = TASK.random_targets(torch.zeros(200, 3), torch.Generator().manual_seed(0))
+def test_random_targets_are_classes() -> None:
+    targets = TASK.random_targets(200, 3, (1, 8, 8), torch.Generator().manual_seed(0))
     assert (targets.shape, targets.dtype) == ((200,), torch.int64)
     assert set(targets.tolist()) == {0, 1, 2}
     assert torch.isfinite(TASK.losses(torch.zeros(200, 3), targets)).all()

@@ -255,7 +255,7 @@ def test_a_picture_shows_the_predicted_and_the_true_names() -> None:
 
 
 def test_random_targets_and_misfits() -> None:
-    targets = TASK.random_targets(torch.zeros(50, 3), torch.Generator().manual_seed(0))
+    targets = TASK.random_targets(50, 3, (1, 8, 8), torch.Generator().manual_seed(0))
     assert (targets.shape, targets.dtype) == ((50, 3), torch.uint8)
     assert set(targets.flatten().tolist()) == {0, 1}
     assert TASK.misfit(torch.zeros(2, 3), 2, 3) is None

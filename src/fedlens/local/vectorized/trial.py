@@ -98,14 +98,11 @@ def _fault(train: Train) -> str | None:
 
 
 def _examples(train: Train, n: int, generator: torch.Generator) -> _Examples:
-    module = train.model.build(initial=False).eval()
-    inputs = torch.randn(n, *train.model.input_shape, generator=generator)
-    inputs = inputs.to(
-        next((v.dtype for v in module.state_dict().values() if v.is_floating_point()), inputs.dtype)
-    )
-    with torch.no_grad():
-        outputs = train.task.outputs(module, inputs, None)
-        return _Examples(inputs, train.task.random_targets(outputs, generator))
+    model = train.model
+    leaves = model.build(initial=False).state_dict().values()
+    dtype = next((value.dtype for value in leaves if value.is_floating_point()), torch.float32)
+    inputs = train.task.random_inputs(n, model.input_shape, generator).to(dtype)
+    return _Examples(inputs, train.task.random_targets(n, model.classes, model.input_shape, generator))
 
 
 def _one_by_one(train: Train, calls: Sequence[Call]) -> Iterator[Outcome]:

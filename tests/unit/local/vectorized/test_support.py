@@ -188,8 +188,10 @@ class Squares(Classification):
     def loss(self, outputs: Tensor, targets: Tensor, weights: None = None, normalize: bool = True) -> Tensor:
         return self.losses(outputs, targets).mean()
 
-    def random_targets(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        self.drawn.append(torch.randn(outputs.shape, generator=generator).to(outputs))
+    def random_targets(
+        self, n: int, classes: int, input_shape: tuple[int, ...], generator: torch.Generator
+    ) -> Tensor:
+        self.drawn.append(torch.randn(n, classes, generator=generator))
         return self.drawn[-1]
 
 
