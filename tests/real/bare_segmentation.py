@@ -29,7 +29,9 @@ def read(root: Path, splits: list[str]) -> tuple[Tensor, Tensor]:
     for split in splits:
         for path in sorted((root / "CamVid" / split).glob("*.png")):
             with Image.open(path) as image:
-                images.append(np.asarray(image.convert("RGB").resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR)))
+                images.append(
+                    np.asarray(image.convert("RGB").resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR))
+                )
             with Image.open(root / "CamVid" / f"{split}annot" / path.name) as mask:
                 masks.append(np.asarray(mask.resize((WIDTH, HEIGHT), Image.Resampling.NEAREST)))
     ids = torch.from_numpy(np.stack(masks)).long()
