@@ -91,6 +91,19 @@ def _torchvision(function: str, summary: str, source: str) -> ModelEntry:
     )
 
 
+def _segmentation(function: str, summary: str, paper: str) -> ModelEntry:
+    return ModelEntry(
+        f"fedlens.models.segmentation:{function}",
+        f"{summary}; of segmentation-models-pytorch",
+        f"{paper}; segmentation-models-pytorch",
+        (3, 512, 512),
+        21,
+        "MIT",
+        "segmentation",
+        "vision",
+    )
+
+
 MODELS = ModelRegistry(
     "model",
     {
@@ -159,6 +172,30 @@ MODELS = ModelRegistry(
         ),
         "retinanet": _torchvision(
             "retinanet", "RetinaNet on ResNet-50", "Lin et al. 2017 (arXiv 1708.02002)"
+        ),
+        "lstm": ModelEntry(
+            "fedlens.models.language:lstm",
+            "embedding and two LSTM layers of 256 units, 822,570 parameters at 90 tokens",
+            "McMahan et al. 2017 (arXiv 1602.05629); Chen et al. 2022 (arXiv 2206.11488), appendix C.1",
+            (80,),
+            90,
+            task="language",
+        ),
+        "mean-embedding": ModelEntry(
+            "fedlens.models.language:mean_embedding",
+            "a linear layer on the mean of the embeddings of a text's words",
+            "fedlens",
+            (25,),
+            2,
+            task="language",
+        ),
+        "unet": _segmentation(
+            "unet", "U-Net on MobileNetV2 or a ResNet", "Ronneberger et al. 2015 (arXiv 1505.04597)"
+        ),
+        "deeplabv3plus": _segmentation(
+            "deeplabv3plus",
+            "DeepLabV3+ on MobileNetV2 or a ResNet",
+            "Chen et al. 2018 (arXiv 1802.02611)",
         ),
     },
 )

@@ -51,13 +51,22 @@ class Curve:
 
         Equal scores are one step of the curve, so the order of detections does not matter. 0 without a detection.
         """
-        found = np.zeros(len(THRESHOLDS))
-        if len(self.scores):
-            best = np.maximum.accumulate(self.precision()[:, ::-1], axis=1)[:, ::-1]
-            for at, recall in enumerate(self.recall()):
-                places = np.searchsorted(recall, RECALLS, side="left")
-                found[at] = best[at][places[places < len(recall)]].sum() / len(RECALLS)
+        return np.array([best.sum() / len(RECALLS) for best in self._at_recalls()])
+
+    def precision_at_recalls(self) -> Floats:
+        """float64 [101]: at a threshold of 0.5, the best precision at each recall 0, 0.01, ..., 1 or above; else 0."""
+        found = np.zeros(len(RECALLS))
+        reached = self._at_recalls()[0]
+        found[: len(reached)] = reached
         return found
+
+    def _at_recalls(self) -> list[Floats]:
+        """At each threshold, the best precision at each recall or above, of the recalls that are reached."""
+        if not len(self.scores):
+            return [np.empty(0)] * len(THRESHOLDS)
+        best = np.maximum.accumulate(self.precision()[:, ::-1], axis=1)[:, ::-1]
+        places = [np.searchsorted(recall, RECALLS, side="left") for recall in self.recall()]
+        return [one[at[at < len(one)]] for one, at in zip(best, places, strict=True)]
 
 
 def curve(scores: NDArray[np.float32], bits: NDArray[np.int16], truths: int) -> Curve:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from fedlens.core.detector import Detector
 from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.moved_targets import moved_boxes
-from fedlens.tasks.box_average_precision import Curve, best_f1, curves, matched
+from fedlens.tasks.box_average_precision import RECALLS, THRESHOLDS, Curve, best_f1, curves, matched
 from fedlens.tasks.box_picture import boxes_drawn
 from fedlens.tasks.task import Task
 
@@ -65,6 +65,7 @@ class Detection(Task):
     kind: ClassVar[Kind] = "detection"
     takes_targets: ClassVar[bool] = True
     placed: ClassVar[bool] = True
+    annotates: ClassVar[Literal["masks", "boxes"] | None] = "boxes"
     one_class: ClassVar[bool] = False
     errors: ClassVar[frozenset[str]] = frozenset()
     sends: ClassVar[str] = (
@@ -148,6 +149,24 @@ class Detection(Task):
         kept |= {"true_label": held.astype(np.int16), "true_boxes": counts[held]}
         return Measured(measured.sums, {name: torch.from_numpy(value) for name, value in kept.items()})
 
+    def recorded(self, measured: Measured, classes: int) -> Measured:
+        """The sums, and in place of the detections the curves of the classes.
+
+        `truths` int64 [classes], the true boxes; `average_precision` float64 [classes, 10], at each threshold, and
+        `precision` float64 [classes, 101], at an overlap of 0.5 and the recalls 0, 0.01, ..., 1, both 0 for a class
+        without a true box; and the numbers of `best_f1`, float64, as `best_precision`, `best_recall` and so on.
+        """
+        counts, held = np.zeros(classes, np.int64), true_boxes(measured)
+        counts[: len(held)] = held
+        average, precision = np.zeros((classes, len(THRESHOLDS))), np.zeros((classes, len(RECALLS)))
+        for at, one in per_class(measured).items():
+            average[at], precision[at] = one.average_precision(), one.precision_at_recalls()
+        rows = {name: value.numpy() for name, value in measured.rows.items()}
+        best = best_f1(rows["score"], rows["match"], int(counts.sum()))
+        sums = {"truths": counts, "average_precision": average, "precision": precision}
+        sums |= {f"best_{name.removeprefix('best_')}": np.array(value) for name, value in best.items()}
+        return Measured({**measured.sums, **{name: torch.as_tensor(value) for name, value in sums.items()}})
+
     def details(self, measured: Measured, classes: Sequence[str]) -> dict[str, float]:
         """AP of each class, and precision and recall of all classes together.
 
@@ -155,11 +174,13 @@ class Detection(Task):
         with the largest F1 and an overlap of 0.5, and that score as `best_score`; see
         `fedlens.tasks.box_average_precision.best_f1`; and `detections_not_finite`, if there are any.
         """
-        found = {at: one.average_precision() for at, one in per_class(measured).items()}
-        values = {f"ap_{classes[at]}": float(each.mean()) for at, each in found.items()}
-        values |= {f"ap50_{classes[at]}": float(each[0]) for at, each in found.items()}
-        rows = {name: value.numpy() for name, value in measured.rows.items()}
-        values |= best_f1(rows["score"], rows["match"], int(rows["true_boxes"].sum()))
+        sums = (self.recorded(measured, len(classes)) if measured.rows else measured).sums
+        held = sums["truths"].nonzero().view(-1).tolist()
+        values = {f"ap_{classes[at]}": float(sums["average_precision"][at].mean()) for at in held}
+        values |= {f"ap50_{classes[at]}": float(sums["average_precision"][at, 0]) for at in held}
+        for name in ("precision", "recall", "f1", "best_score"):
+            key = f"best_{name.removeprefix('best_')}"
+            values |= {name: float(sums[key])} if key in sums else {}
         left_out = int(measured.sums["not_finite"])
         return values | ({"detections_not_finite": left_out} if left_out else {})
 
@@ -202,6 +223,10 @@ class Detection(Task):
             where="model",
             hint="export it as safetensors, or inherit from fedlens.core.detector.Detector and define `raw`",
         )
+
+    def showing(self, score: float) -> Detection:
+        """The task with this `shown_score`."""
+        return replace(self, shown_score=score)
 
     def move(self, targets: BoxBatch, change: Change) -> BoxBatch:
         """The boxes of the changed images; see `fedlens.core.moved_targets.moved_boxes`."""
