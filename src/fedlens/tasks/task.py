@@ -38,6 +38,7 @@ class Task(ABC):
             training, and is never combined with another.
         example: the word for one example in messages.
         averages_classes: whether a metric is a mean over classes.
+        unstacked: why `losses` is None, in words.
         one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
         annotates: what `predict` finds in an image, for pages and files of predictions. "masks": `class` [n, H, W], the
             class of each pixel. "boxes": `boxes` [n, k, 4] (left, top, right, bottom in pixels), `labels` [n, k] and
@@ -54,6 +55,7 @@ class Task(ABC):
     placed: ClassVar[bool] = False
     example: ClassVar[str] = "image"
     averages_classes: ClassVar[bool] = True
+    unstacked: ClassVar[str] = "the loss of a batch is not the mean of losses of its examples"
     one_class: ClassVar[bool] = True
     annotates: ClassVar[Literal["masks", "boxes"] | None] = None
     shown_score: float = 0.0
