@@ -20,6 +20,7 @@ from fedlens.data.licences import UNKNOWN
 from fedlens.experiment.results import read_model_file
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.tensorfile import read_metadata
+from fedlens.tasks.evaluation_size import FULL, EvaluationSize, evaluation_size
 from fedlens.tasks.registry import TASKS
 from fedlens.tasks.task import Task
 
@@ -43,6 +44,7 @@ class TrainedModel:
         mean, std: of the normalization, one number per channel, of images scaled to [0, 1].
         licence: of the data that it was trained on.
         notes: what the user has to know about this model, in sentences.
+        size: at which images are evaluated, as in the run.
     """
 
     path: Path
@@ -57,6 +59,7 @@ class TrainedModel:
     std: tuple[float, ...]
     licence: str
     notes: tuple[str, ...] = ()
+    size: EvaluationSize = FULL
 
     @property
     def dataset(self) -> str:
@@ -69,8 +72,8 @@ class TrainedModel:
         return str(json.loads(self.about["model"])["name"]).rpartition(os.sep)[2]
 
     def outputs(self, inputs: Tensor) -> Any:
-        """What the module returns for normalized images, float32 [n, C, H, W]."""
-        return self.task.outputs(self.module, inputs, None)
+        """The outputs for normalized images, float32 [n, C, H, W], at the run's `evaluation.size`."""
+        return self.size(self.task, self.module, inputs, None)
 
     def tree(self) -> dict[str, Tensor]:
         """The weights and buffers by name."""
@@ -151,6 +154,7 @@ def _trained(
         tuple(preprocessing["std"]),
         about.get("licence") or (facts.licence if facts else None) or UNKNOWN,
         tuple(notes),
+        evaluation_size(config.get("evaluation", {}).get("size", "full"), task, shape),
     )
 
 

@@ -9,5 +9,6 @@ TASKS = Registry(
     {
         "classification": Entry("fedlens.tasks.classification:classification", "one class an image"),
         "multi-label": Entry("fedlens.tasks.multi_label:multi_label", "any number of classes an image"),
+        "segmentation": Entry("fedlens.tasks.segmentation:segmentation", "one class a pixel"),
     },
 )
