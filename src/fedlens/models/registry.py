@@ -46,10 +46,11 @@ class ModelEntry(Entry):
     Attributes:
         source: the paper, and who wrote the code where fedlens did not.
         licence: of the code; SPDX's name.
-        shape: of one image, for which parameters and multiply-adds are counted.
+        shape: of one image or text, for which parameters and multiply-adds are counted.
         classes: of the model that is counted.
         task: the kind of data that it is for.
         extra: the extra of fedlens with the package that makes it, if it needs one.
+        vocabulary: of the model of texts that is counted, if that is not the number of classes.
     """
 
     source: str
@@ -58,6 +59,7 @@ class ModelEntry(Entry):
     licence: str = "Apache-2.0"
     task: str = "classification"
     extra: str | None = None
+    vocabulary: int | None = None
 
 
 _MCMAHAN = "McMahan et al. 2017 (arXiv 1602.05629)"
@@ -75,6 +77,32 @@ def _cifar_resnet(layers: int, blocks: int) -> ModelEntry:
         f"fedlens.models.resnet:resnet{layers}",
         f"ResNet-{layers} for small images: three stages of {blocks} blocks, of 16, 32 and 64 channels",
         f"{_HE}, section 4.2",
+    )
+
+
+def _torchvision(function: str, summary: str, source: str) -> ModelEntry:
+    target, side = f"fedlens.models.torchvision_detectors:{function}", 320 if function == "ssdlite" else 640
+    return ModelEntry(
+        target,
+        f"{summary}; of torchvision",
+        f"{source}; torchvision",
+        (3, side, side),
+        80,
+        "BSD-3-Clause",
+        "detection",
+    )
+
+
+def _segmentation(function: str, summary: str, paper: str) -> ModelEntry:
+    return ModelEntry(
+        f"fedlens.models.segmentation:{function}",
+        f"{summary}; of segmentation-models-pytorch",
+        f"{paper}; segmentation-models-pytorch",
+        (3, 512, 512),
+        21,
+        "MIT",
+        "segmentation",
+        "vision",
     )
 
 
@@ -138,6 +166,15 @@ MODELS = ModelRegistry(
             "Li, He and Song 2021 (arXiv 2103.16257)",
             (1, 8, 8),
         ),
+        "ssdlite": _torchvision(
+            "ssdlite", "SSDLite on MobileNetV3-Large", "Howard et al. 2019 (arXiv 1905.02244)"
+        ),
+        "fasterrcnn-mobilenet": _torchvision(
+            "fasterrcnn_mobilenet", "Faster R-CNN on MobileNetV3-Large", "Ren et al. 2015 (arXiv 1506.01497)"
+        ),
+        "retinanet": _torchvision(
+            "retinanet", "RetinaNet on ResNet-50", "Lin et al. 2017 (arXiv 1708.02002)"
+        ),
         "lstm": ModelEntry(
             "fedlens.models.language:lstm",
             "embedding and two LSTM layers of 256 units, 822,570 parameters at 90 tokens",
@@ -153,6 +190,15 @@ MODELS = ModelRegistry(
             (25,),
             2,
             task="language",
+            vocabulary=10_002,
+        ),
+        "unet": _segmentation(
+            "unet", "U-Net on MobileNetV2 or a ResNet", "Ronneberger et al. 2015 (arXiv 1505.04597)"
+        ),
+        "deeplabv3plus": _segmentation(
+            "deeplabv3plus",
+            "DeepLabV3+ on MobileNetV2 or a ResNet",
+            "Chen et al. 2018 (arXiv 1802.02611)",
         ),
     },
 )

@@ -30,6 +30,7 @@ _SHAPE, _CLASSES, _CHANNELS = (
 )
 _VOCABULARY = "vocabulary"  # filled in for texts unless the user sets it, and then in config.toml
 _PLAIN = (bool, int, float, str, NoneType)
+_DETECTION = "torchvision.models.detection."
 _downloads = False
 
 
@@ -42,6 +43,7 @@ class UserModel(OwnSettings):
     - If it has none of them: two required positional parameters are the input shape and the number of classes.
     - Otherwise `**kwargs` gets `num_classes`, as models of torchvision expect.
     - Otherwise it is called with settings alone.
+    - A detector of torchvision, which it may return, is adapted; see `fedlens.models.torchvision_detectors`.
 
     All its other parameters with plain defaults are settings, and with `**kwargs` any name is. A setting `vocabulary`
     is the number of different tokens of the dataset by default; for images it is left out.
@@ -66,12 +68,15 @@ class UserModel(OwnSettings):
                     where=f"model.{_VOCABULARY}",
                     hint="set model.vocabulary, or choose a dataset of texts",
                 )
-        data = {"input_shape": tuple(input_shape), "classes": classes, "channels": input_shape[0]}
+        counted = (
+            classes + 1 if _makes_detectors(self.target) else classes
+        )  # torchvision counts the background
+        data = {"input_shape": tuple(input_shape), "classes": counted, "channels": input_shape[0]}
         with _hub(self.name):
             if self._by_position:
-                return self.target(data["input_shape"], classes, **settings)
+                return _adapted(self.target(data["input_shape"], classes, **settings), classes)
             filled = {name: data[role] for name, role in self._filled.items()}
-            return self.target(**{**filled, **settings})
+            return _adapted(self.target(**{**filled, **settings}), classes)
 
     @cached_property
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -150,8 +155,9 @@ class Instance(OwnSettings):
             ) from error
 
     def __call__(self, input_shape: Sequence[int], classes: int, *, module: str, digest: str) -> nn.Module:
-        """A copy of the model, with the weights that it was given with."""
-        return copy.deepcopy(self.prototype)
+        """A copy of the model, with the weights that it was given with; a detector of torchvision is adapted."""
+        made: nn.Module = _adapted(copy.deepcopy(self.prototype), classes)
+        return made
 
     @cached_property
     def settings(self) -> dict[str, str]:
@@ -295,6 +301,20 @@ def _hub(name: str) -> Iterator[None]:
         yield
     finally:
         hub.download_url_to_file, hub.urlopen = before
+
+
+def _makes_detectors(target: object) -> bool:
+    """Whether this is a function of torchvision that makes detectors."""
+    return str(getattr(target, "__module__", "")).startswith(_DETECTION)
+
+
+def _adapted(model: Any, classes: int) -> Any:
+    """The model itself; a detector of torchvision as fedlens calls it."""
+    if not any(base.__module__.startswith(_DETECTION) for base in type(model).__mro__):
+        return model
+    from fedlens.models.torchvision_detectors import adapted
+
+    return adapted(model, classes)
 
 
 def _is_plain(value: Any) -> bool:

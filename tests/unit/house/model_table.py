@@ -33,7 +33,7 @@ def _line(row: Mapping[str, Any]) -> str:
         row["task"],
         f"{row['parameters']:,}",
         _millions(row["multiply_adds"]),
-        f"{_input(row['input_shape'])}, {row['classes']:,} classes",
+        f"{_input(row['input_shape'], row['vocabulary'])}, {row['classes']:,} classes",
         norms,
         row["source"],
         row["licence"],
@@ -41,13 +41,13 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _input(shape: Sequence[int]) -> str:
+def _input(shape: Sequence[int], vocabulary: int | None) -> str:
     """
-    >>> _input((3, 8, 9)), _input((80,))
-    ('8x9x3', '80 tokens')
+    >>> _input((3, 8, 9), None), _input((80,), None), _input((80,), 1002)
+    ('8x9x3', '80 tokens', '80 tokens of 1,002')
     """
     if len(shape) == 1:
-        return f"{shape[0]} tokens"
+        return f"{shape[0]} tokens" + (f" of {vocabulary:,}" if vocabulary is not None else "")
     channels, height, width = shape
     return f"{height}x{width}x{channels}"
 
