@@ -143,9 +143,10 @@ def predict(
         top: how many classes a row of a classifier has.
         score: the boxes of a detector with a lower score are left out; by default `shown_score` of the task.
 
-    Raises `DataError` if the paths name no image, `ConfigError` if `top` is below 1, `score` is not in [0, 1] or the
-    output folder is not empty, and `RunFailed` if the disk refuses.
+    Raises `RunDirectoryError` for a model of texts, `DataError` if the paths name no image, `ConfigError` if `top` is
+    below 1, `score` is not in [0, 1] or the output folder is not empty, and `RunFailed` if the disk refuses.
     """
+    trained.require_images()
     if score is not None:
         if not 0 <= score <= 1:
             raise ConfigError(f"score is {score}, but must be in [0, 1]", where="score", hint="take 0.25")

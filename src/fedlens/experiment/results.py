@@ -182,9 +182,11 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
     if isinstance(model.prepare, Preparation):
         spec["prepare"] = model.prepare.structure()
     personal = built.algorithm.personal if isinstance(built.algorithm, Averaging) else ()
-    preprocessing = {"scale": "1/255", "mean": list(data.mean), "std": list(data.std)}
+    preprocessing: dict[str, Any] = {"scale": "1/255", "mean": list(data.mean), "std": list(data.std)}
     if data.form is not None:
         preprocessing |= data.form.table()
+    if data.kind == "language":
+        preprocessing = {"vocabulary": data.vocabulary}
     return {
         "model": json.dumps(spec),
         "classes": json.dumps(list(data.classes)),

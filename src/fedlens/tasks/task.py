@@ -37,6 +37,7 @@ class Task(ABC):
         placed: whether its targets lie in the image, as masks and boxes do. For others an image keeps its size in
             training, and is never combined with another.
         example: the word for one example in messages.
+        averages_classes: whether a metric is a mean over classes.
         one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
         annotates: what `predict` finds in an image, for pages and files of predictions. "masks": `class` [n, H, W], the
             class of each pixel. "boxes": `boxes` [n, k, 4] (left, top, right, bottom in pixels), `labels` [n, k] and
@@ -52,6 +53,7 @@ class Task(ABC):
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
     placed: ClassVar[bool] = False
     example: ClassVar[str] = "image"
+    averages_classes: ClassVar[bool] = True
     one_class: ClassVar[bool] = True
     annotates: ClassVar[Literal["masks", "boxes"] | None] = None
     shown_score: float = 0.0
@@ -80,6 +82,10 @@ class Task(ABC):
                 where="task.name",
                 hint="leave task.name out: the dataset's kind names the task",
             )
+
+    def fitted(self, info: DatasetInfo) -> Task:
+        """The task for this dataset, which `validate` has accepted; a task that does not depend on it is the same."""
+        return self
 
     def wrap(self, model: ModelSpec) -> ModelSpec:
         """The model that is trained: the given one, or one with further layers around it, such as a projector."""
