@@ -91,6 +91,19 @@ def _torchvision(function: str, summary: str, source: str) -> ModelEntry:
     )
 
 
+def _segmentation(function: str, summary: str, paper: str) -> ModelEntry:
+    return ModelEntry(
+        f"fedlens.models.segmentation:{function}",
+        f"{summary}; of segmentation-models-pytorch",
+        f"{paper}; segmentation-models-pytorch",
+        (3, 512, 512),
+        21,
+        "MIT",
+        "segmentation",
+        "vision",
+    )
+
+
 MODELS = ModelRegistry(
     "model",
     {
@@ -175,6 +188,14 @@ MODELS = ModelRegistry(
             (25,),
             2,
             task="language",
+        ),
+        "unet": _segmentation(
+            "unet", "U-Net on MobileNetV2 or a ResNet", "Ronneberger et al. 2015 (arXiv 1505.04597)"
+        ),
+        "deeplabv3plus": _segmentation(
+            "deeplabv3plus",
+            "DeepLabV3+ on MobileNetV2 or a ResNet",
+            "Chen et al. 2018 (arXiv 1802.02611)",
         ),
     },
 )
