@@ -34,6 +34,7 @@ from fedlens.experiment.config import Config
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.initial_weights import initial_weights, with_digest
 from fedlens.experiment.memory_check import check_memory
+from fedlens.experiment.model_kind import refuse_other_kind
 from fedlens.experiment.plan import SLOT_REGISTRIES, Plan, plan
 from fedlens.experiment.resolve import Resolved, located
 from fedlens.experiment.single_images import refuse_single_images
@@ -300,6 +301,7 @@ def _distributed(
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
     resolved = planned.task(dataset.info)
     task = _checked_task(resolved, dataset.info)
+    refuse_other_kind(chosen["model"].name, chosen["model"].factory, dataset.info)
     refuse_image_settings(dataset.info, planned.augments, chosen["model"])
     dataset = loaded(dataset, int(config.data.cache * 2**30), say)
     mean, std = moments(config.data.normalize, dataset.mean, dataset.std)
