@@ -12,7 +12,9 @@ from torchvision.ops import nms
 OBJECTNESS, CLASSES = 4, 5
 """Positions in the last dimension of the outputs: 4 of the box, 1 of the objectness, then the classes."""
 
-_CANDIDATES = 4  # compared with one another for each box that is kept at most; more cost time and change little
+_CANDIDATES = (
+    4  # compared with one another for each box that is kept at most; more cost time and change little
+)
 
 
 @dataclass(frozen=True)

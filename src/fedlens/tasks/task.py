@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,12 @@ class Task(ABC):
         placed: whether its targets lie in the image, as masks and boxes do. For others an image keeps its size in
             training, and is never combined with another.
         example: the word for one example in messages.
+        averages_classes: whether a metric is a mean over classes.
         one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
+        annotates: what `predict` finds in an image, for pages and files of predictions. "masks": `class` [n, H, W], the
+            class of each pixel. "boxes": `boxes` [n, k, 4] (left, top, right, bottom in pixels), `labels` [n, k] and
+            `scores` [n, k] of at most k objects; a row without an object has the label -1. None: nothing with a place.
+        shown_score: the score from which pages, pictures and tables show a box.
     """
 
     kind: ClassVar[Kind]
@@ -48,7 +53,10 @@ class Task(ABC):
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
     placed: ClassVar[bool] = False
     example: ClassVar[str] = "image"
+    averages_classes: ClassVar[bool] = True
     one_class: ClassVar[bool] = True
+    annotates: ClassVar[Literal["masks", "boxes"] | None] = None
+    shown_score: float = 0.0
     sends: ClassVar[str] = "its summed loss, and how much was right"
 
     @property
@@ -74,6 +82,10 @@ class Task(ABC):
                 where="task.name",
                 hint="leave task.name out: the dataset's kind names the task",
             )
+
+    def fitted(self, info: DatasetInfo) -> Task:
+        """The task for this dataset, which `validate` has accepted; a task that does not depend on it is the same."""
+        return self
 
     def wrap(self, model: ModelSpec) -> ModelSpec:
         """The model that is trained: the given one, or one with further layers around it, such as a projector."""
@@ -149,8 +161,16 @@ class Task(ABC):
         """The part of the measurements that `metrics` needs: what is asked of each client."""
         return measured
 
+    def recorded(self, measured: Measured, classes: int) -> Measured:
+        """The measurements of the test data that a run directory keeps, as sums without rows.
+
+        A task with rows, whose number grows with the data, replaces them here by what its page and `details` show.
+        `classes` is the number of classes.
+        """
+        return Measured(measured.sums)
+
     def details(self, measured: Measured, classes: Sequence[str]) -> dict[str, float]:
-        """Further metrics for `summary.json`, such as the accuracy of each class."""
+        """Further metrics for `summary.json`, such as the accuracy of each class, from what `recorded` returned."""
         return {}
 
     def mistakes(self, outputs: Any, targets: Any, most: int) -> dict[str, Tensor]:
@@ -192,6 +212,10 @@ class Task(ABC):
             top: the number of classes that are listed.
         """
         raise self._undefined("row")
+
+    def showing(self, score: float) -> Task:
+        """The task that shows boxes from this score on; a task without boxes stays as it is."""
+        return self
 
     def move(self, targets: Any, change: Change) -> Any:
         """The targets after a geometric augmentation of their images."""
