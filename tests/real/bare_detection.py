@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import io
 import os
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,17 +37,23 @@ def read(root: Path, splits: list[str]) -> tuple[Tensor, Targets]:
         for name in (folder / "ImageSets" / "Main" / f"{split}.txt").read_text().split():
             with Image.open(folder / "JPEGImages" / f"{name}.jpg") as image:
                 scale = torch.tensor([WIDTH / image.width, HEIGHT / image.height] * 2)
-                images.append(np.asarray(image.convert("RGB").resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR)))
+                images.append(
+                    np.asarray(image.convert("RGB").resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR))
+                )
             boxes, labels = [], []
             for each in ElementTree.parse(folder / "Annotations" / f"{name}.xml").iter("object"):
                 left, top, right, bottom = (
-                    float(each.findtext(f"bndbox/{corner}") or "nan") for corner in ("xmin", "ymin", "xmax", "ymax")
+                    float(each.findtext(f"bndbox/{corner}") or "nan")
+                    for corner in ("xmin", "ymin", "xmax", "ymax")
                 )
                 if right > left and bottom > top:
                     boxes.append((left - 1, top - 1, right, bottom))
                     labels.append(CLASSES.index(each.findtext("name") or ""))
             targets.append(
-                {"boxes": torch.tensor(boxes).view(-1, 4) * scale, "labels": torch.tensor(labels, dtype=torch.int64)}
+                {
+                    "boxes": torch.tensor(boxes).view(-1, 4) * scale,
+                    "labels": torch.tensor(labels, dtype=torch.int64),
+                }
             )
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous(), targets
 
@@ -83,7 +90,12 @@ def scores(network: torch.nn.Module, images: Tensor, targets: Targets) -> dict[s
             {
                 "image_id": k,
                 "category_id": int(label),
-                "bbox": [x := float(box[0]), y := float(box[1]), w := float(box[2]) - x, h := float(box[3]) - y],
+                "bbox": [
+                    x := float(box[0]),
+                    y := float(box[1]),
+                    w := float(box[2]) - x,
+                    h := float(box[3]) - y,
+                ],
                 "area": w * h,
                 "iscrowd": 0,
                 **({"score": float(answer["scores"][at])} if "scores" in answer else {}),
@@ -144,7 +156,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", ".")))
     given = parser.parse_args()
     found = train(given.data, given.seed, given.epochs, given.threads)
-    print(f"map50 {found['map50']:.4f} map {found['map']:.4f}")
+    sys.stdout.write(f"map50 {found['map50']:.4f} map {found['map']:.4f}\n")
 
 
 if __name__ == "__main__":
