@@ -388,24 +388,24 @@ class Result:
         top: int = 5,
         pictures: bool = True,
         force: bool = False,
+        score: float | None = None,
     ) -> Predictions:
         """Predicts image files with a model of the run, whose data need not be at hand.
 
-        Each row has the `path`, the columns of the task (`class`, `score`, `class_2`, ...), and `fault`: None, or why
-        the file could not be predicted.
+        A row has the `path`, the task's columns (`class`, `score`, ...), and `fault`: None, or why the file failed.
 
         Args:
             paths: files, folders, or patterns such as `"photos/*.jpg"`.
-            out: a folder for `predictions.csv` and, with `pictures`, a labelled picture of each image. It has to be
-                empty or new, unless `force` is set.
+            out: a folder for `predictions.csv`, masks, boxes and `pictures`; empty or new, unless `force` is set.
             round: "best", "last", or a round of which the run keeps the model; by default "best".
+            score: the lowest score of a detector's boxes; by default `shown_score` of its task.
 
         Raises `DataError` if the paths name no image, and `RunDirectoryError` if the run has no such model.
         """
         from fedlens.experiment.predict import Output, predict
 
         output = None if out is None else Output(Path(out), pictures, force)
-        return Predictions(predict(self._trained(round), paths, top, output))
+        return Predictions(predict(self._trained(round), paths, top, output, score=score))
 
     def export(
         self,

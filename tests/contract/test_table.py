@@ -43,6 +43,7 @@ pytestmark = pytest.mark.usefixtures("quick_workers")
 # Of different makes: one of each kind of selection, state and exchange.
 SEEDED = ("fedavg", "fedvc", "fedir-population", "scaffold", "mime", "admm-sgd-last", "fedbn", "centralized")
 EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS)
+NIGHTLY = [pytest.mark.nightly]
 
 
 def test_the_table_has_every_algorithm_and_every_partition() -> None:
@@ -62,28 +63,39 @@ def with_lists(tmp_path, monkeypatch) -> None:
     (tmp_path / "list.csv").write_text("\n".join(["user_id,image_id,class", *rows]) + "\n")
 
 
-@pytest.mark.parametrize("partition", MORE_PARTITIONS)
-def test_every_way_to_scatter_can_be_learned_from_on_both_engines(
-    partition: str, with_lists, tmp_path
-) -> None:
+def easy(partition: str) -> Experiment:
     data = {"dataset": SCATTERED, "partition": MORE_PARTITIONS[partition]}
     local = {"lr": 0.1, "epochs": 2, "batch_size": 10}
-    easy = Experiment(
+    return Experiment(
         **settings(rounds=6, model="small-cnn", data=data, local=local, select={"fraction": 1.0})
     )
-    result = easy.run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("partition", MORE_PARTITIONS)
+def test_every_partition_can_be_learned_from(partition: str, with_lists, tmp_path) -> None:
+    result = easy(partition).run(tmp_path / "run")
     first, last = result.metrics[0], result.metrics[-1]
     assert last["test_accuracy"] >= 0.9
     assert last["test_loss"] < first["test_loss"] / 2
     assert last["failed"] == 0
-    shared = easy.with_settings("engine.name=processes", "engine.workers=2").run(tmp_path / "processes")
+
+
+@pytest.mark.parametrize("partition", nightly_but({"feature", "multilabel"}, MORE_PARTITIONS))
+def test_every_partition_gives_the_same_bits_on_both_engines(partition: str, with_lists, tmp_path) -> None:
+    result = easy(partition).run(tmp_path / "run")
+    shared = (
+        easy(partition).with_settings("engine.name=processes", "engine.workers=2").run(tmp_path / "processes")
+    )
     assert outcome(shared) == outcome(result)
 
 
-# The basic ones over every kind of partition; the others, which share their loop, each over two, in turn.
+# One over every kind of partition; the others, which share its loop, over one, in turn. Nightly each over two, and the
+# basic ones over all.
 BASIC = ("fedavg", "fedavgm", "fedprox", "centralized", "remembering")
 LEARNED = [
-    (algorithm, partition)
+    pytest.param(
+        algorithm, partition, marks=[] if algorithm == "fedavg" or at == k % len(PARTITIONS) else NIGHTLY
+    )
     for k, algorithm in enumerate(ALGORITHMS)
     for at, partition in enumerate(PARTITIONS)
     if algorithm in BASIC or at in (k % len(PARTITIONS), (k + 2) % len(PARTITIONS))

@@ -50,6 +50,7 @@ def test_killed_at_each_step_of_writing_it_ends_with_the_same_bits(tmp_path: Pat
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref")
 
 
+@pytest.mark.nightly  # at each step of writing above
 def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     experiment(tmp_path, rounds=10, epochs=3)
     with lives(tmp_path) as play:
@@ -59,7 +60,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path) -> 
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref") == outcome(tmp_path / "again")
 
 
-@pytest.mark.parametrize("number", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # in the middle of a save, and in real processes below
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_interrupted_at_random_moments_it_says_how_to_go_on(tmp_path: Path, number: str) -> None:
     experiment(tmp_path, rounds=10, epochs=3)
     with lives(tmp_path) as play:

@@ -1,4 +1,4 @@
-"""`fedlens bench`: how fast this machine trains, and where a round's time goes."""
+"""`fedlens bench`: how fast this machine trains, where a round's time goes, and how much memory it takes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from fedlens.cli.bench_memory import memory
 from fedlens.cli.bench_profile import profile
 from fedlens.cli.bench_speed import speed
 
@@ -30,3 +31,4 @@ bench = typer.Typer(
 )
 bench.command("speed")(speed)
 bench.command("profile")(profile)
+bench.command("memory")(memory)

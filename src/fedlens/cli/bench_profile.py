@@ -75,7 +75,7 @@ def profile(
                     command=command_words(sys.argv),
                 )
             else:
-                document = module.profile_model(str(model), changes or (), _sides(shape), classes)
+                document = module.profile_model(str(model), changes or (), sides(shape), classes)
             print_profile(document, layers)
         if json_file == _STANDARD_OUTPUT:
             print_json(document)
@@ -106,7 +106,7 @@ def _check(context: typer.Context, recipe: str | None, model: str | None, peak: 
         raise ConfigError(f"invalid peak: {peak:g} TFLOP/s", where="--peak", hint="take more than 0")
 
 
-def _sides(shape: str) -> Sequence[int]:
+def sides(shape: str) -> Sequence[int]:
     """Channels, height and width."""
     from fedlens.core.errors import ConfigError
 

@@ -37,8 +37,11 @@ def _row(name: str, summary: str, entry: object) -> dict[str, Any]:
         "input_shape": list(entry.shape),
         "classes": entry.classes,
     }
+    import torch
+
+    dtype = torch.int64 if entry.task == "language" else torch.float32
     try:
-        found = counted(partial(MODELS.find(name), entry.shape, entry.classes), entry.shape)
+        found = counted(partial(MODELS.find(name), entry.shape, entry.classes), entry.shape, dtype)
     except ConfigError as error:
         return row | about | counts | {"reason": str(error)}
     return row | about | {**vars(found)} | {"reason": None}

@@ -29,6 +29,12 @@ def predict(
     ],
     round: ModelRound = None,
     top: Annotated[int, typer.Option(min=1, help="The number of classes in a row.")] = 5,
+    score: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Leave out boxes with a lower score; by default below task.shown_score, 0.25."
+        ),
+    ] = None,
     pictures: Annotated[
         bool, typer.Option("--pictures/--no-pictures", help="Draw a labelled picture of each image.")
     ] = True,
@@ -48,10 +54,11 @@ def predict(
         trained = read_trained(RunDir.open(run), parsed_round(round))
         count, faults = 0, []
         with _progress() as progress:
-            for row in predictions(trained, paths, top, output, progress):
+            for row in predictions(trained, paths, top, output, progress, score):
                 count += 1
                 if row["fault"] is not None:
                     faults.append({"path": row["path"], "fault": row["fault"]})
+        annotates = trained.task.annotates
         if as_json:
             print_json(
                 {
@@ -61,6 +68,8 @@ def predict(
                     "faults": faults,
                     "predictions": str(output.table),
                     "pictures": str(output.pictures_folder) if pictures else None,
+                    "masks": str(output.masks_folder) if annotates == "masks" else None,
+                    "boxes": str(output.boxes_file) if annotates == "boxes" else None,
                     "notes": list(trained.notes),
                 }
             )
@@ -69,6 +78,11 @@ def predict(
                 say(f"note: {note}")
             which = "" if trained.round is None else f" with the model of round {trained.round}"
             say(f"predicted {many(count - len(faults), 'image')}{which}: {output.table}")
+            if annotates == "masks":
+                say(f"masks, in the size of the files: {output.masks_folder}")
+            if annotates == "boxes":
+                lowest = trained.task.shown_score if score is None else score
+                say(f"boxes with a score of {lowest:g} or more, in COCO's format: {output.boxes_file}")
             if pictures:
                 say(f"labelled pictures: {output.pictures_folder}")
         if faults:

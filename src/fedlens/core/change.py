@@ -10,6 +10,28 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
+class Pieces:
+    """Parts of several images that are joined to new ones, as in a mosaic. The p pieces are rectangles of the results.
+
+    Attributes:
+        source: int64 [p], the image before the change that each piece shows.
+        result: int64 [p], the image after the change that each piece is a part of, in ascending order.
+        regions: int64 [p, 4], left, top, right, bottom of the piece in its result, in whole pixels. Regions of one
+            result do not overlap.
+        images: the number of results.
+    """
+
+    source: Tensor
+    result: Tensor
+    regions: Tensor
+    images: int
+
+    def to(self, device: Any) -> Pieces:
+        """The same on this device."""
+        return Pieces(self.source.to(device), self.result.to(device), self.regions.to(device), self.images)
+
+
+@dataclass(frozen=True, eq=False)
 class Change:
     """A window of each image, scaled to one size and mirrored.
 
@@ -22,11 +44,16 @@ class Change:
     where pixel (i, j) covers the square from (j, i) to (j + 1, i + 1). Then the image is mirrored: x' becomes
     W - x' where `mirrored`, and y' becomes H - y' where `upended`.
 
+    With `pieces`, the windows are those of the p pieces, not of the n images: piece j is image `source[j]` moved by
+    window j, of which only the region of the piece remains, in image `result[j]`. `fedlens.core.moved_targets` moves
+    masks and boxes by a change of either form.
+
     Attributes:
-        top, left, height, width: float32 [n], the windows; height and width are above 0.
+        top, left, height, width: float32 [n] or [p], the windows; height and width are above 0.
         size: the height and width of the result, in pixels.
-        mirrored: bool [n], whether the image is flipped left to right; None for no image.
-        upended: bool [n], whether it is flipped top to bottom; None for no image.
+        mirrored: bool [n] or [p], whether the image is flipped left to right; None for no image.
+        upended: bool [n] or [p], whether it is flipped top to bottom; None for no image.
+        pieces: the parts that the results are joined of; None if each result shows one image.
 
     Raises `ValueError` if the tensors are not of one length.
 
@@ -45,11 +72,14 @@ class Change:
     size: tuple[int, int]
     mirrored: Tensor | None = None
     upended: Tensor | None = None
+    pieces: Pieces | None = None
 
     def __post_init__(self) -> None:
-        given = (self.top, self.left, self.height, self.width, self.mirrored, self.upended)
+        given = [self.top, self.left, self.height, self.width, self.mirrored, self.upended]
+        if self.pieces is not None:
+            given += [self.pieces.source, self.pieces.result, self.pieces.regions[:, 0]]
         shapes = {tuple(part.shape) for part in given if part is not None}
-        if shapes != {(len(self),)}:
+        if shapes != {(len(self.top),)}:
             raise ValueError(f"the windows and flips of a change have the shapes {sorted(shapes)}")
 
     @classmethod
@@ -72,7 +102,7 @@ class Change:
 
     def __len__(self) -> int:
         """The number of images."""
-        return len(self.top)
+        return len(self.top) if self.pieces is None else self.pieces.images
 
     def to(self, device: Any) -> Change:
         """The same on this device."""
@@ -83,19 +113,23 @@ class Change:
         top, left, height, width = (
             part.to(device) for part in (self.top, self.left, self.height, self.width)
         )
-        return Change(top, left, height, width, self.size, moved(self.mirrored), moved(self.upended))
+        pieces = None if self.pieces is None else self.pieces.to(device)
+        return Change(top, left, height, width, self.size, moved(self.mirrored), moved(self.upended), pieces)
 
     def sources(self) -> tuple[Tensor, Tensor]:
         """(rows int64 [n, H], columns int64 [n, W]): where nearest-neighbour interpolation reads each pixel.
 
         Pixel (i, j) of result k is pixel (rows[k, i], columns[k, j]) of image k: the pixel that contains the centre
-        of (i, j). Where it lies outside the image, a mask has no class.
+        of (i, j). Where it lies outside the image, a mask has no class. With `pieces`, there is a row for each piece.
         """
         rows = _sources(self.top, self.height, self.size[0], self.upended)
         return rows, _sources(self.left, self.width, self.size[1], self.mirrored)
 
     def points(self, points: Tensor, images: Tensor) -> Tensor:
-        """float32 [m, 2]: where the points (x, y) [m, 2] of the images at `images`, int64 [m], are now."""
+        """float32 [m, 2]: where the points (x, y) [m, 2] of the images at `images`, int64 [m], are now.
+
+        With `pieces`, `images` are the numbers of pieces.
+        """
         x = (points[:, 0] - self.left[images]) * (self.size[1] / self.width[images])
         y = (points[:, 1] - self.top[images]) * (self.size[0] / self.height[images])
         if self.mirrored is not None:
@@ -107,7 +141,8 @@ class Change:
     def boxes(self, boxes: Tensor, images: Tensor) -> Tensor:
         """float32 [m, 4]: where the boxes (left, top, right, bottom) [m, 4] of the images at `images` are now.
 
-        They are not clipped: a part of a box, or all of it, may lie outside the result.
+        With `pieces`, `images` are the numbers of pieces. The boxes are not clipped: a part of
+        a box, or all of it, may lie outside the result.
 
         >>> turned = Change.flips(torch.tensor([True]), (10, 10))
         >>> turned.boxes(torch.tensor([[1.0, 2.0, 4.0, 6.0]]), torch.tensor([0])).tolist()

@@ -23,3 +23,7 @@ class Detector(nn.Module):
     @abstractmethod
     def raw(self, images: Tensor) -> dict[str, Tensor]:
         """The outputs by name before boxes are decoded and suppressed: fixed shapes, no look at values."""
+
+    def notes(self, boxes: Tensor) -> list[str]:
+        """Sentences for the user about the boxes float32 [m, 4] of the training images, said before training."""
+        return []

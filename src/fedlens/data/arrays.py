@@ -1,4 +1,4 @@
-"""A dataset from arrays or tensors in memory."""
+"""A dataset from arrays or tensors in memory: images, or texts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.core.dataset_info import VOID
 from fedlens.core.errors import DataError
-from fedlens.data.dataset import VOID, Dataset, Examples, channel_moments
+from fedlens.data.dataset import Dataset, Examples, channel_moments
 
 Layout = Literal["auto", "channels-first", "channels-last"]
 _CHANNELS = (1, 3, 4)
@@ -27,21 +28,27 @@ def dataset(
     layout: Layout = "auto",
     name: str = "arrays",
     seeded: bool = False,
+    vocabulary: int | None = None,
 ) -> Dataset:
-    """Makes a dataset of images in memory, for a function of your own that `data.dataset` names.
+    """Makes a dataset of images or texts in memory, for a function of your own that `data.dataset` names.
 
     Args:
-        images: uint8 [n, H, W, C], [n, C, H, W] or [n, H, W], from 0 to 255: an array, a tensor or nested lists.
+        images: uint8 [n, H, W, C], [n, C, H, W] or [n, H, W], from 0 to 255: an array, a tensor or nested lists. Texts:
+            whole numbers [n, T], tokens from 0 on.
         labels: one class an image: [n], whole numbers from 0 on, or names, which `classes` puts in order. Several
             classes an image (multi-label): [n, classes] of 0 and 1 (or booleans), or for each image a list or a set of
             names, which may be empty. A class for each pixel (segmentation): masks [n, H, W] of whole numbers, 255 for
             a pixel without a class.
+            names, which may be empty. Of texts one class a text, or [n, T], the class of each token; -1 for none.
         test_images, test_labels: the test data, in the same form.
         classes: the name of each class. By default the numbers, or the names in alphabetical order.
         clients: [n], the client of each training image, for the partition `natural`.
         layout: where the channels are; `auto` takes the axis with 1, 3 or 4 values.
         name: the name in the report.
         seeded: whether the data depend on the data seed.
+        vocabulary: of texts, the number of different tokens. By default one more than the largest id in the training
+            and test texts; state it if the model is to know tokens that do not occur. With labels [n, T] and without
+            `classes`, each token is a class.
 
     Raises `DataError` if shapes, types or lengths do not fit.
 
@@ -52,7 +59,13 @@ def dataset(
     >>> several = dataset(images[:3], [["cat"], [], ["dog", "cat"]], images[3:], [["dog"]])
     >>> several.kind, several.train.targets.tolist()
     ('multi-label', [[1, 0], [0, 0], [1, 1]])
+    >>> texts = dataset([[0, 3], [2, 1]], ["good", "bad"], [[0, 1]], ["good"], vocabulary=5)
+    >>> texts.kind, texts.classes, texts.vocabulary
+    ('language', ('bad', 'good'), 5)
     """
+    if _is_text(images, vocabulary):
+        tokens, held_tokens = _tokens(images, "images"), _tokens(test_images, "test_images")
+        return _texts(tokens, labels, held_tokens, test_labels, classes, clients, name, seeded, vocabulary)
     train_images, held_images = (
         _images(given, layout, what) for given, what in ((images, "images"), (test_images, "test_images"))
     )
@@ -73,6 +86,74 @@ def dataset(
         "made by a function of the user",
         seeded=seeded,
     )
+
+
+def _is_text(given: Any, vocabulary: int | None) -> bool:
+    """Whether the inputs are texts, [n, T]. Bytes may be images whose rows were joined: these need a vocabulary."""
+    if vocabulary is not None:
+        return True
+    array = _array(given)
+    return array.ndim == 2 and array.dtype.kind in "iu" and array.dtype != np.uint8
+
+
+def _tokens(given: Any, what: str) -> NDArray[Any]:
+    """int32 or int64 [n, T]."""
+    tokens = _array(given)
+    if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
+        raise DataError(
+            f"`{what}` are {tokens.dtype} {list(tokens.shape)}, but texts must be whole numbers [n, T]",
+            where="fedlens.dataset",
+            hint="pad texts to one length; for images leave `vocabulary` out",
+        )
+    return tokens.astype(np.int32 if tokens.max(initial=0) < 2**31 else np.int64)
+
+
+def _texts(
+    tokens: NDArray[Any],
+    labels: Any,
+    held_tokens: NDArray[Any],
+    held_labels: Any,
+    classes: Sequence[str] | None,
+    clients: Any,
+    name: str,
+    seeded: bool,
+    vocabulary: int | None,
+) -> Dataset:
+    train, held = _array(labels), _array(held_labels)
+    size = vocabulary or 1 + int(max(tokens.max(initial=0), held_tokens.max(initial=0)))
+    if classes is not None:
+        names = tuple(map(str, classes))
+    elif train.ndim == 2:
+        names = tuple(map(str, range(size)))
+    else:
+        names = _default_classes(train, held)
+    columns = {} if clients is None else {"client": _array(clients)}
+    targets, held_targets = (
+        _labels(given, names, what) if given.ndim == 1 else _targets(given, what)
+        for given, what in ((train, "labels"), (held, "test_labels"))
+    )
+    return Dataset(
+        name,
+        Examples(tokens, targets, columns),
+        Examples(held_tokens, held_targets),
+        names,
+        (),
+        (),
+        "unknown",
+        "made by a function of the user",
+        seeded=seeded,
+        vocabulary=size,
+    )
+
+
+def _targets(given: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """int64 [n, T]."""
+    if given.dtype.kind not in "iu":
+        raise DataError(
+            f"`{what}` are {given.dtype} {list(given.shape)}, but must be whole numbers [n, T], -1 for none",
+            where="fedlens.dataset",
+        )
+    return given.astype(np.int64)
 
 
 def _array(given: Any) -> NDArray[Any]:

@@ -34,13 +34,21 @@ AUGMENTS = Registry(
             f"{_HERE}:make_pad_crop_flip", "crop and flip in one pass (Hsu et al. 2019, He et al. 2016)"
         ),
         "crop": Entry(f"{_HERE}:make_crop", "random shift by a few pixels, filled with zeros"),
-        "flip": Entry(f"{_HERE}:make_flip", "random horizontal flip"),
+        "flip": Entry(f"{_HERE}:make_flip", "random horizontal flip, or vertical"),
         "colour-jitter": Entry(
             f"{_HERE}:make_colour_jitter", "random brightness, contrast, saturation and hue"
         ),
         "random-resized-crop": Entry(
             f"{_HERE}:make_random_resized_crop",
             "random crop, resized to the full size (Szegedy et al. 2015)",
+        ),
+        "scale-crop": Entry(
+            "fedlens.data.scale_crop:make_scale_crop",
+            "random scale, then a random crop of a fixed size (Chen et al. 2017)",
+        ),
+        "mosaic": Entry(
+            "fedlens.data.mosaic:make_mosaic",
+            "four images of the batch joined at a random point (Bochkovskiy et al. 2020)",
         ),
     },
 )
@@ -112,16 +120,28 @@ def _cropped(images: Tensor, targets: Any, pad: int, edges: Tensor, flips: Tenso
 
 @dataclass(frozen=True)
 class Flip(Augmentation):
-    """Mirrors each image left to right where `torch.rand(n) < p`."""
+    """Mirrors each image left to right where `torch.rand(n) < p`.
+
+    With `vertical` above 0, it then mirrors top to bottom where a second `torch.rand(n) < vertical`.
+    """
 
     p: float
+    vertical: float = 0.0
 
     def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
-        drawn = torch.rand(len(images), generator=generator, device=generator.device)
-        mirrored = (drawn < self.p).to(images.device)
+        mirrored = self._drawn(self.p, images, generator)
         flipped = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        upended = None
+        if self.vertical:
+            upended = self._drawn(self.vertical, images, generator)
+            flipped = torch.where(upended[:, None, None, None], flipped.flip(2), flipped)
         height, width = images.shape[2:]
-        return Augmented(flipped, targets, Change.flips(mirrored, (height, width)))
+        return Augmented(flipped, targets, Change.flips(mirrored, (height, width), upended))
+
+    @staticmethod
+    def _drawn(p: float, images: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = torch.rand(len(images), generator=generator, device=generator.device)
+        return (drawn < p).to(images.device)
 
 
 @dataclass(frozen=True)
@@ -279,10 +299,19 @@ def make_crop(shape: Shape, *, pad: Pad = 4) -> Crop:
 def make_flip(
     shape: Shape,
     *,
-    p: Annotated[float, Field(gt=0, le=1, description="probability of a flip")] = 0.5,
+    p: Annotated[float, Field(ge=0, le=1, description="probability of a flip left to right")] = 0.5,
+    vertical: Annotated[
+        bool | Annotated[float, Field(ge=0, le=1)],
+        Field(description="probability of a flip top to bottom; true for p"),
+    ] = 0.0,
 ) -> Flip:
-    """Mirrors left to right."""
-    return Flip(p)
+    """Mirrors left to right, or top to bottom. Raises `ConfigError` if it would do neither."""
+    upended = p if vertical is True else float(vertical)
+    if not p and not upended:
+        raise ConfigError(
+            "the probability of a flip is 0 in both directions", where="p", hint="set p or vertical above 0"
+        )
+    return Flip(p, upended)
 
 
 def make_colour_jitter(

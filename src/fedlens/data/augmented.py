@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,11 +38,25 @@ class Augmentation(ABC):
 
     They may run in another thread while a training step runs. An augmentation that is no subclass runs in the thread
     of the step, because it may draw from PyTorch's global generator, as the step does.
+
+    Attributes:
+        combines: whether an image of the result shows parts of several images. Tasks whose targets have no place in
+            the image refuse it, and those that change the size of images: see `Task.placed`.
     """
+
+    combines: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
         """The images uint8 [n, C, H, W] and targets after a random change, and how pixels moved."""
+
+    def output_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        """(C, H, W) of the augmented images, from the shape of the given ones: the same by default."""
+        return tuple(input_shape)
+
+    def note(self, input_shape: Sequence[int]) -> str | None:
+        """A sentence for the notes of a run on images of this shape; None for none."""
+        return None
 
 
 def unmoved(targets: Any, change: Change) -> Any:

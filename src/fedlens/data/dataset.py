@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.dataset_info import DatasetInfo, Kind
+from fedlens.core.dataset_info import VOID, DatasetInfo, Kind
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.threads import map_threads
 from fedlens.data.boxes import Boxes
@@ -25,8 +25,6 @@ from fedlens.data.table import Table
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-VOID = 255  # the id of a mask's pixel without a class
 
 _BLOCK = 4096  # images per pass, so that temporaries stay in cache
 
@@ -68,6 +66,8 @@ class Examples:
         if self.kind == "language":
             if not _dtype(inputs).startswith("int"):
                 raise DataError(f"the tokens are {_found(inputs)}, but must be integers [n, T]")
+            if _dtype(targets) != "int64":
+                raise DataError(f"the targets are {_found(targets)}, but must be int64 [n] or [n, T]")
         elif _dtype(inputs) != "uint8" or len(inputs.shape) != 4:
             raise DataError(f"the images are {_found(inputs)}, but must be uint8 [n, C, H, W]")
         if self.kind == "segmentation":
@@ -189,8 +189,10 @@ class Dataset:
         on_error: "skip" leaves out images that cannot be decoded later, "stop" stops the run; None if the reader
             has no such setting.
         read_as: how image files become such images, if they are no longer in files; see `form`.
+        vocabulary: the number of different tokens of texts: ids are 0 to `vocabulary` - 1. By default one more than the
+            largest id in both splits. None for images.
 
-    Raises `DataError` if a label has no class, or the splits differ in image shape.
+    Raises `DataError` if a label has no class, a token is not in the vocabulary, or the splits differ in shape.
     """
 
     name: str
@@ -207,6 +209,7 @@ class Dataset:
     seeded: bool = False
     chosen: Mapping[str, Any] = field(default_factory=dict)
     read_as: ImageForm | None = None
+    vocabulary: int | None = None
 
     def __post_init__(self) -> None:
         if self.train.kind != self.test.kind:
@@ -225,7 +228,13 @@ class Dataset:
                 check_masks(examples.targets, len(self.classes), where=f"{self.name}, {split}")
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
             shapes = f"{list(self.train.inputs.shape[1:])} and {list(self.test.inputs.shape[1:])}"
-            raise DataError(f"the images of the two splits have shapes {shapes}", where=self.name)
+            what = "texts" if self.kind == "language" else "images"
+            raise DataError(f"the {what} of the two splits have shapes {shapes}", where=self.name)
+        if self.kind == "language":
+            vocabulary = self.vocabulary or inferred_vocabulary(self.train, self.test)
+            object.__setattr__(self, "vocabulary", vocabulary)
+            for split, examples in (("train", self.train), ("test", self.test)):
+                check_tokens(examples, vocabulary, len(self.classes), where=f"{self.name}, {split}")
         if self.kind != "language" and not len(self.mean) == len(self.std) == self.input_shape[0]:
             raise DataError("mean and std must have one number per channel", where=self.name)
 
@@ -256,7 +265,17 @@ class Dataset:
     @property
     def info(self) -> DatasetInfo:
         """The facts that tasks and models may ask for."""
-        return DatasetInfo(self.name, self.kind, self.classes, self.input_shape)
+        text = self.kind == "language"
+        splits = (self.train, self.test)
+        return DatasetInfo(
+            self.name,
+            self.kind,
+            self.classes,
+            self.input_shape,
+            self.vocabulary,
+            tuple(self.train.targets.shape[1:]) if text else (),
+            text and any(bool((split.targets < 0).any()) for split in splits),
+        )
 
     def table(self) -> Table:
         """The table of the training split for partitioners. Masks in files are decoded for it."""
@@ -276,7 +295,7 @@ class Dataset:
             self.classes,
             self.train.columns,
             self.coarse,
-            single=isinstance(self.train.targets, np.ndarray) and self.train.targets.ndim == 1,
+            single=_one_each(self.train),
             located=self.kind in ("segmentation", "detection"),
             dataset=self.name,
             origin=self.train.inputs.files.digest
@@ -294,14 +313,20 @@ def refuse_features(dataset: Dataset, partition: Partition) -> None:
         )
 
 
+def _one_each(examples: Examples) -> bool:
+    """Whether each example has one class; a text may have none."""
+    targets = examples.targets
+    return isinstance(targets, np.ndarray) and targets.ndim == 1 and targets.min(initial=0) >= 0
+
+
 def marks_of(examples: Examples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(marks int64 [m], offsets int64 [n + 1]): the classes of each example; see `Table`."""
     targets = examples.targets
-    if isinstance(targets, np.ndarray) and targets.ndim == 1:
+    if _one_each(examples):
         return targets, np.arange(len(targets) + 1)
     if isinstance(targets, np.ndarray) and examples.kind == "language":
-        given = targets >= 0
-        return targets[given].astype(np.int64), np.concatenate([[0], np.cumsum(given.sum(axis=1))])
+        given = targets.reshape(len(targets), -1) >= 0
+        return targets[targets >= 0], np.concatenate([[0], np.cumsum(given.sum(axis=1))])
     if examples.kind == "multi-label":
         rows, classes = np.nonzero(targets)
         return classes, np.searchsorted(rows, np.arange(len(targets) + 1))
@@ -381,6 +406,27 @@ def _beyond(what: str, classes: int, where: str) -> DataError:
         where=where,
         hint="name all classes, or write the masks with other ids",
     )
+
+
+def check_tokens(texts: Examples, vocabulary: int, classes: int, where: str) -> None:
+    """Raises `DataError` if a token is not in the vocabulary, or a target is neither a class nor -1."""
+    for values, least, end, what in (
+        (texts.inputs, 0, vocabulary, "token"),
+        (texts.targets, -1, classes, "target"),
+    ):
+        if not isinstance(values, np.ndarray) or not values.size:
+            continue
+        if values.min() < least or values.max() >= end:
+            text, *position = np.argwhere((values < least) | (values >= end))[0].tolist()
+            at = f"text {text}" + "".join(f", position {place}" for place in position)
+            wrong = values[(text, *position)]
+            size = f"the vocabulary of {end}" if what == "token" else f"{end} classes"
+            raise DataError(f"{what} {wrong} of {at} is not in {least} .. {end - 1}, {size}", where=where)
+
+
+def inferred_vocabulary(*splits: Examples) -> int:
+    """One more than the largest id of a token, at least 1."""
+    return 1 + max(int(split.inputs.max()) if len(split) else 0 for split in splits)
 
 
 def check_label_sets(labels: NDArray[np.uint8], classes: int, where: str) -> None:

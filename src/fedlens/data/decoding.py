@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from fedlens.core.dataset_info import VOID
 from fedlens.core.errors import DataError
 from fedlens.core.registry import load_target
 
 Fit = Literal["crop", "pad", "stretch"]
 
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")
-_VOID = 255
 
 # The transposition that undoes each value of the EXIF tag "Orientation"; 1 is upright.
 _UPRIGHT = {
@@ -108,7 +108,7 @@ def fitted(image: Image.Image, height: int, width: int, fit: Fit, mask: bool = F
     scaled = image.resize((new_width, new_height), how)
     if scaled.size == (width, height):
         return scaled
-    fill: Any = _VOID if mask else 0
+    fill: Any = VOID if mask else 0
     canvas = Image.new(scaled.mode, (width, height), fill)
     canvas.paste(scaled, (left, top))
     return canvas
@@ -190,8 +190,8 @@ def stored_ids(image: Image.Image, ids: NDArray[np.uint8] | None = None) -> NDAr
         what, hint = mask_in_colour(image)
         raise DataError(what, hint=hint)
     stored = np.asarray(image)
-    if stored.dtype.itemsize > 1 and stored.size and not 0 <= stored.min() <= stored.max() <= _VOID:
-        outside = stored.max() if stored.max() > _VOID else stored.min()
+    if stored.dtype.itemsize > 1 and stored.size and not 0 <= stored.min() <= stored.max() <= VOID:
+        outside = stored.max() if stored.max() > VOID else stored.min()
         raise DataError(f"the mask has the id {outside}, and ids go from 0 to 255", hint="use smaller ids")
     small = stored.astype(np.uint8)
     return small if ids is None else ids[small]

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from fedlens.data.decoding import Fit, decode
+from fedlens.data.decoding import Fit, decode, is_turned
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,9 @@ class ImageForm:
         form = (self.channels, self.height, self.width, self.fit)
         pixels = decode(path, *form, upright=self.upright)
         return 255 - pixels if self.inverted else pixels
+
+    def file_size(self, path: Path) -> tuple[int, int]:
+        """(width, height) of the image in a file, in pixels, turned as `decode` turns it."""
+        with Image.open(path) as image:
+            width, height = image.size
+            return (height, width) if self.upright and is_turned(image) else (width, height)

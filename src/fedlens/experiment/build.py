@@ -36,12 +36,13 @@ from fedlens.experiment.memory_check import check_memory
 from fedlens.experiment.plan import SLOT_REGISTRIES, Plan, plan
 from fedlens.experiment.resolve import Resolved, located
 from fedlens.experiment.single_images import refuse_single_images
+from fedlens.experiment.text_models import refuse_image_settings, table_of, with_vocabulary
 from fedlens.local.chain import chain
 from fedlens.local.class_counts import counts_of
 from fedlens.local.settings import LocalSettings
 from fedlens.models.user_models import downloads, try_model
 from fedlens.tasks.central_evaluation import automatic_batch
-from fedlens.tasks.evaluation_size import evaluation_size
+from fedlens.tasks.evaluation_size import EvaluationSize, evaluation_size
 from fedlens.tasks.task import Task
 
 _NAMED = 5  # classes without test examples that are named
@@ -64,6 +65,7 @@ class Built:
     task: Task
     clients_per_round: int | None
     source: ClientDataSource  # the same data, or the features of them
+    evaluation_size: EvaluationSize  # at which images are evaluated
     notes: tuple[str, ...] = ()  # which weights were loaded; what was left out of the data, or corrected
 
     @property
@@ -122,25 +124,27 @@ def _build(
     if data.chosen:
         table = {**config.data.dataset, **data.chosen}
         config = config.model_copy(update={"data": config.data.model_copy(update={"dataset": table})})
+    model_choice = with_vocabulary(chosen["model"], data.info)
+    config = config.model_copy(update={"model": table_of(model_choice, config.model)})
     federation = _federation(holders, partition, task)
     unwrapped = ModelSpec(
-        chosen["model"].factory,
-        chosen["model"].name,
-        chosen["model"].settings,
+        model_choice.factory,
+        model_choice.name,
+        model_choice.settings,
         data.input_shape,
         len(data.classes),
         config.seeds.initialization,
-        chosen["model"].shared,
+        model_choice.shared,
     )
     model = task.wrap(unwrapped)
     weights = initial_weights(model, initial)
     with downloads(download):
-        module = chosen["model"].made(model.build)
+        module = model_choice.made(model.build)
     if weights is not None:
         config = with_digest(config, weights)
     loaded_weights = (weights.note,) if weights is not None and weights.note else ()
-    if isinstance(model.factory, OwnSettings):
-        chosen["model"].made(
+    if isinstance(model.factory, OwnSettings) or data.kind == "language":
+        model_choice.made(
             lambda: try_model(module, task.blank(2, model.input_shape), model.classes, task.misfit_of)
         )
     model = replace(model, fixed=fixed_leaves(module))
@@ -171,6 +175,7 @@ def _build(
         task,
         size,
         source,
+        parts.evaluation_size,
         (*loaded_weights, *data.notes, *_without_test_examples(holders, task)),
     )
 
@@ -243,7 +248,7 @@ def _refuse_single_images(
 def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
     """A sentence that names the classes without test examples, if any."""
     names = holders.dataset.classes
-    if not task.counts_classes:
+    if not task.counts_classes or not task.averages_classes:
         return []
     counts = counts_of(task, holders.holder("@test"), len(names))
     if task.placed and not counts.any():
@@ -295,6 +300,7 @@ def _distributed(
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
     resolved = planned.task(dataset.info)
     task = _checked_task(resolved, dataset.info)
+    refuse_image_settings(dataset.info, planned.augments, chosen["model"])
     dataset = loaded(dataset, int(config.data.cache * 2**30), say)
     mean, std = moments(config.data.normalize, dataset.mean, dataset.std)
     dataset = replace(dataset, mean=mean, std=std)
@@ -318,7 +324,7 @@ def _distributed(
         data.augment.attempt(*data.dataset.train.batch(torch.arange(min(2, len(data.dataset.train)))))
     if len(dataset.test) == 0:
         raise DataError(
-            f"the dataset '{dataset.name}' has no test images to evaluate a model on",
+            f"the dataset '{dataset.name}' has no test {task.example}s to evaluate a model on",
             where="data.dataset",
         )
     return data, partition, task, resolved.table()
@@ -339,7 +345,7 @@ def _checked_task(resolved: Resolved, info: DatasetInfo) -> Task:
         return task
 
     resolved.made(validated)
-    return task
+    return task.fitted(info)
 
 
 def _fitting(

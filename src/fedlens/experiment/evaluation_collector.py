@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,26 +11,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedlens.algorithms.client_evaluation import EvaluateOwn
 from fedlens.core.measured import Measured, total
 from fedlens.core.protocol import Answer, Answers, Ask, Op, Reply, Request
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import PIXELS, WORST, FinalEvaluation, most_confident, scaled_down
+from fedlens.experiment.rundir import RunDir
 from fedlens.tasks.central_evaluation import MISTAKES, Evaluate
 
 _TEST = "@test"
+_CLIENTS = 1000  # whose measurements are kept
 
 
 class EvaluationCollector:
-    """Passes the asks and answers of an evaluation on, and keeps the measurements of the test data.
+    """Passes the asks and answers of an evaluation on, and keeps the measurements of the test data and the clients.
 
     The requests for the test data also ask for the most confident mistakes. Only asks of
     `fedlens.tasks.central_evaluation.Evaluate` are changed, so an algorithm's own evaluation is not.
+
+    Attributes:
+        of_clients: the measurements of each client on what it holds out, of at most 1,000 clients.
     """
 
     def __init__(self, ops: Mapping[str, Op]) -> None:
         self._ops = ops
         self._parts: list[Measured] = []
         self._asked = 0  # test examples
+        self.of_clients: dict[int, Measured] = {}
 
     def collect(self, steps: Generator[Ask, Answers, Any]) -> Generator[Ask, Answers, Any]:
         """The same evaluation, observed."""
@@ -39,6 +47,8 @@ class EvaluationCollector:
                 if isinstance(self._ops.get(ask.op), Evaluate):
                     answers = yield replace(ask, requests=[self._extended(each) for each in ask.requests])
                     ask = steps.send(self._kept(answers))
+                elif isinstance(self._ops.get(ask.op), EvaluateOwn):
+                    ask = steps.send(self._of_clients((yield ask)))
                 else:
                     ask = steps.send((yield ask))
         except StopIteration as stop:
@@ -58,12 +68,34 @@ class EvaluationCollector:
                 self._parts.append(Measured.from_payload(answer.payload))
             yield answer
 
+    def _of_clients(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        for answer in answers:
+            if isinstance(answer, Reply) and len(self.of_clients) < _CLIENTS:
+                sums = Measured.from_payload(answer.payload["after"]).sums
+                self.of_clients[int(answer.client)] = Measured(sums)
+            yield answer
+
     def measured(self, examples: int) -> Measured | None:
         """The measurements of all `examples` test examples; None if they were not measured, or not once each."""
         return total(self._parts) if self._parts and self._asked == examples else None
 
 
-def final_evaluation(built: Built, round: int, measured: Measured) -> FinalEvaluation:
+def write_evaluation(built: Built, directory: RunDir, round: int, collector: EvaluationCollector) -> None:
+    """Writes the measurements of the last round to `evaluation.npz`; a file of an earlier last round is replaced.
+
+    Raises `RunFailed` if the disk refuses.
+    """
+    measured = collector.measured(built.federation.held["@test"])
+    if measured is not None:
+        final_evaluation(built, round, measured, collector.of_clients).write(directory.evaluation_path)
+        return
+    with suppress(OSError):
+        directory.evaluation_path.unlink()
+
+
+def final_evaluation(
+    built: Built, round: int, measured: Measured, of_clients: Mapping[int, Measured]
+) -> FinalEvaluation:
     """What `evaluation.npz` keeps of the measurements: the sums and, as the settings say, images of mistakes."""
     dataset = built.holders.dataset
     rows = {
@@ -73,15 +105,25 @@ def final_evaluation(built: Built, round: int, measured: Measured) -> FinalEvalu
     }
     mistakes = most_confident(rows) if rows else {}
     pictured = built.config.record.images and len(dataset.input_shape) == 3 and len(mistakes.get("index", ()))
+    kept = built.task.recorded(measured, len(dataset.classes))
+    clients = sorted(of_clients) if built.task.annotates == "masks" else []
     return FinalEvaluation(
         round,
         dataset.kind,
         tuple(dataset.classes),
         dataset.input_shape,
-        {name: value.numpy() for name, value in measured.sums.items()},
+        {name: value.numpy() for name, value in kept.sums.items()},
         mistakes,
         _images(built, mistakes["index"]) if pictured else None,
+        tuple(built.partition.ids[client] for client in clients),
+        _stacked([of_clients[client] for client in clients]),
     )
+
+
+def _stacked(parts: Sequence[Measured]) -> dict[str, NDArray[Any]]:
+    """The sums that all clients have, [clients, ...] by name."""
+    names = set.intersection(*(set(part.sums) for part in parts)) if parts else set[str]()
+    return {name: np.stack([part.sums[name].numpy() for part in parts]) for name in sorted(names)}
 
 
 def _images(built: Built, index: NDArray[np.int64]) -> NDArray[np.uint8]:

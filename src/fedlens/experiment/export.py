@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ from fedlens.tasks.evaluation_size import FULL
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 EXTRA = ("onnx", "onnxscript", "onnxruntime")  # the packages of the extra `export`
-INPUT = "images"
+IMAGES, TOKENS = "images", "tokens"  # names of the input
 _ONE_FILE = 2**31 - 2**20  # bytes of weights in one ONNX file, whose size is a signed 32-bit number
 _TOLERANCE = 1e-4  # between the exported model and the run's
 _ROUNDINGS = 10  # of the run's own model, by which the exported one may differ where that is more
@@ -54,6 +55,20 @@ class Exported:
     def json_file(self) -> Path:
         """The file with the facts."""
         return json_beside(self.file)
+
+
+class TextGraph(nn.Module):
+    """The model of texts as it is exported: from tokens int64 [n, T] to the predictions of the task, by name."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        super().__init__()
+        self.model, self.trained = trained.module, [trained]
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        """The predictions, sorted by name."""
+        (trained,) = self.trained
+        prediction = trained.task.graph(self.model, tokens)
+        return {name: prediction[name] for name in sorted(prediction)}
 
 
 class Graph(nn.Module):
@@ -85,8 +100,9 @@ def export(trained: TrainedModel, file: Path, format: str | None = None, force: 
     | safetensors | the weights by name, without a graph |
 
     A graph takes `images`, uint8 [n, C, H, W] of any n, normalizes them itself, and returns the task's predictions by
-    name, for classification `class`, int64 [n], and `scores`, float32 [n, classes]. It is run on one and on three
-    random images before the file gets its name. Weights of an ONNX model above 2 GB are in `FILE.data`.
+    name, for classification `class`, int64 [n], and `scores`, float32 [n, classes]. Of text it takes `tokens`, int64
+    [n, T]. It is run on one and on three random inputs before the file gets its name. Weights of an ONNX model above
+    2 GB are in `FILE.data`.
 
     Args:
         format: by default the ending of `file`.
@@ -147,7 +163,6 @@ def _check(file: Path, format: str | None, force: bool) -> Format:
 
 def _facts(trained: TrainedModel, format: Format, name: str) -> dict[str, Any]:
     """What a user of the file has to know."""
-    form = trained.form
     facts: dict[str, Any] = {
         "file": name,
         "format": format,
@@ -157,14 +172,7 @@ def _facts(trained: TrainedModel, format: Format, name: str) -> dict[str, Any]:
         "dataset": trained.dataset,
         "licence": trained.licence,
         "notice": restriction(trained.dataset, trained.licence),
-        "size": [form.height, form.width],
-        "channels": form.channels,
-        "fit": form.fit,
-        "upright": form.upright,
-        "inverted": form.inverted,
-        "mean": list(trained.mean),
-        "std": list(trained.std),
-        "normalizes": format != "safetensors",
+        **_preprocessing(trained, format),
         "round": trained.round,
         "run": trained.path.resolve().parent.name,
         "fedlens": __version__,
@@ -174,8 +182,10 @@ def _facts(trained: TrainedModel, format: Format, name: str) -> dict[str, Any]:
         facts["evaluation_size"] = asdict(trained.size)
     if format != "safetensors":
         with torch.inference_mode():
-            prediction = Graph(trained)(_random_images(trained, 1))
-        facts["input"] = {"name": INPUT, "type": "uint8", "shape": ["n", *_shape(trained)]}
+            example = _random_inputs(trained, 1)
+            prediction = _graph(trained)(example)
+        kind = str(example.dtype).removeprefix("torch.")
+        facts["input"] = {"name": _input(trained), "type": kind, "shape": ["n", *trained.shape]}
         facts["outputs"] = [
             {"name": key, "type": str(value.dtype).removeprefix("torch."), "shape": ["n", *value.shape[1:]]}
             for key, value in prediction.items()
@@ -183,16 +193,40 @@ def _facts(trained: TrainedModel, format: Format, name: str) -> dict[str, Any]:
     return facts
 
 
-def _shape(trained: TrainedModel) -> tuple[int, int, int]:
-    return trained.form.channels, trained.form.height, trained.form.width
+def _preprocessing(trained: TrainedModel, format: Format) -> dict[str, Any]:
+    """What is done with an input before the model gets it."""
+    if trained.decoded_as is None:
+        return {"tokens": trained.shape[0], "vocabulary": trained.vocabulary}
+    form = trained.form
+    return {
+        "size": [form.height, form.width],
+        "channels": form.channels,
+        "fit": form.fit,
+        "upright": form.upright,
+        "inverted": form.inverted,
+        "mean": list(trained.mean),
+        "std": list(trained.std),
+        "normalizes": format != "safetensors",
+    }
 
 
-def _random_images(trained: TrainedModel, n: int) -> Tensor:
-    """uint8 [n, C, H, W] around the mean of the training images, the same in every call.
+def _graph(trained: TrainedModel) -> nn.Module:
+    return Graph(trained) if trained.decoded_as is not None else TextGraph(trained)
+
+
+def _input(trained: TrainedModel) -> str:
+    return IMAGES if trained.decoded_as is not None else TOKENS
+
+
+def _random_inputs(trained: TrainedModel, n: int) -> Tensor:
+    """Tokens int64 [n, T], or images uint8 [n, C, H, W] around the mean of the training images; always the same.
 
     Of uniform noise a trained model is often certain, and its probabilities, 0 and 1, would hide errors.
     """
-    drawn = torch.randn(n, *_shape(trained), generator=torch.Generator().manual_seed(n))
+    generator = torch.Generator().manual_seed(n)
+    if trained.decoded_as is None:
+        return torch.randint(trained.vocabulary or 1, (n, *trained.shape), generator=generator)
+    drawn = torch.randn(n, *trained.shape, generator=generator)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (trained.mean, trained.std))
     return (255 * (mean + std * drawn)).clamp(0, 255).to(torch.uint8)
 
@@ -219,7 +253,7 @@ def _write(trained: TrainedModel, format: Format, file: Path, facts: dict[str, A
         notice = {"notice": facts["notice"]} if facts["notice"] else {}
         checkpoint.write_model(file, trained.tree(), {**trained.about, **notice})
         return None
-    graph = Graph(trained).eval()
+    graph = _graph(trained).eval()
     try:
         if format == "pt2":
             return _write_program(trained, graph, file, facts)
@@ -234,11 +268,12 @@ def _write(trained: TrainedModel, format: Format, file: Path, facts: dict[str, A
         ) from error
 
 
-def _write_program(trained: TrainedModel, graph: Graph, file: Path, facts: dict[str, Any]) -> float:
+def _write_program(trained: TrainedModel, graph: nn.Module, file: Path, facts: dict[str, Any]) -> float:
     """Writes a program of `torch.export`, and runs it."""
-    free = {INPUT: {0: torch.export.Dim("n", min=1)}}
-    # With two images: with one, a network that reads the batch size as a number would be fixed to 1.
-    program = torch.export.export(graph, (_random_images(trained, 2),), dynamic_shapes=free)
+    free = {_input(trained): {0: torch.export.Dim("n", min=1)}}
+    # With two inputs: with one, a network that reads the batch size as a number would be fixed to 1.
+    with _quiet_recurrent_layers():
+        program = torch.export.export(graph, (_random_inputs(trained, 2),), dynamic_shapes=free)
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
@@ -248,21 +283,23 @@ def _write_program(trained: TrainedModel, graph: Graph, file: Path, facts: dict[
     return _error(trained, graph, lambda images: loaded(images))
 
 
-def _write_onnx(trained: TrainedModel, graph: Graph, file: Path, facts: dict[str, Any]) -> float:
+def _write_onnx(trained: TrainedModel, graph: nn.Module, file: Path, facts: dict[str, Any]) -> float:
     """Writes an ONNX model, and runs it in ONNX Runtime."""
     import onnxruntime
 
     names = [output["name"] for output in facts["outputs"]]
-    program = torch.onnx.export(
-        graph,
-        (_random_images(trained, 2),),
-        dynamo=True,
-        input_names=[INPUT],
-        output_names=names,
-        dynamic_shapes={INPUT: {0: torch.export.Dim("n", min=1)}},
-        opset_version=_OPSET,
-        verbose=False,
-    )
+    name = _input(trained)
+    with _quiet_recurrent_layers():
+        program = torch.onnx.export(
+            graph,
+            (_random_inputs(trained, 2),),
+            dynamo=True,
+            input_names=[name],
+            output_names=names,
+            dynamic_shapes={name: {0: torch.export.Dim("n", min=1)}},
+            opset_version=_OPSET,
+            verbose=False,
+        )
     assert program is not None
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()  # stack traces, which name folders of this machine
@@ -277,13 +314,23 @@ def _write_onnx(trained: TrainedModel, graph: Graph, file: Path, facts: dict[str
 
     def run(images: Tensor) -> dict[str, Tensor]:
         return dict(
-            zip(names, map(torch.from_numpy, session.run(names, {INPUT: images.numpy()})), strict=True)
+            zip(names, map(torch.from_numpy, session.run(names, {name: images.numpy()})), strict=True)
         )
 
     return _error(trained, graph, run)
 
 
-def _error(trained: TrainedModel, graph: Graph, run: Callable[[Tensor], Mapping[str, Tensor]]) -> float:
+@contextmanager
+def _quiet_recurrent_layers() -> Iterator[None]:
+    """Without PyTorch's warning that recurrent layers keep a list of their weights, which are parameters already."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="The tensor attributes? .*_flat_weights", category=UserWarning
+        )
+        yield
+
+
+def _error(trained: TrainedModel, graph: nn.Module, run: Callable[[Tensor], Mapping[str, Tensor]]) -> float:
     """The largest difference of the outputs on one and on three images.
 
     Raises `RunFailed` if it is above 1e-4 and above ten times the rounding error of the run's own model, which is its
@@ -292,7 +339,7 @@ def _error(trained: TrainedModel, graph: Graph, run: Callable[[Tensor], Mapping[
     """
     largest = 0.0
     for n in (1, 3):
-        images = _random_images(trained, n)
+        images = _random_inputs(trained, n)
         with torch.inference_mode():
             expected, exported = graph(images), run(images)
         for name, value in expected.items():
@@ -310,7 +357,7 @@ def _error(trained: TrainedModel, graph: Graph, run: Callable[[Tensor], Mapping[
     return largest
 
 
-def _rounding(graph: Graph, images: Tensor, name: str) -> float:
+def _rounding(graph: nn.Module, images: Tensor, name: str) -> float:
     """The largest rounding error of an output in float32; 0 if the model cannot compute in float64."""
     try:
         with torch.inference_mode():

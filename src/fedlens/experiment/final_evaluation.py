@@ -5,10 +5,6 @@ Reading it needs NumPy alone, so that a report is written without PyTorch.
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.atomic_files import read_regular, refused, write_atomically
+from fedlens.experiment.arrays_file import named, parts_of, read_arrays, write_arrays
+from fedlens.experiment.atomic_files import refused
 
 FORMAT = "fedlens-evaluation-1"
 WORST = 24  # mistakes with their images
 PIXELS = 1_440_000  # bytes of all images: as PNG in base64 they take less than 2 MB of a page
 _MISTAKE = ("index", "truth", "answer", "confidence")
-_LARGEST = 2**27  # bytes of all arrays of a file
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error, EOFError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +37,8 @@ class FinalEvaluation:
             data, `truth` and `answer`, int64 [k], and `confidence`, float64 [k]. Empty if the task has none.
         images: uint8 [k, C, h, w], their images, smaller than the originals if those are large; None if they are left
             out.
+        clients: the names of the clients that were measured, where the task keeps their sums.
+        of_clients: the task's sums at each of these clients, [k, ...] by name.
     """
 
     round: int
@@ -51,6 +48,8 @@ class FinalEvaluation:
     sums: Mapping[str, NDArray[Any]]
     mistakes: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     images: NDArray[np.uint8] | None = None
+    clients: tuple[str, ...] = ()
+    of_clients: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Writes the file atomically. Raises `RunFailed` if the disk refuses.
@@ -63,32 +62,21 @@ class FinalEvaluation:
         [[3, 1], [0, 2]]
         """
         about = {
-            "format": FORMAT,
             "round": self.round,
             "kind": self.kind,
             "classes": list(self.classes),
             "input_shape": list(self.input_shape),
+            "clients": list(self.clients),
         }
-        arrays: dict[str, Any] = {f"sums.{name}": value for name, value in self.sums.items()}
-        arrays |= {f"mistakes.{name}": value for name, value in self.mistakes.items()}
-        if self.images is not None:
-            arrays["images"] = self.images
-        file = io.BytesIO()
-        np.savez_compressed(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)
-        write_atomically(path, file.getvalue())
+        arrays = named("sums", self.sums) | named("mistakes", self.mistakes) | named("of", self.of_clients)
+        write_arrays(
+            path, FORMAT, about, arrays if self.images is None else {**arrays, "images": self.images}
+        )
 
     @classmethod
     def read(cls, path: Path) -> FinalEvaluation:
         """Reads what `write` wrote. Raises `RunDirectoryError` if the file is missing or corrupt."""
-        try:
-            content = read_regular(path)
-        except OSError as error:
-            what = f"{path.name} cannot be read: {error.strerror or error}"
-            raise RunDirectoryError(what, where=str(path)) from error
-        try:
-            return _checked(*_arrays(content))
-        except _UNREADABLE as error:
-            raise RunDirectoryError(f"{path.name} is corrupt: {error}", where=str(path)) from error
+        return read_arrays(path, FORMAT, _checked)
 
 
 def remove_images(path: Path) -> None:
@@ -112,27 +100,11 @@ def remove_images(path: Path) -> None:
         replace(evaluation, images=None).write(path)
 
 
-def _arrays(content: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    file = io.BytesIO(content)
-    with zipfile.ZipFile(file) as packed:
-        if sum(member.file_size for member in packed.infolist()) > _LARGEST:
-            raise ValueError("its arrays are too large")
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as opened:
-        arrays = {name: opened[name] for name in opened.files}
-    about = json.loads(arrays.pop("about").tobytes())
-    if about["format"] != FORMAT:
-        raise ValueError(f"its format is {about['format']!r}, not {FORMAT!r}")
-    return about, arrays
-
-
 def _checked(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> FinalEvaluation:
     """Raises `ValueError` for arrays that do not belong together."""
     classes = tuple(map(str, about["classes"]))
-    sums = {name.removeprefix("sums."): a for name, a in arrays.items() if name.startswith("sums.")}
-    mistakes = {
-        name.removeprefix("mistakes."): a for name, a in arrays.items() if name.startswith("mistakes.")
-    }
+    clients = tuple(map(str, about.get("clients", ())))
+    sums, mistakes, of_clients = (parts_of(name, arrays) for name in ("sums", "mistakes", "of"))
     wrong = [name for name, a in arrays.items() if a.dtype.kind not in "iuf"]
     if mistakes:
         k = mistakes["index"].shape
@@ -145,10 +117,12 @@ def _checked(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Fi
     if images is not None:
         form = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] in (1, 3) and images.size
         wrong += [] if form and len(images) == len(mistakes["index"]) else ["images"]
+    wrong += [name for name, a in of_clients.items() if a.shape[:1] != (len(clients),)]
     if wrong:
         raise ValueError(f"the values of '{wrong[0]}' are not valid")
     shape = tuple(int(size) for size in about["input_shape"])
-    return FinalEvaluation(int(about["round"]), str(about["kind"]), classes, shape, sums, mistakes, images)
+    known = int(about["round"]), str(about["kind"]), classes, shape
+    return FinalEvaluation(*known, sums, mistakes, images, clients, of_clients)
 
 
 def most_confident(rows: Mapping[str, NDArray[Any]], most: int = WORST) -> dict[str, NDArray[Any]]:

@@ -19,6 +19,7 @@ from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import FinalEvaluation
+from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.runner import Runner
@@ -136,22 +137,27 @@ def details(built: Built, directory: RunDir, round: int) -> dict[str, float]:
 
 
 def write_final(built: Built, directory: RunDir, run_state: RunState | None) -> list[str]:
-    """Writes model.safetensors, the last model, and best.safetensors, the model of the best round.
+    """Writes model.safetensors, the last model, best.safetensors, the model of the best round, and their examples.
 
-    Returns a sentence if the checkpoint of the best round is corrupt: the run then ends without best.safetensors.
+    Returns sentences: if the checkpoint of the best round is corrupt, the run ends without best.safetensors; and if
+    the example images cannot be predicted, without these predictions.
     """
     assert run_state is not None
     _write_model(built, directory.model_path, run_state.state, run_state.round)
+    # Without a metric of the test data, each client has a model of its own.
+    shown = any(name.startswith("test_") for name in run_state.line)
+    last = {"last": (run_state.round, run_state.state)}
+    notes = write_examples(built, directory, last) if shown else []
     if run_state.best is None:
-        return []
+        return notes
     best = run_state.best["round"]
     path = checkpoint.path_of(directory.checkpoint_path, best)
     try:
         state = run_state.state if best == run_state.round else checkpoint.load(path).payload["state"]
     except RunDirectoryError as error:
-        return [f"best.safetensors was not written: {error}"]
+        return [*notes, f"best.safetensors was not written: {error}"]
     _write_model(built, directory.best_path, state, best)
-    return []
+    return notes or (write_examples(built, directory, {"best": (best, state)}) if shown else [])
 
 
 def _write_model(built: Built, path: Path, state: State, round: int) -> None:
@@ -176,9 +182,11 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
     if isinstance(model.prepare, Preparation):
         spec["prepare"] = model.prepare.structure()
     personal = built.algorithm.personal if isinstance(built.algorithm, Averaging) else ()
-    preprocessing = {"scale": "1/255", "mean": list(data.mean), "std": list(data.std)}
+    preprocessing: dict[str, Any] = {"scale": "1/255", "mean": list(data.mean), "std": list(data.std)}
     if data.form is not None:
         preprocessing |= data.form.table()
+    if data.kind == "language":
+        preprocessing = {"vocabulary": data.vocabulary}
     return {
         "model": json.dumps(spec),
         "classes": json.dumps(list(data.classes)),

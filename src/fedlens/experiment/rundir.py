@@ -67,6 +67,7 @@ class RunDir:
     model_path = _Inside("model.safetensors")
     best_path = _Inside("best.safetensors")
     evaluation_path = _Inside("evaluation.npz")
+    examples_path = _Inside("examples.npz")
     initial_path = _Inside("initial.safetensors")
     summary_path = _Inside("summary.json")
     report_path = _Inside("report.html")

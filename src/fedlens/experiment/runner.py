@@ -32,8 +32,10 @@ from fedlens.experiment.divergence import (
     rejected_by_bound,
     text_of,
 )
-from fedlens.experiment.evaluation_collector import EvaluationCollector, final_evaluation
+from fedlens.experiment.evaluation_collector import EvaluationCollector, write_evaluation
+from fedlens.experiment.example_predictions import remove_examples
 from fedlens.experiment.final_evaluation import remove_images
+from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.progress import BareProgress, Progress
 from fedlens.experiment.run_state import RunState, replace_tensors
 from fedlens.experiment.rundir import RunDir
@@ -101,6 +103,7 @@ class Runner:
             self._sweep()
             if not config.record.images:
                 remove_images(self.directory.evaluation_path)
+                remove_examples(self.directory.examples_path)
             if self.run_state is None:
                 # Not in a variable of this function, which would keep the first state in memory for the whole run.
                 init = self.built.algorithm.init
@@ -219,7 +222,10 @@ class Runner:
         if round and any(not math.isfinite(value) for name, value in measured.items() if "loss" in name):
             self._refuse_broken(trained)
         if trained.collector is not None:
-            self._write_evaluation(round, trained.collector)
+            write_evaluation(self.built, self.directory, round, trained.collector)
+        if round == 0 and any(name.startswith("test_") for name in measured):
+            for sentence in write_examples(self.built, self.directory, {"first": (0, trained.state)}):
+                self.progress.note(sentence)
         rows = self._client_lines(round, tally) if config.record.clients else []
         at_clients = self._measured_lines(round, trained.measuring)
         score = self.built.task.score
@@ -258,18 +264,6 @@ class Runner:
         if rows:
             self.directory.append_clients(rows)
         self.progress.round_done(line)
-
-    def _write_evaluation(self, round: int, collector: EvaluationCollector) -> None:
-        """Writes what the last round measured on the test data; a file of an earlier last round is replaced."""
-        path, measured = (
-            self.directory.evaluation_path,
-            collector.measured(self.built.federation.held["@test"]),
-        )
-        if measured is None:
-            with suppress(OSError):
-                path.unlink()
-        else:
-            final_evaluation(self.built, round, measured).write(path)
 
     @property
     def warnings(self) -> list[dict[str, Any]]:

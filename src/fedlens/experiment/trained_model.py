@@ -36,13 +36,16 @@ class TrainedModel:
         path: the model file.
         kind: of the data: what is predicted.
         round: the round after which it was the global model; None if the run does not say.
-        module: in evaluation mode, on the CPU. It takes normalized images, float32 [n, C, H, W].
+        module: in evaluation mode, on the CPU. It takes normalized images, float32 [n, C, H, W], or tokens,
+            int64 [n, T].
         about: the metadata of the file.
         task: what predicts and draws.
         classes: the name of each class.
-        form: how image files are decoded.
-        mean, std: of the normalization, one number per channel, of images scaled to [0, 1].
+        shape: of one input: (C, H, W) of an image, or (T,) of a text.
+        decoded_as: how image files are decoded; None for text. See `form`.
+        mean, std: of the normalization, one number per channel, of images scaled to [0, 1]; empty for text.
         licence: of the data that it was trained on.
+        vocabulary: the number of different tokens of texts; None for images.
         notes: what the user has to know about this model, in sentences.
         size: at which images are evaluated, as in the run.
     """
@@ -54,12 +57,29 @@ class TrainedModel:
     about: Mapping[str, str]
     task: Task
     classes: tuple[str, ...]
-    form: ImageForm
+    shape: tuple[int, ...]
+    decoded_as: ImageForm | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
     licence: str
+    vocabulary: int | None = None
     notes: tuple[str, ...] = ()
     size: EvaluationSize = FULL
+
+    @property
+    def form(self) -> ImageForm:
+        """How image files are decoded. Raises `RunDirectoryError` for a model of texts."""
+        return self.require_images()
+
+    def require_images(self) -> ImageForm:
+        """How image files are decoded. Raises `RunDirectoryError` for a model of texts."""
+        if self.decoded_as is None:
+            raise RunDirectoryError(
+                "the model takes text, and only image files can be predicted",
+                where=str(self.path),
+                hint="'fedlens export' writes a file that takes tokens",
+            )
+        return self.decoded_as
 
     @property
     def dataset(self) -> str:
@@ -72,7 +92,7 @@ class TrainedModel:
         return str(json.loads(self.about["model"])["name"]).rpartition(os.sep)[2]
 
     def outputs(self, inputs: Tensor) -> Any:
-        """The outputs for normalized images, float32 [n, C, H, W], at the run's `evaluation.size`."""
+        """The outputs for normalized images, float32 [n, C, H, W], at the run's `evaluation.size`, or for tokens."""
         return self.size(self.task, self.module, inputs, None)
 
     def tree(self) -> dict[str, Tensor]:
@@ -87,8 +107,8 @@ def read_trained(run: RunDir, round: str | int | None = None, model: ModelSpec |
         round: "best", "last", or a round of which the run keeps the model. None: "best" if the run has it, else "last".
         model: builds the module, where the run's model was given as an object.
 
-    Raises `ConfigError` if `round` is neither; `RunDirectoryError` if the run has no model of that round, is not for
-    images, or trains personal models and no global one; `DataError` if the model file is corrupt.
+    Raises `ConfigError` if `round` is neither; `RunDirectoryError` if the run has no model of that round, takes neither
+    images nor text, or trains personal models and no global one; `DataError` if the model file is corrupt.
     """
     path, notes = _model_path(run, round)
     config = run.read_config()
@@ -130,10 +150,11 @@ def _trained(
         notes.append("this is the global model; the models that clients fine-tune are not kept")
     preprocessing = json.loads(about["preprocessing"])
     shape = json.loads(about["model"])["input_shape"]
-    if len(shape) != 3:
-        what = f"the model takes inputs of shape {shape}, not images"
-        raise RunDirectoryError(what, where=str(run.path), hint="only models of images can predict files")
-    if "fit" not in preprocessing:  # of an earlier version, which did not write the form
+    text = about.get("kind") == "language"
+    if len(shape) != 3 and not text:
+        what = f"the model takes inputs of shape {shape}, which are neither images nor text"
+        raise RunDirectoryError(what, where=str(run.path), hint="take a run on images or text")
+    if not text and "fit" not in preprocessing:  # of an earlier version, which did not write the form
         fit = config.get("data", {}).get("dataset", {}).get("fit", "crop")
         channels, height, width = shape
         preprocessing |= ImageForm(channels, height, width, fit).table()
@@ -149,10 +170,12 @@ def _trained(
         about,
         task,
         tuple(json.loads(about["classes"])),
-        ImageForm.of(preprocessing),
-        tuple(preprocessing["mean"]),
-        tuple(preprocessing["std"]),
+        tuple(shape),
+        None if text else ImageForm.of(preprocessing),
+        tuple(preprocessing.get("mean", ())),
+        tuple(preprocessing.get("std", ())),
         about.get("licence") or (facts.licence if facts else None) or UNKNOWN,
+        preprocessing.get("vocabulary"),
         tuple(notes),
         evaluation_size(config.get("evaluation", {}).get("size", "full"), task, shape),
     )

@@ -91,7 +91,8 @@ def training_memory(
     dtype = next((p.dtype for p in module.parameters()), torch.float32)
     try:
         module = module.to("meta").train()
-        inputs = task.blank(batch, input_shape, dtype).to("meta")
+        with torch.device("meta"):
+            inputs = task.blank(batch, input_shape, dtype)
         trained = [p for p in module.parameters() if p.requires_grad]
         live = _Live()
         live.leave_out([*module.parameters(), *module.buffers(), inputs])

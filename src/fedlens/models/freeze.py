@@ -11,6 +11,7 @@ from torch import nn
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.frozen import FrozenSplit, hold
 from fedlens.core.random import random_state_kept
+from fedlens.models.backbone import WithBackbone, backbone_of
 from fedlens.models.head import head_of
 
 _KEY, _CACHE = "model.freeze", "model.cache_features"
@@ -21,8 +22,9 @@ def freeze(module: nn.Module, what: str | Sequence[str], classes: int) -> None:
 
     Args:
         module: the module; changed in place.
-        what: "backbone", all but the classifier, with its bottleneck; "all-but-last:N", all but the last N `blocks`; or
-            names. A name stands for the leaf or the layer of that name and all that is inside it.
+        what: "backbone", all but the classifier, with its bottleneck, or the submodule that a `WithBackbone` declares;
+            "all-but-last:N", all but the last N `blocks`; or names. A name stands for the leaf or the layer of that
+            name and all that is inside it.
         classes: the outputs of the classifier.
 
     Raises `ConfigError` if nothing is frozen, or nothing is left to train.
@@ -33,7 +35,10 @@ def freeze(module: nn.Module, what: str | Sequence[str], classes: int) -> None:
     (['3.weight', '3.bias'], False)
     """
     leaves = [name for name, _ in module.named_parameters()]
-    if what == "backbone":
+    backbone = backbone_of(module)
+    if what == "backbone" and backbone is not None:
+        frozen, still = _named(module, leaves, [backbone])
+    elif what == "backbone":
         frozen, still = _backbone(module, leaves, classes)
     elif isinstance(what, str):
         frozen, still = _all_but_last(module, leaves, what)
@@ -193,7 +198,7 @@ def _last_layers(module: nn.Module, trained: Sequence[str]) -> list[str]:
     inner = module.get_submodule(around)
     if type(inner) is not nn.Sequential:
         if not around:
-            raise _not_last()
+            raise _of_several_layers() if isinstance(module, WithBackbone) else _not_last()
         return [around]
     names = [f"{around}.{name}" if around else name for name, _ in inner.named_children()]
     first = next(k for k, name in enumerate(names) if any(_within(leaf, name) for leaf in trained))
@@ -231,4 +236,13 @@ def _not_last() -> ConfigError:
         "cache_features needs a model whose trained part follows its frozen part, up to the output",
         where=_CACHE,
         hint="set model.freeze = 'backbone', or remove model.cache_features",
+    )
+
+
+def _of_several_layers() -> ConfigError:
+    return ConfigError(
+        "cache_features keeps the output of one layer, but what follows the backbone of this network takes features of "
+        "several layers",
+        where=_CACHE,
+        hint="remove model.cache_features",
     )

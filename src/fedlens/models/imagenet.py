@@ -10,6 +10,7 @@ from torch import nn
 
 from fedlens.core.errors import ConfigError, DataError, one_line, text_of
 from fedlens.core.user_objects import methods
+from fedlens.models.backbone import WithBackbone
 from fedlens.models.user_models import downloads_allowed
 
 _WHERE = "model.weights"
@@ -55,6 +56,14 @@ def imagenet_file(module: nn.Module) -> Path:
 
 
 def repository_of(module: nn.Module) -> str | None:
-    """The repository of the Hugging Face Hub with the module's ImageNet weights; None if timm names none."""
+    """The repository of the Hugging Face Hub with the module's ImageNet weights; None if timm names none.
+
+    Of a network with a backbone, they are those of the classifier that the backbone is the body of.
+    """
+    if isinstance(module, WithBackbone) and module.body is not None:
+        import timm
+
+        published = timm.models.get_pretrained_cfg(module.body)
+        return None if published is None else published.hf_hub_id
     config: Any = methods(module, ["pretrained_cfg"]).get("pretrained_cfg")
     return (config.get("hf_hub_id") or None) if isinstance(config, Mapping) else None

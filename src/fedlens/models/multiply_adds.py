@@ -15,10 +15,10 @@ from torch.overrides import TorchFunctionMode
 
 
 def multiply_adds(module: nn.Module, example: Tensor) -> int | None:
-    """The multiply-adds for one example, [1, ...], in convolutions, linear layers and matrix products.
+    """The multiply-adds for one example, [1, ...], in convolutions, linear and recurrent layers and matrix products.
 
-    None if the module uses a function whose multiply-adds are not known here, such as a recurrent layer. The module is
-    left in evaluation mode. Raises what its forward pass raises.
+    Those of an LSTM layer are 4 units (inputs + units) a token. None if the module uses a function whose multiply-adds
+    are not known here. The module is left in evaluation mode. Raises what its forward pass raises.
 
     >>> multiply_adds(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 5)), torch.zeros(1, 3, 8, 8))
     9216
@@ -72,6 +72,13 @@ def _attention(out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, 
     return query[..., 0, 0].numel() * query.shape[-2] * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
+def _recurrent(out: Any, input: Tensor, *given: Any, **more: Any) -> int:
+    """Each weight once for each token of input [..., features]; the list among the arguments has the weights."""
+    weights = next(value for value in given if isinstance(value, list))
+    tokens: int = input.shape[:-1].numel()
+    return tokens * sum(weight.numel() for weight in weights if weight.dim() == 2)
+
+
 _COUNTED: dict[Any, Callable[..., int]] = {
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _convolution),
     **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), _transposed),
@@ -80,9 +87,9 @@ _COUNTED: dict[Any, Callable[..., int]] = {
     Tensor.__rmatmul__: _product_from_right,
     **dict.fromkeys((torch.addmm, torch.baddbmm, Tensor.addmm, Tensor.baddbmm), _added_product),
     F.scaled_dot_product_attention: _attention,
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
 }
 _UNKNOWN = {
     torch.einsum, torch.tensordot, torch.bilinear, F.bilinear, torch.cdist, torch.mv, torch.dot, Tensor.mv, Tensor.dot,
-    torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu, torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell,
-    torch.rnn_relu_cell, F.multi_head_attention_forward,
+    torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell, F.multi_head_attention_forward,
 }  # fmt: skip

@@ -78,6 +78,32 @@ def _cifar_resnet(layers: int, blocks: int) -> ModelEntry:
     )
 
 
+def _torchvision(function: str, summary: str, source: str) -> ModelEntry:
+    target, side = f"fedlens.models.torchvision_detectors:{function}", 320 if function == "ssdlite" else 640
+    return ModelEntry(
+        target,
+        f"{summary}; of torchvision",
+        f"{source}; torchvision",
+        (3, side, side),
+        80,
+        "BSD-3-Clause",
+        "detection",
+    )
+
+
+def _segmentation(function: str, summary: str, paper: str) -> ModelEntry:
+    return ModelEntry(
+        f"fedlens.models.segmentation:{function}",
+        f"{summary}; of segmentation-models-pytorch",
+        f"{paper}; segmentation-models-pytorch",
+        (3, 512, 512),
+        21,
+        "MIT",
+        "segmentation",
+        "vision",
+    )
+
+
 MODELS = ModelRegistry(
     "model",
     {
@@ -137,6 +163,39 @@ MODELS = ModelRegistry(
             "another model with MOON's projection head before its last layer",
             "Li, He and Song 2021 (arXiv 2103.16257)",
             (1, 8, 8),
+        ),
+        "ssdlite": _torchvision(
+            "ssdlite", "SSDLite on MobileNetV3-Large", "Howard et al. 2019 (arXiv 1905.02244)"
+        ),
+        "fasterrcnn-mobilenet": _torchvision(
+            "fasterrcnn_mobilenet", "Faster R-CNN on MobileNetV3-Large", "Ren et al. 2015 (arXiv 1506.01497)"
+        ),
+        "retinanet": _torchvision(
+            "retinanet", "RetinaNet on ResNet-50", "Lin et al. 2017 (arXiv 1708.02002)"
+        ),
+        "lstm": ModelEntry(
+            "fedlens.models.language:lstm",
+            "embedding and two LSTM layers of 256 units, 822,570 parameters at 90 tokens",
+            "McMahan et al. 2017 (arXiv 1602.05629); Chen et al. 2022 (arXiv 2206.11488), appendix C.1",
+            (80,),
+            90,
+            task="language",
+        ),
+        "mean-embedding": ModelEntry(
+            "fedlens.models.language:mean_embedding",
+            "a linear layer on the mean of the embeddings of a text's words",
+            "fedlens",
+            (25,),
+            2,
+            task="language",
+        ),
+        "unet": _segmentation(
+            "unet", "U-Net on MobileNetV2 or a ResNet", "Ronneberger et al. 2015 (arXiv 1505.04597)"
+        ),
+        "deeplabv3plus": _segmentation(
+            "deeplabv3plus",
+            "DeepLabV3+ on MobileNetV2 or a ResNet",
+            "Chen et al. 2018 (arXiv 1802.02611)",
         ),
     },
 )

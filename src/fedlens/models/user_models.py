@@ -28,7 +28,9 @@ _SHAPE, _CLASSES, _CHANNELS = (
     ("classes", "num_classes"),
     ("in_channels", "in_chans"),
 )
+_VOCABULARY = "vocabulary"  # filled in for texts unless the user sets it, and then in config.toml
 _PLAIN = (bool, int, float, str, NoneType)
+_DETECTION = "torchvision.models.detection."
 _downloads = False
 
 
@@ -41,8 +43,10 @@ class UserModel(OwnSettings):
     - If it has none of them: two required positional parameters are the input shape and the number of classes.
     - Otherwise `**kwargs` gets `num_classes`, as models of torchvision expect.
     - Otherwise it is called with settings alone.
+    - A detector of torchvision, which it may return, is adapted; see `fedlens.models.torchvision_detectors`.
 
-    All its other parameters with plain defaults are settings, and with `**kwargs` any name is.
+    All its other parameters with plain defaults are settings, and with `**kwargs` any name is. A setting `vocabulary`
+    is the number of different tokens of the dataset by default; for images it is left out.
 
     >>> UserModel(lambda num_classes, hidden=3: (num_classes, hidden), "mine")((1, 8, 8), 10, hidden=5)
     (10, 5)
@@ -52,13 +56,27 @@ class UserModel(OwnSettings):
     name: str
 
     def __call__(self, input_shape: Sequence[int], classes: int, **settings: Any) -> Any:
-        """A new model. Raises `ConfigError` if it would download weights without leave."""
-        data = {"input_shape": tuple(input_shape), "classes": classes, "channels": input_shape[0]}
+        """A new model.
+
+        Raises `ConfigError` if it would download weights without leave, or if it needs a vocabulary and has images.
+        """
+        if settings.get(_VOCABULARY, 0) is None and _VOCABULARY in self._parameters:
+            del settings[_VOCABULARY]
+            if self._parameters[_VOCABULARY].default is inspect.Parameter.empty:
+                raise ConfigError(
+                    f"the model '{self.name}' needs a vocabulary, which images do not have",
+                    where=f"model.{_VOCABULARY}",
+                    hint="set model.vocabulary, or choose a dataset of texts",
+                )
+        counted = (
+            classes + 1 if _makes_detectors(self.target) else classes
+        )  # torchvision counts the background
+        data = {"input_shape": tuple(input_shape), "classes": counted, "channels": input_shape[0]}
         with _hub(self.name):
             if self._by_position:
-                return self.target(data["input_shape"], classes, **settings)
+                return _adapted(self.target(data["input_shape"], classes, **settings), classes)
             filled = {name: data[role] for name, role in self._filled.items()}
-            return self.target(**{**filled, **settings})
+            return _adapted(self.target(**{**filled, **settings}), classes)
 
     @cached_property
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -109,6 +127,9 @@ class UserModel(OwnSettings):
             required = p.default is p.empty
             if p.name not in self._filled and (required or _is_plain(p.default)):
                 hint = hints.get(p.name, Any)
+                if p.name == _VOCABULARY:
+                    fields[p.name] = (int | None, Field(None, ge=1))
+                    continue
                 fields[p.name] = (hint if _is_simple(hint) else Any, Field(... if required else p.default))
         extra: Literal["allow", "forbid"] = "allow" if self._open else "forbid"
         config = ConfigDict(extra=extra, frozen=True, validate_default=True, protected_namespaces=())
@@ -134,8 +155,9 @@ class Instance(OwnSettings):
             ) from error
 
     def __call__(self, input_shape: Sequence[int], classes: int, *, module: str, digest: str) -> nn.Module:
-        """A copy of the model, with the weights that it was given with."""
-        return copy.deepcopy(self.prototype)
+        """A copy of the model, with the weights that it was given with; a detector of torchvision is adapted."""
+        made: nn.Module = _adapted(copy.deepcopy(self.prototype), classes)
+        return made
 
     @cached_property
     def settings(self) -> dict[str, str]:
@@ -194,7 +216,7 @@ def try_model(
 
     Args:
         module: the model.
-        inputs: two examples; floats are converted to the type of the model.
+        inputs: two images, or two texts of integers; floats are converted to the type of the model.
         classes: the number of classes.
         misfit: `misfit_of` of the task; see `fedlens.tasks.task.Task`.
 
@@ -208,24 +230,32 @@ def try_model(
             outputs = copy.deepcopy(module).eval()(inputs)
     except Exception as error:
         shape = f"[n, {', '.join(map(str, inputs.shape[1:]))}]"
+        things = "images" if inputs.is_floating_point() else "tokens"
         raise ConfigError(
-            f"the model cannot take images {shape}: {type(error).__name__}: {error}".splitlines()[0],
+            f"the model cannot take {things} {shape}: {type(error).__name__}: {error}".splitlines()[0],
             where="model",
-            hint=_for_the_data(error, inputs.shape[1]),
+            hint=_for_the_data(error, inputs),
         ) from error
     expected = misfit(outputs, inputs, classes)
     if expected is not None:
         found = list(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
+        things = "images" if inputs.is_floating_point() else "texts"
         raise ConfigError(
-            f"the model returns {found} for 2 images, but must return {expected}",
+            f"the model returns {found} for 2 {things}, but must return {expected}",
             where="model",
             hint="a parameter called classes or num_classes gets their number",
         )
     return module
 
 
-def _for_the_data(error: Exception, channels: int) -> str:
-    """What to do about a model that cannot take the images."""
+def _for_the_data(error: Exception, inputs: torch.Tensor) -> str:
+    """What to do about a model that cannot take the inputs."""
+    if not inputs.is_floating_point():
+        return (
+            f"it must take int64 [n, T] with tokens up to {int(inputs.max())}: a parameter called vocabulary gets the "
+            "number of tokens"
+        )
+    channels = inputs.shape[1]
     if channels != 3 and f"to have 3 channels, but got {channels} channels" in str(error):
         return (
             "it takes colour images: write a function that replaces its first convolution (conv1 of a torchvision "
@@ -271,6 +301,20 @@ def _hub(name: str) -> Iterator[None]:
         yield
     finally:
         hub.download_url_to_file, hub.urlopen = before
+
+
+def _makes_detectors(target: object) -> bool:
+    """Whether this is a function of torchvision that makes detectors."""
+    return str(getattr(target, "__module__", "")).startswith(_DETECTION)
+
+
+def _adapted(model: Any, classes: int) -> Any:
+    """The model itself; a detector of torchvision as fedlens calls it."""
+    if not any(base.__module__.startswith(_DETECTION) for base in type(model).__mro__):
+        return model
+    from fedlens.models.torchvision_detectors import adapted
+
+    return adapted(model, classes)
 
 
 def _is_plain(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.summary_text import listed
 from fedlens.core.tree import Leaf, spec_of
+from fedlens.models.backbone import WithBackbone
 from fedlens.models.head import head_of
 from fedlens.models.imagenet import imagenet_file
 from fedlens.models.weights_file import WHERE, WeightsFile, file_of_run, read_weights
@@ -34,6 +35,8 @@ class Match:
         drawn: the other leaves that were left as drawn.
         unused: the names in the file that the model does not have.
         leaves: how many leaves the model has, counters left out.
+        backbone: the name of the backbone, if the file is of a classifier and only the backbone was loaded.
+        backbone_leaves: how many of the leaves the backbone has.
     """
 
     loaded: tuple[str, ...]
@@ -42,6 +45,8 @@ class Match:
     drawn: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     leaves: int = 0
+    backbone: str | None = None
+    backbone_leaves: int = 0
 
     def sentence(self, source: str) -> str:
         """One line for the run.
@@ -49,13 +54,24 @@ class Match:
         >>> Match(("a", "b"), resized=("a (3 to 1 channels)",), head=("c",), leaves=3).sentence("x.pt")
         'weights from x.pt: 2 of 3 leaves loaded; resized: a (3 to 1 channels); left as drawn: c (the classifier)'
         """
-        parts = [f"weights from {source}: {len(self.loaded):,} of {self.leaves:,} leaves loaded"]
-        parts += [f"resized: {listed(self.resized)}"] if self.resized else []
+        leaves = f"{self.leaves:,} leaves"
         left = [f"{listed(self.head)} (the classifier)"] if self.head else []
         left += [listed(self.drawn)] if self.drawn else []
+        if self.backbone is not None:
+            leaves = f"{self.backbone_leaves:,} leaves of the backbone"
+            left = self._parts_left()
+        parts = [f"weights from {source}: {len(self.loaded):,} of {leaves} loaded"]
+        parts += [f"resized: {listed(self.resized)}"] if self.resized else []
         parts += [f"left as drawn: {', '.join(left)}"] if left else []
         parts += [f"not in the model: {listed(self.unused)}"] if self.unused else []
         return "; ".join(parts)
+
+    def _parts_left(self) -> list[str]:
+        """What was left as drawn: leaves of the backbone by name, and the other parts of the network."""
+        drawn = [*self.drawn, *self.head]
+        inside = [name for name in drawn if name.startswith(f"{self.backbone}.")]
+        others = dict.fromkeys(name.partition(".")[0] for name in drawn if name not in inside)
+        return [*([listed(inside)] if inside else []), *others]
 
 
 def load_weights(module: nn.Module, file: WeightsFile, classes: int, partial: bool = False) -> Match:
@@ -66,7 +82,9 @@ def load_weights(module: nn.Module, file: WeightsFile, classes: int, partial: bo
       one, else repeated and scaled by 3 / channels.
     - Position embeddings of another image size are resized bicubically; prefix tokens are kept.
     - The classifier, the last linear layer of `classes` outputs, keeps its drawn values if the file has another number
-      of classes, or none.
+      of classes, or none. So do the `heads` of a network with a backbone.
+    - Weights of a classifier are loaded into the backbone of a network that declares one (`WithBackbone`); the rest of
+      the network keeps its drawn values.
 
     Raises `ConfigError` if fewer than half of the leaves match and not `partial`, or if none does; and `DataError` for
     NaN, infinite values, or a type that cannot be converted.
@@ -76,8 +94,9 @@ def load_weights(module: nn.Module, file: WeightsFile, classes: int, partial: bo
     >>> load_weights(module, WeightsFile(tensors, "", Path("a.pt")), 2).loaded, module.weight.dtype
     (('weight', 'bias'), torch.float32)
     """
-    spec, state, tensors = spec_of(module), module.state_dict(), file.tensors
-    classifier = head_of(module, classes)
+    spec, state = spec_of(module), module.state_dict()
+    tensors, backbone = _placed(module, file.tensors, spec)
+    in_head = _head(module, classes)
     adapted: dict[str, Tensor] = {}
     resized: list[str] = []
     head: list[str] = []
@@ -85,13 +104,12 @@ def load_weights(module: nn.Module, file: WeightsFile, classes: int, partial: bo
     misshapen: list[str] = []
     for name, leaf in spec.items():
         value = tensors.get(name)
-        in_head = classifier is not None and classifier.holds(name)
         if value is None:
             if leaf.role != "counter":
-                (head if in_head else drawn).append(name)
+                (head if in_head(name) else drawn).append(name)
         elif tuple(value.shape) == leaf.shape:
             adapted[name] = _converted(value, leaf, name, file.path)
-        elif in_head and value.dim() == len(leaf.shape):
+        elif in_head(name) and value.dim() == len(leaf.shape):
             head.append(name)
         else:
             fitting = _resized(name, _converted(value, leaf, name, file.path), leaf.shape, module)
@@ -102,15 +120,53 @@ def load_weights(module: nn.Module, file: WeightsFile, classes: int, partial: bo
                 adapted[name], how = fitting
                 resized.append(f"{name} ({how})")
     loaded = [name for name in adapted if spec[name].role != "counter"]
-    leaves = sum(leaf.role != "counter" for leaf in spec.values())
-    if not loaded or not (partial or 2 * len(loaded) >= leaves - len(head)):
-        of = f"{leaves - len(head):,} names" + " outside the classifier" * bool(head)
+    counted = [name for name, leaf in spec.items() if leaf.role != "counter"]
+    inside = [name for name in counted if backbone is not None and name.startswith(f"{backbone}.")]
+    wanted = len(inside or counted) - len(head) * (backbone is None)
+    if not loaded or not (partial or 2 * len(loaded) >= wanted):
+        outside = " outside the classifier" * bool(head)
+        of = f"{wanted:,} names" + (outside if backbone is None else " of the backbone")
         raise _another_network(len(loaded), of, misshapen, drawn, file)
     with torch.no_grad():
         for name, value in adapted.items():
             state[name].copy_(value)
     unused = [name for name in tensors if name not in spec]
-    return Match(tuple(loaded), tuple(resized), tuple(head), tuple(drawn), tuple(unused), leaves)
+    return Match(
+        tuple(loaded),
+        tuple(resized),
+        tuple(head),
+        tuple(drawn),
+        tuple(unused),
+        len(counted),
+        backbone,
+        len(inside),
+    )
+
+
+def _placed(
+    module: nn.Module, tensors: Mapping[str, Tensor], spec: Mapping[str, Leaf]
+) -> tuple[Mapping[str, Tensor], str | None]:
+    """The tensors by the names of the module's leaves, and the backbone's name if they are those of a classifier.
+
+    Tensors that the backbone has no place for keep their names.
+    """
+    if not isinstance(module, WithBackbone):
+        return tensors, None
+    inside = {name: module.backbone_leaf(name) for name in tensors}
+    moved = {name: f"{module.backbone}.{leaf}" for name, leaf in inside.items() if leaf is not None}
+    moved = {name: place for name, place in moved.items() if place in spec}
+    if len(moved) <= sum(name in spec for name in tensors):
+        return tensors, None
+    return {moved.get(name, name): value for name, value in tensors.items()}, module.backbone
+
+
+def _head(module: nn.Module, classes: int) -> Callable[[str], bool]:
+    """Whether a leaf belongs to the classifier, or to a head that gives the classes."""
+    if isinstance(module, WithBackbone):
+        heads = tuple(f"{head}." for head in module.heads)
+        return lambda leaf: leaf.startswith(heads)
+    classifier = head_of(module, classes)
+    return lambda leaf: classifier is not None and classifier.holds(leaf)
 
 
 def _another_network(

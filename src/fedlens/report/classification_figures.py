@@ -13,8 +13,8 @@ from fedlens.report.confusion import CLUSTERED_ABOVE, ConfusionMatrix
 from fedlens.report.figures import Axis, Figure, HeatMap, Series
 from fedlens.report.format import count, many, percent
 
-KIND = "classification"
 COUNTED_UP_TO = 15  # classes whose counts are written into the cells
+KIND = "classification"
 _SHARES = Axis(values="share", limits=(0.0, 1.01))
 
 
@@ -109,8 +109,12 @@ class Calibration:
         return round(float(gaps.sum()) / total, 12) if total else float("nan")
 
 
-def confusion_map(results: ClassResults) -> HeatMap | None:
-    """The confusion matrix, each row divided by its sum; None if it was not recorded."""
+def confusion_map(results: ClassResults, unit: str = "image") -> HeatMap | None:
+    """The confusion matrix, each row divided by its sum; None if it was not recorded.
+
+    Args:
+        unit: what is counted: images, or the pixels of masks, whose counts are too long for the cells.
+    """
     if results.confusion is None:
         return None
     matrix, classes = ConfusionMatrix.of(results.confusion), results.classes
@@ -133,13 +137,13 @@ def confusion_map(results: ClassResults) -> HeatMap | None:
         title="; ".join(["Confusion matrix", *notes]),
         about=f"Heat map of the answers for each true class, {size}.",
         shares=matrix.shares,
-        rows=[f"{name} ({count(total)} images)" for name, total in zip(names, totals, strict=True)],
+        rows=[f"{name} ({count(total)} {unit}s)" for name, total in zip(names, totals, strict=True)],
         columns=names,
         names=names if len(classes) <= CLUSTERED_ABOVE else (),
-        counts=matrix.counts if len(classes) <= COUNTED_UP_TO else None,
+        counts=matrix.counts if len(classes) <= COUNTED_UP_TO and unit == "image" else None,
         row_title="true class" if len(classes) <= CLUSTERED_ABOVE else f"true class ({size})",
         column_title="answer",
-        hover="true class %{y}<br>answer %{x}<br>%{z:.1%} of the images<extra></extra>",
+        hover=f"true class %{{y}}<br>answer %{{x}}<br>%{{z:.1%}} of the {unit}s<extra></extra>",
     )
 
 

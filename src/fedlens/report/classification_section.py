@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.final_evaluation import FinalEvaluation
 from fedlens.report import classification_figures as data
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.confusion import confused_pairs
 from fedlens.report.format import MISSING, count, many, metric_value, percent
-from fedlens.report.read import Run, read_evaluation, subtable
+from fedlens.report.read import Run, subtable
 from fedlens.report.render import Plot
 
 _PAIRS = 12  # of the most confused classes
@@ -39,30 +38,8 @@ class Mistake:
         return self.index, self.truth, self.answer, self.confidence
 
 
-def classification_section(run: Run) -> dict[str, Any] | None:
-    """The section of a run; with only `missing`, a sentence, if there is nothing to show. None for other tasks."""
-    try:
-        evaluation = read_evaluation(run)
-        if evaluation is None:
-            return {"missing": _missing(run)}
-        if evaluation.kind != data.KIND:
-            return None
-        return _section(run, evaluation)
-    except RunDirectoryError as error:
-        return {"missing": f"This section is missing: {error.what}."}
-    except (KeyError, ValueError) as error:
-        return {"missing": f"This section is missing: evaluation.npz is corrupt: {error}."}
-
-
-def _missing(run: Run) -> str:
-    if run.split() != "test":
-        return "Each client has a model of its own, so there is no global model to measure on the test data."
-    if run.status != "finished":
-        return "The test data are measured in detail in the last round, which this run has not reached."
-    return "The run directory has no evaluation.npz, because an older version of fedlens wrote it."
-
-
-def _section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
+def classification_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
+    """The part of a classifier. Raises `KeyError` or `ValueError` if the measurements do not fit each other."""
     results = data.ClassResults.of(evaluation.classes, evaluation.sums)
     calibration = data.Calibration.of(evaluation.sums)
     heat = data.confusion_map(results)
@@ -70,7 +47,6 @@ def _section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
     images = many(int(results.examples.sum()), "test image")
     empty = [results.classes[k] for k in np.flatnonzero(results.examples == 0).tolist()]
     return {
-        "missing": "",
         "lead": f"The global model after round {evaluation.round}, on {images}.",
         "confusion": heat and Plot.of(heat, shape="square", legend=False),
         "no_confusion": "" if heat else "The confusion matrix is recorded up to 1,000 classes.",

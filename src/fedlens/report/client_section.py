@@ -12,7 +12,7 @@ import numpy as np
 from fedlens.report import figures
 from fedlens.report.client_results import ClientHistories, ClientResult
 from fedlens.report.figures import Axis, Figure, Series
-from fedlens.report.format import MISSING, count, is_share, label, many, metric_gap, metric_value
+from fedlens.report.format import MISSING, count, heading, is_share, label, many, metric_gap, metric_value
 from fedlens.report.plotly_figures import DOTS
 from fedlens.report.read import Run, subtable
 from fedlens.report.render import Plot
@@ -145,7 +145,7 @@ def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Plot
     wide = min(sizes) > 0 and max(sizes) > 50 * min(sizes)
     pad = 0 if wide else max(0.04 * (max(sizes) - min(sizes)), 0.01 * max(sizes), 1)
     low, high = (min(sizes) * 0.8, max(sizes) * 1.25) if wide else (min(sizes) - pad, max(sizes) + pad)
-    title = label(metric).capitalize()
+    title = heading(metric)
     worst = metric_value(metric, values[0])
     mean_text = metric_value(metric, mean)
     series = [
@@ -183,7 +183,7 @@ def _curve(rows: Sequence[ClientResult], metric: str) -> Plot | None:
         series.append(
             _sorted_line(before, values, "before tuning", metric, color="var(--local)", dash="dash")
         )
-    title = label(metric).capitalize()
+    title = heading(metric)
     lowest, highest = (metric_value(metric, row.last) for row in (measured[0], measured[-1]))
     shares = figures.curves(series, metric, "", "").y
     figure = Figure(

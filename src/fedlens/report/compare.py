@@ -15,7 +15,7 @@ from fedlens.report.bound import CENTRALIZED
 from fedlens.report.compare_clients import client_notes, client_table
 from fedlens.report.compare_rows import RunGroup, notes, readable, run_groups
 from fedlens.report.find_runs import read_runs
-from fedlens.report.format import finite, is_share, label
+from fedlens.report.format import finite, heading, is_share
 from fedlens.report.palette import TEN
 from fedlens.report.pictures import draw_curves
 from fedlens.report.read import Row, Run
@@ -175,7 +175,7 @@ def _figure(curves: Sequence[tuple[RunGroup, str, figures.Series]], metric: str)
     # A group with several seeds has a band and a line.
     shown = [group.row for group, _, line in curves if line.kind != "band"]
     where = "on test data" if all(row["measured_on"] == "test" for row in shown) else "as measured"
-    title = f"{label(metric).capitalize()} {where}"
+    title = f"{heading(metric)} {where}"
     banded = any(line.kind == "band" for line in lines)
     note = "lines are means over seeds, bands one deviation" if banded else ""
     number = sum(row["runs"] for row in shown)

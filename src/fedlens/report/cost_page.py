@@ -9,7 +9,7 @@ from typing import Any
 from fedlens.report import figures
 from fedlens.report.cost_sentences import WORDS, below_largest, interval_text, measure
 from fedlens.report.differences import UNSURE
-from fedlens.report.format import MISSING, duration, is_share, label, metric_value, number, signed
+from fedlens.report.format import MISSING, duration, heading, is_share, metric_value, number, signed
 from fedlens.report.palette import TEN
 from fedlens.report.plotly_figures import text
 from fedlens.report.read import Run, read_run
@@ -108,7 +108,7 @@ def _curves(answer: Mapping[str, Any], runs: Mapping[str, Run], on: str) -> Plot
         series += seed_curve(named, key, metric, WORDS[role], color, dash)
     if not any(line.kind == "line" for line in series):
         return None
-    title = f"{label(metric).capitalize()} {_WHERE[on]}"
+    title = f"{heading(metric)} {_WHERE[on]}"
     about = f"{title}: " + "; ".join(
         f"{line.name} {metric_value(metric, line.y[-1])}" for line in series if line.kind == "line"
     )

@@ -18,8 +18,26 @@ _LABELS = {
     "accuracy_top5": "top-5 accuracy",
     "f1_micro": "micro F1",
     "f1_macro": "macro F1",
+    "mean_iou": "mean IoU",
+    "frequency_iou": "frequency-weighted IoU",
+    "map": "mAP",
+    "map50": "mAP at IoU 0.5",
+    "f1": "F1",
 }
-_SHARES = {"miou", "iou", "map", "map50", "f1", "dice", "auc", "precision", "recall", "error"} | {
+_SHARES = {
+    "miou",
+    "mean_iou",
+    "frequency_iou",
+    "iou",
+    "map",
+    "map50",
+    "f1",
+    "dice",
+    "auc",
+    "precision",
+    "recall",
+    "error",
+} | {
     "average_precision",
     "calibration_error",
     "f1_micro",
@@ -185,6 +203,16 @@ def label(metric: str) -> str:
     ('worst class', 'balanced accuracy')
     """
     return _LABELS.get(metric) or metric.replace("_", " ")
+
+
+def heading(metric: str) -> str:
+    """A metric's name at the start of a title: the first letter is large, and no other letter changes.
+
+    >>> heading("accuracy_balanced"), heading("mean_iou"), heading("map")
+    ('Balanced accuracy', 'Mean IoU', 'mAP')
+    """
+    text = label(metric)
+    return text if text[1:2].isupper() else text[:1].upper() + text[1:]
 
 
 def setting(value: Any, most: int | None = None) -> str:

@@ -79,7 +79,7 @@ def _environment() -> Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.globals.update(asset=_asset, plotly=_plotly, borders=BORDERS)
-    filters = (format.count, format.duration, format.label, format.many, format.size)
+    filters = (format.count, format.duration, format.heading, format.label, format.many, format.size)
     environment.filters.update({function.__name__: function for function in filters})
     environment.filters.update(quote=shlex.quote, metric=lambda value, name: format.metric_value(name, value))
     return environment

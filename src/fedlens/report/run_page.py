@@ -11,13 +11,14 @@ from typing import Any
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
-from fedlens.report.classification_section import classification_section
 from fedlens.report.client_section import client_section, measuring_command
 from fedlens.report.efficiency import efficiency
-from fedlens.report.format import SPLITS, finite, label, metric_value, rounds_of, setting, size, split_of
+from fedlens.report.example_section import example_section
+from fedlens.report.format import SPLITS, finite, heading, metric_value, rounds_of, setting, size, split_of
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.report.render import Plot, write_page
+from fedlens.report.test_section import section_of_test
 
 
 def write_report(run_dir: Path) -> Path:
@@ -39,7 +40,8 @@ def write_report(run_dir: Path) -> Path:
         "curves": curves,
         "bound": bound_sentence(run, bound) if bound and curves else "",
         "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in _warnings(run)],
-        "classification": classification_section(run),
+        "details": section_of_test(run),
+        "examples": example_section(run),
         "clients": client_section(run),
         "measuring": measuring_command(run),
         "partition": partition_section(run.partition),
@@ -99,7 +101,7 @@ def _curve(run: Run, metric: str, bound: Run | None) -> Plot | None:
             )
     if not lines:
         return None
-    title = label(metric).capitalize()
+    title = heading(metric)
     ends = [f"{line.name} {metric_value(metric, line.y[-1])} after round {line.x[-1]}" for line in lines]
     if metric == run.metric() and bound is not None:
         lines.append(bound_line(run, bound, lines[0].x))

@@ -23,10 +23,10 @@ Colour = tuple[int, int, int]
 Line = tuple[str, Colour]  # a text, and its colour
 
 
-def enlarged(image: NDArray[np.uint8]) -> Image.Image:
-    """The image uint8 [C, H, W], of one or three channels, enlarged by a whole number to at least 224 pixels wide."""
+def enlarged(image: NDArray[np.uint8], width: int = WIDTH) -> Image.Image:
+    """The image uint8 [C, H, W], of one or three channels, enlarged by a whole number to at least `width` pixels."""
     picture = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)).convert("RGB")
-    factor = -(-WIDTH // picture.width)
+    factor = -(-width // picture.width)
     return picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,12 @@ class Task(ABC):
         sizes: the ways besides the stored size that images can be evaluated at (`evaluation.size`). "resized": at
             another size, for which the task defines `restored`; "windows": outputs are logits [n, classes, H, W] of the
             pixels, so that those of overlapping windows can be averaged.
+        averages_classes: whether a metric is a mean over classes.
         one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
+        annotates: what `predict` finds in an image, for pages and files of predictions. "masks": `class` [n, H, W], the
+            class of each pixel. "boxes": `boxes` [n, k, 4] (left, top, right, bottom in pixels), `labels` [n, k] and
+            `scores` [n, k] of at most k objects; a row without an object has the label -1. None: nothing with a place.
+        shown_score: the score from which pages, pictures and tables show a box.
     """
 
     kind: ClassVar[Kind]
@@ -54,7 +59,10 @@ class Task(ABC):
     example: ClassVar[str] = "image"
     absence: ClassVar[str] = "means over classes leave it out"
     sizes: ClassVar[frozenset[str]] = frozenset()
+    averages_classes: ClassVar[bool] = True
     one_class: ClassVar[bool] = True
+    annotates: ClassVar[Literal["masks", "boxes"] | None] = None
+    shown_score: float = 0.0
     sends: ClassVar[str] = "its summed loss, and how much was right"
 
     @property
@@ -80,6 +88,10 @@ class Task(ABC):
                 where="task.name",
                 hint="leave task.name out: the dataset's kind names the task",
             )
+
+    def fitted(self, info: DatasetInfo) -> Task:
+        """The task for this dataset, which `validate` has accepted; a task that does not depend on it is the same."""
+        return self
 
     def wrap(self, model: ModelSpec) -> ModelSpec:
         """The model that is trained: the given one, or one with further layers around it, such as a projector."""
@@ -155,8 +167,16 @@ class Task(ABC):
         """The part of the measurements that `metrics` needs: what is asked of each client."""
         return measured
 
+    def recorded(self, measured: Measured, classes: int) -> Measured:
+        """The measurements of the test data that a run directory keeps, as sums without rows.
+
+        A task with rows, whose number grows with the data, replaces them here by what its page and `details` show.
+        `classes` is the number of classes.
+        """
+        return Measured(measured.sums)
+
     def details(self, measured: Measured, classes: Sequence[str]) -> dict[str, float]:
-        """Further metrics for `summary.json`, such as the accuracy of each class."""
+        """Further metrics for `summary.json`, such as the accuracy of each class, from what `recorded` returned."""
         return {}
 
     def mistakes(self, outputs: Any, targets: Any, most: int) -> dict[str, Tensor]:
@@ -205,6 +225,10 @@ class Task(ABC):
             top: the number of classes that are listed.
         """
         raise self._undefined("row")
+
+    def showing(self, score: float) -> Task:
+        """The task that shows boxes from this score on; a task without boxes stays as it is."""
+        return self
 
     def move(self, targets: Any, change: Change) -> Any:
         """The targets after a geometric augmentation of their images."""

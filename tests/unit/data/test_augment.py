@@ -77,6 +77,27 @@ def test_flip_mirrors_the_share_that_it_is_told() -> None:
     assert torch.equal(augmented(augment.Flip(1.0), x, generator()), x.flip(3))
 
 
+@pytest.mark.parametrize(("p", "vertical"), [(0.5, 0.25), (0.0, 1.0), (1.0, 1.0)])
+def test_a_vertical_flip_is_drawn_after_the_horizontal_one(p: float, vertical: float) -> None:
+    x = images(200, (1, 4, 3))
+    out, _, change = augment.make_flip((1, 4, 3), p=p, vertical=vertical)(x, None, generator())
+    drawn = generator()
+    across, down = (torch.rand(200, generator=drawn) < share for share in (p, vertical))
+    for k in range(200):
+        wanted = x[k].flip(2) if across[k] else x[k]
+        assert torch.equal(out[k], wanted.flip(1) if down[k] else wanted)
+    assert change is not None
+    assert change.upended is not None
+    assert torch.equal(change.upended, down)
+
+
+def test_a_vertical_flip_that_is_true_is_as_likely_as_the_horizontal_one() -> None:
+    assert augment.make_flip(COLOUR, p=0.3, vertical=True) == augment.Flip(0.3, 0.3)
+    assert augment.make_flip(COLOUR, vertical=False) == augment.Flip(0.5)
+    with pytest.raises(ConfigError, match=r"0 in both directions \(p\); set p or vertical above 0"):
+        augment.make_flip(COLOUR, p=0.0, vertical=True)
+
+
 @pytest.mark.parametrize("part", ["brightness", "contrast", "saturation", "hue"])
 def test_each_part_of_colour_jitter_is_torchvisions(part: str) -> None:
     x = images(32)

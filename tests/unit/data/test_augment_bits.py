@@ -31,6 +31,10 @@ BITS = {
     ("colour-jitter", 1): ("574594bed09d5ab9", "03cdf4a055b8465e"),
     ("random-resized-crop", 3): ("525dab6754b6430b", "ab0fc89fa8fa9808"),
     ("random-resized-crop", 1): ("9d9096b4e051e602", "ab0fc89fa8fa9808"),
+    ("scale-crop", 3): ("58ea2175dc517b15", "ebde347f0eeb1af7"),
+    ("scale-crop", 1): ("3c753ccf05581e8d", "ebde347f0eeb1af7"),
+    ("mosaic", 3): ("c9234788f29f876f", "6fe03b54232d11c9"),
+    ("mosaic", 1): ("c3a8038d775ea045", "6fe03b54232d11c9"),
 }
 SHAPES = {3: (3, 32, 24), 1: (1, 28, 28)}
 

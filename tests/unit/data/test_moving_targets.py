@@ -1,8 +1,8 @@
-"""Masks and boxes that follow the pixels, through doubles of the tasks of segmentation and detection."""
+"""Masks and boxes that follow the pixels of a client's batches, as tasks move them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -11,46 +11,36 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlens.core import moved_targets
 from fedlens.core.box_batch import BoxBatch
-from fedlens.core.change import Change
+from fedlens.core.dataset_info import VOID
+from fedlens.core.moved_targets import moved_boxes, moved_masks
 from fedlens.core.random import Rng
 from fedlens.data.augment import AUGMENTS, Augmented
 from fedlens.data.augmented import Chain
 from fedlens.data.boxes import Boxes
 from fedlens.data.client_datasets import ClientDataset
-from fedlens.data.dataset import VOID, Examples
+from fedlens.data.dataset import Examples
 
 HEIGHT, WIDTH = 12, 16
-EXACT = [("pad-crop-flip",), ("crop",), ("flip",), ("crop", "flip", "pad-crop-flip")]
+EXACT = [("pad-crop-flip",), ("crop",), ("flip",), ("upended",), ("crop", "flip", "upended", "pad-crop-flip")]
+UPENDED = {"p": 0.0, "vertical": 0.5}
 
 
-@dataclass(frozen=True)
-class Segmentation:
-    """The double: masks move with the nearest pixel, and have no class outside the image."""
-
-    def move(self, masks: Tensor, change: Change) -> Tensor:
-        n, height, width = masks.shape
-        rows, columns = change.sources()
-        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None]
-        each = torch.arange(n)[:, None, None]
-        moved = masks[each, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None]]
-        return torch.where(inside, moved, VOID)
+@pytest.fixture(autouse=True)
+def no_object_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps every object of which a pixel remains."""
+    monkeypatch.setattr(moved_targets, "LEAST_SIDE", 0.25)
+    monkeypatch.setattr(moved_targets, "LEAST_SHARE", 0.0)
 
 
-@dataclass(frozen=True)
-class Detection:
-    """The double: boxes move and are clipped; those without area are dropped."""
-
-    def move(self, targets: BoxBatch, change: Change) -> BoxBatch:
-        height, width = change.size
-        edge = torch.tensor([width, height, width, height])
-        boxes = change.boxes(targets.boxes, targets.image).clamp(min=0).minimum(edge)
-        kept = ((boxes[:, 2:] - boxes[:, :2]) > 0).all(1)
-        return BoxBatch(boxes[kept], targets.labels[kept], targets.image[kept], len(targets))
+def step(name: str) -> Any:
+    shape = (3, HEIGHT, WIDTH)
+    return AUGMENTS.find("flip")(shape, **UPENDED) if name == "upended" else AUGMENTS.find(name)(shape)
 
 
-def chain(names: tuple[str, ...], task: Any) -> Chain:
-    return Chain(tuple(AUGMENTS.find(name)((3, HEIGHT, WIDTH)) for name in names), task.move)
+def chain(names: tuple[str, ...], move: Any) -> Chain:
+    return Chain(tuple(step(name) for name in names), move)
 
 
 def segments(n: int = 24) -> Examples:
@@ -62,15 +52,13 @@ def segments(n: int = 24) -> Examples:
 
 @pytest.mark.parametrize("names", EXACT)
 def test_a_mask_stays_on_its_pixels(names: tuple[str, ...]) -> None:
-    data = ClientDataset(
-        segments(), torch.arange(24), (0.0,) * 3, (1 / 255,) * 3, chain(names, Segmentation())
-    )
+    data = ClientDataset(segments(), torch.arange(24), (0.0,) * 3, (1 / 255,) * 3, chain(names, moved_masks))
     outside = 0
     for images, masks in islice(data.batches(8, Rng((0,))), 6):
         pixels = images[:, 0].round().long()
         assert torch.equal(torch.where(pixels == 0, VOID, pixels - 1), masks.long())
         outside += int((masks == VOID).sum())
-    assert (outside > 0) == (names != ("flip",))
+    assert (outside > 0) == (names not in (("flip",), ("upended",)))
 
 
 def test_the_masks_of_a_resized_window_are_those_of_its_nearest_pixels() -> None:
@@ -80,7 +68,7 @@ def test_the_masks_of_a_resized_window_are_those_of_its_nearest_pixels() -> None
     made = AUGMENTS.find("random-resized-crop")((3, HEIGHT, WIDTH))
     found, _, change = made(images, None, torch.Generator().manual_seed(0))
     for channel, step in ((0, 15), (1, 20)):
-        masks = Segmentation().move(images[:, channel] // step, change)
+        masks = moved_masks(images[:, channel] // step, change)
         assert int(masks.max()) < VOID
         # Interpolation is at most half a pixel from the nearest one; rounding adds half a grey value.
         far = (found[:, channel].float() - masks.float() * step).abs().max()
@@ -117,7 +105,7 @@ def painted(targets: BoxBatch, margin: float = 0.0) -> Tensor:
 @pytest.mark.parametrize("names", EXACT)
 def test_boxes_stay_around_their_objects(names: tuple[str, ...]) -> None:
     examples, _ = boxed()
-    data = ClientDataset(examples, torch.arange(24), (0.0,) * 3, (1.0,) * 3, chain(names, Detection()))
+    data = ClientDataset(examples, torch.arange(24), (0.0,) * 3, (1.0,) * 3, chain(names, moved_boxes))
     for images, targets in islice(data.batches(8, Rng((0,))), 6):
         assert len(targets) == len(images) == 8
         assert torch.equal(images > 0.5, painted(targets))
@@ -126,7 +114,7 @@ def test_boxes_stay_around_their_objects(names: tuple[str, ...]) -> None:
 def test_boxes_of_a_resized_window_stay_around_their_objects() -> None:
     examples, _ = boxed()
     data = ClientDataset(
-        examples, torch.arange(24), (0.0,) * 3, (1.0,) * 3, chain(("random-resized-crop",), Detection())
+        examples, torch.arange(24), (0.0,) * 3, (1.0,) * 3, chain(("random-resized-crop",), moved_boxes)
     )
     seen = 0
     for images, targets in islice(data.batches(8, Rng((0,))), 6):
@@ -159,14 +147,14 @@ def test_a_later_step_gets_targets_that_the_earlier_one_moved() -> None:
         return images, targets
 
     examples = segments(4)
-    both = Chain((AUGMENTS.find("flip")((3, HEIGHT, WIDTH), p=1.0), look), Segmentation().move)
+    both = Chain((AUGMENTS.find("flip")((3, HEIGHT, WIDTH), p=1.0), look), moved_masks)
     _, masks = both(examples.inputs, examples.targets, torch.Generator())
     assert torch.equal(seen[0], examples.targets.flip(2))
     assert masks is seen[0]
 
 
 def test_two_views_are_two_augmentations_drawn_one_after_the_other() -> None:
-    augment = chain(("crop", "flip", "colour-jitter"), Segmentation())
+    augment = chain(("crop", "flip", "colour-jitter"), moved_masks)
     one = ClientDataset(segments(), torch.arange(24), (0.4,) * 3, (0.2,) * 3, augment)
     generator, order = Rng((7,)).torch("augment"), torch.randperm(24, generator=Rng((7,)).torch("batches"))
     expected = []

@@ -67,7 +67,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-AUGMENTED = [(), ("pad-crop-flip", "colour-jitter"), ("random-resized-crop",)]
+AUGMENTED = [(), ("pad-crop-flip", "colour-jitter"), ("random-resized-crop",), ("mosaic", "scale-crop")]
 
 
 @pytest.mark.parametrize("augment", AUGMENTED)

@@ -47,7 +47,7 @@ def test_names_and_tables_make_a_chain_in_their_order_with_every_setting_written
     made = built(["flip", {"name": "crop", "pad": 2}, "colour-jitter"], tmp_path)
     assert made.holders.augment == Chain((Flip(0.5), Crop(2), ColourJitter(0.4, 0.4, 0.4, 0.1)))
     assert plain(made.config)["data"]["augment"][:2] == [
-        {"name": "flip", "p": 0.5},
+        {"name": "flip", "p": 0.5, "vertical": 0.0},
         {"name": "crop", "pad": 2},
     ]
     again = build(plan(read_config(plain(made.config)), Source({})), tmp_path, False)

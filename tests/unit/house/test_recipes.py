@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedlens import Experiment
-from fedlens.experiment.build import plan
 from fedlens.experiment.config_source import read_source, recipes
+from fedlens.experiment.plan import plan
 
 FASHION = [f"fashion-mnist/{a}-{p}" for a in ("fedavg", "fedprox", "centralized") for p in ("iid", "shards")]
 CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]
@@ -24,15 +24,38 @@ TABLE_2 = [
 ]
 TABLES = [f"fedcv/table{number}" for number in range(11, 16)]
 LAPTOP = ["fedcv/cifar100-laptop", "omniglot/drawers"]
+# He et al. 2021, table 5: training of the backbone, distribution, clients.
+ROWS = [
+    *(
+        ("resnet101", *row)
+        for row in (
+            ("ft", "iid", 4),
+            ("ft", "niid", 4),
+            ("ft", "niid", 8),
+            ("sfl", "niid", 4),
+            ("fz", "niid", 4),
+        )
+    ),
+    ("mobilenetv2", "ft", "niid", 4),
+]
+SEGMENTED = ("deeplabv3plus", "unet")
+TABLE_5 = [f"fedcv/table5-{model}-{'-'.join(map(str, row))}" for model in SEGMENTED for row in ROWS]
+VOC = [*TABLE_5, *(f"fedcv/{name}" for name in ("table6", "table7", "fig6", "fig7", "fig8"))]
+COCO = [f"fedcv/{name}" for name in ("table8", "fig9a", "fig9b")]
+CAMVID = [
+    f"camvid/{name}" for name in ("drives", "iid", "drives-centralized", "frozen", "frozen-centralized")
+]
+BCCD = [f"bccd/{name}" for name in ("four", "four-iid", "eight", "eight-iid", "centralized")]
+PLACED = [*VOC, *COCO, "chen2022/cityscapes", *CAMVID, *BCCD]
 
 
 def test_they_are_these() -> None:
     assert sorted(recipes()) == sorted(
-        ["digits", "digits-centralized", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP]
+        ["digits", "digits-centralized", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP, *PLACED]
     )
 
 
-@pytest.mark.parametrize("name", ["digits", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP])
+@pytest.mark.parametrize("name", ["digits", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP, *PLACED])
 def test_a_recipe_says_what_it_is_and_every_setting_is_right(name: str) -> None:
     first, second, *_ = recipes()[name].read_text(encoding="utf-8").splitlines()
     assert first.startswith("# ")
@@ -111,3 +134,103 @@ def test_fedcv_table_2(dataset: str, model: str) -> None:
 def test_the_tables_of_fedcv_are_cells_of_table_2_or_beside_it() -> None:
     lrs = {name: Experiment.load(name).config.local.lr for name in TABLES}
     assert list(lrs.values()) == [0.01, 0.01, 0.1, 0.03, 0.03]
+
+
+@pytest.mark.parametrize("name", VOC)
+def test_fedcv_segmentation(name: str) -> None:
+    config = Experiment.load(name).config
+    local = config.local
+    assert config.data.dataset == {"name": "pascal-voc", "augmented": True, "test": "sbd", "size": 512}
+    assert (config.data.normalize, local.momentum, local.lr_schedule, local.lr_decay) == (
+        "half",
+        0.9,
+        "constant",
+        1,
+    )
+    assert local.epochs in (1, 2)
+    assert isinstance(local.batch_size, int)
+    assert 4 <= local.batch_size <= 16
+    assert local.lr_scale == {"decoder": 10.0, "segmentation_head": 10.0}
+    assert 0.0007 <= local.lr <= 10 * local.lr <= 0.1
+    assert (config.select, config.algorithm) == ({"name": "all"}, {"name": "fedavg"})
+
+
+@pytest.mark.parametrize("name", TABLE_5)
+def test_fedcv_table_5(name: str) -> None:
+    _, model, backbone, training, distribution, clients = name.split("-")
+    config = Experiment.load(name).config
+    assert (config.model["name"], config.model["backbone"].replace("-", "")) == (model, backbone)
+    assert config.model.get("atrous") == ("plain" if model == "deeplabv3plus" else None)
+    assert config.model.get("weights") == (None if training == "sfl" else "imagenet")
+    assert config.model.get("freeze") == ("backbone" if training == "fz" else None)
+    assert config.data.partition["clients"] == int(clients)
+    skewed = {"name": "lda-multilabel", "clients": int(clients), "alpha": 0.5}
+    assert config.data.partition == ({"name": "iid", "clients": 4} if distribution == "iid" else skewed)
+
+
+@pytest.mark.parametrize("name", COCO)
+def test_fedcv_detection(name: str) -> None:
+    config = Experiment.load(name).config
+    assert config.data.dataset["name"] == "coco"
+    assert config.data.partition == {"name": "detection-frequency", "clients": 4}
+    assert "weights" not in config.model
+    local = config.local
+    assert (config.data.normalize, local.momentum, local.epochs) == ("half", 0.9, 1)
+    # The loss here is that of the document over the batch size.
+    assert isinstance(local.batch_size, int)
+    assert local.lr / local.batch_size == pytest.approx(0.01)
+
+
+def test_chen2022_cityscapes() -> None:
+    config = Experiment.load("chen2022/cityscapes").config
+    local = config.local
+    assert (local.optimizer, local.lr, local.batch_size) == ("adam", 0.001, 16)
+    assert config.rounds == 100
+    assert (config.data.partition, config.select) == ({"name": "natural"}, {"name": "all"})
+    assert (config.model["name"], config.model["backbone"]) == ("deeplabv3plus", "mobilenet-v2")
+
+
+# The cells of a table that its recipe's header names.
+CELLS = {
+    "fedcv/table6": [["local.batch_size=4"], ["model.name=unet", "local.batch_size=10"]],
+    "fedcv/table7": [["model.freeze=backbone"], ["model.backbone=mobilenet-v2"], ["model.name=unet"]],
+    "fedcv/table8": [[f"model.name=yolov5{size}"] for size in "mlx"],
+    "fedcv/fig6": [["model.weights=none"], ["model.name=unet", "model.weights=none"], ["local.batch_size=6"]],
+    "fedcv/fig7": [["data.partition.alpha=100", "model.name=unet"], ["data.partition.clients=8"]],
+    "fedcv/fig8": [["model.freeze=backbone", "local.batch_size=16", "model.name=unet"]],
+    "fedcv/fig9a": [["local.lr=1.6", "model.name=yolov5x"]],
+    "fedcv/fig9b": [["data.partition.clients=8"], ["algorithm.name=centralized", "local.lr_schedule=linear"]],
+    "chen2022/cityscapes": [["model.weights=none"], ["algorithm.name=centralized"]],
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_the_cells_in_a_header_are_settings(name: str) -> None:
+    header = recipes()[name].read_text(encoding="utf-8").split("\n\n", 1)[0]
+    for cell in CELLS[name]:
+        source = read_source(name, cell)
+        planned = plan(Experiment.load(name, cell).config, source).config
+        for change in cell:
+            assert change.partition("=")[0] in header, change
+        if "model.name=unet" in cell:
+            assert planned.model["name"] == "unet"
+            assert planned.model["backbone"] == "resnet101"
+
+
+@pytest.mark.parametrize("name", [*CAMVID, *BCCD])
+def test_a_federated_recipe_trains_on_three_times_the_images_of_its_centralized_twin(name: str) -> None:
+    config = Experiment.load(name).config
+    twin = {"camvid/frozen": "camvid/frozen-centralized"}.get(name, "camvid/drives-centralized")
+    bound = Experiment.load("bccd/centralized" if name in BCCD else twin).config
+    central = config.algorithm["name"] == "centralized"
+    assert config.rounds == bound.rounds * (1 if central else 3)
+    assert config.local == bound.local
+    assert config.data.dataset == bound.data.dataset
+    assert central == (config.select is None)
+
+
+@pytest.mark.parametrize(("name", "twin"), [("four", "four-iid"), ("eight", "eight-iid")])
+def test_the_iid_twin_differs_in_who_holds_an_image_alone(name: str, twin: str) -> None:
+    skewed, iid = (Experiment.load(f"bccd/{one}").config for one in (name, twin))
+    assert iid.data == skewed.data.model_copy(update={"reassign": True})
+    assert (iid.model, iid.local, iid.rounds) == (skewed.model, skewed.local, skewed.rounds)

@@ -11,7 +11,7 @@ from torch import nn
 from fedlens.core.errors import ConfigError
 from fedlens.models.head import head_of, with_bottleneck
 from fedlens.models.registry import MODELS
-from tests.unit.models.zoo_kit import OF_TIMM, experiment, images, made, parameters, shape_only
+from tests.unit.models.zoo_kit import CLASSIFIERS, OF_TIMM, experiment, images, made, parameters, shape_only
 
 PREFIXES = {
     "linear": "1", "mlp": "5", "small-cnn": "6", "mcmahan-cnn": "9", "hsu-cnn": "11", "projection": "6.3",
@@ -21,7 +21,7 @@ PREFIXES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_the_classifier_is_found_in_every_model_and_a_bottleneck_put_before_it(name: str) -> None:
     entry = MODELS.entries[name]
     plain, narrow = (shape_only(name, entry.shape, 37, prepare=keys) for keys in ({}, {"bottleneck": 6}))

@@ -55,11 +55,44 @@ def test_every_kind_of_product_counts_as_in_pytorch() -> None:
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.LSTM(8, 4)
+        self.layer = nn.LSTMCell(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer(x[0])[0]
         return out
+
+
+class Packed(nn.Module):
+    """Texts of 4 and 2 tokens, packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(nn.utils.rnn.pack_sequence([x[0, :4], x[0, :2]]))[0].data
+        return out
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (nn.LSTM(3, 5, batch_first=True), 7 * 4 * 5 * (3 + 5)),
+        (nn.LSTM(3, 5, 2, batch_first=True), 7 * 4 * 5 * (3 + 5) + 7 * 4 * 5 * (5 + 5)),
+        (nn.LSTM(3, 5, bidirectional=True, batch_first=True), 2 * 7 * 4 * 5 * (3 + 5)),
+        (nn.GRU(3, 5, batch_first=True), 7 * 3 * 5 * (3 + 5)),
+        (nn.RNN(3, 5, batch_first=True), 7 * 5 * (3 + 5)),
+        (Packed(), 6 * 4 * 5 * (3 + 5)),
+    ],
+)
+def test_a_recurrent_layer_counts_each_weight_once_for_each_token(layer: nn.Module, expected: int) -> None:
+    assert multiply_adds(layer, torch.zeros(1, 7, 3)) == expected
+
+
+def test_the_lstm_of_the_documents_counts_by_hand() -> None:
+    module: nn.Module = MODELS.find("lstm")((80,), 90)
+    by_hand = 80 * (4 * 256 * (8 + 256) + 4 * 256 * (256 + 256)) + 256 * 90
+    assert multiply_adds(module, torch.zeros(1, 80, dtype=torch.int64)) == by_hand == 63_592_960
 
 
 def test_a_layer_that_is_not_known_gives_none_and_not_a_number_too_small() -> None:

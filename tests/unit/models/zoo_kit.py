@@ -13,7 +13,10 @@ from fedlens.core.protocol import ModelSpec
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 
-OF_TIMM = [name for name, entry in MODELS.entries.items() if entry.extra == "vision"]
+OF_TIMM = [
+    name for name, entry in MODELS.entries.items() if entry.target.startswith("fedlens.models.timm_models:")
+]
+CLASSIFIERS = [name for name, entry in MODELS.entries.items() if entry.task == "classification"]
 CIFAR_RESNETS = ["resnet20", "resnet32", "resnet44", "resnet56"]
 TRANSFORMERS = ["vit-b-16", "vit-tiny"]
 CONVOLUTIONAL = [name for name in OF_TIMM if name not in TRANSFORMERS]

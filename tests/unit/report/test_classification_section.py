@@ -338,7 +338,7 @@ def test_names_of_classes_are_text_and_not_markup(tmp_path: Path) -> None:
 
 
 def test_another_task_has_no_such_section(tmp_path: Path) -> None:
-    page = page_of(tmp_path, replace(evaluation(4), kind="segmentation"))
+    page = page_of(tmp_path, replace(evaluation(4), kind="language"))
     assert "Test data in detail" not in page.words
 
 

@@ -99,12 +99,14 @@ def published(
     coarse: NDArray[np.int64] | None = None,
     seeded: bool = False,
     source: str | None = None,
+    vocabulary: int | None = None,
 ) -> Dataset:
     """A dataset of the catalogue from its training and test `splits`, with the facts of the catalogue.
 
     These are the licence, and the source and the class names unless they are given.
     Mean and standard deviation are those of the catalogue if it states them. Otherwise they are ImageNet's usual
-    ones for images in files, those of the training images for images in memory, and empty for text.
+    ones for images in files, those of the training images for images in memory, and empty for text. `vocabulary` is
+    that of texts.
     """
     facts = CATALOGUE[name]
     train, test = splits
@@ -127,6 +129,7 @@ def published(
         coarse=coarse,
         notes=tuple(notes),
         seeded=seeded,
+        vocabulary=vocabulary,
     )
 
 

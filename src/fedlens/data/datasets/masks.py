@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.data.dataset import VOID, Examples
+from fedlens.core.dataset_info import VOID
+from fedlens.data.dataset import Examples
 from fedlens.data.datasets.dataset_files import damaged
 from fedlens.data.diagnostics import Findings
 from fedlens.data.images import Fit, ImageFiles, Paths

@@ -62,7 +62,7 @@ def penn_treebank(
             raise damaged(what, path, hint="set data.dataset.length lower, or fetch the file again")
         splits.append(Examples(*windows(ids, length, stride)))
     notes = [f"read {unknown:,} characters that the vocabulary lacks as spaces"] if unknown else []
-    return published("penn-treebank", splits, LETTER_NAMES, notes=notes)
+    return published("penn-treebank", splits, LETTER_NAMES, notes=notes, vocabulary=len(LETTER_NAMES))
 
 
 def read_text(path: Path) -> str:

@@ -65,7 +65,7 @@ def sent140(
     test = by_user(test_folder, _converter(length, lambda word: ids.get(word, UNKNOWN)), "user")
     test.inputs[test.inputs == _FILL] = PADDING
     train = Examples(numbers[train.inputs], train.targets, train.columns)
-    return published("sent140", (train, test), notes=count.note(ids))
+    return published("sent140", (train, test), notes=count.note(ids), vocabulary=vocabulary + FIRST)
 
 
 @dataclass(frozen=True)

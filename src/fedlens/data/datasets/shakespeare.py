@@ -42,7 +42,7 @@ def shakespeare(root: Path, download: bool, seed: int) -> Dataset:
 
     splits = [by_user(folder, convert, "role") for folder in split_folders(root, "shakespeare")]
     notes = [f"read {unknown:,} characters that LEAF's vocabulary lacks as spaces"] if unknown else []
-    return published("shakespeare", splits, LETTER_NAMES, notes=notes)
+    return published("shakespeare", splits, LETTER_NAMES, notes=notes, vocabulary=len(LETTER_NAMES))
 
 
 def _texts(user: User) -> tuple[np.ndarray, np.ndarray, int]:

@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
+from fedlens.core.dataset_info import VOID
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.threads import map_threads
-from fedlens.data.dataset import VOID
 from fedlens.data.decoding import QUARTER_TURNS, orientation_of, stored_ids
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.clients import describe, listed

@@ -56,6 +56,12 @@ def obstacle(train: Train) -> Obstacle | None:
                 "model",
                 f"use group normalization (model.norm = 'group'), or {OTHER}",
             )
+        if isinstance(module, nn.RNNBase):
+            return Obstacle(
+                f"the layer {name!r} is recurrent, and PyTorch computes such layers for one client at a time",
+                "model",
+                OTHER,
+            )
     return of_model(train) or of_rule(train)
 
 
@@ -82,9 +88,9 @@ def footprint(train: Train, device: torch.device, largest: int | None = None, da
 
     handles = [module.register_forward_hook(count) for module in learner.module.modules()]
     dtype = next(iter(learner.trainable.values())).dtype
-    images = torch.zeros(1, *train.model.input_shape, dtype=dtype, device=device)
+    images = train.task.blank(1, train.model.input_shape, dtype).to(device)
     with torch.no_grad():
-        learner.module.eval()(images)
+        train.task.outputs(learner.module.eval(), images, None)
     for handle in handles:
         handle.remove()
     copies = 6 if train.rule.looks is None else 9  # two models to look at, and the features

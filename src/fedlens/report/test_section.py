@@ -1,0 +1,44 @@
+"""The section "Test data in detail" in the page of a run: what the last round measured, by the kind of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.final_evaluation import FinalEvaluation
+from fedlens.report import classification_section as classes
+from fedlens.report.detection_section import detection_section
+from fedlens.report.read import Run, read_evaluation
+from fedlens.report.segmentation_section import segmentation_section
+
+# Of other kinds, the page has no such section.
+_SECTIONS: Mapping[str, Callable[[Run, FinalEvaluation], dict[str, Any]]] = {
+    "classification": classes.classification_section,
+    "segmentation": segmentation_section,
+    "detection": detection_section,
+}
+
+
+def section_of_test(run: Run) -> dict[str, Any] | None:
+    """The section of a run; with only `missing`, a sentence, if there is nothing to show. None for other tasks."""
+    try:
+        evaluation = read_evaluation(run)
+        if evaluation is None:
+            return {"missing": _missing(run)}
+        if evaluation.kind not in _SECTIONS:
+            return None
+        shown = _SECTIONS[evaluation.kind](run, evaluation)
+        return {"missing": "", "kind": evaluation.kind, **shown}
+    except RunDirectoryError as error:
+        return {"missing": f"This section is missing: {error.what}."}
+    except (KeyError, ValueError) as error:
+        return {"missing": f"This section is missing: evaluation.npz is corrupt: {error}."}
+
+
+def _missing(run: Run) -> str:
+    if run.split() != "test":
+        return "Each client has a model of its own, so there is no global model to measure on the test data."
+    if run.status != "finished":
+        return "The test data are measured in detail in the last round, which this run has not reached."
+    return "The run directory has no evaluation.npz, because an older version of fedlens wrote it."
