@@ -42,6 +42,7 @@ from fedlens.local.class_counts import counts_of
 from fedlens.local.settings import LocalSettings
 from fedlens.models.user_models import downloads, try_model
 from fedlens.tasks.central_evaluation import automatic_batch
+from fedlens.tasks.evaluation_size import EvaluationSize, evaluation_size
 from fedlens.tasks.task import Task
 
 _NAMED = 5  # classes without test examples that are named
@@ -64,6 +65,7 @@ class Built:
     task: Task
     clients_per_round: int | None
     source: ClientDataSource  # the same data, or the features of them
+    evaluation_size: EvaluationSize  # at which images are evaluated
     notes: tuple[str, ...] = ()  # which weights were loaded; what was left out of the data, or corrected
 
     @property
@@ -143,7 +145,7 @@ def _build(
     loaded_weights = (weights.note,) if weights is not None and weights.note else ()
     if isinstance(model.factory, OwnSettings) or data.kind == "language":
         model_choice.made(
-            lambda: try_model(module, task.blank(2, model.input_shape), model.classes, task.misfit)
+            lambda: try_model(module, task.blank(2, model.input_shape), model.classes, task.misfit_of)
         )
     model = replace(model, fixed=fixed_leaves(module))
     parts = _parts(planned, config, model, task, federation, data.info)
@@ -173,6 +175,7 @@ def _build(
         task,
         size,
         source,
+        parts.evaluation_size,
         (*loaded_weights, *data.notes, *_without_test_examples(holders, task)),
     )
 
@@ -207,6 +210,9 @@ def _parts(
     chosen, batch = planned.chosen, config.evaluation.batch_size
     if batch == "auto":
         batch = automatic_batch(prod(info.input_shape), task.output_values(info))
+    prepare, size = chosen["model"].shared, config.evaluation.size
+    kept = prepare is not None and prepare.cache_features
+    made = size if isinstance(size, str | tuple) else size.model_dump()
     return Parts(
         model,
         task,
@@ -217,6 +223,7 @@ def _parts(
         config.evaluation.clients,
         **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
+        evaluation_size=evaluation_size(made, task, info.input_shape, kept),
     )
 
 
@@ -244,12 +251,18 @@ def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
     if not task.counts_classes or not task.averages_classes:
         return []
     counts = counts_of(task, holders.holder("@test"), len(names))
+    if task.placed and not counts.any():
+        raise DataError(
+            f"no test {task.example} of '{holders.dataset.name}' has a class, so no metric is defined",
+            where="data.dataset",
+            hint="check the annotations of the test data: every pixel or image is without a class",
+        )
     absent = [names[k] for k in (counts == 0).nonzero().flatten().tolist()]
     if not absent:
         return []
     more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
     listed = ", ".join(f"'{name}'" for name in absent[:_NAMED])
-    return [f"no test {task.example} has the class {listed}{more}: means over classes leave it out"]
+    return [f"no test {task.example} has the class {listed}{more}: {task.absence}"]
 
 
 def _source(
