@@ -43,7 +43,9 @@ def _row(name: str, summary: str, entry: object) -> dict[str, Any]:
     dtype = torch.int64 if entry.task == "language" else torch.float32
     settings = {} if entry.vocabulary is None else {"vocabulary": entry.vocabulary}
     try:
-        found = counted(partial(MODELS.find(name), entry.shape, entry.classes, **settings), entry.shape, dtype)
+        found = counted(
+            partial(MODELS.find(name), entry.shape, entry.classes, **settings), entry.shape, dtype
+        )
     except ConfigError as error:
         return row | about | counts | {"reason": str(error)}
     return row | about | {**vars(found)} | {"reason": None}

@@ -39,7 +39,9 @@ def moved_masks(masks: Tensor, change: Change) -> Tensor:
         left, top, right, bottom = region
         down = _stretch(rows[j, top:bottom], masks.shape[1])
         across = _stretch(columns[j, left:right], masks.shape[2])
-        if down is not None and across is not None:  # most pieces are not scaled: slices are faster than gathering
+        if (
+            down is not None and across is not None
+        ):  # most pieces are not scaled: slices are faster than gathering
             moved[result, top:bottom, left:right] = masks[source, down, across]
             continue
         at = rows[j : j + 1, top:bottom].to(masks.device), columns[j : j + 1, left:right].to(masks.device)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedlens.core.detector import Detector
 from fedlens.models.multiply_adds import multiply_adds
 
 _NORMS = {"batch": _BatchNorm, "group": nn.GroupNorm, "layer": nn.LayerNorm}

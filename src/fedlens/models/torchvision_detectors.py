@@ -60,7 +60,8 @@ class TorchvisionDetector(WithBackbone, Detector):
         self.shift = self._shift(classes)
         if self.backbone not in dict(self.named_modules()):  # of a user's own
             self.backbone = "net.backbone"  # type: ignore[misc]
-        self.net.transform = AsStored(net.transform.size_divisible)
+        before: Any = net.transform
+        net.transform = AsStored(before.size_divisible)
 
     @property
     def _outputs(self) -> int:
