@@ -54,7 +54,7 @@ class TorchvisionDetector(WithBackbone, Detector):
 
     backbone: ClassVar[str] = "net.backbone"
 
-    def __init__(self, net: nn.Module, classes: int) -> None:
+    def __init__(self, net: Any, classes: int) -> None:
         super().__init__()
         self.net: Any = net
         self.shift = self._shift(classes)
