@@ -34,6 +34,7 @@ from fedlens.experiment.config import Config
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.initial_weights import initial_weights, with_digest
 from fedlens.experiment.memory_check import check_memory
+from fedlens.experiment.model_kind import refuse_other_kind
 from fedlens.experiment.plan import SLOT_REGISTRIES, Plan, plan
 from fedlens.experiment.resolve import Resolved, located
 from fedlens.experiment.single_images import refuse_single_images
@@ -43,6 +44,7 @@ from fedlens.local.class_counts import counts_of
 from fedlens.local.settings import LocalSettings
 from fedlens.models.user_models import downloads, try_model
 from fedlens.tasks.central_evaluation import automatic_batch
+from fedlens.tasks.evaluation_size import EvaluationSize, evaluation_size
 from fedlens.tasks.task import Task
 
 _NAMED = 5  # classes without test examples that are named
@@ -65,6 +67,7 @@ class Built:
     task: Task
     clients_per_round: int | None
     source: ClientDataSource  # the same data, or the features of them
+    evaluation_size: EvaluationSize  # at which images are evaluated
     notes: tuple[str, ...] = ()  # which weights were loaded; what was left out of the data, or corrected
 
     @property
@@ -145,7 +148,7 @@ def _build(
     if isinstance(model.factory, OwnSettings) or data.kind == "language":
         for shape in dict.fromkeys((model.input_shape, holders.training_shape)):
             blank = task.blank(2, shape)
-            model_choice.made(partial(try_model, module, blank, model.classes, task.misfit))
+            model_choice.made(partial(try_model, module, blank, model.classes, task.misfit_of))
     model = replace(model, fixed=fixed_leaves(module))
     parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)
@@ -175,6 +178,7 @@ def _build(
         task,
         size,
         source,
+        parts.evaluation_size,
         (*loaded_weights, *data.notes, *_without_test_examples(holders, task)),
     )
 
@@ -209,6 +213,9 @@ def _parts(
     chosen, batch = planned.chosen, config.evaluation.batch_size
     if batch == "auto":
         batch = automatic_batch(prod(info.input_shape), task.output_values(info))
+    prepare, size = chosen["model"].shared, config.evaluation.size
+    kept = prepare is not None and prepare.cache_features
+    made = size if isinstance(size, str | tuple) else size.model_dump()
     return Parts(
         model,
         task,
@@ -219,6 +226,7 @@ def _parts(
         config.evaluation.clients,
         **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
+        evaluation_size=evaluation_size(made, task, info.input_shape, kept),
     )
 
 
@@ -246,12 +254,18 @@ def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
     if not task.counts_classes or not task.averages_classes:
         return []
     counts = counts_of(task, holders.holder("@test"), len(names))
+    if task.placed and not counts.any():
+        raise DataError(
+            f"no test {task.example} of '{holders.dataset.name}' has a class, so no metric is defined",
+            where="data.dataset",
+            hint="check the annotations of the test data: every pixel or image is without a class",
+        )
     absent = [names[k] for k in (counts == 0).nonzero().flatten().tolist()]
     if not absent:
         return []
     more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
     listed = ", ".join(f"'{name}'" for name in absent[:_NAMED])
-    return [f"no test {task.example} has the class {listed}{more}: means over classes leave it out"]
+    return [f"no test {task.example} has the class {listed}{more}: {task.absence}"]
 
 
 def _source(
@@ -289,6 +303,7 @@ def _distributed(
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
     resolved = planned.task(dataset.info)
     task = _checked_task(resolved, dataset.info)
+    refuse_other_kind(chosen["model"].name, chosen["model"].factory, dataset.info)
     refuse_image_settings(dataset.info, planned.augments, chosen["model"])
     dataset = loaded(dataset, int(config.data.cache * 2**30), say)
     mean, std = moments(config.data.normalize, dataset.mean, dataset.std)
