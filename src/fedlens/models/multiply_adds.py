@@ -76,7 +76,8 @@ def _recurrent(out: Any, input: Tensor, *given: Any, **more: Any) -> int:
     """Each weight once for each token of input [..., features]; the list among the arguments has the weights."""
     weights = next(value for value in given if isinstance(value, list))
     tokens: int = input.shape[:-1].numel()
-    return tokens * sum(weight.numel() for weight in weights if weight.dim() == 2)
+    products: int = sum(weight.numel() for weight in weights if weight.dim() == 2)
+    return tokens * products
 
 
 _COUNTED: dict[Any, Callable[..., int]] = {
