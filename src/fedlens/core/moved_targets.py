@@ -32,13 +32,31 @@ def moved_masks(masks: Tensor, change: Change) -> Tensor:
         return _read(masks, rows, columns)
     pieces = change.pieces
     moved = masks.new_full((len(change), *change.size), VOID)
+    rows, columns = rows.cpu(), columns.cpu()
     for j, (source, result, region) in enumerate(
         zip(pieces.source.tolist(), pieces.result.tolist(), pieces.regions.tolist(), strict=True)
     ):
         left, top, right, bottom = region
-        part = _read(masks[source : source + 1], rows[j : j + 1, top:bottom], columns[j : j + 1, left:right])
-        moved[result, top:bottom, left:right] = part[0]
+        down = _stretch(rows[j, top:bottom], masks.shape[1])
+        across = _stretch(columns[j, left:right], masks.shape[2])
+        if (
+            down is not None and across is not None
+        ):  # most pieces are not scaled: slices are faster than gathering
+            moved[result, top:bottom, left:right] = masks[source, down, across]
+            continue
+        at = rows[j : j + 1, top:bottom].to(masks.device), columns[j : j + 1, left:right].to(masks.device)
+        moved[result, top:bottom, left:right] = _read(masks[source : source + 1], *at)[0]
     return moved
+
+
+def _stretch(places: Tensor, size: int) -> slice | None:
+    """The same places as a slice, if each is the one after that before it and all are inside."""
+    if not len(places):
+        return slice(0, 0)
+    first, last = places[0].item(), places[-1].item()
+    # The steps are the rounded multiples of one number, so they are all 1 if they are 1 on average.
+    even = last - first == len(places) - 1
+    return slice(int(first), int(last) + 1) if even and first >= 0 and last < size else None
 
 
 def _read(masks: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

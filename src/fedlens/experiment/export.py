@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,6 +24,7 @@ from fedlens.data.licences import restriction
 from fedlens.experiment import checkpoint
 from fedlens.experiment.atomic_files import fsync_directory, refused, write_atomically
 from fedlens.experiment.trained_model import TrainedModel
+from fedlens.tasks.evaluation_size import FULL
 
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -177,6 +178,8 @@ def _facts(trained: TrainedModel, format: Format, name: str) -> dict[str, Any]:
         "fedlens": __version__,
         "torch": str(torch.__version__),
     }
+    if trained.size != FULL:  # the graph is one forward pass at the stored size
+        facts["evaluation_size"] = asdict(trained.size)
     if format != "safetensors":
         with torch.inference_mode():
             example = _random_inputs(trained, 1)
@@ -269,7 +272,7 @@ def _write_program(trained: TrainedModel, graph: nn.Module, file: Path, facts: d
     """Writes a program of `torch.export`, and runs it."""
     free = {_input(trained): {0: torch.export.Dim("n", min=1)}}
     # With two inputs: with one, a network that reads the batch size as a number would be fixed to 1.
-    with _quiet_recurrent_layers():
+    with _tracing(trained):
         program = torch.export.export(graph, (_random_inputs(trained, 2),), dynamic_shapes=free)
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
@@ -286,7 +289,7 @@ def _write_onnx(trained: TrainedModel, graph: nn.Module, file: Path, facts: dict
 
     names = [output["name"] for output in facts["outputs"]]
     name = _input(trained)
-    with _quiet_recurrent_layers():
+    with _tracing(trained):
         program = torch.onnx.export(
             graph,
             (_random_inputs(trained, 2),),
@@ -318,12 +321,11 @@ def _write_onnx(trained: TrainedModel, graph: nn.Module, file: Path, facts: dict
 
 
 @contextmanager
-def _quiet_recurrent_layers() -> Iterator[None]:
-    """Without PyTorch's warning that recurrent layers keep a list of their weights, which are parameters already."""
+def _tracing(trained: TrainedModel) -> Iterator[None]:
+    """Without warnings for text: PyTorch's own code for the export of recurrent layers causes several."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="The tensor attributes? .*_flat_weights", category=UserWarning
-        )
+        if trained.decoded_as is None:
+            warnings.simplefilter("ignore")
         yield
 
 

@@ -46,10 +46,11 @@ class ModelEntry(Entry):
     Attributes:
         source: the paper, and who wrote the code where fedlens did not.
         licence: of the code; SPDX's name.
-        shape: of one image, for which parameters and multiply-adds are counted.
+        shape: of one image or text, for which parameters and multiply-adds are counted.
         classes: of the model that is counted.
         task: the kind of data that it is for.
         extra: the extra of fedlens with the package that makes it, if it needs one.
+        vocabulary: of the model of texts that is counted, if that is not the number of classes.
     """
 
     source: str
@@ -58,6 +59,7 @@ class ModelEntry(Entry):
     licence: str = "Apache-2.0"
     task: str = "classification"
     extra: str | None = None
+    vocabulary: int | None = None
 
 
 _MCMAHAN = "McMahan et al. 2017 (arXiv 1602.05629)"
@@ -207,6 +209,7 @@ MODELS = ModelRegistry(
             (25,),
             2,
             task="language",
+            vocabulary=10_002,
         ),
         "unet": _segmentation(
             "unet", "U-Net on MobileNetV2 or a ResNet", "Ronneberger et al. 2015 (arXiv 1505.04597)"

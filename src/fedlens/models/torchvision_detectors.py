@@ -54,13 +54,14 @@ class TorchvisionDetector(WithBackbone, Detector):
 
     backbone: ClassVar[str] = "net.backbone"
 
-    def __init__(self, net: nn.Module, classes: int) -> None:
+    def __init__(self, net: Any, classes: int) -> None:
         super().__init__()
         self.net: Any = net
         self.shift = self._shift(classes)
         if self.backbone not in dict(self.named_modules()):  # of a user's own
             self.backbone = "net.backbone"  # type: ignore[misc]
-        self.net.transform = AsStored(self.net.transform.size_divisible)
+        before: Any = net.transform
+        net.transform = AsStored(before.size_divisible)
 
     @property
     def _outputs(self) -> int:

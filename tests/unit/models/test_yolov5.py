@@ -216,7 +216,9 @@ def test_a_checkpoint_with_pickled_classes_is_refused_and_nothing_of_it_runs(tmp
     path = tmp_path / "yolov5s.pt"
     with torch.random.fork_rng():
         torch.save({"model": nn.Sequential(nn.Conv2d(1, 1, 1)), "epoch": 3}, path)
-    with pytest.raises(DataError, match="the weights file contains the Python object 'torch.nn.modules") as caught:
+    with pytest.raises(
+        DataError, match="the weights file contains the Python object 'torch.nn.modules"
+    ) as caught:
         read_weights(path)
     assert "fedlens ran nothing of it" in str(caught.value)
     plain = tmp_path / "old.pt"

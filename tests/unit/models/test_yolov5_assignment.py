@@ -14,9 +14,7 @@ ONE = torch.tensor([[10.0, 10.0]])
 
 def places(boxes: Tensor, anchors: Tensor, stride: int, rows: int, columns: int) -> list[tuple[int, ...]]:
     found = assign(boxes, anchors, stride, rows, columns)
-    return list(
-        zip(*(x.tolist() for x in (found.box, found.anchor, found.row, found.column)), strict=True)
-    )
+    return list(zip(*(x.tolist() for x in (found.box, found.anchor, found.row, found.column)), strict=True))
 
 
 def around(x: float, y: float, w: float = 10, h: float = 10) -> Tensor:

@@ -25,7 +25,10 @@ HALF = -log(0.5)
 
 
 def target(boxes: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-    return {"boxes": boxes, "labels": torch.zeros(len(boxes), dtype=torch.int64) if labels is None else labels}
+    return {
+        "boxes": boxes,
+        "labels": torch.zeros(len(boxes), dtype=torch.int64) if labels is None else labels,
+    }
 
 
 def test_ciou_follows_its_formula_on_random_boxes() -> None:

@@ -64,7 +64,9 @@ def random_boxes(m: int, height: int, width: int, seed: int, grid: float = 0.25)
     return corners.flatten(1)
 
 
-def random_outputs(n: int, classes: int, height: int, width: int, seed: int, each: int = 3) -> dict[int, Tensor]:
+def random_outputs(
+    n: int, classes: int, height: int, width: int, seed: int, each: int = 3
+) -> dict[int, Tensor]:
     """Outputs of a network by stride, float64, for images of this size."""
     generator = torch.Generator().manual_seed(seed)
     return {
