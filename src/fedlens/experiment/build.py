@@ -44,7 +44,7 @@ from fedlens.local.class_counts import counts_of
 from fedlens.local.settings import LocalSettings
 from fedlens.models.user_models import downloads, try_model
 from fedlens.tasks.central_evaluation import automatic_batch
-from fedlens.tasks.evaluation_size import evaluation_size
+from fedlens.tasks.evaluation_size import EvaluationSize, evaluation_size
 from fedlens.tasks.task import Task
 
 _NAMED = 5  # classes without test examples that are named
@@ -67,6 +67,7 @@ class Built:
     task: Task
     clients_per_round: int | None
     source: ClientDataSource  # the same data, or the features of them
+    evaluation_size: EvaluationSize  # at which images are evaluated
     notes: tuple[str, ...] = ()  # which weights were loaded; what was left out of the data, or corrected
 
     @property
@@ -177,6 +178,7 @@ def _build(
         task,
         size,
         source,
+        parts.evaluation_size,
         (*loaded_weights, *data.notes, *_without_test_examples(holders, task)),
     )
 

@@ -16,7 +16,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.ssd import SSD
 
-from fedlens.core.detector import Detector
+from fedlens.core.detector import Detector, NoRaw
 from fedlens.core.errors import ConfigError
 from fedlens.models.backbone import WithBackbone
 
@@ -136,8 +136,8 @@ class TwoStageDetector(TorchvisionDetector):
         return int(self.net.roi_heads.box_predictor.cls_score.out_features)
 
     def raw(self, images: Tensor) -> dict[str, Tensor]:
-        """Raises `ConfigError`: the second stage looks at the boxes that the first one proposes."""
-        raise ConfigError(
+        """Raises `NoRaw`: the second stage looks at the boxes that the first one proposes."""
+        raise NoRaw(
             "the second stage of a Faster R-CNN depends on the boxes that the first stage proposes, so it has no graph",
             where="model.name",
             hint="export it as safetensors",

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedlens.core.dataset_info import VOID
 from fedlens.core.mask_colors import mask_colors
 from fedlens.tasks.picture import BLACK, Line, captioned, enlarged
 
 _OPACITY = 0.55  # of the colours over the image
 _GAP = 4  # pixels between two panels
 _NAMED = 10  # classes in the legend
-VOID = 255  # the id of a pixel without a class
 
 
 def mask_picture(

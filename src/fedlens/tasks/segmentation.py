@@ -15,11 +15,12 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.core.change import Change
-from fedlens.core.dataset_info import DatasetInfo, Kind
+from fedlens.core.dataset_info import VOID, DatasetInfo, Kind
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.measured import Measured
+from fedlens.core.moved_targets import moved_masks
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
-from fedlens.tasks.mask_picture import VOID, mask_picture
+from fedlens.tasks.mask_picture import mask_picture
 from fedlens.tasks.task import present
 
 _MOST_CLASSES = VOID  # ids 0 to 254
@@ -254,13 +255,8 @@ class Segmentation(ClassWeighted):
         return columns
 
     def move(self, targets: Tensor, change: Change) -> Tensor:
-        """The masks of the changed images, by the nearest neighbour; 255 outside of the images."""
-        rows, columns = change.sources()
-        height, width = targets.shape[1:]
-        outside = ((rows < 0) | (rows >= height))[:, :, None] | ((columns < 0) | (columns >= width))[:, None]
-        images = torch.arange(len(targets), device=targets.device)[:, None, None]
-        inside = rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None]
-        return targets[images, *inside].masked_fill_(outside, VOID)
+        """The masks of the changed images; see `fedlens.core.moved_targets.moved_masks`."""
+        return moved_masks(targets, change)
 
     def draw(
         self,

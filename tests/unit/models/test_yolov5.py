@@ -184,7 +184,7 @@ def test_the_anchors_are_settings_and_no_weights() -> None:
     assert module.double().anchors.dtype == torch.float64
     factory = MODELS.find("yolov5n")
     for wrong in (nine[:8], [[1.0]] * 9, [[1.0, 0.0]] * 9, [[1.0, -1.0]] * 9, 3):
-        with pytest.raises(ConfigError, match="anchors|0|1"):
+        with pytest.raises(ConfigError, match=r"anchors|0|1"):
             read_settings(factory, {"anchors": wrong}, "model")
     assert read_settings(factory, {"anchors": nine}, "model")["anchors"] == nine
 
@@ -217,7 +217,7 @@ def test_a_checkpoint_with_pickled_classes_is_refused_and_nothing_of_it_runs(tmp
     with torch.random.fork_rng():
         torch.save({"model": nn.Sequential(nn.Conv2d(1, 1, 1)), "epoch": 3}, path)
     with pytest.raises(
-        DataError, match="the weights file contains the Python object 'torch.nn.modules"
+        DataError, match=r"the weights file contains the Python object 'torch\.nn\.modules"
     ) as caught:
         read_weights(path)
     assert "fedlens ran nothing of it" in str(caught.value)

@@ -56,9 +56,9 @@ class GridDetector(nn.Module):
 
     def __init__(self, classes: int, threshold: float = 0.0) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU()
-        )  # fmt: skip
+        widths = ((3, 8), (8, 16), (16, 16))
+        layers = [(nn.Conv2d(wide, out, 3, 2, 1), nn.ReLU()) for wide, out in widths]
+        self.body = nn.Sequential(*(layer for pair in layers for layer in pair))
         self.head = nn.Conv2d(16, 5 + classes, 1)
         self.threshold = threshold
 
