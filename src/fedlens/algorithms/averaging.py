@@ -56,6 +56,7 @@ from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.tasks.central_evaluation import Evaluate, central_metrics
+from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task
 
 
@@ -77,6 +78,7 @@ class Parts:
     client: ClientRule | None = None
     aggregate: Aggregate | None = None
     server: ServerStep | None = None
+    evaluation_size: EvaluationSize = FULL
 
     @property
     def slots(self) -> dict[str, Any]:
@@ -117,8 +119,8 @@ class Averaging(AlgorithmBase):
         """Training, evaluation, and further operations of the client rule and the aggregate."""
         parts = self.parts
         size = parts.evaluation_batch
-        evaluate = Evaluate(parts.model, parts.task, size)
-        own = EvaluateOwn(parts.model, parts.task, size, self.personal, self.tune)
+        evaluate = Evaluate(parts.model, parts.task, size, parts.evaluation_size)
+        own = EvaluateOwn(parts.model, parts.task, size, self.personal, self.tune, parts.evaluation_size)
         return {"train": self.train, "evaluate": evaluate, EVALUATE_OWN: own, **self.more_ops}
 
     @property

@@ -50,8 +50,8 @@ class Centralized(AlgorithmBase):
         size = parts.evaluation_batch
         return {
             "train": self.train,
-            "evaluate": Evaluate(parts.model, parts.task, size),
-            EVALUATE_OWN: EvaluateOwn(parts.model, parts.task, size),
+            "evaluate": Evaluate(parts.model, parts.task, size, parts.evaluation_size),
+            EVALUATE_OWN: EvaluateOwn(parts.model, parts.task, size, size=parts.evaluation_size),
         }
 
     @property

@@ -33,6 +33,7 @@ from fedlens.local.rules import ClientRule
 from fedlens.local.settings import RATE_SETTINGS, LocalSettings
 from fedlens.local.training import Train
 from fedlens.tasks.central_evaluation import measured
+from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task
 
 OP = "evaluate-own"
@@ -53,6 +54,7 @@ class EvaluateOwn:
     batch_size: int
     personal: frozenset[str] = frozenset()
     tune: Train | None = None
+    size: EvaluationSize = FULL
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Evaluates in evaluation mode, without gradients."""
@@ -73,7 +75,7 @@ class EvaluateOwn:
         return Outcome({"before": found, "after": self._measured(learner, held)})
 
     def _measured(self, learner: Loadable, held: Any) -> Payload:
-        found = measured(self.task, learner, held, self.batch_size, 0, len(held))
+        found = measured(self.task, learner, held, self.batch_size, 0, len(held), size=self.size)
         return self.task.condensed(found).to_payload()
 
 

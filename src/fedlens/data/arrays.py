@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.core.dataset_info import VOID
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples, channel_moments
 
@@ -36,7 +37,8 @@ def dataset(
             whole numbers [n, T], tokens from 0 on.
         labels: one class an image: [n], whole numbers from 0 on, or names, which `classes` puts in order. Several
             classes an image (multi-label): [n, classes] of 0 and 1 (or booleans), or for each image a list or a set of
-            names, which may be empty. Of texts one class a text, or [n, T], the class of each token; -1 for none.
+            names, which may be empty. A class for each pixel (segmentation): masks [n, H, W] of whole numbers, 255 for
+            a pixel without a class. Of texts one class a text, or [n, T], the class of each token; -1 for none.
         test_images, test_labels: the test data, in the same form.
         classes: the name of each class. By default the numbers, or the names in alphabetical order.
         clients: [n], the client of each training image, for the partition `natural`.
@@ -220,7 +222,8 @@ def _default_classes(train: NDArray[Any], held: NDArray[Any]) -> tuple[str, ...]
     if train.dtype.kind in "OUS":
         return tuple(sorted({name for label in (*train, *held) for name in _names(label)}))
     if train.ndim != 2:
-        return tuple(map(str, range(1 + int(max(train.max(initial=0), held.max(initial=0))))))
+        used = [labels[labels != VOID] if labels.ndim == 3 else labels for labels in (train, held)]
+        return tuple(map(str, range(1 + max(int(labels.max(initial=0)) for labels in used))))
     if train.shape[1] == 1:
         raise DataError(
             f"`labels` have the shape {list(train.shape)}: one class an image, or one class that it may have?",
@@ -263,7 +266,7 @@ def _names(label: Any) -> Iterable[str]:
 
 
 def _labels(given: NDArray[Any], classes: tuple[str, ...], what: str) -> NDArray[Any]:
-    """int64 [n], one class an image; or uint8 [n, classes], several."""
+    """int64 [n], one class an image; uint8 [n, classes], several; or uint8 [n, H, W], masks."""
     if given.dtype.kind in "OUS":
         number = {name: at for at, name in enumerate(classes)}
         unknown = next((name for label in given for name in _names(label) if name not in number), None)
@@ -283,7 +286,21 @@ def _labels(given: NDArray[Any], classes: tuple[str, ...], what: str) -> NDArray
         )
     if given.ndim == 2:
         return _several(given, classes, what)
+    if given.ndim == 3:
+        return _masks(given, what)
     return given.astype(np.int64)
+
+
+def _masks(given: NDArray[Any], what: str) -> NDArray[np.uint8]:
+    """Masks uint8 [n, H, W] from whole numbers; `Dataset` compares them with the classes."""
+    if given.size and (given.min() < 0 or given.max() > VOID):
+        wrong = given.min() if given.min() < 0 else given.max()
+        raise DataError(
+            f"`{what}` are masks {list(given.shape)} with the id {wrong}, but ids must be 0 to {VOID}",
+            where="fedlens.dataset",
+            hint=f"{VOID} is a pixel without a class",
+        )
+    return given.astype(np.uint8)
 
 
 def _several(given: NDArray[Any], classes: tuple[str, ...], what: str) -> NDArray[np.uint8]:

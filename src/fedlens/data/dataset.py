@@ -71,6 +71,8 @@ class Examples:
         elif _dtype(inputs) != "uint8" or len(inputs.shape) != 4:
             raise DataError(f"the images are {_found(inputs)}, but must be uint8 [n, C, H, W]")
         if self.kind == "segmentation":
+            if _dtype(targets) != "uint8":
+                raise DataError(f"the masks are {_found(targets)}, but must be uint8 [n, H, W]")
             if targets.shape[1:] != inputs.shape[2:]:
                 raise DataError(f"the masks are {_found(targets)}, and the images {_found(inputs)}")
         elif self.kind == "multi-label":
@@ -222,6 +224,8 @@ class Dataset:
                 check_labels(examples.targets, len(self.classes), where=f"{self.name}, {split}")
             elif self.kind == "multi-label" and isinstance(examples.targets, np.ndarray):
                 check_label_sets(examples.targets, len(self.classes), where=f"{self.name}, {split}")
+            elif self.kind == "segmentation" and isinstance(examples.targets, np.ndarray):
+                check_masks(examples.targets, len(self.classes), where=f"{self.name}, {split}")
         if self.train.inputs.shape[1:] != self.test.inputs.shape[1:]:
             shapes = f"{list(self.train.inputs.shape[1:])} and {list(self.test.inputs.shape[1:])}"
             what = "texts" if self.kind == "language" else "images"
@@ -277,6 +281,10 @@ class Dataset:
         """The table of the training split for partitioners. Masks in files are decoded for it."""
         marks, offsets = marks_of(self.train)
         if len(marks) and marks.max() >= len(self.classes):
+            masks = self.train.targets
+            if isinstance(masks, ImageFiles):
+                row = int(np.searchsorted(offsets, np.argmax(marks), side="right")) - 1
+                raise _beyond(f"the mask has the id {marks.max()}", len(self.classes), str(masks.path(row)))
             raise DataError(
                 f"an example has class {marks.max()}, but there are only {len(self.classes)} classes, numbered from 0",
                 where=self.name,
@@ -401,6 +409,24 @@ def check_tokens(texts: Examples, vocabulary: int, classes: int, where: str) -> 
 def inferred_vocabulary(*splits: Examples) -> int:
     """One more than the largest id of a token, at least 1."""
     return 1 + max(int(split.inputs.max()) if len(split) else 0 for split in splits)
+
+
+def check_masks(masks: NDArray[np.uint8], classes: int, where: str) -> None:
+    """Raises `DataError` if a pixel of the masks [n, H, W] is neither a class nor 255."""
+    for row, mask in enumerate(masks):
+        # Unsigned numbers wrap around: the classes come after the ids beyond them, and 255 after those.
+        if classes < VOID and (mask - np.uint8(classes) < VOID - classes).any():
+            wrong = mask[(mask >= classes) & (mask != VOID)]
+            raise _beyond(f"mask {row} has the id {wrong[0]} in {len(wrong)} pixels", classes, where)
+
+
+def _beyond(what: str, classes: int, where: str) -> DataError:
+    """The error for a mask with an id beyond the classes."""
+    return DataError(
+        f"{what}, but ids must be 0 to {classes - 1}, or {VOID} for a pixel without a class",
+        where=where,
+        hint="name all classes, or write the masks with other ids",
+    )
 
 
 def check_label_sets(labels: NDArray[np.uint8], classes: int, where: str) -> None:

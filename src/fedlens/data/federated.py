@@ -64,7 +64,12 @@ def federate(
         partition, held, held_offsets = hold_out_each(partition, validation, seed)
     partition = partition.counted(table)
     data = ClientDatasets(
-        replace(dataset, train=dataset.train.tensors(), test=dataset.test.tensors()),
+        replace(
+            dataset,
+            train=dataset.train.tensors(),
+            test=dataset.test.tensors(),
+            notes=(*dataset.notes, *_void_masks(dataset, table)),
+        ),
         indices=torch.from_numpy(partition.indices.copy()),
         offsets=partition.offsets,
         features={name: torch.from_numpy(v).float() for name, v in partition.features.items()},
@@ -75,6 +80,13 @@ def federate(
         views=views,
     )
     return data, partition
+
+
+def _void_masks(dataset: Dataset, table: Table) -> list[str]:
+    """A sentence on training masks without a class, if any."""
+    void = int((np.diff(table.offsets) == 0).sum()) if dataset.kind == "segmentation" else 0
+    what = f"{void} of {len(table)} training masks have no class in any pixel: nothing is learned from them"
+    return [what] if void else []
 
 
 def hold_out(examples: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

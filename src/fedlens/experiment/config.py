@@ -98,6 +98,16 @@ class Seeds(_Table):
     training: int = Field(ge=0, lt=2**63, description="the order of batches, augmentation, dropout")
 
 
+Pixels = Annotated[int, Field(ge=1)]
+
+
+class WindowSettings(_Table):
+    """The table `evaluation.size`: windows that slide over each image."""
+
+    window: Pixels | tuple[Pixels, Pixels]
+    stride: Pixels | tuple[Pixels, Pixels]
+
+
 class Evaluation(_Table):
     """The `[evaluation]` table."""
 
@@ -106,6 +116,13 @@ class Evaluation(_Table):
         "auto",
         description="images per batch of an evaluation; auto: 500, halved until inputs and outputs take at most "
         "256 MiB",
+    )
+    size: Literal["full"] | tuple[Pixels, Pixels] | WindowSettings = Field(
+        "full",
+        description="the size of images in evaluations and predictions, for tasks with masks or boxes. full: the "
+        "stored size; [h, w]: images are resized to h x w pixels, and the outputs brought back to the stored size; "
+        "{window = [h, w], stride = [h, w]} (or one number each): windows slide over the image, and logits are "
+        "averaged where they overlap",
     )
     clients: Literal["all", "none"] | Annotated[int, Field(ge=1)] | None = Field(
         None,

@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,6 +24,7 @@ from fedlens.data.licences import restriction
 from fedlens.experiment import checkpoint
 from fedlens.experiment.atomic_files import fsync_directory, refused, write_atomically
 from fedlens.experiment.trained_model import TrainedModel
+from fedlens.tasks.evaluation_size import FULL
 
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -177,6 +178,8 @@ def _facts(trained: TrainedModel, format: Format, name: str) -> dict[str, Any]:
         "fedlens": __version__,
         "torch": str(torch.__version__),
     }
+    if trained.size != FULL:  # the graph is one forward pass at the stored size
+        facts["evaluation_size"] = asdict(trained.size)
     if format != "safetensors":
         with torch.inference_mode():
             example = _random_inputs(trained, 1)

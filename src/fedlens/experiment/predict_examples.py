@@ -102,7 +102,7 @@ def _predictions(
     with torch.inference_mode():
         for image in images:
             inputs = normalize(image.cpu(), dataset.mean, dataset.std)
-            prediction = built.task.predict(built.task.outputs(module, inputs, None))
+            prediction = built.task.predict(built.evaluation_size(built.task, module, inputs, None))
             found.append(_of_one(annotates, {name: v[0].cpu().numpy() for name, v in prediction.items()}))
     return found
 

@@ -20,6 +20,7 @@ from fedlens.data.licences import UNKNOWN
 from fedlens.experiment.results import read_model_file
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.tensorfile import read_metadata
+from fedlens.tasks.evaluation_size import FULL, EvaluationSize, evaluation_size
 from fedlens.tasks.registry import TASKS
 from fedlens.tasks.task import Task
 
@@ -46,6 +47,7 @@ class TrainedModel:
         licence: of the data that it was trained on.
         vocabulary: the number of different tokens of texts; None for images.
         notes: what the user has to know about this model, in sentences.
+        size: at which images are evaluated, as in the run.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class TrainedModel:
     licence: str
     vocabulary: int | None = None
     notes: tuple[str, ...] = ()
+    size: EvaluationSize = FULL
 
     @property
     def form(self) -> ImageForm:
@@ -89,8 +92,8 @@ class TrainedModel:
         return str(json.loads(self.about["model"])["name"]).rpartition(os.sep)[2]
 
     def outputs(self, inputs: Tensor) -> Any:
-        """What the module returns for normalized images, float32 [n, C, H, W], or tokens, int64 [n, T]."""
-        return self.task.outputs(self.module, inputs, None)
+        """The outputs for normalized images, float32 [n, C, H, W], at `evaluation.size`, or tokens, int64 [n, T]."""
+        return self.size(self.task, self.module, inputs, None)
 
     def tree(self) -> dict[str, Tensor]:
         """The weights and buffers by name."""
@@ -174,6 +177,7 @@ def _trained(
         about.get("licence") or (facts.licence if facts else None) or UNKNOWN,
         preprocessing.get("vocabulary"),
         tuple(notes),
+        evaluation_size(config.get("evaluation", {}).get("size", "full"), task, shape),
     )
 
 

@@ -210,7 +210,7 @@ def try_model(
     module: nn.Module,
     inputs: torch.Tensor,
     classes: int,
-    misfit: Callable[[object, int, int], str | None],
+    misfit: Callable[[object, torch.Tensor, int], str | None],
 ) -> nn.Module:
     """The module itself, if it takes two images and gives what the task needs for them.
 
@@ -218,7 +218,7 @@ def try_model(
         module: the model.
         inputs: two images, or two texts of integers; floats are converted to the type of the model.
         classes: the number of classes.
-        misfit: that of the task; see `fedlens.tasks.task.Task`.
+        misfit: `misfit_of` of the task; see `fedlens.tasks.task.Task`.
 
     Raises `ConfigError` otherwise: before the run, not as a failure of every client.
     """
@@ -236,7 +236,7 @@ def try_model(
             where="model",
             hint=_for_the_data(error, inputs),
         ) from error
-    expected = misfit(outputs, 2, classes)
+    expected = misfit(outputs, inputs, classes)
     if expected is not None:
         found = list(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
         things = "images" if inputs.is_floating_point() else "texts"
@@ -305,7 +305,8 @@ def _hub(name: str) -> Iterator[None]:
 
 def _makes_detectors(target: object) -> bool:
     """Whether this is a function of torchvision that makes detectors."""
-    return str(getattr(target, "__module__", "")).startswith(_DETECTION)
+    module = inspect.getmodule(target)
+    return module is not None and module.__name__.startswith(_DETECTION)
 
 
 def _adapted(model: Any, classes: int) -> Any:

@@ -32,6 +32,7 @@ from fedlens.core.random import Rng
 from fedlens.core.read_ahead import first
 from fedlens.core.schema import MEASUREMENTS
 from fedlens.core.tree import Tree
+from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task
 
 MISTAKES = "mistakes."  # the beginning of the names of rows
@@ -49,6 +50,7 @@ class Evaluate:
     model: ModelSpec
     task: Task
     batch_size: int
+    size: EvaluationSize = FULL
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Runs the model in evaluation mode, without gradients."""
@@ -56,12 +58,19 @@ class Evaluate:
         learner.load(payload["model"])
         stretch = payload["start"], payload["stop"]
         most = payload.get("mistakes", 0)
-        found = measured(self.task, learner, client.data, self.batch_size, *stretch, most)
+        found = measured(self.task, learner, client.data, self.batch_size, *stretch, most, self.size)
         return Outcome(found.to_payload())
 
 
 def measured(
-    task: Task, learner: Loadable, data: Any, batch_size: int, start: int, stop: int, mistakes: int = 0
+    task: Task,
+    learner: Loadable,
+    data: Any,
+    batch_size: int,
+    start: int,
+    stop: int,
+    mistakes: int = 0,
+    size: EvaluationSize = FULL,
 ) -> Measured:
     """The task's measurements on the examples from `start` to before `stop`, in evaluation mode.
 
@@ -72,7 +81,7 @@ def measured(
     def each() -> Iterator[Measured]:
         at = start
         for inputs, targets in first(data.stretches(start, stop, batch_size), None, ending):
-            outputs = task.outputs(module, inputs, targets)
+            outputs = size(task, module, inputs, targets)
             found = _checked(task, task.measure(outputs, targets))
             if mistakes:
                 found = _with_mistakes(found, task.mistakes(outputs, targets, mistakes), at)
@@ -166,6 +175,8 @@ def central_metrics(model: Tree, federation: FederationInfo, task: Task, names: 
     found = yield from central(model, federation, task, names)
     metrics: Metrics = {}
     for name in names:
-        values = task.metrics(found[name]) if name in found else {"loss": math.nan}
+        values = (
+            task.metrics(found[name]) if name in found else dict.fromkeys(task.errors & {"loss"}, math.nan)
+        )
         metrics |= {f"{name[1:]}_{metric}": value for metric, value in values.items()}
     return metrics

@@ -66,7 +66,11 @@ class Detection(Task):
     takes_targets: ClassVar[bool] = True
     placed: ClassVar[bool] = True
     annotates: ClassVar[Literal["masks", "boxes"] | None] = "boxes"
+    sizes: ClassVar[frozenset[str]] = frozenset({"resized"})
     one_class: ClassVar[bool] = False
+    unstacked: ClassVar[str] = (
+        "images have different numbers of boxes, so the losses of several clients cannot be computed together"
+    )
     errors: ClassVar[frozenset[str]] = frozenset()
     sends: ClassVar[str] = (
         "for each class the sorted scores of its detections with the thresholds at which they match a true box, and "
@@ -183,6 +187,11 @@ class Detection(Task):
             values |= {name: float(sums[key])} if key in sums else {}
         left_out = int(measured.sums["not_finite"])
         return values | ({"detections_not_finite": left_out} if left_out else {})
+
+    def restored(self, outputs: Dictionaries, size: tuple[int, int], stored: tuple[int, int]) -> Dictionaries:
+        """The detections with their boxes in pixels of the stored images, in place of those of images of `size`."""
+        x, y = stored[1] / size[1], stored[0] / size[0]
+        return [{**one, "boxes": one["boxes"] * one["boxes"].new_tensor([x, y, x, y])} for one in outputs]
 
     def output_values(self, info: DatasetInfo) -> int:
         """The numbers that a detector with many anchors computes for an image, before suppression."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -14,11 +14,13 @@ from fedlens.core.errors import one_line
 
 WIDTH = 224  # pixels that a picture has at least
 _TEXT, _MARGIN = 14, 6  # pixels
+_SWATCH = 10  # pixels of a side
 _END = 9  # characters at the end of a line that are always shown, such as a probability
 BLACK, GREEN, RED = (20, 20, 20), (0, 110, 40), (180, 20, 20)
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-Line = tuple[str, tuple[int, int, int]]  # a text, and its colour
+Colour = tuple[int, int, int]
+Line = tuple[str, Colour]  # a text, and its colour
 
 
 def enlarged(image: NDArray[np.uint8], width: int = WIDTH) -> Image.Image:
@@ -28,8 +30,13 @@ def enlarged(image: NDArray[np.uint8], width: int = WIDTH) -> Image.Image:
     return picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
 
 
-def captioned(picture: Image.Image, lines: Sequence[Line]) -> NDArray[np.uint8]:
+def captioned(
+    picture: Image.Image, lines: Sequence[Line], swatches: Mapping[int, Colour] | None = None
+) -> NDArray[np.uint8]:
     """uint8 [H, W, 3]: the picture with the lines below it; one that is too wide has dots before its last characters.
+
+    Args:
+        swatches: the colours of squares before lines, by the position of the line.
 
     >>> captioned(enlarged(np.zeros((1, 8, 8), np.uint8)), [("cat  97.0 %", BLACK)]).shape
     (250, 224, 3)
@@ -40,8 +47,11 @@ def captioned(picture: Image.Image, lines: Sequence[Line]) -> NDArray[np.uint8]:
     draw = ImageDraw.Draw(canvas)
     for row, (text, colour) in enumerate(lines):
         shown, font = _written(one_line(text))
-        place = (_MARGIN, picture.height + _MARGIN // 2 + row * step)
-        draw.text(place, _fitting(shown, font, picture.width - 2 * _MARGIN), colour, font)
+        left, top = _MARGIN, picture.height + _MARGIN // 2 + row * step
+        if swatches and row in swatches:
+            draw.rectangle((left, top + 2, left + _SWATCH, top + 2 + _SWATCH), swatches[row], outline=BLACK)
+            left += _SWATCH + _MARGIN
+        draw.text((left, top), _fitting(shown, font, picture.width - left - _MARGIN), colour, font)
     return np.asarray(canvas)
 
 

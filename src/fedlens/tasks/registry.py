@@ -11,5 +11,6 @@ TASKS = Registry(
         "multi-label": Entry("fedlens.tasks.multi_label:multi_label", "any number of classes an image"),
         "detection": Entry("fedlens.tasks.detection:detection", "boxes with a class in each image"),
         "language": Entry("fedlens.tasks.language:language", "a class a text, or one a token"),
+        "segmentation": Entry("fedlens.tasks.segmentation:segmentation", "one class a pixel"),
     },
 )

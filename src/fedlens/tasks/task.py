@@ -38,6 +38,11 @@ class Task(ABC):
             training, and is never combined with another.
         example: the word for one example in messages.
         averages_classes: whether a metric is a mean over classes.
+        absence: what a class without a test example means for the metrics, as the end of a sentence.
+        sizes: the ways besides the stored size that images can be evaluated at (`evaluation.size`). "resized": at
+            another size, for which the task defines `restored`; "windows": outputs are logits [n, classes, H, W] of the
+            pixels, so that those of overlapping windows can be averaged.
+        unstacked: why `losses` is None, in words.
         one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
         annotates: what `predict` finds in an image, for pages and files of predictions. "masks": `class` [n, H, W], the
             class of each pixel. "boxes": `boxes` [n, k, 4] (left, top, right, bottom in pixels), `labels` [n, k] and
@@ -54,6 +59,9 @@ class Task(ABC):
     placed: ClassVar[bool] = False
     example: ClassVar[str] = "image"
     averages_classes: ClassVar[bool] = True
+    absence: ClassVar[str] = "means over classes leave it out"
+    sizes: ClassVar[frozenset[str]] = frozenset()
+    unstacked: ClassVar[str] = "the loss of a batch is not the mean of losses of its examples"
     one_class: ClassVar[bool] = True
     annotates: ClassVar[Literal["masks", "boxes"] | None] = None
     shown_score: float = 0.0
@@ -181,6 +189,13 @@ class Task(ABC):
         """
         return {}
 
+    def restored(self, outputs: Any, size: tuple[int, int], stored: tuple[int, int]) -> Any:
+        """The outputs for images that were resized from `stored` to `size`, as those for the stored images.
+
+        Both are (height, width) in pixels; see `sizes`.
+        """
+        raise self._undefined("restored")
+
     def output_values(self, info: DatasetInfo) -> int:
         """The number of output values for one example, which an evaluation keeps in memory."""
         return len(info.classes)
@@ -244,6 +259,10 @@ class Task(ABC):
     def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
         """The required form of a model's outputs, if these outputs do not have it; None if they do."""
         return None
+
+    def misfit_of(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
+        """`misfit`, and whether the outputs have the size of these inputs, for tasks whose outputs lie in the image."""
+        return self.misfit(outputs, len(inputs), classes)
 
     def blank(self, n: int, input_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """The inputs of n examples without content, [n, *input_shape], for trials of models."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.errors import ConfigError
@@ -53,6 +55,8 @@ def works(algorithm: str, kind: str, engine: str) -> bool:
     made = contract_kit.settings(variant)
     # `vectorized` stacks no batch normalization, which FedBN is about.
     model: Any = {"name": "small-cnn", "width": 4, "norm": "batch"} if algorithm == "fedbn" else "mlp"
+    if kind == "segmentation":
+        model = {"name": per_pixel, "norm": "batch" if algorithm == "fedbn" else "none"}
     if kind == "language":
         if algorithm == "fedbn":
             return False  # no model of text has batch normalization
@@ -83,6 +87,8 @@ def _example(kind: str) -> Dataset:
     targets: Any = labels
     if kind == "multi-label":
         targets = (draw.random((48, 4)) < 0.4).astype(np.uint8)
+    elif kind == "segmentation":
+        targets = draw.integers(0, 4, (48, 8, 8), np.uint8)
     made: Dataset = dataset(
         images[:40], targets[:40], images[40:], targets[40:], clients=[f"client {k // 10}" for k in range(40)]
     )
@@ -99,6 +105,18 @@ def several_labels_an_image() -> Dataset:
     return _example("multi-label")
 
 
+def one_class_a_pixel() -> Dataset:
+    """The same with masks."""
+    return _example("segmentation")
+
+
+def per_pixel(input_shape: Sequence[int], classes: int, norm: str = "none") -> nn.Module:
+    """A network of two convolutions with logits for each pixel."""
+    layers: list[nn.Module] = [nn.Conv2d(input_shape[0], 4, 3, padding=1), nn.ReLU()]
+    layers += [nn.BatchNorm2d(4)] if norm == "batch" else []
+    return nn.Sequential(*layers, nn.Conv2d(4, classes, 1))
+
+
 def a_class_a_text() -> Dataset:
     """Texts of four clients."""
     draw = np.random.default_rng(0)
@@ -112,6 +130,7 @@ def a_class_a_text() -> Dataset:
 EXAMPLES = {
     "classification": one_class_an_image,
     "multi-label": several_labels_an_image,
+    "segmentation": one_class_a_pixel,
     "language": a_class_a_text,
 }
 # The settings that a refusal of the task or the engine names; any other refusal is a fault of this table.
