@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import io
 import os
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -155,7 +156,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("FEDLENS_DATA", ".")))
     given = parser.parse_args()
     found = train(given.data, given.seed, given.epochs, given.threads)
-    print(f"map50 {found['map50']:.4f} map {found['map']:.4f}")
+    sys.stdout.write(f"map50 {found['map50']:.4f} map {found['map']:.4f}\n")
 
 
 if __name__ == "__main__":

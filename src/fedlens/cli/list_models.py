@@ -23,7 +23,7 @@ def _row(name: str, summary: str, entry: object) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "summary": summary}
     counts = {"parameters": None, "multiply_adds": None, "norm_layers": None}
     if not isinstance(entry, ModelEntry):
-        nothing = dict.fromkeys(("task", "source", "licence", "input_shape", "classes"))
+        nothing = dict.fromkeys(("task", "source", "licence", "input_shape", "classes", "vocabulary"))
         return (
             row
             | nothing
@@ -36,12 +36,16 @@ def _row(name: str, summary: str, entry: object) -> dict[str, Any]:
         "licence": entry.licence,
         "input_shape": list(entry.shape),
         "classes": entry.classes,
+        "vocabulary": entry.vocabulary,
     }
     import torch
 
     dtype = torch.int64 if entry.task == "language" else torch.float32
+    settings = {} if entry.vocabulary is None else {"vocabulary": entry.vocabulary}
     try:
-        found = counted(partial(MODELS.find(name), entry.shape, entry.classes), entry.shape, dtype)
+        found = counted(
+            partial(MODELS.find(name), entry.shape, entry.classes, **settings), entry.shape, dtype
+        )
     except ConfigError as error:
         return row | about | counts | {"reason": str(error)}
     return row | about | {**vars(found)} | {"reason": None}

@@ -6,6 +6,12 @@ from abc import abstractmethod
 
 from torch import Tensor, nn
 
+from fedlens.core.errors import ConfigError
+
+
+class NoRaw(ConfigError):
+    """A detector has no undecoded outputs of fixed shapes."""
+
 
 class Detector(nn.Module):
     """A network that finds objects; every detector of fedlens is one.
@@ -22,7 +28,10 @@ class Detector(nn.Module):
 
     @abstractmethod
     def raw(self, images: Tensor) -> dict[str, Tensor]:
-        """The outputs by name before boxes are decoded and suppressed: fixed shapes, no look at values."""
+        """The outputs by name before boxes are decoded and suppressed: fixed shapes, no look at values.
+
+        Raises `NoRaw` for a detector whose later layers depend on the boxes of earlier ones.
+        """
 
     def notes(self, boxes: Tensor) -> list[str]:
         """Sentences for the user about the boxes float32 [m, 4] of the training images, said before training."""

@@ -38,8 +38,7 @@ def dataset(
         labels: one class an image: [n], whole numbers from 0 on, or names, which `classes` puts in order. Several
             classes an image (multi-label): [n, classes] of 0 and 1 (or booleans), or for each image a list or a set of
             names, which may be empty. A class for each pixel (segmentation): masks [n, H, W] of whole numbers, 255 for
-            a pixel without a class.
-            names, which may be empty. Of texts one class a text, or [n, T], the class of each token; -1 for none.
+            a pixel without a class. Of texts one class a text, or [n, T], the class of each token; -1 for none.
         test_images, test_labels: the test data, in the same form.
         classes: the name of each class. By default the numbers, or the names in alphabetical order.
         clients: [n], the client of each training image, for the partition `natural`.

@@ -95,11 +95,20 @@ class Chain:
                 targets = self.move(targets, change)
         return images, targets
 
-    def attempt(self, images: Tensor, targets: Any) -> None:
+    def output_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        """(C, H, W) of the augmented images, from the shape of the given ones, as far as the steps declare it."""
+        shape = tuple(input_shape)
+        for step in self.steps:
+            shape = step.output_shape(shape) if isinstance(step, Augmentation) else shape
+        return shape
+
+    def attempt(self, images: Tensor, targets: Any) -> list[tuple[str, Augmented]]:
         """Calls augmentations of a user's own once, so that their errors show before the run.
 
-        Raises `ConfigError` if one takes other arguments, fails, or returns something else than images and targets.
+        Returns the name and the result of each. Raises `ConfigError` if one takes other arguments, fails, or returns
+        something else than images and targets.
         """
+        results = []
         for step in self.steps:
             if isinstance(step, Augmentation):
                 continue
@@ -109,7 +118,8 @@ class Chain:
                 result = step(images.clone(), targets, torch.Generator().manual_seed(0))
             except Exception as error:
                 raise ConfigError(f"{who} failed: {told(error)}", where="data.augment") from error
-            _checked(step, result, len(images))
+            results.append((name_of(step), _checked(step, result, len(images))))
+        return results
 
 
 def _checked(step: Step, result: Any, n: int) -> Augmented:

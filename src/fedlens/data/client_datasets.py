@@ -297,6 +297,12 @@ class ClientDatasets(ClientDataSource):
     views: int = 1
 
     @property
+    def training_shape(self) -> tuple[int, ...]:
+        """The shape of one augmented image, (C, H, W), or of one text, (T,)."""
+        shape = self.dataset.input_shape
+        return shape if self.augment is None else self.augment.output_shape(shape)
+
+    @property
     def clients(self) -> int:
         """The number of clients."""
         return len(self.offsets) - 1

@@ -390,24 +390,6 @@ def check_labels(labels: NDArray[Any], classes: int, where: str) -> None:
         raise DataError(f"label {labels[wrong]} of record {wrong} is not in 0 .. {classes - 1}", where=where)
 
 
-def check_masks(masks: NDArray[np.uint8], classes: int, where: str) -> None:
-    """Raises `DataError` if a pixel of the masks [n, H, W] is neither a class nor 255."""
-    for row, mask in enumerate(masks):
-        # Unsigned numbers wrap around: the classes come after the ids beyond them, and 255 after those.
-        if classes < VOID and (mask - np.uint8(classes) < VOID - classes).any():
-            wrong = mask[(mask >= classes) & (mask != VOID)]
-            raise _beyond(f"mask {row} has the id {wrong[0]} in {len(wrong)} pixels", classes, where)
-
-
-def _beyond(what: str, classes: int, where: str) -> DataError:
-    """The error for a mask with an id beyond the classes."""
-    return DataError(
-        f"{what}, but ids must be 0 to {classes - 1}, or {VOID} for a pixel without a class",
-        where=where,
-        hint="name all classes, or write the masks with other ids",
-    )
-
-
 def check_tokens(texts: Examples, vocabulary: int, classes: int, where: str) -> None:
     """Raises `DataError` if a token is not in the vocabulary, or a target is neither a class nor -1."""
     for values, least, end, what in (
@@ -427,6 +409,24 @@ def check_tokens(texts: Examples, vocabulary: int, classes: int, where: str) -> 
 def inferred_vocabulary(*splits: Examples) -> int:
     """One more than the largest id of a token, at least 1."""
     return 1 + max(int(split.inputs.max()) if len(split) else 0 for split in splits)
+
+
+def check_masks(masks: NDArray[np.uint8], classes: int, where: str) -> None:
+    """Raises `DataError` if a pixel of the masks [n, H, W] is neither a class nor 255."""
+    for row, mask in enumerate(masks):
+        # Unsigned numbers wrap around: the classes come after the ids beyond them, and 255 after those.
+        if classes < VOID and (mask - np.uint8(classes) < VOID - classes).any():
+            wrong = mask[(mask >= classes) & (mask != VOID)]
+            raise _beyond(f"mask {row} has the id {wrong[0]} in {len(wrong)} pixels", classes, where)
+
+
+def _beyond(what: str, classes: int, where: str) -> DataError:
+    """The error for a mask with an id beyond the classes."""
+    return DataError(
+        f"{what}, but ids must be 0 to {classes - 1}, or {VOID} for a pixel without a class",
+        where=where,
+        hint="name all classes, or write the masks with other ids",
+    )
 
 
 def check_label_sets(labels: NDArray[np.uint8], classes: int, where: str) -> None:

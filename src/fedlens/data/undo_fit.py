@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.moved_targets import VOID
+from fedlens.core.dataset_info import VOID
 from fedlens.data.decoding import Fit, placement
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from fedlens.core.frozen import FrozenSplit
 from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import OwnSettings, feeding, settings_model
 from fedlens.core.tree import count, fixed_leaves
-from fedlens.data.augmented import Chain
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.feature_cache import with_features
 from fedlens.data.federated import federate
@@ -29,10 +29,12 @@ from fedlens.data.normalize import moments
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.reassigned import reassigned
 from fedlens.data.table import Table
+from fedlens.experiment.augment_chain import attempt, augment_chain
 from fedlens.experiment.config import Config
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.initial_weights import initial_weights, with_digest
 from fedlens.experiment.memory_check import check_memory
+from fedlens.experiment.model_kind import refuse_other_kind
 from fedlens.experiment.plan import SLOT_REGISTRIES, Plan, plan
 from fedlens.experiment.resolve import Resolved, located
 from fedlens.experiment.single_images import refuse_single_images
@@ -144,9 +146,9 @@ def _build(
         config = with_digest(config, weights)
     loaded_weights = (weights.note,) if weights is not None and weights.note else ()
     if isinstance(model.factory, OwnSettings) or data.kind == "language":
-        model_choice.made(
-            lambda: try_model(module, task.blank(2, model.input_shape), model.classes, task.misfit_of)
-        )
+        for shape in dict.fromkeys((model.input_shape, holders.training_shape)):
+            blank = task.blank(2, shape)
+            model_choice.made(partial(try_model, module, blank, model.classes, task.misfit_of))
     model = replace(model, fixed=fixed_leaves(module))
     parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)
@@ -160,7 +162,8 @@ def _build(
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, source, federation, size, say)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
-    check_memory(module, model, task, config.local, largest, config.engine, say)
+    trained = replace(model, input_shape=holders.training_shape)
+    check_memory(module, trained, task, config.local, largest, config.engine, say)
     return Built(
         config,
         holders,
@@ -300,11 +303,12 @@ def _distributed(
     dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
     resolved = planned.task(dataset.info)
     task = _checked_task(resolved, dataset.info)
+    refuse_other_kind(chosen["model"].name, chosen["model"].factory, dataset.info)
     refuse_image_settings(dataset.info, planned.augments, chosen["model"])
     dataset = loaded(dataset, int(config.data.cache * 2**30), say)
     mean, std = moments(config.data.normalize, dataset.mean, dataset.std)
     dataset = replace(dataset, mean=mean, std=std)
-    steps = tuple(choice(dataset.input_shape) for choice in planned.augments)
+    augment, dataset = augment_chain(planned.augments, dataset, task)
 
     def partitioner(table: Table) -> Partition:
         drawn: Partition = chosen["data.partition"](table, config.seeds.partition)
@@ -316,12 +320,12 @@ def _distributed(
         config.data.validation,
         config.seeds.data,
         config.data.validation_from,
-        Chain(steps, task.move) if steps else None,
+        augment,
         config.data.prefetch,
         task.views,
     )
     if data.augment is not None and not data.augment.apart:
-        data.augment.attempt(*data.dataset.train.batch(torch.arange(min(2, len(data.dataset.train)))))
+        attempt(data.augment, data.dataset, task)
     if len(dataset.test) == 0:
         raise DataError(
             f"the dataset '{dataset.name}' has no test {task.example}s to evaluate a model on",

@@ -272,7 +272,7 @@ def _write_program(trained: TrainedModel, graph: nn.Module, file: Path, facts: d
     """Writes a program of `torch.export`, and runs it."""
     free = {_input(trained): {0: torch.export.Dim("n", min=1)}}
     # With two inputs: with one, a network that reads the batch size as a number would be fixed to 1.
-    with _quiet_recurrent_layers():
+    with _tracing(trained):
         program = torch.export.export(graph, (_random_inputs(trained, 2),), dynamic_shapes=free)
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
@@ -289,7 +289,7 @@ def _write_onnx(trained: TrainedModel, graph: nn.Module, file: Path, facts: dict
 
     names = [output["name"] for output in facts["outputs"]]
     name = _input(trained)
-    with _quiet_recurrent_layers():
+    with _tracing(trained):
         program = torch.onnx.export(
             graph,
             (_random_inputs(trained, 2),),
@@ -321,12 +321,11 @@ def _write_onnx(trained: TrainedModel, graph: nn.Module, file: Path, facts: dict
 
 
 @contextmanager
-def _quiet_recurrent_layers() -> Iterator[None]:
-    """Without PyTorch's warning that recurrent layers keep a list of their weights, which are parameters already."""
+def _tracing(trained: TrainedModel) -> Iterator[None]:
+    """Without warnings for text: PyTorch's own code for the export of recurrent layers causes several."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="The tensor attributes? .*_flat_weights", category=UserWarning
-        )
+        if trained.decoded_as is None:
+            warnings.simplefilter("ignore")
         yield
 
 

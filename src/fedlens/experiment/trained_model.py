@@ -92,7 +92,7 @@ class TrainedModel:
         return str(json.loads(self.about["model"])["name"]).rpartition(os.sep)[2]
 
     def outputs(self, inputs: Tensor) -> Any:
-        """The outputs for normalized images, float32 [n, C, H, W], at the run's `evaluation.size`, or for tokens."""
+        """The outputs for normalized images, float32 [n, C, H, W], at `evaluation.size`, or tokens, int64 [n, T]."""
         return self.size(self.task, self.module, inputs, None)
 
     def tree(self) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedlens.core.detector import Detector
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.task import Task
 
@@ -80,7 +81,8 @@ def training_memory(
         task: calls the module.
         classes: the number of classes.
 
-    Returns None if the module cannot run without values, because it looks at them.
+    Of a detector, the memory of its loss is left out. Returns None if the module cannot run without values, because it
+    looks at them.
 
     >>> from fedlens.tasks.classification import Classification
     >>> module = nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias=False))
@@ -97,7 +99,7 @@ def training_memory(
         live = _Live()
         live.leave_out([*module.parameters(), *module.buffers(), inputs])
         with _Attention(), live:
-            leaves = tree_leaves(task.trial(module, inputs, classes))
+            leaves = tree_leaves(_outputs(module, inputs, task, classes))
             outputs = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
             total = torch.stack([t.float().sum() for t in outputs]).sum()
             del outputs, leaves
@@ -112,6 +114,11 @@ def training_memory(
         copies,
         inputs.nbytes,
     )
+
+
+def _outputs(module: nn.Module, inputs: Tensor, task: Task, classes: int) -> Any:
+    """What a step keeps for the backward pass: of a detector the outputs, whose loss would look at values."""
+    return module.raw(inputs) if isinstance(module, Detector) else task.trial(module, inputs, classes)
 
 
 @dataclass

@@ -13,18 +13,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedlens.core.detector import Detector, NoRaw
+
 
 def multiply_adds(module: nn.Module, example: Tensor) -> int | None:
     """The multiply-adds for one example, [1, ...], in convolutions, linear and recurrent layers and matrix products.
 
     Those of an LSTM layer are 4 units (inputs + units) a token. None if the module uses a function whose multiply-adds
-    are not known here. The module is left in evaluation mode. Raises what its forward pass raises.
+    are not known here, and for a detector whose later layers depend on what it has detected. The module is left in
+    evaluation mode. Raises what its forward pass raises.
 
     >>> multiply_adds(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(288, 5)), torch.zeros(1, 3, 8, 8))
     9216
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad(), _Counter() as counter:
-        module.eval()(example)
+        module.eval()
+        try:
+            # Which boxes a detector decodes depends on values, which a count need not have.
+            module.raw(example) if isinstance(module, Detector) else module(example)
+        except NoRaw:
+            return None
     total: int | None = counter.total
     return total
 
@@ -76,7 +84,8 @@ def _recurrent(out: Any, input: Tensor, *given: Any, **more: Any) -> int:
     """Each weight once for each token of input [..., features]; the list among the arguments has the weights."""
     weights = next(value for value in given if isinstance(value, list))
     tokens: int = input.shape[:-1].numel()
-    return tokens * sum(weight.numel() for weight in weights if weight.dim() == 2)
+    products: int = sum(weight.numel() for weight in weights if weight.dim() == 2)
+    return tokens * products
 
 
 _COUNTED: dict[Any, Callable[..., int]] = {

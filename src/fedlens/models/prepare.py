@@ -52,8 +52,9 @@ class Preparation(BaseModel):
     )
     freeze: str | list[str] | None = Field(
         None,
-        description="what is not trained: 'backbone' (all but the classifier), 'all-but-last:N' (all but the "
-        "last N blocks), or a list of names of layers and leaves",
+        description="what is not trained: 'backbone' (all but the classifier; of a network for segmentation or "
+        "detection the classifier's body), 'all-but-last:N' (all but the last N blocks), or a list of names of layers "
+        "and leaves",
     )
     cache_features: bool = Field(
         False, description="keep what the frozen part computes, so that each image goes through it once"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fedlens.core.dataset_info import Kind
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import INSTANCE, Entry, Factory, OwnSettings, Registry
 
@@ -46,10 +47,11 @@ class ModelEntry(Entry):
     Attributes:
         source: the paper, and who wrote the code where fedlens did not.
         licence: of the code; SPDX's name.
-        shape: of one image, for which parameters and multiply-adds are counted.
+        shape: of one image or text, for which parameters and multiply-adds are counted.
         classes: of the model that is counted.
         task: the kind of data that it is for.
         extra: the extra of fedlens with the package that makes it, if it needs one.
+        vocabulary: of the model of texts that is counted, if that is not the number of classes.
     """
 
     source: str
@@ -58,10 +60,17 @@ class ModelEntry(Entry):
     licence: str = "Apache-2.0"
     task: str = "classification"
     extra: str | None = None
+    vocabulary: int | None = None
+
+    def fits(self, kind: Kind) -> bool:
+        """Whether it is for data of this kind. What gives images one class each also gives them several."""
+        return kind == self.task or (self.task, kind) == ("classification", "multi-label")
 
 
 _MCMAHAN = "McMahan et al. 2017 (arXiv 1602.05629)"
 _HE = "He et al. 2016 (arXiv 1512.03385)"
+_FEDCV = "He et al. 2021 (arXiv 2111.11066)"
+_YOLO = "Bochkovskiy et al. 2020 (arXiv 2004.10934); written by fedlens"
 _VIT = "Dosovitskiy et al. 2021 (arXiv 2010.11929)"
 
 
@@ -88,6 +97,18 @@ def _torchvision(function: str, summary: str, source: str) -> ModelEntry:
         80,
         "BSD-3-Clause",
         "detection",
+    )
+
+
+def _yolov5(size: str, what: str) -> ModelEntry:
+    name = f"yolov5{size}"
+    return ModelEntry(
+        f"fedlens.models.yolov5:{name}",
+        f"YOLOv5, release 4.0, {what}",
+        f"{_FEDCV}, section 6.3; {_YOLO}",
+        (3, 640, 640),
+        80,
+        task="detection",
     )
 
 
@@ -173,6 +194,11 @@ MODELS = ModelRegistry(
         "retinanet": _torchvision(
             "retinanet", "RetinaNet on ResNet-50", "Lin et al. 2017 (arXiv 1708.02002)"
         ),
+        "yolov5n": _yolov5("n", "nano: half as wide as small"),
+        "yolov5s": _yolov5("s", "small, 7.3 million parameters"),
+        "yolov5m": _yolov5("m", "medium, 21.4 million parameters"),
+        "yolov5l": _yolov5("l", "large, 47.1 million parameters"),
+        "yolov5x": _yolov5("x", "extra large, 87.8 million parameters"),
         "lstm": ModelEntry(
             "fedlens.models.language:lstm",
             "embedding and two LSTM layers of 256 units, 822,570 parameters at 90 tokens",
@@ -188,6 +214,7 @@ MODELS = ModelRegistry(
             (25,),
             2,
             task="language",
+            vocabulary=10_002,
         ),
         "unet": _segmentation(
             "unet", "U-Net on MobileNetV2 or a ResNet", "Ronneberger et al. 2015 (arXiv 1505.04597)"

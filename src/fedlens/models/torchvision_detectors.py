@@ -16,7 +16,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.ssd import SSD
 
-from fedlens.core.detector import Detector
+from fedlens.core.detector import Detector, NoRaw
 from fedlens.core.errors import ConfigError
 from fedlens.models.backbone import WithBackbone
 
@@ -54,13 +54,14 @@ class TorchvisionDetector(WithBackbone, Detector):
 
     backbone: ClassVar[str] = "net.backbone"
 
-    def __init__(self, net: nn.Module, classes: int) -> None:
+    def __init__(self, net: Any, classes: int) -> None:
         super().__init__()
         self.net: Any = net
         self.shift = self._shift(classes)
         if self.backbone not in dict(self.named_modules()):  # of a user's own
             self.backbone = "net.backbone"  # type: ignore[misc]
-        self.net.transform = AsStored(self.net.transform.size_divisible)
+        before: Any = net.transform
+        net.transform = AsStored(before.size_divisible)
 
     @property
     def _outputs(self) -> int:
@@ -135,8 +136,8 @@ class TwoStageDetector(TorchvisionDetector):
         return int(self.net.roi_heads.box_predictor.cls_score.out_features)
 
     def raw(self, images: Tensor) -> dict[str, Tensor]:
-        """Raises `ConfigError`: the second stage looks at the boxes that the first one proposes."""
-        raise ConfigError(
+        """Raises `NoRaw`: the second stage looks at the boxes that the first one proposes."""
+        raise NoRaw(
             "the second stage of a Faster R-CNN depends on the boxes that the first stage proposes, so it has no graph",
             where="model.name",
             hint="export it as safetensors",

@@ -305,7 +305,8 @@ def _hub(name: str) -> Iterator[None]:
 
 def _makes_detectors(target: object) -> bool:
     """Whether this is a function of torchvision that makes detectors."""
-    return str(getattr(target, "__module__", "")).startswith(_DETECTION)
+    module = inspect.getmodule(target)
+    return module is not None and module.__name__.startswith(_DETECTION)
 
 
 def _adapted(model: Any, classes: int) -> Any:

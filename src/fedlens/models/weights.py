@@ -59,19 +59,25 @@ class Match:
         left += [listed(self.drawn)] if self.drawn else []
         if self.backbone is not None:
             leaves = f"{self.backbone_leaves:,} leaves of the backbone"
-            left = self._parts_left()
+            left = self._parts_left(self.backbone)
         parts = [f"weights from {source}: {len(self.loaded):,} of {leaves} loaded"]
         parts += [f"resized: {listed(self.resized)}"] if self.resized else []
         parts += [f"left as drawn: {', '.join(left)}"] if left else []
         parts += [f"not in the model: {listed(self.unused)}"] if self.unused else []
         return "; ".join(parts)
 
-    def _parts_left(self) -> list[str]:
-        """What was left as drawn: leaves of the backbone by name, and the other parts of the network."""
+    def _parts_left(self, backbone: str) -> list[str]:
+        """What was left as drawn: leaves of the backbone by name, and the parts of the network beside it."""
         drawn = [*self.drawn, *self.head]
-        inside = [name for name in drawn if name.startswith(f"{self.backbone}.")]
-        others = dict.fromkeys(name.partition(".")[0] for name in drawn if name not in inside)
-        return [*([listed(inside)] if inside else []), *others]
+        inside = [name for name in drawn if name.startswith(f"{backbone}.")]
+        path = backbone.split(".")
+        parts: dict[str, None] = {}
+        for name in drawn:
+            steps = name.split(".")
+            apart = next((k for k, step in enumerate(path) if steps[k : k + 1] != [step]), None)
+            if apart is not None:
+                parts[".".join(steps[: apart + 1])] = None
+        return [*([listed(inside)] if inside else []), *parts]
 
 
 def load_weights(module: nn.Module, file: WeightsFile, classes: int, partial: bool = False) -> Match:

@@ -175,6 +175,8 @@ def central_metrics(model: Tree, federation: FederationInfo, task: Task, names: 
     found = yield from central(model, federation, task, names)
     metrics: Metrics = {}
     for name in names:
-        values = task.metrics(found[name]) if name in found else {"loss": math.nan}
+        values = (
+            task.metrics(found[name]) if name in found else dict.fromkeys(task.errors & {"loss"}, math.nan)
+        )
         metrics |= {f"{name[1:]}_{metric}": value for metric, value in values.items()}
     return metrics

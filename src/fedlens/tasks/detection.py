@@ -68,6 +68,9 @@ class Detection(Task):
     annotates: ClassVar[Literal["masks", "boxes"] | None] = "boxes"
     sizes: ClassVar[frozenset[str]] = frozenset({"resized"})
     one_class: ClassVar[bool] = False
+    unstacked: ClassVar[str] = (
+        "images have different numbers of boxes, so the losses of several clients cannot be computed together"
+    )
     errors: ClassVar[frozenset[str]] = frozenset()
     sends: ClassVar[str] = (
         "for each class the sorted scores of its detections with the thresholds at which they match a true box, and "

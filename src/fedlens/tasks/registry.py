@@ -9,8 +9,8 @@ TASKS = Registry(
     {
         "classification": Entry("fedlens.tasks.classification:classification", "one class an image"),
         "multi-label": Entry("fedlens.tasks.multi_label:multi_label", "any number of classes an image"),
-        "segmentation": Entry("fedlens.tasks.segmentation:segmentation", "one class a pixel"),
         "detection": Entry("fedlens.tasks.detection:detection", "boxes with a class in each image"),
         "language": Entry("fedlens.tasks.language:language", "a class a text, or one a token"),
+        "segmentation": Entry("fedlens.tasks.segmentation:segmentation", "one class a pixel"),
     },
 )

@@ -37,11 +37,12 @@ class Task(ABC):
         placed: whether its targets lie in the image, as masks and boxes do. For others an image keeps its size in
             training, and is never combined with another.
         example: the word for one example in messages.
+        averages_classes: whether a metric is a mean over classes.
         absence: what a class without a test example means for the metrics, as the end of a sentence.
         sizes: the ways besides the stored size that images can be evaluated at (`evaluation.size`). "resized": at
             another size, for which the task defines `restored`; "windows": outputs are logits [n, classes, H, W] of the
             pixels, so that those of overlapping windows can be averaged.
-        averages_classes: whether a metric is a mean over classes.
+        unstacked: why `losses` is None, in words.
         one_class: whether each term of the loss has one class, that of an image or a pixel, and only its weight.
         annotates: what `predict` finds in an image, for pages and files of predictions. "masks": `class` [n, H, W], the
             class of each pixel. "boxes": `boxes` [n, k, 4] (left, top, right, bottom in pixels), `labels` [n, k] and
@@ -57,9 +58,10 @@ class Task(ABC):
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
     placed: ClassVar[bool] = False
     example: ClassVar[str] = "image"
+    averages_classes: ClassVar[bool] = True
     absence: ClassVar[str] = "means over classes leave it out"
     sizes: ClassVar[frozenset[str]] = frozenset()
-    averages_classes: ClassVar[bool] = True
+    unstacked: ClassVar[str] = "the loss of a batch is not the mean of losses of its examples"
     one_class: ClassVar[bool] = True
     annotates: ClassVar[Literal["masks", "boxes"] | None] = None
     shown_score: float = 0.0

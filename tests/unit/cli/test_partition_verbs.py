@@ -100,13 +100,14 @@ def test_the_line_names_the_seed_of_data_that_are_drawn(
     assert not (tmp_path / "other").exists()
 
 
-def test_what_no_model_is_trained_on_is_not_offered_for_training(tmp_path: Path) -> None:
+def test_a_partition_of_texts_is_offered_for_training_and_has_no_shifts_of_images(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(TEXTS)
     answer = partition("make", f"{own}:texts", "iid", "--set", "clients=2", "--out", tmp_path / "p.npz")
     assert answer.exit_code == 0, answer.output
-    assert "fedlens cannot train on language yet" in answer.stdout
-    assert "fedlens run" not in answer.stdout
+    assert "to train on it, use a recipe with the same dataset: fedlens run RECIPE" in " ".join(
+        answer.stdout.split()
+    )
     told = partition("make", f"{own}:texts", "feature", "--set", "clients=2", "--out", tmp_path / "q.npz")
     assert told.exit_code == 2
     assert "'letters' is text, which has no brightness" in " ".join(told.stderr.split())

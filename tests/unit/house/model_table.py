@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,29 @@ def rendered(page: str, rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    channels, height, width = row["input_shape"]
     norms = ", ".join(f"{count} {kind}" for kind, count in row["norm_layers"].items()) or "none"
     cells = (
         f"`{row['name']}`",
         row["task"],
         f"{row['parameters']:,}",
         _millions(row["multiply_adds"]),
-        f"{height}x{width}x{channels}, {row['classes']:,} classes",
+        f"{_input(row['input_shape'], row['vocabulary'])}, {row['classes']:,} classes",
         norms,
         row["source"],
         row["licence"],
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _input(shape: Sequence[int], vocabulary: int | None) -> str:
+    """
+    >>> _input((3, 8, 9), None), _input((80,), None), _input((80,), 1002)
+    ('8x9x3', '80 tokens', '80 tokens of 1,002')
+    """
+    if len(shape) == 1:
+        return f"{shape[0]} tokens" + (f" of {vocabulary:,}" if vocabulary is not None else "")
+    channels, height, width = shape
+    return f"{height}x{width}x{channels}"
 
 
 def _millions(count: int) -> str:

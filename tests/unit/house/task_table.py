@@ -57,6 +57,10 @@ def works(algorithm: str, kind: str, engine: str) -> bool:
     model: Any = {"name": "small-cnn", "width": 4, "norm": "batch"} if algorithm == "fedbn" else "mlp"
     if kind == "segmentation":
         model = {"name": per_pixel, "norm": "batch" if algorithm == "fedbn" else "none"}
+    if kind == "language":
+        if algorithm == "fedbn":
+            return False  # no model of text has batch normalization
+        model = {"name": "mean-embedding", "embedding": 4}
     config = read_config(
         {
             **made,
@@ -113,10 +117,21 @@ def per_pixel(input_shape: Sequence[int], classes: int, norm: str = "none") -> n
     return nn.Sequential(*layers, nn.Conv2d(4, classes, 1))
 
 
+def a_class_a_text() -> Dataset:
+    """Texts of four clients."""
+    draw = np.random.default_rng(0)
+    tokens, targets = draw.integers(0, 9, (48, 6)), np.arange(48) % 4
+    made: Dataset = dataset(
+        tokens[:40], targets[:40], tokens[40:], targets[40:], clients=[f"client {k // 10}" for k in range(40)]
+    )
+    return made
+
+
 EXAMPLES = {
     "classification": one_class_an_image,
     "multi-label": several_labels_an_image,
     "segmentation": one_class_a_pixel,
+    "language": a_class_a_text,
 }
 # The settings that a refusal of the task or the engine names; any other refusal is a fault of this table.
 REASONS = {"algorithm.name", "client", "engine.name", "model", "task.name", "task.class_weights"}

@@ -1,4 +1,4 @@
-"""The page of models: its example in Python does what the page says."""
+"""The page of models: its example in Python does what the page says, and its counts are those of the code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from fedlens.core.registry import load_file
+from tests.unit.house.segmentation_table import PAGE, ROWS, rendered
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -20,3 +21,9 @@ def test_the_example_has_group_normalization_and_a_bottleneck(tmp_path: Path) ->
     assert module.bn.num_groups == 2
     assert module.out.bottleneck.out_features == 8
     assert result.config["model"]["norm"] == "group"
+
+
+def test_the_table_of_networks_for_segmentation_has_their_counts() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == rendered(page), "run: python -m tests.unit.house.segmentation_table"
+    assert page.count("| `unet` | `") + page.count("| `deeplabv3plus` | `") == len(ROWS)

@@ -43,7 +43,7 @@ def obstacle(train: Train) -> Obstacle | None:
         )
     if train.task.losses is None or train.task.takes_targets:
         what = (
-            "the loss of a batch is not the mean of losses of its examples"
+            train.task.unstacked
             if train.task.losses is None
             else "the model needs the targets in its forward pass"
         )
