@@ -64,10 +64,11 @@ def boxes_drawn(
         ([scale * edge for edge in box.tolist()], int(label), float(score))
         for box, label, score in zip(boxes, labels.tolist(), scores.tolist(), strict=True)
     ]
+    width = 2 if len(placed) <= _LABELLED else 1
     for box, label, _ in reversed(placed):  # the most confident one on top
         left, top, right, bottom = box
         if right >= left and bottom >= top:
-            draw.rectangle(box, outline=class_colour(label), width=2)
+            draw.rectangle(box, outline=class_colour(label), width=width)
     if len(placed) <= _LABELLED:
         for box, label, score in reversed(placed):
             _labelled(draw, box, f"{_name(classes, label)} {score:.2f}", class_colour(label), picture.size)
@@ -84,7 +85,7 @@ def _counted(labels: Boxes, truth: tuple[Boxes, Boxes] | None, classes: Sequence
             yield f"{_name(classes, label)}: {counts[at]}", class_colour(label)
         if len(order) > _LISTED:
             rest = order[_LISTED:]
-            yield f"and {counts[rest].sum()} of {len(rest)} more classes", BLACK
+            yield f"and {counts[rest].sum()} boxes of {len(rest)} more classes", BLACK
     else:
         yield "no object", BLACK
     if truth is not None:
