@@ -32,7 +32,7 @@ def _line(row: Mapping[str, Any]) -> str:
         f"`{row['name']}`",
         row["task"],
         f"{row['parameters']:,}",
-        _millions(row["multiply_adds"]),
+        "not fixed" if row["multiply_adds"] is None else _millions(row["multiply_adds"]),
         f"{_input(row['input_shape'], row['vocabulary'])}, {row['classes']:,} classes",
         norms,
         row["source"],
