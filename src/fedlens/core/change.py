@@ -130,13 +130,19 @@ class Change:
 
         With `pieces`, `images` are the numbers of pieces.
         """
-        x = (points[:, 0] - self.left[images]) * (self.size[1] / self.width[images])
-        y = (points[:, 1] - self.top[images]) * (self.size[0] / self.height[images])
+        x, y = self._axes(points, images)
+        return torch.cat([x, y], 1)
+
+    def _axes(self, points: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(x, y), each [m, k], of points [m, 2 k] that alternate x and y."""
+        height, width = self.size
+        x = (points[:, ::2] - self.left[images, None]) * (width / self.width[images])[:, None]
+        y = (points[:, 1::2] - self.top[images, None]) * (height / self.height[images])[:, None]
         if self.mirrored is not None:
-            x = torch.where(self.mirrored[images], self.size[1] - x, x)
+            x = torch.where(self.mirrored[images, None], width - x, x)
         if self.upended is not None:
-            y = torch.where(self.upended[images], self.size[0] - y, y)
-        return torch.stack([x, y], 1)
+            y = torch.where(self.upended[images, None], height - y, y)
+        return x, y
 
     def boxes(self, boxes: Tensor, images: Tensor) -> Tensor:
         """float32 [m, 4]: where the boxes (left, top, right, bottom) [m, 4] of the images at `images` are now.
@@ -148,8 +154,8 @@ class Change:
         >>> turned.boxes(torch.tensor([[1.0, 2.0, 4.0, 6.0]]), torch.tensor([0])).tolist()
         [[6.0, 2.0, 9.0, 6.0]]
         """
-        one, other = self.points(boxes[:, :2], images), self.points(boxes[:, 2:], images)
-        return torch.cat([torch.minimum(one, other), torch.maximum(one, other)], 1)
+        x, y = self._axes(boxes, images)
+        return torch.stack([x.amin(1), y.amin(1), x.amax(1), y.amax(1)], 1)
 
 
 def _sources(start: Tensor, length: Tensor, size: int, flipped: Tensor | None) -> Tensor:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fedlens.core.box_batch import BoxBatch
 from fedlens.core.change import Change
 from fedlens.core.dataset_info import VOID
+
+# Source, result and region of a piece, and what is added to a row and a column of the result for those of the source;
+# None if the piece is also scaled or mirrored, or shows pixels outside of its image.
+_Piece = tuple[int, int, list[int], tuple[int, int] | None]
 
 LEAST_SIDE = 2.0  # pixels: an object with a shorter side is dropped
 LEAST_SHARE = 0.1  # of the area of a box: an object of which less remains is dropped
@@ -27,36 +34,45 @@ def moved_masks(masks: Tensor, change: Change) -> Tensor:
     >>> moved_masks(mask, Change.windows(torch.tensor([[0.0, 1.0, 2.0, 2.0]]), (2, 2))).tolist()
     [[[2, 255], [4, 255]]]
     """
-    rows, columns = change.sources()
     if change.pieces is None:
-        return _read(masks, rows, columns)
-    pieces = change.pieces
+        return _read(masks, *change.sources())
     moved = masks.new_full((len(change), *change.size), VOID)
-    rows, columns = rows.cpu(), columns.cpu()
-    for j, (source, result, region) in enumerate(
-        zip(pieces.source.tolist(), pieces.result.tolist(), pieces.regions.tolist(), strict=True)
-    ):
+    to, given, sources = quick_slices(moved), quick_slices(masks), None
+    for j, (source, result, region, shift) in enumerate(_pieces(change, (masks.shape[1], masks.shape[2]))):
         left, top, right, bottom = region
-        down = _stretch(rows[j, top:bottom], masks.shape[1])
-        across = _stretch(columns[j, left:right], masks.shape[2])
-        if (
-            down is not None and across is not None
-        ):  # most pieces are not scaled: slices are faster than gathering
-            moved[result, top:bottom, left:right] = masks[source, down, across]
+        if shift is not None:
+            row, column = shift
+            to[result, top:bottom, left:right] = given[
+                source, top + row : bottom + row, left + column : right + column
+            ]
             continue
-        at = rows[j : j + 1, top:bottom].to(masks.device), columns[j : j + 1, left:right].to(masks.device)
+        rows, columns = sources = sources or change.sources()
+        at = rows[j : j + 1, top:bottom], columns[j : j + 1, left:right]
         moved[result, top:bottom, left:right] = _read(masks[source : source + 1], *at)[0]
     return moved
 
 
-def _stretch(places: Tensor, size: int) -> slice | None:
-    """The same places as a slice, if each is the one after that before it and all are inside."""
-    if not len(places):
-        return slice(0, 0)
-    first, last = places[0].item(), places[-1].item()
-    # The steps are the rounded multiples of one number, so they are all 1 if they are 1 on average.
-    even = last - first == len(places) - 1
-    return slice(int(first), int(last) + 1) if even and first >= 0 and last < size else None
+def quick_slices(tensor: Tensor) -> Any:
+    """The tensor as an array of the same memory, in which small slices are copied several times faster.
+
+    On a GPU it is the tensor itself.
+    """
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+
+
+def _pieces(change: Change, size: tuple[int, int]) -> Iterator[_Piece]:
+    """The pieces of images of this size, in the order of their windows."""
+    pieces = change.pieces
+    assert pieces is not None
+    pairs = zip(pieces.source.tolist(), pieces.result.tolist(), pieces.regions.tolist(), strict=True)
+    windows = torch.stack([change.top, change.left, change.height, change.width], 1).tolist()
+    flips = [flip.tolist() for flip in (change.mirrored, change.upended) if flip is not None]
+    for j, ((source, result, region), (row, column, *window)) in enumerate(zip(pairs, windows, strict=True)):
+        left, top, right, bottom = region
+        inside = 0 <= top + row <= bottom + row <= size[0] and 0 <= left + column <= right + column <= size[1]
+        shifted = tuple(window) == change.size and row.is_integer() and column.is_integer()
+        plain = inside and shifted and not (flips and any(flip[j] for flip in flips))
+        yield source, result, region, (int(row), int(column)) if plain else None
 
 
 def _read(masks: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

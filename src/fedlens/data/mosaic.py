@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedlens.core.change import Change, Pieces
 from fedlens.core.errors import ConfigError
+from fedlens.core.moved_targets import quick_slices
 from fedlens.data.augmented import Augmentation, Augmented
 
 
@@ -53,7 +55,8 @@ class Mosaic(Augmentation):
         turns = torch.randint(0, 4, (n,), generator=generator, device=device).tolist()
         low, high = self.centre
         result = torch.empty_like(images, memory_format=torch.contiguous_format)
-        pieces, regions, windows = [], [], []
+        to, given = quick_slices(result), quick_slices(images)
+        pieces: list[tuple[int, ...]] = []
         for k, (turn, other) in enumerate(zip(turns, others, strict=True)):
             y = round(height * (low + (high - low) * down[k]))
             x = round(width * (low + (high - low) * across[k]))
@@ -66,27 +69,21 @@ class Mosaic(Augmentation):
                     continue
                 # The image's own rows and columns at the start of the result.
                 row, column = (0 if q >= 2 else height) - y, (0 if q % 2 else width) - x
-                result[k, :, top:bottom, left:right] = images[
+                to[k, :, top:bottom, left:right] = given[
                     shown[q], :, top + row : bottom + row, left + column : right + column
                 ]
-                pieces.append((shown[q], k))
-                regions.append((left, top, right, bottom))
-                windows.append((row, column, height, width))
-        change = _joined(pieces, regions, windows, n, (height, width))
-        return Augmented(result, targets, change.to(images.device))
+                pieces.append((shown[q], k, left, top, right, bottom, row, column, height, width))
+        change = _joined(pieces, n, (height, width))
+        return Augmented(result, targets, change if images.device.type == "cpu" else change.to(images.device))
 
 
-def _joined(
-    pieces: list[tuple[int, int]],
-    regions: list[tuple[int, int, int, int]],
-    windows: list[tuple[int, int, int, int]],
-    n: int,
-    size: tuple[int, int],
-) -> Change:
-    source, result = torch.tensor(pieces).view(-1, 2).unbind(1)
-    top, left, height, width = torch.tensor(windows, dtype=torch.float32).view(-1, 4).unbind(1)
-    joined = Pieces(source, result, torch.tensor(regions).view(-1, 4), n)
-    return Change(top, left, height, width, size, pieces=joined)
+def _joined(pieces: list[tuple[int, ...]], n: int, size: tuple[int, int]) -> Change:
+    """The change of pieces given as source, result, region (4), and window (4)."""
+    # NumPy turns lists into arrays several times faster than PyTorch.
+    table = torch.from_numpy(np.array(pieces, np.int64).reshape(-1, 10))
+    top, left, height, width = table[:, 6:].float().unbind(1)
+    parts = Pieces(table[:, 0], table[:, 1], table[:, 2:6], n)
+    return Change(top, left, height, width, size, pieces=parts)
 
 
 def make_mosaic(

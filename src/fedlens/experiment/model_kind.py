@@ -10,25 +10,19 @@ from fedlens.core.registry import OwnSettings
 from fedlens.core.summary_text import listed
 from fedlens.models.registry import MODELS, ModelEntry
 
-_ALSO = {"multi-label": "classification"}  # kinds of data that models for another kind fit
-
 
 def refuse_other_kind(name: str, factory: Any, info: DatasetInfo) -> None:
     """Raises `ConfigError` if the model of this name is for another kind of data, such as a classifier on masks.
 
     A model of a user's own is not judged by its name: its outputs are tried.
 
-    >>> refuse_other_kind("linear", None, DatasetInfo("digits", "classification", ("0", "1"), (1, 8, 8)))
+    >>> refuse_other_kind("unet", None, DatasetInfo("street", "segmentation", ("road", "sky"), (3, 64, 64)))
     """
     entry = MODELS.entries.get(name)
-    if isinstance(factory, OwnSettings) or not isinstance(entry, ModelEntry):
+    if isinstance(factory, OwnSettings) or not isinstance(entry, ModelEntry) or entry.fits(info.kind):
         return
-    kind = _ALSO.get(info.kind, info.kind)
-    if entry.task == kind:
-        return
-    fitting = [
-        other for other, row in MODELS.entries.items() if isinstance(row, ModelEntry) and row.task == kind
-    ]
+    rows = MODELS.entries.items()
+    fitting = [other for other, row in rows if isinstance(row, ModelEntry) and row.fits(info.kind)]
     raise ConfigError(
         f"the model '{name}' is for {entry.task}, but the dataset '{info.name}' is for {info.kind}",
         where="model.name",

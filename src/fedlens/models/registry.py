@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fedlens.core.dataset_info import Kind
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import INSTANCE, Entry, Factory, OwnSettings, Registry
 
@@ -60,6 +61,10 @@ class ModelEntry(Entry):
     task: str = "classification"
     extra: str | None = None
     vocabulary: int | None = None
+
+    def fits(self, kind: Kind) -> bool:
+        """Whether it is for data of this kind. What gives images one class each also gives them several."""
+        return kind == self.task or (self.task, kind) == ("classification", "multi-label")
 
 
 _MCMAHAN = "McMahan et al. 2017 (arXiv 1602.05629)"

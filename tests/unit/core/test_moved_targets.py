@@ -33,12 +33,15 @@ def drawn_boxes(n: int, height: int, width: int, draw: torch.Generator) -> BoxBa
 
 
 def drawn_change(n: int, height: int, width: int, draw: torch.Generator) -> Change:
-    """Windows that reach outside, of any scale, to a result of another size; some images are mirrored."""
+    """Windows that reach outside, of any scale, or only shifted, to a result of another size; some mirrored."""
     size = tuple(torch.randint(1, 10, (2,), generator=draw).tolist())
     scale = torch.tensor([height, width, height, width])
     low = torch.tensor([-0.5, -0.5, 0.2, 0.2])
     windows = (low + torch.rand(n, 4, generator=draw)) * scale
-    flips = torch.rand(2, n, generator=draw) < 0.5
+    shifts = torch.randint(-4, 5, (n, 2), generator=draw)
+    shifted = torch.cat([shifts, torch.tensor([size]).expand(n, 2)], 1)
+    windows = torch.where(torch.rand(n, 1, generator=draw) < 0.5, windows, shifted.float())
+    flips = torch.rand(2, n, generator=draw) < 0.3
     return Change.windows(windows, (size[0], size[1]), *flips)
 
 
