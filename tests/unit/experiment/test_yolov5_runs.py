@@ -82,14 +82,14 @@ def test_weights_of_another_number_of_classes_leave_the_head_as_drawn(finished: 
 
 def test_weights_of_another_width_are_refused(finished: Result) -> None:
     with pytest.raises(ConfigError, match="weights of another network"):
-        load_weights(made("yolov5s", (3, 64, 64), 2), read_weights(finished.directory / "model.safetensors"), 2)
+        load_weights(
+            made("yolov5s", (3, 64, 64), 2), read_weights(finished.directory / "model.safetensors"), 2
+        )
 
 
 def test_a_frozen_backbone_is_not_trained(tmp_path: Path, finished: Result) -> None:
     start = f"run:{finished.directory}"
     result = run(tmp_path / "run", model={"weights": start, "freeze": "backbone"})
-    before, after = (
-        read_weights(one.directory / "model.safetensors").tensors for one in (finished, result)
-    )
+    before, after = (read_weights(one.directory / "model.safetensors").tensors for one in (finished, result))
     same = {name.partition(".")[0] for name in before if not torch.equal(before[name], after[name])}
     assert same == {"neck", "head"}
