@@ -178,5 +178,17 @@ def central_metrics(model: Tree, federation: FederationInfo, task: Task, names: 
         values = (
             task.metrics(found[name]) if name in found else dict.fromkeys(task.errors & {"loss"}, math.nan)
         )
-        metrics |= {f"{name[1:]}_{metric}": value for metric, value in values.items()}
+        metrics |= {
+            f"{name[1:]}_{metric}": value for metric, value in score_first(values, task.score).items()
+        }
     return metrics
+
+
+def score_first(metrics: Metrics, score: str | None) -> Metrics:
+    """The metrics with the score before all others but the loss: a line of progress shows the first one.
+
+    >>> score_first({"loss": 0.5, "map": 0.3, "map50": 0.6}, "map50")
+    {'loss': 0.5, 'map50': 0.6, 'map': 0.3}
+    """
+    first = [name for name in ("loss", score) if name in metrics]
+    return {name: metrics[name] for name in (*first, *metrics) if name is not None}

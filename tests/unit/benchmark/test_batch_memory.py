@@ -168,3 +168,45 @@ def test_the_process_prints_its_measurement_on_its_last_line() -> None:
     assert found.reason is None
     assert found.measured is not None
     assert found.measured > 4 * 9_000, "at least the weights"
+
+
+OWN = """
+from torch import nn
+from fedlens.core.detector import Detector
+
+class Pixels(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.layer = nn.Conv2d(channels, classes, 3, padding=1)
+
+    def forward(self, images):
+        return self.layer(images)
+
+class Boxes(Pixels, Detector):
+    def raw(self, images):
+        return {"outputs": self.layer(images)}
+
+    def forward(self, images, targets=None):
+        outputs = self.layer(images)
+        return {"boxes": sum(t["boxes"].mean() for t in targets if len(t["boxes"])) * outputs.mean()}
+
+def pixels(input_shape, classes):
+    return Pixels(input_shape[0], classes)
+
+def boxes(input_shape, classes):
+    return Boxes(input_shape[0], classes)
+"""
+
+
+@pytest.mark.parametrize(("kind", "model"), [("segmentation", "pixels"), ("detection", "boxes")])
+def test_networks_for_masks_and_boxes_are_measured(
+    kind: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    info = DatasetInfo("mine", kind, ("a", "b"), (3, 32, 32))
+    found = measure(trial(planned("digits", [f"model=own.py:{model}"]), info, 4))
+    assert found.reason is None
+    assert found.measured is not None
+    assert found.estimated is not None
+    assert found.estimated > 4 * (3 + 2) * 32 * 32 * 4, "at least the images and the outputs"

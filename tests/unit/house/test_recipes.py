@@ -24,6 +24,7 @@ TABLE_2 = [
 ]
 TABLES = [f"fedcv/table{number}" for number in range(11, 16)]
 LAPTOP = ["fedcv/cifar100-laptop", "omniglot/drawers"]
+SHAKESPEARE = ["shakespeare/roles", "shakespeare/roles-centralized"]
 # He et al. 2021, table 5: training of the backbone, distribution, clients.
 ROWS = [
     *(
@@ -51,11 +52,13 @@ PLACED = [*VOC, *COCO, "chen2022/cityscapes", *CAMVID, *BCCD]
 
 def test_they_are_these() -> None:
     assert sorted(recipes()) == sorted(
-        ["digits", "digits-centralized", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP, *PLACED]
+        ["digits", "digits-centralized", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
     )
 
 
-@pytest.mark.parametrize("name", ["digits", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP, *PLACED])
+@pytest.mark.parametrize(
+    "name", ["digits", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
+)
 def test_a_recipe_says_what_it_is_and_every_setting_is_right(name: str) -> None:
     first, second, *_ = recipes()[name].read_text(encoding="utf-8").splitlines()
     assert first.startswith("# ")
@@ -234,3 +237,19 @@ def test_the_iid_twin_differs_in_who_holds_an_image_alone(name: str, twin: str) 
     skewed, iid = (Experiment.load(f"bccd/{one}").config for one in (name, twin))
     assert iid.data == skewed.data.model_copy(update={"reassign": True})
     assert (iid.model, iid.local, iid.rounds) == (skewed.model, skewed.local, skewed.rounds)
+
+
+def test_shakespeare_is_trained_with_as_many_steps_federated_as_centrally() -> None:
+    roles, pooled = (Experiment.load(name).config for name in SHAKESPEARE)
+    assert roles.model == pooled.model == {"name": "lstm", "units": 128}
+    assert (roles.local.optimizer, roles.local.lr, roles.local.batch_size) == (
+        pooled.local.optimizer,
+        pooled.local.lr,
+        pooled.local.batch_size,
+    )
+    assert roles.select is not None
+    assert (
+        roles.rounds * roles.select["clients_per_round"] * (roles.local.steps or 0)
+        == pooled.rounds * (pooled.local.steps or 0)
+        == 20_000
+    )
