@@ -17,6 +17,7 @@ from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
 from fedlens.tasks.central_evaluation import central
 from tests.contract.contract_kit import HELD_OUT, settings
+from tests.unit.house.task_table import one_class_a_pixel, per_pixel
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -32,10 +33,22 @@ ENGINES: dict[str, dict[str, Any]] = {
 NIGHTLY = ("processes-1", "processes-4", "ray")
 
 
-def measured(engine: str, folder: Path) -> tuple[dict[str, float], dict[str, float], Any]:
+# The changed settings of each task, and the metrics that are ratios of integers.
+TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "classification": ({}, ("accuracy", "accuracy_top5", "accuracy_balanced")),
+    "segmentation": (
+        {"data": {"dataset": one_class_a_pixel, "partition": "natural"}, "model": per_pixel},
+        ("mean_iou", "accuracy", "accuracy_balanced", "frequency_iou"),
+    ),
+}
+
+
+def measured(
+    engine: str, folder: Path, task: str = "classification"
+) -> tuple[dict[str, float], dict[str, float], Any]:
     """The metrics of the held-out examples, pooled over clients and central, and the central sums."""
-    made = settings("fedavg", "dirichlet", engine=ENGINES[engine], model="mlp")
-    made["data"] |= HELD_OUT
+    made = settings("fedavg", "dirichlet", **{"engine": ENGINES[engine], "model": "mlp", **TASKS[task][0]})
+    made["data"] = made["data"] | HELD_OUT
     config = read_config({"seed": 0, **made})
     built = build(plan(config, Source({})), folder, download=False)
     algorithm, info = built.algorithm, built.federation
@@ -54,6 +67,14 @@ def measured(engine: str, folder: Path) -> tuple[dict[str, float], dict[str, flo
     return pooled, found, sums["@validation"]
 
 
+def compare(task: str, pooled: dict[str, float], found: dict[str, float]) -> None:
+    """Metrics of integers are equal, and others but for the order in which floats are added."""
+    exact = TASKS[task][1]
+    assert set(exact) <= set(found)
+    for name, value in found.items():
+        assert pooled[name] == (value if name in exact else pytest.approx(value, rel=1e-6)), name
+
+
 @pytest.fixture(scope="module")
 def baseline_sums(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return measured("inline", tmp_path_factory.mktemp("data"))[2]
@@ -66,9 +87,14 @@ def test_central_numbers_are_the_pooled_ones_and_no_engine_shows(
     engine: str, baseline_sums: Any, tmp_path
 ) -> None:
     pooled, found, sums = measured(engine, tmp_path)
-    for name in ("accuracy", "accuracy_top5", "accuracy_balanced"):
-        assert pooled[name] == found[name], name
-    for name in ("loss", "calibration_error"):
-        assert pooled[name] == pytest.approx(found[name], rel=1e-6), name
+    compare("classification", pooled, found)
     for name, value in baseline_sums.sums.items():
         assert sums.sums[name].equal(value), name
+
+
+@pytest.mark.parametrize("engine", ["inline", pytest.param("processes-2", marks=pytest.mark.nightly)])
+def test_masks_are_measured_alike_at_clients_and_centrally(engine: str, tmp_path: Path) -> None:
+    pooled, found, sums = measured(engine, tmp_path, "segmentation")
+    compare("segmentation", pooled, found)
+    again = measured("inline", tmp_path, "segmentation")[2].sums
+    assert all(sums.sums[name].equal(value) for name, value in again.items())

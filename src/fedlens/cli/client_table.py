@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.format import count, finite, metric_gap, metric_value
+from fedlens.report.format import count, finite, label, metric_gap, metric_value
 
 ALL_UP_TO = 20  # clients of which the table has every one
 _WORST = 5  # of more clients
@@ -71,7 +71,7 @@ def client_lines(directory: Path) -> list[str]:
     ]
     if not rows:
         return []
-    head = ["client", metric.replace("_", " "), "from the mean", "best", "examples", "held out", "classes"]
+    head = ["client", label(metric), "from the mean", "best", "examples", "held out", "classes"]
     lines = _columns([head, *rows], left=(0, len(head) - 1))
     if len(shown) < len(results):
         lines.append(

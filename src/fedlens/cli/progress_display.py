@@ -21,6 +21,7 @@ from fedlens.report.format import (
     count,
     duration,
     finite,
+    label,
     many,
     metric_value,
     number,
@@ -337,10 +338,14 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     values = tested(final)
     if not values:
         return [f"{summary.get('status')} after {summary.get('rounds_done')} rounds", ", ".join(cost)]
+    best_of = split_of(str((summary.get("best") or {}).get("metric")))
+    split = "test" if any(name.startswith("test_") for name in final) else "validation"
     metric, value = values[0]
-    label, status, round = metric.replace("_", " "), summary.get("status"), final.get("round")
+    if best_of and f"{split}_{best_of[1]}" in final:  # the score of the task
+        metric, value = best_of[1], finite(final[f"{split}_{best_of[1]}"])
+    name, status, round = label(metric), summary.get("status"), final.get("round")
     where = "on test" if f"test_{metric}" in final else "at the clients"
-    outcome = f"{label} {metric_value(metric, value)} {where} after round {round}"
+    outcome = f"{name} {metric_value(metric, value)} {where} after round {round}"
     best = _best_text(summary.get("best") or {}, metric, where)
     mean, worst = (finite(final.get(f"clients_{metric}_{of}")) for of in ("mean", "worst_decile"))
     at_worst = worst_text(summary, metric, worst)
@@ -348,7 +353,7 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         return [f"{status}: {outcome}{at_worst}{best}", ", ".join(cost)]
     # Clients use the tuned models; all other metrics are of the global model.
     return [
-        f"{status}: {label} {metric_value(metric, mean)} at the clients, each after tuning, "
+        f"{status}: {name} {metric_value(metric, mean)} at the clients, each after tuning, "
         f"in round {round}{at_worst}",
         f"global model, not tuned: {outcome}{best}",
         ", ".join(cost),

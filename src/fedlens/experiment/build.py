@@ -15,12 +15,14 @@ import torch
 from fedlens.algorithms.averaging import Averaging, Parts
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.dataset_info import DatasetInfo
+from fedlens.core.detector import Detector
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.frozen import FrozenSplit
 from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program
 from fedlens.core.registry import OwnSettings, feeding, settings_model
 from fedlens.core.tree import count, fixed_leaves
+from fedlens.data.boxes import Boxes
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.feature_cache import with_features
 from fedlens.data.federated import federate
@@ -163,6 +165,7 @@ def _build(
     config = _fitting(engine, config, algorithm, source, federation, size, say)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
     trained = replace(model, input_shape=holders.training_shape)
+    notes = _about_boxes(module, data.train.targets)  # before the module may move to the meta device
     check_memory(module, trained, task, config.local, largest, config.engine, say)
     return Built(
         config,
@@ -179,7 +182,12 @@ def _build(
         size,
         source,
         parts.evaluation_size,
-        (*loaded_weights, *data.notes, *_without_test_examples(holders, task)),
+        (
+            *loaded_weights,
+            *data.notes,
+            *_without_test_examples(holders, task),
+            *notes,
+        ),
     )
 
 
@@ -266,6 +274,13 @@ def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
     more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
     listed = ", ".join(f"'{name}'" for name in absent[:_NAMED])
     return [f"no test {task.example} has the class {listed}{more}: {task.absence}"]
+
+
+def _about_boxes(module: torch.nn.Module, targets: object) -> list[str]:
+    """What a detector says about the boxes of the training images, such as how many its anchors do not fit."""
+    if not (isinstance(module, Detector) and isinstance(targets, Boxes)):
+        return []
+    return module.notes(torch.tensor(targets.boxes))
 
 
 def _source(

@@ -108,6 +108,26 @@ class WindowSettings(_Table):
     stride: Pixels | tuple[Pixels, Pixels]
 
 
+def _size(value: Any) -> Any:
+    """`evaluation.size`, checked here: of a union, pydantic reports what each of its forms is missing."""
+    if isinstance(value, Mapping):
+        if set(value) == {"window", "stride"} and all(
+            (type(s) is int and s >= 1) or _pair(s) for s in value.values()
+        ):
+            return value
+        raise ValueError("the table must have window and stride alone, each in pixels: a number, or [h, w]")
+    if value == "full" or _pair(value):
+        return value
+    raise ValueError("must be 'full', [h, w] in pixels, or a table with window and stride")
+
+
+def _pair(value: Any) -> bool:
+    """Whether this is [h, w], both at least 1."""
+    return (
+        isinstance(value, list | tuple) and len(value) == 2 and all(type(s) is int and s >= 1 for s in value)
+    )
+
+
 class Evaluation(_Table):
     """The `[evaluation]` table."""
 
@@ -117,7 +137,7 @@ class Evaluation(_Table):
         description="images per batch of an evaluation; auto: 500, halved until inputs and outputs take at most "
         "256 MiB",
     )
-    size: Literal["full"] | tuple[Pixels, Pixels] | WindowSettings = Field(
+    size: Annotated[Literal["full"] | tuple[Pixels, Pixels] | WindowSettings, BeforeValidator(_size)] = Field(
         "full",
         description="the size of images in evaluations and predictions, for tasks with masks or boxes. full: the "
         "stored size; [h, w]: images are resized to h x w pixels, and the outputs brought back to the stored size; "

@@ -97,7 +97,7 @@ def precision_recall(results: BoxResults) -> Figure:
     return Figure(
         title="Precision by recall at IoU 0.5, with the average precision",
         about=f"Curves of precision by recall of each class. Average precision at IoU 0.5: {', '.join(ends)}.",
-        x=Axis("recall", "share", limits=(0.0, 1.005)),
+        x=Axis("recall", "share", limits=(0.0, 1.01), ticks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
         y=Axis("precision", "share", limits=(0.0, 1.01)),
         series=series,
         note=note,

@@ -34,7 +34,7 @@ _HATCH = 254  # the second colour of the pattern of pixels without a class, in p
 _NAMED = 40  # classes in the legend
 _LABELLED = 25  # boxes of a picture with class and score written beside them
 _SHOWN_WIDTH = 345  # of a picture with boxes on a wide screen, in pixels
-_AGREE, _DIFFER = (236, 239, 243), (213, 94, 0)
+_AGREE, _DIFFER = (236, 239, 243), (194, 0, 107)  # the second is no class's colour
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def example_section(run: Run) -> dict[str, Any] | None:
     shown = (
         _masks(examples, titles) if examples.annotates == "masks" else _boxes(examples, titles, _lowest(run))
     )
-    rounds = ", ".join(title.lower() for title in titles.values())
+    rounds = "; ".join(title.lower() for title in titles.values())
     lead = (
         f"{many(len(examples.index), 'test image')}, spread evenly over the test data, with the predictions of the "
         f"global model: {rounds}. This page contains these images. record.images = false leaves them out."
@@ -295,7 +295,7 @@ def _counted(number: int, thing: str, things: str) -> str:
 
 def _font(width: int) -> float:
     """The size of letters in the pixels of a picture of this width, so that they are legible on the page."""
-    return 11 * width / _SHOWN_WIDTH
+    return 10 * width / _SHOWN_WIDTH
 
 
 def _label_at(left: float, top: float, text: str, size: tuple[int, int]) -> tuple[float, float, float]:

@@ -57,7 +57,7 @@ class Detection(Task):
     >>> found = {"boxes": torch.tensor([[0.0, 0, 10, 6]]), "labels": torch.tensor([0]), "scores": torch.tensor([0.75])}
     >>> task = Detection()
     >>> task.metrics(task.measure([found], truth))
-    {'map': 0.3, 'map50': 1.0}
+    {'map50': 1.0, 'map': 0.3}
     """
 
     score: str = "map50"
@@ -376,7 +376,7 @@ def means(found: Mapping[int, Curve]) -> dict[str, float]:
     if not found:
         return {}
     each = np.stack([one.average_precision() for one in found.values()])
-    return {"map": float(each.mean(axis=1).mean()), "map50": float(each[:, 0].mean())}
+    return {"map50": float(each[:, 0].mean()), "map": float(each.mean(axis=1).mean())}
 
 
 def _named(outputs: object) -> str:

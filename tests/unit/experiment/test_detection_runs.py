@@ -119,7 +119,7 @@ _CASES = {
     **{name: ["local.epochs=1"] for name in ("admm", "ceadmm", "iceadmm", "liadmm")},
     "admm": ["algorithm.max_iterations=3", "local.momentum=0"],
 }
-_REFUSED = {"fedir", "moon", "fedbn"}
+_REFUSED = {"fedir", "moon"}
 
 
 def _tried(name: str) -> Any:
@@ -129,10 +129,13 @@ def _tried(name: str) -> Any:
 
 @pytest.mark.parametrize("name", [_tried(name) for name in sorted(set(ALGORITHMS) - _REFUSED)])
 def test_every_algorithm_of_weights_and_gradients_trains_a_detector(name: str, tmp_path: Path) -> None:
-    more: dict[str, Any] = {"algorithm": {"name": name}, "data": held_out(), "rounds": 1}
+    made = settings(algorithm={"name": name}, data=held_out(), rounds=1)
     if name == "centralized":
-        more["select"] = {}
-    values = run(tmp_path / "run", *_CASES.get(name, []), **more).metrics[-1]
+        del made["select"]
+    if name == "fedbn":
+        made["model"] = {"name": grid_detector, "norm": "batch"}
+    tried = Experiment(**made).with_settings(*_CASES.get(name, []))
+    values = tried.run(tmp_path / "run", report=False).metrics[-1]
     names = ("test_map50", "validation_map50", "clients_map50_mean")
     assert any(math.isfinite(values[metric]) for metric in names if metric in values)
     assert values.get("failed", 0) == 0

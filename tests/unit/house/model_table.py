@@ -52,12 +52,14 @@ def _input(shape: Sequence[int], vocabulary: int | None) -> str:
     return f"{height}x{width}x{channels}"
 
 
-def _millions(count: int) -> str:
-    """Three digits and more of a number, in millions.
+def _millions(count: int | None) -> str:
+    """Three digits and more of a number, in millions; None depends on what a detector detects.
 
     >>> _millions(4_089_184_256), _millions(7_840)
     ('4,089 M', '0.00784 M')
     """
+    if count is None:
+        return "by the boxes"
     return f"{count / 1e6:,.0f} M" if count >= 1e9 else f"{count / 1e6:.3g} M"
 
 

@@ -23,6 +23,7 @@ from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
 from fedlens.tasks.registry import TASKS
 from tests.contract import contract_kit
+from tests.unit.tasks.detection_kit import grid_detector, squares
 
 PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
 TABLE = re.compile(r"(<!-- table: tasks -->\n)(?:\n\|(?:.*\n\|)*.*\n)?")
@@ -57,6 +58,8 @@ def works(algorithm: str, kind: str, engine: str) -> bool:
     model: Any = {"name": "small-cnn", "width": 4, "norm": "batch"} if algorithm == "fedbn" else "mlp"
     if kind == "segmentation":
         model = {"name": per_pixel, "norm": "batch" if algorithm == "fedbn" else "none"}
+    if kind == "detection":
+        model = {"name": grid_detector, "norm": "batch" if algorithm == "fedbn" else "none"}
     if kind == "language":
         if algorithm == "fedbn":
             return False  # no model of text has batch normalization
@@ -128,6 +131,7 @@ def a_class_a_text() -> Dataset:
 
 
 EXAMPLES = {
+    "detection": squares,
     "classification": one_class_an_image,
     "multi-label": several_labels_an_image,
     "segmentation": one_class_a_pixel,

@@ -54,11 +54,13 @@ class GridDetector(nn.Module):
     It draws from PyTorch's global generator in training, as Faster R-CNN does: cells of background at random.
     """
 
-    def __init__(self, classes: int, threshold: float = 0.0) -> None:
+    def __init__(self, classes: int, threshold: float = 0.0, norm: str = "none") -> None:
         super().__init__()
         widths = ((3, 8), (8, 16), (16, 16))
         layers = [(nn.Conv2d(wide, out, 3, 2, 1), nn.ReLU()) for wide, out in widths]
         self.body = nn.Sequential(*(layer for pair in layers for layer in pair))
+        if norm == "batch":
+            self.body.append(nn.BatchNorm2d(16))
         self.head = nn.Conv2d(16, 5 + classes, 1)
         self.threshold = threshold
 
@@ -93,9 +95,9 @@ class GridDetector(nn.Module):
         return {"box": boxes_loss / n, "class": class_loss / n, "object": (losses * drawn).mean()}
 
 
-def grid_detector(classes: int, threshold: float = 0.0) -> nn.Module:
+def grid_detector(classes: int, threshold: float = 0.0, norm: str = "none") -> nn.Module:
     """The model as a user's own function."""
-    return GridDetector(classes, threshold)
+    return GridDetector(classes, threshold, norm)
 
 
 def settings(**changed: Any) -> dict[str, Any]:

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlens.core.box_batch import BoxBatch
 from fedlens.core.errors import ConfigError
 from fedlens.tasks.classification import Classification
+from fedlens.tasks.detection import Detection
 from fedlens.tasks.evaluation_size import FULL, Resized, Windows, evaluation_size
 from fedlens.tasks.segmentation import Segmentation
 
@@ -78,6 +80,28 @@ def test_another_size_is_bilinear_both_ways() -> None:
         expected = F.interpolate(module(small), (11, 14), mode="bilinear", align_corners=False)
     assert torch.equal(found, expected)
     assert found.shape == (2, 2, 11, 14)
+
+
+def test_detections_come_back_in_pixels_of_the_stored_images() -> None:
+    class Whole(nn.Module):
+        """Answers with the box of the whole image, and of its top left quarter."""
+
+        def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
+            _, _, height, width = images.shape
+            boxes = torch.tensor([[0.0, 0, width, height], [0, 0, width / 2, height / 2]])
+            labels, scores = torch.tensor([0, 1]), torch.tensor([0.5, 0.25])
+            return [{"boxes": boxes, "labels": labels, "scores": scores} for _ in images]
+
+    task, module = Detection(), Whole().eval()
+    assert evaluation_size([6, 8], task, SHAPE) == Resized((6, 8))
+    truth = BoxBatch(torch.tensor([[0.0, 0, 14, 11]]), torch.tensor([0]), torch.tensor([1]), 2)
+    for size in (Resized((6, 8)), Resized((22, 30)), FULL):
+        found = size(task, module, images(), truth)
+        for one in found:
+            torch.testing.assert_close(one["boxes"], torch.tensor([[0.0, 0, 14, 11], [0, 0, 7, 5.5]]))
+            assert one["scores"].tolist() == [0.5, 0.25]
+    with pytest.raises(ConfigError, match=r"not evaluated in windows .*'full', or \[height, width\]"):
+        evaluation_size({"window": 8, "stride": 8}, task, SHAPE)
 
 
 def test_settings_become_sizes() -> None:
