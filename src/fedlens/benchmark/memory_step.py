@@ -58,7 +58,7 @@ class StepMemory:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrainingTrial:
     """What is trained: a model for a task with the settings of local training, and where it computes."""
 
     task: Task
@@ -110,7 +110,7 @@ def planned(recipe: str, overrides: Sequence[str]) -> Plan:
     return plan(read_config(source.values, source.locate), source)
 
 
-def trial(plan: Plan, info: DatasetInfo, batch: int) -> Trial:
+def trial(plan: Plan, info: DatasetInfo, batch: int) -> TrainingTrial:
     """The trial of these settings on data of this kind. Raises `ConfigError` where they do not fit."""
     resolved, chosen = plan.task(info), plan.chosen["model"]
     task: Task = resolved()
@@ -140,10 +140,10 @@ def trial(plan: Plan, info: DatasetInfo, batch: int) -> Trial:
         engine.close()
     threads = int(plan.config.engine.get("threads") or 1)
     rounds = max(plan.config.rounds, settings.lr_warmup + 1)
-    return Trial(task, model, settings, rounds, program, threads)
+    return TrainingTrial(task, model, settings, rounds, program, threads)
 
 
-def measure(trial: Trial) -> StepMemory:
+def measure(trial: TrainingTrial) -> StepMemory:
     """Trains for three steps in this process, and returns the memory that they took.
 
     Weights are drawn, never loaded. An error in training is the reason of the result.
@@ -173,7 +173,7 @@ def _place(device: torch.device) -> str:
     return "machine" if device.type == "cpu" else "GPU"
 
 
-def _trained(trial: Trial, model: ModelSpec) -> tuple[int, int | None]:
+def _trained(trial: TrainingTrial, model: ModelSpec) -> tuple[int, int | None]:
     """(the bytes at the largest moment, on a GPU the bytes of the allocator)."""
     device, arithmetic = trial.device, trial.program.arithmetic
     on_gpu = device.type == "cuda"

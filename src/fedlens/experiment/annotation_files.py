@@ -69,20 +69,17 @@ class CocoFile(Annotations):
     """One JSON file in COCO's format: `images`, `categories`, and `annotations` with a `score`.
 
     An image's id is its row in predictions.csv, from 1 on; a category's id is the position of the class, from 1 on.
-    `bbox` is left, top, width, height in pixels of the image file. Objects in the padding alone are left out.
-
-    Args:
-        form: the form of the model's input.
+    `bbox` is left, top, width, height in pixels of the image file, as the boxes that `add` takes; see `in_file`.
     """
 
-    def __init__(self, file: Path, form: ImageForm, classes: Sequence[str]) -> None:
-        self._file, self._form, self._classes = file, form, classes
+    def __init__(self, file: Path, classes: Sequence[str]) -> None:
+        self._file, self._classes = file, classes
         self._images: dict[int, dict[str, Any]] = {}
         self._objects: dict[int, list[dict[str, Any]]] = {}
 
     def add(self, row: int, image: Path, size: Size, prediction: Prediction) -> None:
-        form, (width, height) = self._form, size
-        boxes = boxes_of_file(prediction["boxes"], width, height, form.width, form.height, form.fit)
+        width, height = size
+        boxes = prediction["boxes"]
         sides = boxes[:, 2:] - boxes[:, :2]
         self._images[row] = {"id": row + 1, "file_name": str(image), "width": width, "height": height}
         self._objects[row] = [
@@ -94,7 +91,7 @@ class CocoFile(Annotations):
                 "iscrowd": 0,
                 "score": round(float(prediction["scores"][k]), 6),
             }
-            for k in np.flatnonzero((sides > 0).all(axis=1)).tolist()
+            for k in range(len(boxes))
         ]
 
     def finish(self) -> None:
@@ -106,6 +103,19 @@ class CocoFile(Annotations):
             "annotations": [{"id": k, **each} for k, each in enumerate(objects, 1)],
         }
         write_atomically(self._file, (json.dumps(content) + "\n").encode())
+
+
+def in_file(prediction: Prediction, form: ImageForm, size: Size) -> Prediction:
+    """The prediction of one image with its boxes in pixels of the image file; those in the padding alone are left out.
+
+    Args:
+        form: of the model's input.
+        size: width and height of the file.
+    """
+    boxes = boxes_of_file(prediction["boxes"], *size, form.width, form.height, form.fit)
+    seen = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    kept = {name: prediction[name][seen] for name in ("labels", "scores")}
+    return {**prediction, **kept, "boxes": boxes[seen]}
 
 
 def numbered(folder: Path, row: int, image: Path) -> Path:

@@ -17,17 +17,11 @@ from fedlens.tasks.task import Task
 def augment_chain(choices: Sequence[Resolved], dataset: Dataset, task: Task) -> tuple[Chain | None, Dataset]:
     """The chain of augmentations, None for none, and the dataset with their notes.
 
-    Raises `ConfigError` for augmentation of texts, and where the targets of the task have no place in the image: for
-    augmentations that join parts of several images, or change the size of images.
+    Raises `ConfigError` where the targets of the task have no place in the image: for augmentations that join parts of
+    several images, or change the size of images.
     """
     if not choices:
         return None, dataset
-    if dataset.kind == "language":
-        raise ConfigError(
-            f"'{dataset.name}' is text, and the augmentation '{choices[0].name}' changes images",
-            where="data.augment",
-            hint="remove data.augment",
-        )
     shape = dataset.input_shape
     steps: list[Step] = []
     notes: list[str] = []

@@ -165,6 +165,7 @@ def _build(
     config = _fitting(engine, config, algorithm, source, federation, size, say)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
     trained = replace(model, input_shape=holders.training_shape)
+    notes = _about_boxes(module, data.train.targets)  # before the module may move to the meta device
     check_memory(module, trained, task, config.local, largest, config.engine, say)
     return Built(
         config,
@@ -185,7 +186,7 @@ def _build(
             *loaded_weights,
             *data.notes,
             *_without_test_examples(holders, task),
-            *_about_boxes(module, data.train.targets),
+            *notes,
         ),
     )
 

@@ -28,6 +28,7 @@ from fedlens.experiment.annotation_files import (
     CocoFile,
     MaskFiles,
     above,
+    in_file,
     is_numbered,
     numbered,
 )
@@ -83,7 +84,7 @@ class Output:
             case "masks":
                 return MaskFiles(self.masks_folder, trained.form.fit, len(trained.classes))
             case "boxes":
-                return CocoFile(self.boxes_file, trained.form, trained.classes)
+                return CocoFile(self.boxes_file, trained.classes)
         return None
 
     def check(self) -> None:
@@ -228,6 +229,8 @@ def _rows(
                 if files.pictures is not None:
                     picture = numbered(files.pictures, at, path)
                     written.append(pool.submit(_draw, trained, one.pixels, prediction, picture))
+                if trained.task.annotates == "boxes":
+                    prediction = in_file(prediction, form, one.size)
                 if files.annotations is not None:
                     written.append(pool.submit(files.annotations.add, at, path, one.size, prediction))
                 yield {"path": str(path), **trained.task.row(prediction, trained.classes, top), "fault": None}

@@ -15,7 +15,7 @@ Vocabulary = Annotated[
     Field(
         ge=1,
         le=10_000_000,
-        description="number of different tokens; by default that of the dataset, and of the classes in Python",
+        description="number of different tokens, by default that of the dataset",
     ),
 ]
 Embedding = Annotated[int, Field(ge=1, le=65536, description="numbers that a token is embedded in")]

@@ -48,4 +48,6 @@ def _multiply_adds_of(run: Run) -> str:
     shape = run.recorded("model", "input_shape")
     if not isinstance(shape, list) or not shape:
         return "Multiply-adds, one forward pass"
+    if len(shape) == 1:
+        return f"Multiply-adds, one input of {shape[0]}"
     return f"Multiply-adds, one {'×'.join(map(str, shape))} input"

@@ -149,12 +149,14 @@ def is_share_of_images(metric: str) -> bool:
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Whether a smaller value is better, by the name of the metric: true for losses and errors; see `Task.errors`.
+    """Whether a smaller value is better, by the name of the metric: true for losses, errors and perplexity.
+
+    As `Task.errors`, without a task.
 
     >>> smaller_is_better("loss"), smaller_is_better("calibration_error"), smaller_is_better("accuracy")
     (True, True, False)
     """
-    return metric.endswith(("loss", "error"))
+    return metric.endswith(("loss", "error", "perplexity"))
 
 
 def metric_value(metric: str, value: float | None) -> str:

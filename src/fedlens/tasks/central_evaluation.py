@@ -178,7 +178,9 @@ def central_metrics(model: Tree, federation: FederationInfo, task: Task, names: 
         values = (
             task.metrics(found[name]) if name in found else dict.fromkeys(task.errors & {"loss"}, math.nan)
         )
-        metrics |= {f"{name[1:]}_{metric}": value for metric, value in score_first(values, task.score).items()}
+        metrics |= {
+            f"{name[1:]}_{metric}": value for metric, value in score_first(values, task.score).items()
+        }
     return metrics
 
 

@@ -14,6 +14,7 @@ from fedlens.cli.main import app
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.experiment import checkpoint
 from tests.unit.data.pictures import pixels, write
+from tests.unit.experiment import placed_kit as kit
 
 runner = CliRunner()
 
@@ -149,3 +150,29 @@ def test_export_prints_the_licence_that_forbids_passing_the_model_on(run: Result
     sentence = f'This model was trained on CamVid, whose licence is "{licence}".'
     assert answer.stderr == f"warning: {sentence}\n"
     assert json.loads((tmp_path / "model.safetensors.json").read_text())["notice"] == sentence
+
+
+def test_predict_says_where_masks_and_boxes_are(photos: Path, tmp_path: Path) -> None:
+    for data, model, line, key in (
+        (kit.masks, "pixels", "masks, in the size of the files: {}/masks", "masks"),
+        (
+            kit.boxes,
+            "spots",
+            "boxes with a score of 0.5 or more, in COCO's format: {}/predictions.json",
+            "boxes",
+        ),
+    ):
+        result = kit.run(tmp_path / model, data, model, rounds=1)
+        out = tmp_path / f"{model}-out"
+        command = ["predict", str(result.directory), str(photos), "--out", str(out), "--score", "0.5"]
+        answer = runner.invoke(app, command)
+        assert answer.exit_code == 0, answer.output
+        assert line.format(out) in answer.stdout.splitlines()
+        found = json.loads(runner.invoke(app, [*command, "--force", "--json"]).stdout)
+        assert {name for name in ("masks", "boxes") if found[name] is not None} == {key}
+        assert Path(found[key]).exists()
+
+
+def test_a_score_beyond_1_is_refused(run: Result, photos: Path, tmp_path: Path) -> None:
+    command = ["predict", str(run.directory), str(photos), "--out", str(tmp_path / "out"), "--score", "2"]
+    assert runner.invoke(app, command).exit_code == 2

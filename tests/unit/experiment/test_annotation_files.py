@@ -16,7 +16,9 @@ from PIL import Image
 from fedlens import Result
 from fedlens.core.errors import ConfigError
 from fedlens.core.mask_colors import mask_colors
+from fedlens.data.image_form import ImageForm
 from fedlens.data.undo_fit import mask_of_file
+from fedlens.experiment.annotation_files import in_file
 from fedlens.experiment.predict import Output, predict
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.trained_model import read_trained
@@ -159,3 +161,23 @@ def test_rows_alone_are_predicted_without_files(masks_run: Result, photos: Path)
     trained = read_trained(RunDir.open(masks_run.directory), "last")
     assert [row["fault"] for row in predict(trained, [str(photos)])] == [None] * 3
     assert Output(photos.parent / "none").masks_folder == photos.parent / "none" / "masks"
+
+
+def test_the_boxes_of_the_table_are_those_of_the_coco_file(
+    boxes_run: Result, photos: Path, tmp_path: Path
+) -> None:
+    rows = boxes_run.predict(photos, out=tmp_path / "out", round="last", score=0.0)
+    found = json.loads((tmp_path / "out" / "predictions.json").read_text())["annotations"]
+    for at, row in enumerate(rows):
+        left, top, width, height = next(each["bbox"] for each in found if each["image_id"] == at + 1)
+        assert [float(v) for v in row["box"].split()] == pytest.approx(
+            [left, top, left + width, top + height], abs=0.1
+        )
+
+
+def test_boxes_in_the_padding_alone_are_left_out() -> None:
+    form = ImageForm(3, 50, 50, "pad")  # 200 x 100 pixels take the rows 12 to 37
+    boxes = np.array([[0, 0, 50, 10], [0, 20, 50, 30]], np.float32)
+    prediction = {"boxes": boxes, "labels": np.array([0, 1]), "scores": np.array([0.9, 0.5])}
+    found = in_file(prediction, form, (200, 100))
+    assert (found["boxes"].tolist(), found["labels"].tolist()) == ([[0, 32, 200, 72]], [1])

@@ -182,17 +182,3 @@ def test_the_memory_of_training_is_that_of_the_crop(tmp_path: Path, monkeypatch:
     segmentation({"name": "scale-crop", "crop": [6, 7]}, tmp_path)
     segmentation("flip", tmp_path)
     assert shapes == [(3, 6, 7), (3, 10, 14)]
-
-
-def test_texts_are_not_augmented(tmp_path: Path) -> None:
-    def texts(path: Path, download: bool, seed: int) -> Dataset:
-        split = Examples(np.zeros((24, 6), np.int64), np.zeros(24, np.int64))
-        return Dataset("lines", split, split, ("a", "b"), (), (), "", "")
-
-    class Words(Pixels):
-        kind: ClassVar[Kind] = "language"
-        placed: ClassVar[bool] = False
-
-    data = {"dataset": {"name": texts}, "partition": {"name": "iid", "clients": 4}}
-    with pytest.raises(ConfigError, match="'lines' is text, and the augmentation 'flip' changes images"):
-        built("flip", tmp_path, data=data, task={"name": Words}, model={"name": network})

@@ -230,6 +230,11 @@ def test_tweets_of_hand_written_files_train_the_mean_of_embeddings(
             "features are kept of images only",
         ),
         ({"engine": "vectorized"}, "the layer 'lstm' is recurrent"),
+        (
+            {"model": "resnet20"},
+            "the model 'resnet20' is for classification, but the dataset 'shakespeare' is for lang",
+        ),
+        ({"model": "linear"}, "the model 'linear' is for classification"),
         ({"data": {"augment": "flip"}}, "the augmentation 'flip' changes images, but 'shakespeare' is text"),
         ({"data": {"normalize": "imagenet"}}, "text cannot be normalized as 'imagenet'"),
         ({"data": {"partition": {"name": "feature", "clients": 2}}}, "is text, which has no brightness"),
@@ -242,6 +247,15 @@ def test_what_does_not_fit_text_is_refused_before_the_run(
     with pytest.raises(ConfigError, match=message):
         experiment(**{"data": data, **changed}).run(plays / "run")
     assert not (plays / "run").exists()
+
+
+def test_a_model_of_text_is_refused_on_images(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="the model 'lstm' is for language, but the dataset 'digits' is for class"
+    ):
+        experiment(data={"dataset": "digits", "partition": {"name": "iid", "clients": 2}}).run(
+            tmp_path / "run"
+        )
 
 
 OWN = """

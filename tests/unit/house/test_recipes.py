@@ -56,7 +56,9 @@ def test_they_are_these() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["digits", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED])
+@pytest.mark.parametrize(
+    "name", ["digits", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
+)
 def test_a_recipe_says_what_it_is_and_every_setting_is_right(name: str) -> None:
     first, second, *_ = recipes()[name].read_text(encoding="utf-8").splitlines()
     assert first.startswith("# ")
