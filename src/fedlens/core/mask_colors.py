@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,3 +53,13 @@ def mask_colors(classes: int) -> NDArray[np.uint8]:
         for k in range(len(fixed), classes)
     ]
     return np.array([*fixed, *made], np.uint8).reshape(classes, 3)
+
+
+def ink_on(color: Sequence[int]) -> str:
+    """Black or white as #rrggbb, whichever is easier to read on this colour.
+
+    >>> ink_on((240, 228, 66)), ink_on((0, 114, 178))
+    ('#000000', '#ffffff')
+    """
+    red, green, blue = (float(part) for part in color)
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "#ffffff"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import RunDirectoryError
-from fedlens.core.mask_colors import VOID_COLOR, mask_colors
+from fedlens.core.mask_colors import VOID_COLOR, ink_on, mask_colors
 from fedlens.experiment.example_predictions import (
     PIXELS,
     STAGES,
@@ -276,7 +276,15 @@ def _box_picture(
         about = f"{classes[label]}, score {score:.2f}"
         place = _label_at(left, top, text, size)
         drawn = DrawnBox(
-            left, top, right - left, bottom - top, hexes[label], _ink(colors[label]), about, text, place
+            left,
+            top,
+            right - left,
+            bottom - top,
+            hexes[label],
+            ink_on(colors[label].tolist()),
+            about,
+            text,
+            place,
         )
         solid.append(drawn)
     solid.reverse()  # the highest score is drawn last, above the others
@@ -305,12 +313,6 @@ def _label_at(left: float, top: float, text: str, size: tuple[int, int]) -> tupl
     x = max(0.0, min(left, size[0] - wide))
     y = top - 1.3 * font if top >= 1.3 * font else max(0.0, top)
     return round(x, 1), round(y, 1), round(wide, 1)
-
-
-def _ink(color: NDArray[np.uint8]) -> str:
-    """Black or white, whichever is easier to read on this colour."""
-    red, green, blue = (float(part) for part in color)
-    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "#ffffff"
 
 
 def _hex(colors: NDArray[np.uint8]) -> list[str]:

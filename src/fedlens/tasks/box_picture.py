@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,30 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ImageDraw
 
+from fedlens.core.mask_colors import ink_on, mask_colors
 from fedlens.tasks.picture import BLACK, Line, captioned, enlarged
 
 _WIDE = 448  # pixels that a picture has at least, so that labels fit
 _LABELLED = 60  # boxes up to which each has its class and score written on it
 _LISTED = 8  # classes below a picture
 _DASH = 4  # pixels
-_GOLDEN = 0.618034  # steps of the hue, so that neighbouring classes differ
-# The first classes, told apart with every kind of colour vision (Okabe and Ito 2008).
-_FIRST = ((213, 94, 0), (0, 114, 178), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233))
 
 Colour = tuple[int, int, int]
 Boxes = NDArray[Any]
 
 
 def class_colour(label: int) -> Colour:
-    """The colour of a class, RGB from 0 to 255.
+    """The colour of a class, RGB from 0 to 255, as on pages; see `fedlens.core.mask_colors`.
 
-    >>> class_colour(0), class_colour(80)
-    ((213, 94, 0), (40, 191, 139))
+    >>> class_colour(0), class_colour(80) == tuple(mask_colors(81)[80].tolist())
+    ((0, 114, 178), True)
     """
-    if label < len(_FIRST):
-        return _FIRST[label]
-    red, green, blue = colorsys.hsv_to_rgb(label * _GOLDEN % 1, 0.79, 0.75)
-    return round(255 * red), round(255 * green), round(255 * blue)
+    red, green, blue = mask_colors(label + 1)[label].tolist()
+    return red, green, blue
 
 
 def boxes_drawn(
@@ -72,28 +67,38 @@ def boxes_drawn(
     if len(placed) <= _LABELLED:
         for box, label, score in reversed(placed):
             _labelled(draw, box, f"{_name(classes, label)} {score:.2f}", class_colour(label), picture.size)
-    return captioned(picture, list(_counted(labels, truth, classes)))
+    named = _by_number(labels)[:_LISTED]
+    lines = [*_counted(labels, classes), *_true(truth, classes)]
+    return captioned(picture, lines, {row: class_colour(label) for row, (label, _) in enumerate(named)})
 
 
-def _counted(labels: Boxes, truth: tuple[Boxes, Boxes] | None, classes: Sequence[str]) -> Iterator[Line]:
+def _by_number(labels: Boxes) -> list[tuple[int, int]]:
+    """Each class that occurs with its number of boxes, the class with the most first."""
+    shown, counts = np.unique(labels, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return [(int(label), int(count)) for label, count in zip(shown[order], counts[order], strict=True)]
+
+
+def _counted(labels: Boxes, classes: Sequence[str]) -> Iterator[Line]:
     """The lines below the picture: the boxes of each class, the class with the most first."""
-    if len(labels):
-        shown, counts = np.unique(labels, return_counts=True)
-        order = np.argsort(-counts, kind="stable")
-        for at in order[:_LISTED].tolist():
-            label = int(shown[at])
-            yield f"{_name(classes, label)}: {counts[at]}", class_colour(label)
-        if len(order) > _LISTED:
-            rest = order[_LISTED:]
-            yield f"and {counts[rest].sum()} boxes of {len(rest)} more classes", BLACK
-    else:
+    numbers = _by_number(labels)
+    for label, count in numbers[:_LISTED]:
+        yield f"{_name(classes, label)}: {count}", BLACK
+    more = [count for _, count in numbers[_LISTED:]]
+    if more:
+        yield f"and {sum(more)} boxes of {len(more)} more classes", BLACK
+    if not numbers:
         yield "no object", BLACK
-    if truth is not None:
-        shown, counts = np.unique(truth[1], return_counts=True)
-        order = np.argsort(-counts, kind="stable")[:_LISTED].tolist()
-        parts = [f"{_name(classes, int(shown[at]))} {counts[at]}" for at in order]
-        parts += ["..."] if len(shown) > _LISTED else []
-        yield f"truth (dashed): {', '.join(parts) or 'no object'}", BLACK
+
+
+def _true(truth: tuple[Boxes, Boxes] | None, classes: Sequence[str]) -> Iterator[Line]:
+    """The line on the true boxes, if they are known."""
+    if truth is None:
+        return
+    numbers = _by_number(truth[1])
+    parts = [f"{_name(classes, label)} {count}" for label, count in numbers[:_LISTED]]
+    parts += ["..."] if len(numbers) > _LISTED else []
+    yield f"truth (dashed): {', '.join(parts) or 'no object'}", BLACK
 
 
 def _name(classes: Sequence[str], label: int) -> str:
@@ -103,14 +108,14 @@ def _name(classes: Sequence[str], label: int) -> str:
 def _labelled(
     draw: ImageDraw.ImageDraw, box: Sequence[float], text: str, colour: Colour, size: tuple[int, int]
 ) -> None:
-    """Writes the text in white on the colour, above the box, or inside it at the upper edge of the picture."""
+    """Writes the text on the colour, above the box, or inside it at the upper edge of the picture."""
     left, top, right, bottom = draw.textbbox((0, 0), text)
     width, height = right - left + 4, bottom - top + 4
     x = min(max(box[0], 0), max(0, size[0] - width))
     y = box[1] - height if box[1] >= height else box[1]
     y = min(max(y, 0), max(0, size[1] - height))
     draw.rectangle((x, y, x + width, y + height), fill=colour)
-    draw.text((x + 2 - left, y + 2 - top), text, fill="white")
+    draw.text((x + 2 - left, y + 2 - top), text, fill=ink_on(colour))
 
 
 def _dashed(draw: ImageDraw.ImageDraw, box: Sequence[float], colour: Colour) -> None:
