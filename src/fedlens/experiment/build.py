@@ -150,7 +150,7 @@ def _build(
     if isinstance(model.factory, OwnSettings) or data.kind == "language":
         for shape in dict.fromkeys((model.input_shape, holders.training_shape)):
             blank = task.blank(2, shape)
-            model_choice.made(partial(try_model, module, blank, model.classes, task.misfit_of))
+            model_choice.made(partial(try_model, module, blank, model.classes, task.misfit))
     model = replace(model, fixed=fixed_leaves(module))
     parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)

@@ -218,7 +218,7 @@ def try_model(
         module: the model.
         inputs: two images, or two texts of integers; floats are converted to the type of the model.
         classes: the number of classes.
-        misfit: `misfit_of` of the task; see `fedlens.tasks.task.Task`.
+        misfit: `misfit` of the task; see `fedlens.tasks.task.Task`.
 
     Raises `ConfigError` otherwise: before the run, not as a failure of every client.
     """

@@ -159,13 +159,13 @@ class Classification(ClassWeighted):
         rows = {"index": at, "truth": targets[at], "answer": predicted[at], "confidence": confidence[at]}
         return {name: value.cpu() for name, value in rows.items()}
 
-    def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
+    def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
         """The logits must be [n, classes]."""
         if isinstance(outputs, Tensor) and outputs.dim() == 2:
             n, logits = outputs.shape
-            if n == examples and logits == classes:
+            if n == len(inputs) and logits == classes:
                 return None
-        return f"[{examples}, {classes}]: one number a class"
+        return f"[{len(inputs)}, {classes}]: one number a class"
 
     def random_targets(
         self, n: int, classes: int, input_shape: Sequence[int], generator: torch.Generator

@@ -303,10 +303,10 @@ class Detection(Task):
         """The places of the detections that are shown."""
         return np.flatnonzero((prediction["labels"] >= 0) & (prediction["scores"] >= self.shown_score))
 
-    def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
+    def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
         """A list with a dictionary of boxes, labels and scores for each image."""
         answers = outputs if isinstance(outputs, list | tuple) else ()
-        if len(answers) == examples and all(_fits(one, classes) for one in answers):
+        if len(answers) == len(inputs) and all(_fits(one, classes) for one in answers):
             return None
         return (
             "a list with one dictionary for each image in evaluation mode: boxes [k, 4], labels int64 [k] from 0 to "

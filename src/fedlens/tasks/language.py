@@ -162,13 +162,15 @@ class Language(ClassWeighted):
         """
         return {"class": outputs.argmax(-1), "scores": outputs.softmax(-1)}
 
-    def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
+    def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
         """The logits must be [n, classes], or [n, T, classes] if each token has a target."""
         shape = self._target_shape
-        if isinstance(outputs, Tensor) and outputs.shape == (examples, *shape, classes):
+        expected = (len(inputs), *shape, classes)
+        if isinstance(outputs, Tensor) and outputs.shape == expected:
             return None
-        sizes = ", ".join(map(str, (examples, *shape, classes)))
-        return f"[{sizes}]: one number a class" + (" at each position" if shape else "")
+        return f"[{', '.join(map(str, expected))}]: one number a class" + (
+            " at each position" if shape else ""
+        )
 
     @property
     def _vocabulary(self) -> int:

@@ -193,19 +193,14 @@ class Segmentation(ClassWeighted):
         """The logits of an image, classes H W."""
         return len(info.classes) * prod(info.input_shape[-2:])
 
-    def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
-        """The logits must be [n, classes, H, W]."""
-        if isinstance(outputs, Tensor) and outputs.dim() == 4 and outputs.shape[:2] == (examples, classes):
-            return None
-        return f"[{examples}, {classes}, H, W]: one number a class for each pixel of the image"
-
-    def misfit_of(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
+    def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
         """The logits must be [n, classes, H, W], of the size of the images."""
-        wrong = self.misfit(outputs, len(inputs), classes)
-        size = list(inputs.shape[-2:])
-        if wrong is None and isinstance(outputs, Tensor) and list(outputs.shape[-2:]) != size:
-            return f"{[len(inputs), classes, *size]}, the size of the images: resize the logits in `forward`"
-        return wrong
+        n, size = len(inputs), list(inputs.shape[-2:])
+        if not (isinstance(outputs, Tensor) and outputs.dim() == 4 and outputs.shape[:2] == (n, classes)):
+            return f"[{n}, {classes}, H, W]: one number a class for each pixel of the image"
+        if list(outputs.shape[-2:]) != size:
+            return f"{[n, classes, *size]}, the size of the images: resize the logits in `forward`"
+        return None
 
     def random_targets(
         self, n: int, classes: int, input_shape: Sequence[int], generator: torch.Generator

@@ -256,13 +256,9 @@ class Task(ABC):
         what = f"the task {type(self).__name__} does not define `{method}`"
         return ConfigError(what, where="task.name", hint="define it; see fedlens.tasks.task.Task")
 
-    def misfit(self, outputs: object, examples: int, classes: int) -> str | None:
-        """The required form of a model's outputs, if these outputs do not have it; None if they do."""
+    def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
+        """The required form of a model's outputs for these inputs, if they do not have it; None if they do."""
         return None
-
-    def misfit_of(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
-        """`misfit`, and whether the outputs have the size of these inputs, for tasks whose outputs lie in the image."""
-        return self.misfit(outputs, len(inputs), classes)
 
     def blank(self, n: int, input_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """The inputs of n examples without content, [n, *input_shape], for trials of models."""

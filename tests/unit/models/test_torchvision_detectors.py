@@ -83,7 +83,7 @@ def test_losses_and_boxes_are_those_of_torchvision(name: str) -> None:
         assert torch.equal(one["boxes"], other["boxes"][known])
         assert torch.equal(one["scores"], other["scores"][known])
         assert len(one["scores"])
-    assert TASK.misfit(answers, 2, 3) is None
+    assert TASK.misfit(answers, torch.zeros(2, 3, 64, 64), 3) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -193,9 +193,8 @@ def mine(num_classes: int, extra: int = 1) -> nn.Module:
 
 
 def test_what_a_function_makes_is_adapted_and_a_missing_background_is_said() -> None:
-    assert (
-        TASK.misfit(UserModel(mine, "mine")((3, 64, 64), 3).eval()(torch.zeros(1, 3, 64, 64)), 1, 3) is None
-    )
+    images = torch.zeros(1, 3, 64, 64)
+    assert TASK.misfit(UserModel(mine, "mine")((3, 64, 64), 3).eval()(images), images, 3) is None
     with pytest.raises(
         ConfigError, match="made with num_classes = 3, but the dataset has 3 classes"
     ) as caught:

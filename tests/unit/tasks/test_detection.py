@@ -13,6 +13,7 @@ from fedlens.core.box_batch import BoxBatch
 from fedlens.core.change import Change
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.errors import ConfigError
+from fedlens.core.mask_colors import mask_colors
 from fedlens.tasks.box_picture import class_colour
 from fedlens.tasks.detection import KEPT, Detection, detection, dictionaries
 from tests.unit.tasks.detection_kit import GridDetector, batch
@@ -112,6 +113,16 @@ def test_the_shown_score_chooses_what_is_drawn_and_counted() -> None:
     assert (detection(shown_score=0.1).draw(image, found)[:448] == class_colour(1)).all(2).any()
 
 
+def test_pictures_have_the_colours_of_the_page() -> None:
+    assert [class_colour(label) for label in range(90)] == list(map(tuple, mask_colors(90).tolist()))
+    found = predicted(answer([[2, 12, 30, 30]], [5], [0.9]))
+    picture = TASK.draw(np.zeros((3, 32, 32), np.uint8), found)
+    yellow = (picture == mask_colors(6)[5]).all(2)
+    assert yellow[:448].any()
+    assert yellow[448:].any()  # the square before the name in the legend
+    assert not (picture[:448] == 255).all(2).any()  # white letters could not be read on yellow
+
+
 @pytest.mark.parametrize(("classes", "boxes"), [(1, 0), (1, 200), (80, 200), (3, 12)])
 def test_a_picture_is_drawn_of_any_number_of_boxes_and_classes(classes: int, boxes: int) -> None:
     draw = np.random.default_rng(0)
@@ -147,11 +158,14 @@ def test_a_picture_is_drawn_of_any_number_of_boxes_and_classes(classes: int, box
     ],
 )
 def test_outputs_of_another_form_are_described(outputs: Any) -> None:
-    assert "a list with one dictionary for each image" in str(TASK.misfit(outputs, 2, 3))
+    assert "a list with one dictionary for each image" in str(
+        TASK.misfit(outputs, torch.zeros(2, 3, 8, 8), 3)
+    )
 
 
 def test_outputs_of_the_form_fit() -> None:
-    assert TASK.misfit([answer([], [], []), answer([[0, 0, 1, 1]], [2], [0.5])], 2, 3) is None
+    answers = [answer([], [], []), answer([[0, 0, 1, 1]], [2], [0.5])]
+    assert TASK.misfit(answers, torch.zeros(2, 3, 8, 8), 3) is None
 
 
 def test_a_module_without_raw_outputs_has_no_graph() -> None:

@@ -181,10 +181,11 @@ def test_trials_get_tokens_of_the_vocabulary_and_targets_of_the_datasets_form() 
 
 
 def test_outputs_of_another_form_are_named() -> None:
-    assert LAST.misfit(torch.zeros(2, CLASSES), 2, CLASSES) is None
-    assert LAST.misfit(torch.zeros(2, LENGTH, CLASSES), 2, CLASSES) == "[2, 7]: one number a class"
-    assert EACH.misfit(torch.zeros(2, LENGTH, CLASSES), 2, CLASSES) is None
-    assert EACH.misfit(torch.zeros(2, CLASSES, LENGTH), 2, CLASSES) == (
+    texts = torch.zeros(2, LENGTH, dtype=torch.int64)
+    assert LAST.misfit(torch.zeros(2, CLASSES), texts, CLASSES) is None
+    assert LAST.misfit(torch.zeros(2, LENGTH, CLASSES), texts, CLASSES) == "[2, 7]: one number a class"
+    assert EACH.misfit(torch.zeros(2, LENGTH, CLASSES), texts, CLASSES) is None
+    assert EACH.misfit(torch.zeros(2, CLASSES, LENGTH), texts, CLASSES) == (
         "[2, 5, 7]: one number a class at each position"
     )
 

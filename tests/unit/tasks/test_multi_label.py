@@ -258,9 +258,10 @@ def test_random_targets_and_misfits() -> None:
     targets = TASK.random_targets(50, 3, (1, 8, 8), torch.Generator().manual_seed(0))
     assert (targets.shape, targets.dtype) == ((50, 3), torch.uint8)
     assert set(targets.flatten().tolist()) == {0, 1}
-    assert TASK.misfit(torch.zeros(2, 3), 2, 3) is None
+    images = torch.zeros(2, 1, 8, 8)
+    assert TASK.misfit(torch.zeros(2, 3), images, 3) is None
     for outputs in (torch.zeros(2, 4), torch.zeros(2, 3, 1), {"logits": torch.zeros(2, 3)}):
-        assert TASK.misfit(outputs, 2, 3) == "[2, 3]: one number a class"
+        assert TASK.misfit(outputs, images, 3) == "[2, 3]: one number a class"
 
 
 @pytest.mark.parametrize(

@@ -261,10 +261,10 @@ def test_settings_and_datasets_that_do_not_fit_are_refused() -> None:
 
 def test_logits_of_another_form_or_size_do_not_fit() -> None:
     images = torch.zeros(2, 3, 8, 10)
-    assert TASK.misfit_of(torch.zeros(2, 5, 8, 10), images, 5) is None
+    assert TASK.misfit(torch.zeros(2, 5, 8, 10), images, 5) is None
     for outputs in (torch.zeros(2, 5), torch.zeros(2, 4, 8, 10), {"out": torch.zeros(2, 5, 8, 10)}):
-        assert "[2, 5, H, W]" in str(TASK.misfit_of(outputs, images, 5))
-    assert "[2, 5, 8, 10], the size of the images" in str(TASK.misfit_of(torch.zeros(2, 5, 4, 5), images, 5))
+        assert "[2, 5, H, W]" in str(TASK.misfit(outputs, images, 5))
+    assert "[2, 5, 8, 10], the size of the images" in str(TASK.misfit(torch.zeros(2, 5, 4, 5), images, 5))
 
 
 def test_random_targets_have_classes_and_void() -> None:
