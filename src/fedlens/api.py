@@ -110,7 +110,8 @@ class Experiment:
         """
         import tomli_w
 
-        from fedlens.experiment.build import build, data_directory, plan
+        from fedlens.experiment.build import build, data_directory
+        from fedlens.experiment.plan import plan
         from fedlens.experiment.rundir import RunDir
 
         root = data_directory(None if data_dir is None else Path(data_dir))
@@ -149,7 +150,8 @@ def resume(
     object, pass an equal `model`; its weights come from the run.
     """
     from fedlens.experiment import changes, checkpoint
-    from fedlens.experiment.build import build, data_directory, plan
+    from fedlens.experiment.build import build, data_directory
+    from fedlens.experiment.plan import plan
     from fedlens.experiment.restore import restored
     from fedlens.experiment.run_description import check_same_data
     from fedlens.experiment.rundir import RunDir

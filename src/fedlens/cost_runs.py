@@ -248,7 +248,8 @@ def federated_work(source: Source, root: Path, download: bool) -> dict[str, Any]
     the share of each client's held-out images in its most frequent training class; and of the settings algorithm, lr,
     norm (None for a model without the setting) and validation; data_check, the command that checks a folder of images.
     """
-    from fedlens.experiment.build import build, images_of_the_run, plan
+    from fedlens.experiment.build import build, images_of_the_run
+    from fedlens.experiment.plan import plan
 
     values = {**source.values, "engine": {"name": "inline"}}  # no run, so no choice of an engine
     planned = plan(read_config(values, source.locate), Source(values, *_places(source)))
@@ -321,7 +322,7 @@ def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[Pl
 
 def settled(source: Source, config: Config) -> dict[str, Any]:
     """The settings after `--set algorithm.name=...` and its like: without what belonged to the name before."""
-    from fedlens.experiment.build import plan
+    from fedlens.experiment.plan import plan
 
     if not source.renamed:
         return dict(source.values)
@@ -374,7 +375,7 @@ def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as the run writes them into its config.toml."""
     import tomli_w
 
-    from fedlens.experiment.build import plan
+    from fedlens.experiment.plan import plan
 
     source = Source(dict(settings))
     return tomllib.loads(tomli_w.dumps(plain(plan(read_config(source.values), source).config)))

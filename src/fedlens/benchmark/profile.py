@@ -17,10 +17,11 @@ from fedlens.benchmark.profile_rounds import ProfiledRounds, measure
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.protocol import Program
 from fedlens.engines.devices import usable_cores
-from fedlens.experiment.build import Built, build, data_directory, plan
+from fedlens.experiment.build import Built, build, data_directory
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source, override, read_source
 from fedlens.experiment.environment import describe_environment
+from fedlens.experiment.plan import plan
 from fedlens.experiment.resolve import resolve
 from fedlens.experiment.results import subject
 from fedlens.models.registry import MODELS

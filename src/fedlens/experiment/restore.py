@@ -8,8 +8,9 @@ from fedlens.core.errors import RunDirectoryError
 from fedlens.core.schema import nbytes
 from fedlens.core.tree import HEAVY
 from fedlens.experiment import changes, checkpoint
-from fedlens.experiment.build import Built, Plan
+from fedlens.experiment.build import Built
 from fedlens.experiment.config_source import Source
+from fedlens.experiment.plan import Plan
 from fedlens.experiment.progress import ProgressBase
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedlens.experiment.build import Built, build, plan
+from fedlens.experiment.build import Built, build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import read_source
+from fedlens.experiment.plan import plan
 
 SMALL = ["select.clients_per_round=3", "local.epochs=1", "rounds=3"]
 

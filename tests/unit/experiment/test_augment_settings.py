@@ -15,9 +15,10 @@ from fedlens.core.random import Rng
 from fedlens.data.augment import ColourJitter, Crop, Flip
 from fedlens.data.augmented import Augmented, Chain
 from fedlens.data.normalize import normalize
-from fedlens.experiment.build import Built, build, plan
+from fedlens.experiment.build import Built, build
 from fedlens.experiment.config import plain, read_config
 from fedlens.experiment.config_source import Source
+from fedlens.experiment.plan import plan
 from fedlens.experiment.results import metadata
 
 LEAST = {

@@ -10,10 +10,11 @@ from PIL import Image
 
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.partition.partition import Partition
-from fedlens.experiment.build import build, plan
+from fedlens.experiment.build import build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source, override
 from fedlens.experiment.make_partition import check_free, make_partition, run_options
+from fedlens.experiment.plan import plan
 
 SMALL = ("dataset.train=60", "dataset.test=20", "dataset.shape=[1,4,4]")
 

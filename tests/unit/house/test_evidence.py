@@ -26,9 +26,10 @@ from benchmarks.evidence.studies import (
     tuning_cells,
 )
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.experiment.build import build, plan
+from fedlens.experiment.build import build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
+from fedlens.experiment.plan import plan
 
 ALL = tables.ordered()
 CURVE = [(0, 0, 0.1), (2, 9, 0.5), (4, 30, 0.7), (6, 31, 0.6)]
