@@ -37,7 +37,7 @@ from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.initial_weights import initial_weights, with_digest
 from fedlens.experiment.memory_check import check_memory
 from fedlens.experiment.model_kind import refuse_other_kind
-from fedlens.experiment.plan import SLOT_REGISTRIES, Plan, plan
+from fedlens.experiment.plan import SLOT_REGISTRIES, Plan
 from fedlens.experiment.resolve import Resolved, located
 from fedlens.experiment.single_images import refuse_single_images
 from fedlens.experiment.text_models import refuse_image_settings, table_of, with_vocabulary
@@ -159,12 +159,12 @@ def _build(
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
-    _refuse_single_images(config.local, model, task, partition, algorithm, federation)
+    trained = replace(model, input_shape=holders.training_shape)
+    _refuse_single_images(config.local, trained, task, partition, algorithm, federation)
     source = _source(planned, holders, model, module)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, source, federation, size, say)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
-    trained = replace(model, input_shape=holders.training_shape)
     notes = _about_boxes(module, data.train.targets)  # before the module may move to the meta device
     check_memory(module, trained, task, config.local, largest, config.engine, say)
     return Built(
@@ -219,11 +219,14 @@ def _parts(
 ) -> Parts:
     """The components that the algorithm is made of."""
     chosen, batch = planned.chosen, config.evaluation.batch_size
-    if batch == "auto":
-        batch = automatic_batch(prod(info.input_shape), task.output_values(info))
-    prepare, size = chosen["model"].shared, config.evaluation.size
+    prepare, setting = chosen["model"].shared, config.evaluation.size
     kept = prepare is not None and prepare.cache_features
-    made = size if isinstance(size, str | tuple) else size.model_dump()
+    table = setting if isinstance(setting, str | tuple) else setting.model_dump()
+    size = evaluation_size(table, task, info.input_shape, kept)
+    if batch == "auto":
+        evaluated = max(info.input_shape, size.input_shape(info.input_shape), key=prod)
+        outputs = task.output_values(replace(info, input_shape=evaluated))
+        batch = automatic_batch(prod(evaluated), outputs)
     return Parts(
         model,
         task,
@@ -234,7 +237,7 @@ def _parts(
         config.evaluation.clients,
         **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
-        evaluation_size=evaluation_size(made, task, info.input_shape, kept),
+        evaluation_size=size,
     )
 
 
@@ -450,4 +453,4 @@ def measure(config: Config, federation: FederationInfo) -> Sequence[str]:
     return tuple(name for name, measured in asked.items() if measured)
 
 
-__all__ = ["Built", "Plan", "build", "data_digest", "data_directory", "measure", "plan"]
+__all__ = ["Built", "build", "data_digest", "data_directory", "measure"]

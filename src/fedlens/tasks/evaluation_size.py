@@ -26,6 +26,10 @@ class EvaluationSize(ABC):
     def __call__(self, task: Task, module: nn.Module, inputs: Any, targets: Any) -> Any:
         """The outputs of `module` for `inputs`, in the form of `task.outputs(module, inputs, targets)`."""
 
+    def input_shape(self, stored: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one input of the module, from the stored one."""
+        return tuple(stored)
+
 
 @dataclass(frozen=True)
 class Full(EvaluationSize):
@@ -50,6 +54,10 @@ class Resized(EvaluationSize):
     """
 
     size: Pair
+
+    def input_shape(self, stored: Sequence[int]) -> tuple[int, ...]:
+        """(C, H, W) with the height and width of `size`."""
+        return (*stored[:-2], *self.size)
 
     def __call__(self, task: Task, module: nn.Module, inputs: Any, targets: Any) -> Any:
         """The outputs for the resized images, in the stored size."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -52,16 +52,19 @@ class Language(ClassWeighted):
     score: str = "accuracy"
     info: DatasetInfo | None = None
     kind: ClassVar[Kind] = "language"
-    features: ClassVar[bool] = True
     errors: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity"})
     example: ClassVar[str] = "text"
     averages_classes: ClassVar[bool] = False
     sends: ClassVar[str] = "its summed loss, and how many tokens it has and were right"
 
     def fitted(self, info: DatasetInfo) -> Language:
-        """The task for this dataset: targets [n, T] allow neither `losses` nor features of a text."""
-        kind = LanguageByPosition if info.target_shape else Language
-        return kind(class_weights=self.class_weights, info=info)
+        """The task with the facts about this dataset."""
+        return replace(self, info=info)
+
+    @property
+    def features(self) -> bool:  # type: ignore[override]
+        """Whether a text has one feature vector: with a target at each token it has T of them."""
+        return not self._target_shape
 
     def blank(self, n: int, input_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """The last token of the vocabulary, int64 [n, T]: a model with a smaller embedding fails in its trial."""
@@ -103,8 +106,13 @@ class Language(ClassWeighted):
 
     @property
     def losses(self) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """The cross-entropy of each text, [n]; None with class weights, and where some texts have no target."""
-        return None if self.weighs or (self.info is not None and self.info.gaps) else _losses
+        """The cross-entropy of each text, [n].
+
+        None with class weights, with a target at each token, and where some texts have no target: then the texts of a
+        batch share a denominator.
+        """
+        gaps = self.info is not None and self.info.gaps
+        return None if self.weighs or gaps or self._target_shape else _losses
 
     def counts(self, targets: Tensor, classes: int) -> Tensor:
         """int64 [n, classes]: how often each class is a target of each text."""
@@ -179,17 +187,6 @@ class Language(ClassWeighted):
     @property
     def _target_shape(self) -> tuple[int, ...]:
         return self.info.target_shape if self.info is not None else ()
-
-
-class LanguageByPosition(Language):
-    """Language for targets [n, T]: the tokens of a batch share a denominator, and a text has T feature vectors."""
-
-    features: ClassVar[bool] = False
-
-    @property
-    def losses(self) -> None:
-        """None: the loss of a batch is not the mean of losses of its texts."""
-        return None
 
 
 def _flat(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

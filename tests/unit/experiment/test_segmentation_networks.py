@@ -13,7 +13,11 @@ import torch
 from fedlens import Experiment, Result, dataset
 from fedlens.core.errors import ConfigError
 from fedlens.data.dataset import Dataset
+from fedlens.experiment.build import Built, build
+from fedlens.experiment.config import read_config
+from fedlens.experiment.config_source import Source
 from fedlens.experiment.export import export
+from fedlens.experiment.plan import plan
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.trained_model import read_trained
 
@@ -93,6 +97,58 @@ def test_a_client_with_a_batch_of_one_image_is_refused_before_the_run() -> None:
         run_of(Path("unused"), {"name": "deeplabv3plus"}, last_batch="keep")
     assert c.value.hint == "set local.last_batch = 'drop', or another local.batch_size"
     assert not Path("unused").exists()
+
+
+class Coarse(torch.nn.Module):
+    """Logits at a sixteenth of the size, normalized over the batch, and enlarged."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.Conv2d(3, num_classes, 16, 16),
+            torch.nn.BatchNorm2d(num_classes),
+            torch.nn.Upsample(scale_factor=16),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.body(images)
+        return logits
+
+
+def test_a_crop_on_which_a_batch_of_one_image_fails_is_refused_before_the_run(tmp_path: Path) -> None:
+    def made(crop: int) -> Built:
+        values = {
+            "rounds": 1,
+            "model": f"{__file__}:Coarse",
+            "local": {"lr": 0.01, "batch_size": 2},
+            "data": {
+                "dataset": f"{__file__}:streets",
+                "partition": {"name": "iid", "clients": 2},
+                "augment": [{"name": "scale-crop", "crop": crop}],
+            },
+        }
+        return build(plan(read_config(values), Source(values)), tmp_path, False)
+
+    assert made(32).holders.training_shape == (3, 32, 32)
+    with pytest.raises(ConfigError, match="of 2 clients train on a batch of one image"):
+        made(16)
+
+
+def test_the_automatic_batch_of_an_evaluation_fits_images_that_are_enlarged_for_it(tmp_path: Path) -> None:
+    def batch(size: Any) -> int:
+        values = {
+            "rounds": 1,
+            "model": "unet",
+            "local": {"lr": 0.01, "last_batch": "drop"},
+            "data": {"dataset": f"{__file__}:streets", "partition": {"name": "iid", "clients": 2}},
+            "evaluation": {"size": size},
+        }
+        made = build(plan(read_config(values), Source(values)), tmp_path, False)
+        evaluate: Any = made.algorithm.ops["evaluate"]
+        return int(evaluate.batch_size)
+
+    assert batch("full") == batch([32, 32]) == batch({"window": 32, "stride": 16}) == 500
+    assert batch([1024, 2048]) == 3  # 6 values a pixel: 50 MB an image
 
 
 def test_a_classifier_is_refused_on_masks() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured, total
-from fedlens.tasks.language import Language, LanguageByPosition, language
+from fedlens.tasks.language import Language, language
 
 CLASSES, LENGTH = 7, 5
 TEXT = DatasetInfo("plays", "language", [str(k) for k in range(CLASSES)], (LENGTH,), vocabulary=11)
@@ -139,7 +139,6 @@ def test_the_losses_of_texts_exist_where_their_mean_is_the_loss() -> None:
 
 def test_targets_by_position_give_no_feature_vector_of_a_text() -> None:
     assert LAST.features
-    assert isinstance(EACH, LanguageByPosition)
     assert not EACH.features
 
 
@@ -178,6 +177,24 @@ def test_trials_get_tokens_of_the_vocabulary_and_targets_of_the_datasets_form() 
     assert (tokens.dtype, int(tokens.min()), int(tokens.max())) == (torch.int64, 0, 10)
     assert LAST.random_targets(3, CLASSES, (LENGTH,), g).shape == (3,)
     assert EACH.random_targets(3, CLASSES, (LENGTH,), g).shape == (3, LENGTH)
+
+
+class Doubled(Language):
+    """A task of a user's own."""
+
+    def loss(self, outputs: Tensor, targets: Tensor, *more: object, **other: object) -> Tensor:
+        return 2 * super().loss(outputs, targets)
+
+
+@pytest.mark.parametrize("target_shape", [(), (LENGTH,)])
+def test_a_task_that_inherits_from_language_stays_itself_on_its_dataset(
+    target_shape: tuple[int, ...],
+) -> None:
+    task = Doubled(score="perplexity").fitted(replace(TEXT, target_shape=target_shape))
+    assert isinstance(task, Doubled)
+    assert task.score == "perplexity"
+    assert task.features is not bool(target_shape)
+    assert (task.losses is None) is bool(target_shape)
 
 
 def test_outputs_of_another_form_are_named() -> None:
