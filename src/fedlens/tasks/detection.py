@@ -40,6 +40,7 @@ class Detection(Task):
     Args:
         score: the metric that the best model is chosen by.
         shown_score: the score from which pictures and tables show a detection. No metric depends on it.
+        classes: the number of classes of the dataset that it is for; see `fitted`.
 
     Metrics, over all images together (Lin et al. 2014, arXiv 1405.0312; pycocotools `COCOeval`):
         map50: the mean over classes of the average precision at an intersection over union of 0.5.
@@ -62,6 +63,7 @@ class Detection(Task):
 
     score: str = "map50"
     shown_score: float = 0.25
+    classes: int | None = None
     kind: ClassVar[Kind] = "detection"
     takes_targets: ClassVar[bool] = True
     placed: ClassVar[bool] = True
@@ -76,6 +78,10 @@ class Detection(Task):
         "for each class the sorted scores of its detections with the thresholds at which they match a true box, and "
         "how many true boxes it has"
     )
+
+    def fitted(self, info: DatasetInfo) -> Detection:
+        """The task with the number of classes of this dataset."""
+        return replace(self, classes=len(info.classes))
 
     # ---- in a step
 
@@ -123,8 +129,11 @@ class Detection(Task):
         the detection has a true box at the threshold 0.5 + 0.05 j; see `fedlens.tasks.box_average_precision.matched`.
         And `true_label` int16 with `true_boxes` int64: how many true boxes of each class the batch has. Sums:
         `examples` and `not_finite` int64, images and left out detections.
+
+        Raises `ConfigError` for a detection of a class that the dataset does not have.
         """
         boxes, labels, scores, image = joined(outputs)
+        self._refuse_labels(labels)
         finite = boxes.isfinite().all(1) & scores.isfinite()
         found = matched(boxes[finite], labels[finite], scores[finite], image[finite], targets)
         counts = torch.bincount(targets.labels.cpu())
@@ -138,6 +147,18 @@ class Detection(Task):
         }
         sums = {"examples": torch.tensor(len(targets)), "not_finite": (~finite).sum().cpu()}
         return Measured(sums, rows)
+
+    def _refuse_labels(self, labels: Tensor) -> None:
+        if not len(labels):
+            return
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or (self.classes is not None and most >= self.classes):
+            of = "classes" if self.classes is None else f"the {self.classes} classes of the dataset"
+            raise ConfigError(
+                f"the detector found an object of class {least if least < 0 else most}, but {of} are counted from 0",
+                where="model",
+                hint="return labels from 0 to the number of classes - 1 in evaluation mode",
+            )
 
     def metrics(self, measured: Measured) -> dict[str, float]:
         """`map` and `map50`."""

@@ -163,6 +163,18 @@ def test_outputs_of_another_form_are_described(outputs: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_class_that_the_dataset_does_not_have_is_refused_when_it_is_found(label: int) -> None:
+    task = TASK.fitted(DatasetInfo("mine", "detection", ("a", "b", "c"), (3, 8, 8)))
+    none = torch.empty(0, dtype=torch.int64)
+    truth = BoxBatch(torch.empty(0, 4), none, none, 2)
+    with pytest.raises(
+        ConfigError, match=f"of class {label}, but the 3 classes of the dataset are counted from 0"
+    ):
+        task.measure([answer([], [], []), answer([[0, 0, 1, 1]], [label], [0.5])], truth)
+    task.measure([answer([], [], []), answer([[0, 0, 1, 1]], [2], [0.5])], truth)
+
+
 def test_outputs_of_the_form_fit() -> None:
     answers = [answer([], [], []), answer([[0, 0, 1, 1]], [2], [0.5])]
     assert TASK.misfit(answers, torch.zeros(2, 3, 8, 8), 3) is None
