@@ -124,9 +124,13 @@ class Segmentation(ClassWeighted):
     def counts(self, targets: Tensor, classes: int) -> Tensor:
         """int64 [n, classes]: how many pixels of each example have each class; those without a class are left out."""
         n = len(targets)
-        rows = torch.arange(n, device=targets.device)[:, None] * (VOID + 1)
-        cells = torch.bincount((targets.flatten(1).long() + rows).flatten(), minlength=n * (VOID + 1))
-        counted = cells.view(n, VOID + 1)
+        if n and targets.device.type == "cpu":
+            # One by one, because bytes are counted a hundred times faster than the int64 of all masks together.
+            counted = torch.stack([torch.bincount(mask.reshape(-1), minlength=VOID + 1) for mask in targets])
+        else:
+            rows = torch.arange(n, device=targets.device)[:, None] * (VOID + 1)
+            cells = torch.bincount((targets.flatten(1).long() + rows).flatten(), minlength=n * (VOID + 1))
+            counted = cells.view(n, VOID + 1)
         _refuse_beyond(counted.sum(0), classes)
         return counted[:, :classes]
 

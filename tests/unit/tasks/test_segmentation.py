@@ -259,6 +259,16 @@ def test_settings_and_datasets_that_do_not_fit_are_refused() -> None:
     assert Segmentation().output_values(info) == 255 * 64
 
 
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_classes_are_counted_in_each_mask(n: int) -> None:
+    masks = torch.randint(0, 5, (n, 6, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    masks[masks == 4] = 255
+    counted = TASK.counts(masks.mT, 5)  # not contiguous
+    assert counted.tolist() == [[int((mask == c).sum()) for c in range(5)] for mask in masks]
+    assert counted.shape == (n, 5)
+    assert counted.dtype == torch.int64
+
+
 def test_logits_of_another_form_or_size_do_not_fit() -> None:
     images = torch.zeros(2, 3, 8, 10)
     assert TASK.misfit(torch.zeros(2, 5, 8, 10), images, 5) is None
