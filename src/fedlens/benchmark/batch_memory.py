@@ -34,7 +34,7 @@ def batch_memory(
 ) -> dict[str, Any]:
     """Measures the memory of local training of a recipe or a TOML file, once for each batch size.
 
-    Each measurement is three steps in a fresh process, on random examples with the shape and the classes of the
+    Each measurement is three steps in a fresh process, on random examples of the size of augmented images of the
     recipe's data. Weights are drawn, and augmentation is left out, as is what an algorithm keeps at its clients.
 
     Returns plain values, in bytes: `experiment`, `rows` with the fields of `StepMemory` and `batch`, and `environment`.
@@ -68,7 +68,7 @@ def batch_memory(
             "model": config.model["name"],
             "dataset": config.data.dataset["name"],
             "kind": info.kind,
-            "input_shape": list(info.input_shape),
+            "input_shape": list(first.model.input_shape),
             "classes": len(info.classes),
             "parameters": weights,
             "trainable": trained,

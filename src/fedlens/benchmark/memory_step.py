@@ -24,10 +24,12 @@ from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import Client, ClientExamples, ModelSpec, Program
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import fixed_leaves, tree_of
+from fedlens.data.augmented import Augmentation
 from fedlens.engines.devices import Computing
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import read_source
 from fedlens.experiment.plan import Plan, plan
+from fedlens.experiment.text_models import with_vocabulary
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
@@ -111,7 +113,10 @@ def planned(recipe: str, overrides: Sequence[str]) -> Plan:
 
 
 def trial(plan: Plan, info: DatasetInfo, batch: int) -> TrainingTrial:
-    """The trial of these settings on data of this kind. Raises `ConfigError` where they do not fit."""
+    """The trial of these settings on data of this kind, at the size that augmented images have.
+
+    Raises `ConfigError` where they do not fit.
+    """
     resolved, chosen = plan.task(info), plan.chosen["model"]
     task: Task = resolved()
 
@@ -120,12 +125,17 @@ def trial(plan: Plan, info: DatasetInfo, batch: int) -> TrainingTrial:
         return task
 
     resolved.made(validated)
+    task, chosen = task.fitted(info), with_vocabulary(chosen, info)
+    shape = tuple(info.input_shape)
+    for choice in plan.augments:
+        step = choice(shape)
+        shape = step.output_shape(shape) if isinstance(step, Augmentation) else shape
     model = task.wrap(
         ModelSpec(
             chosen.factory,
             chosen.name,
             chosen.settings,
-            tuple(info.input_shape),
+            shape,
             len(info.classes),
             plan.config.seeds.initialization,
             chosen.shared,

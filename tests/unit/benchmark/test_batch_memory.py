@@ -155,6 +155,19 @@ def test_random_examples_are_of_the_task_and_repeat() -> None:
     assert len(data.read_targets()) == len(data) == 6
 
 
+def test_a_recipe_that_crops_is_measured_at_the_size_of_the_crop() -> None:
+    streets = DatasetInfo("cityscapes", "segmentation", tuple(map(str, range(19))), (3, 1024, 2048))
+    assert trial(planned("chen2022/cityscapes", []), streets, 2).model.input_shape == (3, 768, 768)
+
+
+def test_a_recipe_of_texts_gets_the_vocabulary_of_its_data() -> None:
+    plays = DatasetInfo("shakespeare", "language", tuple(map(str, range(90))), (80,), vocabulary=90)
+    one = trial(planned("shakespeare/roles", []), plays, 2)
+    inputs, _ = RandomExamples(one.task, one.model, 2, torch.device("cpu")).stretch(0, 2)
+    assert int(inputs.max()) > 0
+    assert one.model.build(initial=False)(inputs).shape == (2, 90)
+
+
 def test_the_process_prints_its_measurement_on_its_last_line() -> None:
     words = {
         "recipe": "digits",
