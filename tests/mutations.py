@@ -323,6 +323,30 @@ MUTATIONS = [
         "identity/test_class_weights.py",
     ),
     Mutation(
+        "tasks/segmentation.py",
+        "each.sum().clamp(min=floor) if normalize else",
+        "labelled.sum().clamp(min=1) if normalize else",
+        "identity/test_segmentation.py",
+    ),
+    Mutation(
+        "tasks/box_average_precision.py",
+        "last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))",
+        "last = np.arange(len(scores))",
+        "unit/tasks/test_detection_metrics.py",
+    ),
+    Mutation(
+        "models/yolov5_loss.py",
+        "aspect / (1 - iou + aspect)",
+        "aspect / (1 + iou + aspect)",
+        "unit/models/test_yolov5_loss.py",
+    ),
+    Mutation(
+        "core/moved_targets.py",
+        "sides.prod(1) >= LEAST_SHARE",
+        "sides.prod(1) > 2 * LEAST_SHARE",
+        "unit/core/test_moved_targets.py",
+    ),
+    Mutation(
         "experiment/memory_check.py",
         "workers * (_STEP * size + beside)",
         "workers * size",

@@ -14,8 +14,8 @@ PAGE = (DOCS / "language.md").read_text(encoding="utf-8")
 
 
 def test_the_example_learns_which_words_are_good(tmp_path: Path) -> None:
-    assert '--8<-- "examples/own_texts.py"' in PAGE
-    result = load_file(DOCS / "examples" / "own_texts.py").experiment().run(tmp_path / "run", report=False)
+    assert '--8<-- "examples/text_dataset.py"' in PAGE
+    result = load_file(DOCS / "examples" / "text_dataset.py").experiment().run(tmp_path / "run", report=False)
     assert result.config["model"]["vocabulary"] == 8
     assert result.metrics[-1]["test_accuracy"] == 1.0
 
