@@ -159,7 +159,7 @@ def _build(
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
-    _refuse_single_images(config.local, model, task, partition, algorithm, federation)
+    _refuse_single_images(config.local, model, task, holders, partition, algorithm, federation)
     source = _source(planned, holders, model, module)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, source, federation, size, say)
@@ -242,18 +242,19 @@ def _refuse_single_images(
     local: LocalSettings,
     model: ModelSpec,
     task: Task,
+    holders: ClientDatasets,
     partition: Partition,
     algorithm: AlgorithmBase,
     federation: FederationInfo,
 ) -> None:
     """Raises `ConfigError` if a holder trains on a batch of one image, and the model cannot."""
-    sizes = partition.sizes()
+    sizes, shape = partition.sizes(), holders.training_shape
     if algorithm.clients_per_round(federation) is None:  # one holder of all data
-        refuse_single_images(model, task, local, sizes.sum(keepdims=True), ["the pooled data"])
+        refuse_single_images(model, task, local, sizes.sum(keepdims=True), ["the pooled data"], shape=shape)
         return
     trained = list(algorithm.candidates(federation))
     names = [partition.ids[client] for client in trained]
-    refuse_single_images(model, task, local, sizes[trained], names, algorithm.full_gradients)
+    refuse_single_images(model, task, local, sizes[trained], names, algorithm.full_gradients, shape)
 
 
 def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
