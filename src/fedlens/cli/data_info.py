@@ -62,7 +62,7 @@ def info(
         if not settings:
             say("none")
             return
-        rows = [(one.name, one.type, one.default or "required", one.description) for one in settings]
+        rows = [(one.name, one.type, _shown(one.default), one.description) for one in settings]
         print_columns(rows, ("setting", "type", "default", "description"))
 
 
@@ -149,6 +149,10 @@ def _bounds(metadata: Any) -> str:
         for part in getattr(item, "metadata", [item]):
             found += [f"{sign} {getattr(part, key)}" for key, sign in _BOUNDS.items() if hasattr(part, key)]
     return f" ({', '.join(found)})" if found else ""
+
+
+def _shown(default: str | None) -> str:
+    return "required" if default is None else default or '""'
 
 
 def _default(value: object) -> str:

@@ -280,15 +280,10 @@ class Dataset:
     def table(self) -> Table:
         """The table of the training split for partitioners. Masks in files are decoded for it."""
         marks, offsets = marks_of(self.train)
-        if len(marks) and marks.max() >= len(self.classes):
-            masks = self.train.targets
-            if isinstance(masks, ImageFiles):
-                row = int(np.searchsorted(offsets, np.argmax(marks), side="right")) - 1
-                raise _beyond(f"the mask has the id {marks.max()}", len(self.classes), str(masks.path(row)))
-            raise DataError(
-                f"an example has class {marks.max()}, but there are only {len(self.classes)} classes, numbered from 0",
-                where=self.name,
-            )
+        masks = self.train.targets  # those in memory were checked with the dataset
+        if isinstance(masks, ImageFiles) and marks.max(initial=0) >= len(self.classes):
+            row = int(np.searchsorted(offsets, np.argmax(marks), side="right")) - 1
+            raise _beyond(f"the mask has the id {marks.max()}", len(self.classes), str(masks.path(row)))
         return Table(
             marks,
             offsets,

@@ -159,13 +159,13 @@ def _build(
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
-    trained = replace(model, input_shape=holders.training_shape)
-    _refuse_single_images(config.local, trained, task, partition, algorithm, federation)
+    _refuse_single_images(config.local, model, task, holders, partition, algorithm, federation)
     source = _source(planned, holders, model, module)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, source, federation, size, say)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
     notes = _about_boxes(module, data.train.targets)  # before the module may move to the meta device
+    trained = replace(model, input_shape=holders.training_shape)
     check_memory(module, trained, task, config.local, largest, config.engine, say)
     return Built(
         config,
@@ -245,18 +245,19 @@ def _refuse_single_images(
     local: LocalSettings,
     model: ModelSpec,
     task: Task,
+    holders: ClientDatasets,
     partition: Partition,
     algorithm: AlgorithmBase,
     federation: FederationInfo,
 ) -> None:
     """Raises `ConfigError` if a holder trains on a batch of one image, and the model cannot."""
-    sizes = partition.sizes()
+    sizes, shape = partition.sizes(), holders.training_shape
     if algorithm.clients_per_round(federation) is None:  # one holder of all data
-        refuse_single_images(model, task, local, sizes.sum(keepdims=True), ["the pooled data"])
+        refuse_single_images(model, task, local, sizes.sum(keepdims=True), ["the pooled data"], shape=shape)
         return
     trained = list(algorithm.candidates(federation))
     names = [partition.ids[client] for client in trained]
-    refuse_single_images(model, task, local, sizes[trained], names, algorithm.full_gradients)
+    refuse_single_images(model, task, local, sizes[trained], names, algorithm.full_gradients, shape)
 
 
 def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:

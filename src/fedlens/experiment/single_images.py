@@ -25,6 +25,7 @@ def refuse_single_images(
     sizes: NDArray[np.int64],
     names: Sequence[str],
     full_gradients: bool = False,
+    shape: tuple[int, ...] | None = None,
 ) -> None:
     """Raises `ConfigError` if a client's batches include one of a single image, and the model cannot train on it.
 
@@ -37,11 +38,12 @@ def refuse_single_images(
         sizes: [n], the number of training examples of each client that may be asked to train.
         names: the n clients.
         full_gradients: whether clients also take gradients over all their examples.
+        shape: the shape of an augmented training image; by default that of the model's input.
     """
     single = [
         k for k, size in enumerate(sizes.tolist()) if size and meets_single_image(local, size, full_gradients)
     ]
-    if not single or not fails_on_one_image(model, task):
+    if not single or not fails_on_one_image(model, task, shape):
         return
     listed = ", ".join(names[k] for k in single[:_NAMED])
     more = f" and {len(single) - _NAMED:,} more" if len(single) > _NAMED else ""
@@ -80,14 +82,14 @@ def meets_single_image(local: LocalSettings, examples: int, full_gradients: bool
     return full_gradients or (local.last_batch == "keep" and local.steps_at(n) >= local.batches_at(n))
 
 
-def fails_on_one_image(model: ModelSpec, task: Task) -> bool:
-    """Whether the model has batch normalization and raises its error for a batch of one image in training mode."""
+def fails_on_one_image(model: ModelSpec, task: Task, shape: tuple[int, ...] | None = None) -> bool:
+    """Whether batch normalization in the model raises its error for a training batch of one image of this shape."""
     module = model.build(initial=False).train()
     if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         return False
     with torch.no_grad(), random_state_kept():
         try:
-            task.trial(module, task.blank(1, model.input_shape), model.classes)
+            task.trial(module, task.blank(1, shape or model.input_shape), model.classes)
         except ValueError as error:
             return "more than 1 value per channel" in str(error)
         except Exception:  # another fault, which the run reports

@@ -118,7 +118,5 @@ def test_images_with_labels_may_be_turned_and_images_with_masks_may_not() -> Non
 
 
 def test_a_mask_that_shows_a_class_which_there_is_not_is_an_error() -> None:
-    with pytest.raises(
-        DataError, match=r"an example has class 2, but there are only 2 classes, numbered from 0 \(toy\)"
-    ):
-        dataset(Examples(IMAGES, MASKS), classes=2).table()
+    with pytest.raises(DataError, match=r"mask 2 has the id 2 in 12 pixels, but ids must be 0 to 1"):
+        dataset(Examples(IMAGES, MASKS), classes=2)

@@ -32,6 +32,26 @@ def test_only_models_that_fail_on_one_image_are_found() -> None:
     assert not fails_on_one_image(spec(lambda input_shape, classes: nn.Linear(64, classes)), TASK)
 
 
+def halved(input_shape, classes: int) -> nn.Module:
+    layers = (
+        nn.AvgPool2d(4),
+        nn.BatchNorm2d(1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(1, classes),
+    )
+    return nn.Sequential(*layers)
+
+
+def test_a_model_is_tried_on_one_image_of_the_size_it_is_trained_on() -> None:
+    assert not fails_on_one_image(spec(halved), TASK)
+    assert fails_on_one_image(spec(halved), TASK, (1, 4, 4))
+    local, sizes = LocalSettings(lr=0.1), np.array([33])
+    refuse_single_images(spec(halved), TASK, local, sizes, ["a"])
+    with pytest.raises(ConfigError, match="batch of one image"):
+        refuse_single_images(spec(halved), TASK, local, sizes, ["a"], shape=(1, 4, 4))
+
+
 @pytest.mark.parametrize(
     ("local", "sizes", "named", "hint"),
     [

@@ -408,6 +408,7 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
         "config_path": "config.toml",
         "environment_path": "environment.json",
         "evaluation_path": "evaluation.npz",
+        "examples_path": "examples.npz",
         "initial_path": "initial.safetensors",
         "metrics_path": "metrics.jsonl",
         "model_path": "model.safetensors",

@@ -58,7 +58,7 @@ def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None =
     if scan.described and "client" not in scan.columns and given.get("client_column") is None:
         scan.findings.warn(
             folder,
-            "no client is named, so the partition has to make clients, as iid and dirichlet do",
+            "no client is named, so the partition has to make clients, as iid does",
             _client_hint(scan),
         )
     facts = {**scan.facts(), "format": format}

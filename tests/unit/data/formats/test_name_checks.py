@@ -92,7 +92,7 @@ def test_the_check_counts_images_of_classes_and_clients_without_the_faulty_ones(
     ]
     check = check_folder(tmp_path, "csv")
     assert str(check.warnings[-1]) == (
-        f"{tmp_path}: no client is named, so the partition has to make clients, as iid and dirichlet do; "
+        f"{tmp_path}: no client is named, so the partition has to make clients, as iid does; "
         "name a column of the table (client_column, such as client_column=hospital), a folder (client_level) "
         "or a client_pattern."
     )
