@@ -458,10 +458,8 @@ class Result:
         rows += [(name, f"{value:.4g} after round {final['round']}") for name, value in first.items()]
         others = [f"{name} {value:.4g}" for name, value in metrics.items() if name not in first]
         rows += [("more", ", ".join(others))] if others else []
-        if best:
-            rows.append(("best", f"{best['value']:.4g} in round {best['round']} ({best['metric']})"))
-        if totals.get("failed"):
-            rows.append(("failed", f"{totals['failed']:,} client updates"))
+        rows += [("best", f"{best['value']:.4g} in round {best['round']} ({best['metric']})")] if best else []
+        rows += [("failed", f"{totals['failed']:,} client updates")] if totals.get("failed") else []
         return f"Result in {self.directory}", rows
 
 
