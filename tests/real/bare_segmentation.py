@@ -21,6 +21,7 @@ from torch import Tensor
 CLASSES, VOID = 11, 255
 HEIGHT, WIDTH = 120, 160
 BATCH, RATE, DECAY, POWER = 8, 1e-3, 0.01, 0.9
+MOMENTS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # as fedlens's reader has them
 
 
 def read(root: Path, splits: list[str]) -> tuple[Tensor, Tensor]:
@@ -66,9 +67,8 @@ def train(root: Path, seed: int, epochs: int, threads: int = 1) -> float:
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     (images, masks), (test_images, test_masks) = read(root, ["train", "val"]), read(root, ["test"])
-    scaled = images.float() / 255
-    mean, std = scaled.mean((0, 2, 3), keepdim=True), scaled.std((0, 2, 3), keepdim=True)
-    scaled, test_scaled = (scaled - mean) / std, (test_images.float() / 255 - mean) / std
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in MOMENTS)
+    scaled, test_scaled = ((each.float() / 255 - mean) / std for each in (images, test_images))
     network = smp.Unet("mobilenet_v2", encoder_weights=None, classes=CLASSES)
     optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=DECAY)
     steps = epochs * -(-len(images) // BATCH)
