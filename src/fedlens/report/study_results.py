@@ -1,0 +1,202 @@
+"""The results of a study: its plan, and one line a run.
+
+`study.json` holds the plan (`StudyInfo`), `results.jsonl` the facts of each run (`RunLine`), named by the digest of
+its settings. Tables and figures are made from these two files alone, so they can be published without the run
+directories.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from fedlens.core.errors import DataError
+from fedlens.experiment.atomic_files import write_atomically
+
+Role = Literal["tune", "final"]
+Status = Literal["finished", "failed", "stopped"]
+INFO, LINES = "study.json", "results.jsonl"
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """The facts of one run, whatever part it plays in a study.
+
+    Attributes:
+        digest: of the run's settings, see `fedlens.studies.planned.PlannedRun.digest`.
+        run: the name of its directory.
+        status: "stopped" is a run that the study ended early, by successive halving or because it diverged.
+        reason: why it failed or was stopped.
+        rounds: the rounds it has done.
+        main: the main metric as metrics.jsonl names it, such as "test_accuracy".
+        curve: columns of equal length, one entry an evaluated round: "round"; "examples", "batches" (those of the
+            busiest client, summed over rounds), "bytes" (up and down) and "bytes_client" (up and down of one client),
+            all sums up to that round; "elapsed" in seconds; then each metric, None where it is missing.
+        facts: other numbers: "parameters", "multiply_adds", "cpu_seconds", "seconds", "emd", "clients".
+        version: of fedlens.
+    """
+
+    digest: str
+    run: str
+    status: Status
+    reason: str | None
+    rounds: int
+    main: str
+    curve: Mapping[str, Sequence[float | None]]
+    facts: Mapping[str, float | None] = field(default_factory=dict)
+    version: str = ""
+
+    def series(self, metric: str) -> list[tuple[int, float]]:
+        """(index in the curve, value) of the evaluations that have a finite value of `metric`."""
+        values = self.curve.get(metric, ())
+        return [(k, v) for k, v in enumerate(values) if v is not None and math.isfinite(v)]
+
+    def final(self, metric: str, last: int = 1) -> float | None:
+        """The mean of the last `last` evaluations of `metric`; None if the run failed or lacks it."""
+        values = [value for _, value in self.series(metric)][-last:]
+        return statistics.fmean(values) if values and self.status != "failed" else None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The place of a run in the plan of a study.
+
+    Attributes:
+        case: the condition that methods are compared in, by dimension: `{"data.partition.alpha": 0.1}`,
+            `{"case": "two classes"}`.
+        point: the settings that tuning chooses among; empty without tuning.
+        role: "tune" runs are measured on validation data, "final" runs give the results.
+    """
+
+    digest: str
+    run: str
+    method: str
+    case: Mapping[str, Any]
+    point: Mapping[str, Any]
+    role: Role
+    seed: int
+
+
+@dataclass(frozen=True)
+class StudyInfo:
+    """What is compared with what; the content of study.json.
+
+    Attributes:
+        metric: the column of metrics.jsonl that is compared; None for the main metric of the task.
+        last: the number of evaluations at the end that a final value is the mean of.
+        targets: values of the metric that rounds, batches, bytes and hours are counted to.
+        baseline: the method that the others are compared with.
+        methods: their labels by name, in order.
+        dimensions: the label of each dimension of the cases, in order.
+        cases: in order.
+        grids: by method, the values that tuning tries of each setting.
+        tuning: "on", "seeds", "share", "budget" (runs a method and case), "own_seeds" (whether tuning has seeds that
+            the results do not use), "refit"; empty without tuning.
+        clock: "images_per_second", "up_mbit", "down_mbit" of a simulated client; empty without one.
+        figures, tables: what the study file asks for, each with its "kind".
+        scale: "smoke", "laptop" or "paper"; "" for a study without scales.
+        smaller: sentences on what differs from the scale "paper".
+        document: the document's own numbers; see `fedlens.studies.document`.
+        command: that makes these results.
+        entries: the runs, in order.
+    """
+
+    name: str
+    title: str
+    seeds: Sequence[int]
+    metric: str | None
+    last: int
+    targets: Sequence[float]
+    baseline: str
+    methods: Mapping[str, str]
+    dimensions: Mapping[str, str]
+    cases: Sequence[Mapping[str, Any]]
+    grids: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    clock: Mapping[str, float] = field(default_factory=dict)
+    figures: Sequence[Mapping[str, Any]] = ()
+    tables: Sequence[Mapping[str, Any]] = ()
+    scale: str = ""
+    smaller: Sequence[str] = ()
+    document: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
+    notes: Sequence[str] = ()
+    entries: Sequence[Entry] = ()
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """A study as far as it has been run."""
+
+    info: StudyInfo
+    lines: Mapping[str, RunLine]  # by digest
+
+    @classmethod
+    def read(cls, folder: Path) -> StudyResults:
+        """The results in `folder`. Raises `DataError` if it has no study, or a file in it is damaged."""
+        path = folder / INFO
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            info = StudyInfo(**{**values, "entries": [Entry(**entry) for entry in values["entries"]]})
+        except FileNotFoundError:
+            raise DataError(
+                f"no study in {folder}", where=str(path), hint="run 'fedlens sweep' first"
+            ) from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"{INFO} is damaged: {error}", where=str(path)) from None
+        return cls(info, {line.digest: line for line in read_lines(folder / LINES)})
+
+    @cached_property
+    def metric(self) -> str:
+        """The column that is compared: "test_accuracy"."""
+        mains = [line.main for line in self.lines.values() if line.main]
+        return self.info.metric or (mains[0] if mains else "test_accuracy")
+
+    def runs(self, method: str, case: Mapping[str, Any], role: Role = "final") -> dict[int, RunLine]:
+        """The lines of a cell by seed. After tuning, "final" runs are those of the chosen point alone."""
+        return {
+            entry.seed: self.lines[entry.digest]
+            for entry in self.info.entries
+            if entry.method == method
+            and entry.role == role
+            and entry.case == case
+            and entry.digest in self.lines
+        }
+
+    def values(self, method: str, case: Mapping[str, Any]) -> dict[int, float]:
+        """The final values of a cell by seed; a seed whose run failed or lacks the metric is left out."""
+        found = {
+            seed: line.final(self.metric, self.info.last) for seed, line in self.runs(method, case).items()
+        }
+        return {seed: value for seed, value in found.items() if value is not None}
+
+
+def write_info(folder: Path, info: StudyInfo) -> None:
+    """Writes study.json, all of it or nothing."""
+    write_atomically(folder / INFO, (json.dumps(asdict(info), indent=1) + "\n").encode())
+
+
+def read_lines(path: Path) -> list[RunLine]:
+    """The lines of results.jsonl, the last of each digest; a line that was cut off by a kill counts as missing."""
+    lines: dict[str, RunLine] = {}
+    if path.exists():
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                line = RunLine(**json.loads(text))
+            except (ValueError, TypeError):
+                continue
+            lines.pop(line.digest, None)
+            lines[line.digest] = line
+    return list(lines.values())
+
+
+def write_lines(path: Path, lines: Iterable[RunLine]) -> None:
+    """Writes results.jsonl anew, in the given order."""
+    texts = [json.dumps(asdict(line), separators=(",", ":")) + "\n" for line in lines]
+    write_atomically(path, "".join(texts).encode())
