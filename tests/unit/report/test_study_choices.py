@@ -4,6 +4,7 @@ import itertools
 import random
 
 import pytest
+
 from fedlens.report.study_choices import at_edge, choices, chosen_values, tried_values
 from fedlens.report.study_results import Entry, StudyInfo, StudyResults
 
