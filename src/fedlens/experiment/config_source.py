@@ -16,6 +16,7 @@ from fedlens.core.random import derive
 from fedlens.core.regular_file import open_regular
 
 _RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+_STUDIES = _RECIPES / "studies"
 _TABLE = re.compile(r"\s*\[([A-Za-z0-9_. -]+)\]\s*(#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
 
@@ -78,8 +79,8 @@ class Source:
 
 
 def recipes() -> dict[str, Path]:
-    """Every recipe by name, such as `fashion-mnist/fedavg-iid`."""
-    found = sorted(_RECIPES.rglob("*.toml"))
+    """Every recipe by name, such as `fashion-mnist/fedavg-iid`. The files of studies are none."""
+    found = [path for path in sorted(_RECIPES.rglob("*.toml")) if _STUDIES not in path.parents]
     return {path.relative_to(_RECIPES).with_suffix("").as_posix(): path for path in found}
 
 
