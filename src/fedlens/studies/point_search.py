@@ -1,6 +1,6 @@
-"""Tuning: which runs are due to choose a point of settings for a method in a case, and which point they choose.
+"""The search for a method's settings in one case: which runs are due, and which point they choose.
 
-Everything is a function of the plan and of the lines of the runs so far. A study that was killed therefore
+The search is a function of its points and of the lines of the runs so far. A study that was killed therefore
 continues by itself, in any order of its runs and with any number of jobs, to the same choice.
 """
 
@@ -10,45 +10,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from fedlens.core.errors import ConfigError
 from fedlens.report.study_results import RunLine
-from fedlens.studies.halving import Score, best, has_reached, kept, reaching, rungs, score
+from fedlens.studies.halving import Score, best, has_reached, kept, rungs, score
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.widening import Point, further_points
 
-WIDEN = 4  # further points that `tune.widen = true` allows each method and case
-
 
 @dataclass(frozen=True)
-class Tuning:
+class SearchRules:
     """The rules of tuning, the same for every method and case.
 
     Attributes:
-        seeds: each point runs with every one of them; points are compared by their mean.
         metric: on validation data; None for that of the task, see `fedlens.studies.halving.validation_metric`.
         last: the number of evaluations that a value is the mean of.
-        budget: runs a method and case; None for as many as the points need.
-        widen: the number of further points that each method and case may try while its best lies at an edge.
+        widen: the runs that each method and case may add while its best point lies at an edge.
         halving, first: the best 1/halving run on after round `first`, `first * halving`, ...; None without rungs.
         search: "optuna" suggests the points from ranges, "grid" takes those of the study file.
+        points: the number of points that Optuna suggests.
     """
 
-    seeds: Sequence[int]
     metric: str | None = None
     last: int = 1
-    budget: int | None = None
     widen: int = 0
     halving: int | None = None
     first: int | None = None
     search: Literal["grid", "optuna"] = "grid"
-
-    @property
-    def points(self) -> int:
-        """The number of points that a search with Optuna tries."""
-        return (self.budget or 0) // len(self.seeds)
+    points: int = 0
 
 
-class TunedCell(Protocol):
+class SearchCell(Protocol):
     """One method in one case, as tuning sees it."""
 
     @property
@@ -62,6 +52,10 @@ class TunedCell(Protocol):
     @property
     def points(self) -> Sequence[Point]:
         """The points of its grid, in order."""
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Each point runs with every one of them; points are compared by their mean."""
 
     @property
     def space(self) -> Mapping[str, Mapping[str, Any]]:
@@ -79,7 +73,7 @@ class TunedCell(Protocol):
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Search:
     """How far the tuning of a cell has come.
 
     Attributes:
@@ -100,14 +94,14 @@ class Tuned:
 
 
 @dataclass
-class _Search:
+class _Play:
     """The tuning of one cell, played through from its start with the lines of the runs so far.
 
     Points are named by their index in `tried`; `runs` has those of each point, one a seed.
     """
 
-    cell: TunedCell
-    tuning: Tuning
+    cell: SearchCell
+    rules: SearchRules
     lines: Mapping[str, RunLine]
     tried: list[Point] = field(default_factory=list)
     runs: list[list[PlannedRun]] = field(default_factory=list)
@@ -116,7 +110,7 @@ class _Search:
         """Adds points to those that are tried. Returns their indices."""
         before = len(self.tried)
         self.tried += points
-        self.runs += [[self.cell.run(point, seed) for seed in self.tuning.seeds] for point in points]
+        self.runs += [[self.cell.run(point, seed) for seed in self.cell.seeds] for point in points]
         return list(range(before, len(self.tried)))
 
     def missing(self, indices: Sequence[int], rung: int | None) -> list[DueRun]:
@@ -126,9 +120,8 @@ class _Search:
 
     def scores(self, indices: Sequence[int], rung: int | None) -> list[Score]:
         """The scores of points whose runs have all come to the rung."""
-        rules = self.tuning
         lines = [[self.lines[run.digest] for run in self.runs[index]] for index in indices]
-        return [score(of_point, rules.metric, rung, rules.last) for of_point in lines]
+        return [score(of_point, self.rules.metric, rung, self.rules.last) for of_point in lines]
 
     def best(self, indices: Sequence[int], rung: int | None, number: int = 1) -> list[int]:
         """The best of these points at the rung."""
@@ -136,43 +129,43 @@ class _Search:
 
     def outcome(
         self, due: Sequence[DueRun], chosen: int | None = None, added: int = 0, rung: int | None = None
-    ) -> Tuned:
+    ) -> Search:
         """The outcome so far."""
         runs = [run for of_point in self.runs for run in of_point]
-        return Tuned(due, None if chosen is None else self.tried[chosen], self.tried, runs, added, rung)
+        return Search(due, None if chosen is None else self.tried[chosen], self.tried, runs, added, rung)
 
 
-def tuned(cell: TunedCell, tuning: Tuning, lines: Mapping[str, RunLine]) -> Tuned:
+def searched(cell: SearchCell, rules: SearchRules, lines: Mapping[str, RunLine]) -> Search:
     """How far the tuning of a cell has come with the runs of these lines, and what it needs next.
 
     A cell with one point needs no run. Raises `ConfigError` if a run lacks the metric.
     """
-    search = _Search(cell, tuning, lines)
-    if tuning.search == "optuna":
-        return _searched(search)
+    search = _Play(cell, rules, lines)
+    if rules.search == "optuna":
+        return _suggested(search)
     if len(cell.points) == 1:
-        return Tuned([], cell.points[0], cell.points, [])
+        return Search([], cell.points[0], cell.points, [])
     points = compared = search.start(cell.points)
     rung = None
-    for at in rungs(cell.rounds, tuning.first, tuning.halving):
+    for at in rungs(cell.rounds, rules.first, rules.halving):
         compared, rung = points, None if at >= cell.rounds else at
         if due := search.missing(points, rung):
             return search.outcome(due, rung=rung)
-        if rung is not None and tuning.halving:
-            points = search.best(points, rung, kept(len(points), tuning.halving))
+        if rung is not None and rules.halving:
+            points = search.best(points, rung, kept(len(points), rules.halving))
             if len(points) == 1:
                 break
     return _widened(search, compared, rung)
 
 
-def _widened(search: _Search, compared: Sequence[int], rung: int | None) -> Tuned:
+def _widened(search: _Play, compared: Sequence[int], rung: int | None) -> Search:
     """Tries further points while the best lies at an edge. They run to the rung of the last comparison."""
     pool = list(compared)
     start = len(search.tried)
     while True:
         [chosen] = search.best(pool, rung)
         added = len(search.tried) - start
-        left = search.tuning.widen - added
+        left = search.rules.widen // len(search.cell.seeds) - added
         further = further_points(search.tried, search.tried[chosen], search.cell.valid)[:left] if left else []
         if not further:
             return search.outcome([], chosen, added, rung)
@@ -182,12 +175,12 @@ def _widened(search: _Search, compared: Sequence[int], rung: int | None) -> Tune
             return search.outcome(due, None, added + len(further), rung)
 
 
-def _searched(search: _Search) -> Tuned:
+def _suggested(search: _Play) -> Search:
     """The search with Optuna: a batch of points at a time, the next one from the values of all before."""
     from fedlens.studies.optuna_search import BATCH, OptunaSearch
 
     sampler = OptunaSearch(search.cell.space)
-    while left := search.tuning.points - len(search.tried):
+    while left := search.rules.points - len(search.tried):
         indices = search.start(sampler.ask(min(BATCH, left)))
         if due := search.missing(indices, None):
             return search.outcome(due)
@@ -204,83 +197,3 @@ def merged(due: Sequence[DueRun]) -> list[DueRun]:
         if other.until is not None and (one.until is None or one.until > other.until):
             found[one.run.digest] = DueRun(other.run, one.until)
     return list(found.values())
-
-
-def check_budget(cells: Sequence[TunedCell], tuning: Tuning, where: str = "tune.budget") -> int:
-    """The tuning runs that every method has in every case.
-
-    Raises `ConfigError`, with the numbers, if they differ between methods or from the budget.
-    """
-    seeds = len(tuning.seeds)
-    times = f"{seeds} tuning seed{'s' * (seeds > 1)}"
-    if tuning.search == "optuna":
-        if not tuning.budget or tuning.budget % seeds:
-            given = "is not set" if not tuning.budget else f"= {tuning.budget} is no multiple of {times}"
-            raise ConfigError(
-                f"tune.budget {given}", where=where, hint="set it to points x tuning seeds, such as "
-                f"{12 * seeds} for 12 points"
-            )  # fmt: skip
-        return tuning.budget
-    counts: dict[str, int] = {}
-    for cell in cells:
-        points = len({cell.run(point, tuning.seeds[0]).digest for point in cell.points})
-        counts.setdefault(cell.method, points)
-        if points != counts[cell.method]:
-            counts[f"{cell.method} in {dict(cell.case)}"] = points
-    wanted = tuning.budget
-    if wanted is None:
-        wanted = max(counts.values(), default=0) * seeds
-    unequal = {name: points for name, points in counts.items() if points * seeds != wanted}
-    if not unequal:
-        return wanted
-    needs = ", ".join(f"{name}: {points} x {seeds} = {points * seeds}" for name, points in counts.items())
-    rule = (
-        f"tune.budget is {wanted}" if tuning.budget is not None else "every method must have the same number"
-    )
-    even = wanted % seeds == 0
-    raise ConfigError(
-        f"the methods need different or other numbers of tuning runs (points x {times}): {needs}; {rule}",
-        where=where,
-        hint=f"give each method {wanted // seeds} points, by values of its grid, by 'points', or by [random] with "
-        f"number = {wanted // seeds}"
-        if even
-        else f"set tune.budget to a multiple of {seeds}",
-    )
-
-
-def check_tuning(tuning: Tuning) -> None:
-    """Raises `ConfigError` if two rules of tuning exclude each other."""
-    for name, given in (("tune.widen", tuning.widen), ("stop.halving", tuning.halving)):
-        if tuning.search == "optuna" and given:
-            raise ConfigError(
-                f"{name} is set beside tune.search = 'optuna'",
-                where=name,
-                hint=f"remove {name}, or set tune.search = 'grid'",
-            )
-    if not tuning.seeds:
-        raise ConfigError("tune.seeds is empty", where="tune.seeds", hint="name at least one seed")
-
-
-def budget_sentence(cell: TunedCell, tuning: Tuning, budget: int) -> str:
-    """The same effort for every method, in words.
-
-    The points are those of `cell`, which are as many as those of the others.
-    """
-    seeds = len(tuning.seeds)
-    points = budget // seeds
-    of_seeds = f"{seeds} seed{'s' * (seeds > 1)}"
-    parts = [f"Each method was tuned with {budget} runs in each case: {points} points, {of_seeds}."]
-    if points == 1 and tuning.search == "grid":
-        return "Each method has one point of settings, so no run was needed to choose it."
-    if tuning.search == "optuna":
-        parts.append("Optuna suggested the points, from the same number of runs for each method.")
-    if tuning.widen:
-        parts.append(
-            f"While the best point lay at the edge of its grid, up to {tuning.widen} further points "
-            f"({tuning.widen * seeds} runs) were allowed to each method in each case."
-        )
-    if tuning.halving and tuning.first:
-        numbers = reaching(points, cell.rounds, tuning.first, tuning.halving)
-        told = ", ".join(f"{number} to round {rung}" for rung, number in numbers.items())
-        parts.append(f"Successive halving ran {told}.")
-    return " ".join(parts)
