@@ -30,6 +30,7 @@ from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, read_source
 from fedlens.experiment.progress import Progress, Silent
 from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.session import Session
 
 ROLES = ("federated", "iid", "centralized", "local-only")
 HELD_OUT = 0.2  # share of each client's images that is held out if the settings say nothing
@@ -94,7 +95,7 @@ class CostResult:
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class CostRun:
     """One run: its role, its seed and its settings."""
 
     role: str
@@ -178,10 +179,11 @@ def cost(
     for sentence in notes:
         listener.note(sentence)
     _write(directory, about)
+    session = Session()
     for position, (run, row) in enumerate(zip(runs, rows, strict=True), 1):
         watcher = listener.run_started(run.name, position, len(runs))
         try:
-            _carry_out(run, directory / run.name, root, download, watcher, report)
+            _carry_out(run, directory / run.name, root, download, watcher, report, session)
         except Exception as error:  # the other runs are independent of it
             row["error"] = (
                 str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
@@ -306,7 +308,7 @@ def _places(source: Source) -> tuple[Any, ...]:
     return source.path, source.lines, source.overridden, source.renamed
 
 
-def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[PlannedRun]:
+def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[CostRun]:
     """All runs, seed by seed."""
     config = read_config(source.values, source.locate)
     roles = [role for role in ROLES if not (role == "iid" and config.data.reassign)]
@@ -316,7 +318,7 @@ def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[Pl
         seed = config.seed + extra
         own = config.seeds.model_dump() if extra == 0 else fixed
         settings = {**settled(source, config), "seed": seed, "seeds": own}
-        runs += [PlannedRun(role, seed, of_role(settings, config, role, work)) for role in roles]
+        runs += [CostRun(role, seed, of_role(settings, config, role, work)) for role in roles]
     return runs
 
 
@@ -350,7 +352,7 @@ def of_role(
     return made
 
 
-def refuse_other_settings(directory: Path, runs: Sequence[PlannedRun]) -> None:
+def refuse_other_settings(directory: Path, runs: Sequence[CostRun]) -> None:
     """Raises `RunDirectoryError` if `directory` has a run of one of the names with other settings."""
     for run in runs:
         path = directory / run.name
@@ -392,13 +394,21 @@ def _comparable(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _carry_out(
-    run: PlannedRun, directory: Path, root: Path, download: bool, watcher: Progress, report: bool
+    run: CostRun,
+    directory: Path,
+    root: Path,
+    download: bool,
+    watcher: Progress,
+    report: bool,
+    session: Session,
 ) -> None:
     if (directory / "config.toml").is_file():
-        resume(directory, data_dir=root, progress=watcher, report=report)
+        resume(directory, data_dir=root, progress=watcher, report=report, session=session)
     else:
         experiment = Experiment(**run.settings)
-        experiment.run(directory, data_dir=root, download=download, progress=watcher, report=report)
+        experiment.run(
+            directory, data_dir=root, download=download, progress=watcher, report=report, session=session
+        )
 
 
 def _write(directory: Path, content: Mapping[str, Any]) -> None:
