@@ -6,9 +6,9 @@
 
 The arithmetic is a bare PyTorch loop over the same steps: the same network, one process and thread, each client's
 images in memory and normalized beforehand, the same cohort size, epochs and batches, plain SGD without an optimizer
-object, the mean of the models by examples, and after each round the loss and the right answers on the test images. Loops and runs take
-turns, and the figures are means over all of them, in seconds of the clock and of the processor; the goal is 0.15 s of
-either. Runs draw no report page, as in a study.
+object, the mean of the models by examples, and after each round the loss and the right answers on the test images.
+Loops and runs take turns, and the figures are means over all of them, in time of the clock and of the processor; the
+goal is 0.15 s of either. Runs draw no report page, as in a study.
 
 `--start` times a run of one round with one small client from the call to the end, with the data below FEDLENS_DATA:
 without a session, as the first run of a session, and later in it.
@@ -76,7 +76,9 @@ def beyond(folder: Path, runs: int, rounds: int, model: str) -> None:
     for at, name in enumerate(("clock", "processor")):
         bare_ms, run_ms = (1e3 * statistics.fmean(t[at] for t in each) for each in (alone, with_session))
         verdict = "met" if run_ms - bare_ms <= 1e3 * GOAL else "missed"
-        print(f"{name:12}{bare_ms:12.1f}{run_ms:10.1f}{run_ms - bare_ms:10.1f}  goal {1e3 * GOAL:.0f}: {verdict}")
+        print(
+            f"{name:12}{bare_ms:12.1f}{run_ms:10.1f}{run_ms - bare_ms:10.1f}  goal {1e3 * GOAL:.0f}: {verdict}"
+        )
 
 
 def bare(experiment: Experiment) -> Callable[[], object]:
@@ -148,7 +150,9 @@ def made(experiment: Experiment) -> Built:
 
 def start(folder: Path) -> None:
     """Prints the time of a run of one round on Fashion-MNIST and CIFAR-10, without a session and in one."""
-    print("a run of one round, one client of 100 images, the first 60,000 or 50,000 images read: ms of the clock")
+    print(
+        "a run of one round, one client of 100 images, the first 60,000 or 50,000 images read: ms of the clock"
+    )
     print(f"{'':16}{'no session':>12}{'first':>10}{'later':>10}")
     for dataset in ("fashion-mnist", "cifar10"):
 
@@ -159,7 +163,10 @@ def start(folder: Path) -> None:
                 "model": "linear",
                 "local": {"lr": 0.01, "steps": 1},
                 "select": {"clients_per_round": 1},
-                "data": {"dataset": dataset, "partition": {"name": "dirichlet", "alpha": 0.5, "clients": 100}},
+                "data": {
+                    "dataset": dataset,
+                    "partition": {"name": "dirichlet", "alpha": 0.5, "clients": 100},
+                },
                 "engine": {"name": "inline", "threads": 1},
             }
             experiment = Experiment(**settings)

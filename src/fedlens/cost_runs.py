@@ -358,19 +358,27 @@ def refuse_other_settings(directory: Path, runs: Sequence[CostRun]) -> None:
         path = directory / run.name
         if not (path / "config.toml").is_file():
             continue
-        given, found = _comparable(_resolved(run.settings)), _comparable(RunDir.open(path).read_config())
-        # A run writes down what follows from data and files: the size of its images, its task, a digest.
-        chosen = {key for key in found if key.startswith(_WRITTEN_BY_RUN)} - given.keys()
-        both = sorted((given.keys() | found.keys()) - chosen)
-        keys = [key for key in both if given.get(key) != found.get(key)]
-        if keys:
-            key = keys[0]
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        different = different_settings(run.settings, path)
+        if different:
+            key, there, now = different[0]
+            more = f" and {len(different) - 1} more" if len(different) > 1 else ""
             raise RunDirectoryError(
-                f"this run has other settings: {key} is {found.get(key)!r} there and {given.get(key)!r} now{more}",
+                f"this run has other settings: {key} is {there!r} there and {now!r} now{more}",
                 where=str(path),
                 hint="name another directory with --out, or delete this one",
             )
+
+
+def different_settings(settings: Mapping[str, Any], directory: Path) -> list[tuple[str, Any, Any]]:
+    """The settings in the config.toml of a run directory that differ from these: key, value there, value here.
+
+    Settings of the engine, which change no result, are left out.
+    """
+    given, found = _comparable(_resolved(settings)), _comparable(RunDir.open(directory).read_config())
+    # A run writes down what follows from data and files: the size of its images, its task, a digest.
+    chosen = {key for key in found if key.startswith(_WRITTEN_BY_RUN)} - given.keys()
+    both = sorted((given.keys() | found.keys()) - chosen)
+    return [(key, found.get(key), given.get(key)) for key in both if given.get(key) != found.get(key)]
 
 
 def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -222,7 +222,12 @@ def test_the_published_images_are_read_once_in_a_session(
     if not (real_data / "FashionMNIST" / "raw").is_dir():
         pytest.skip("no FashionMNIST/raw below FEDLENS_DATA")
     data = {**SETTINGS["data"], "dataset": "fashion-mnist"}
-    settings = {"rounds": 1, "local": {"lr": 0.1, "steps": 1}, "select": {"clients_per_round": 1}, "data": data}
+    settings = {
+        "rounds": 1,
+        "local": {"lr": 0.1, "steps": 1},
+        "select": {"clients_per_round": 1},
+        "data": data,
+    }
     session = Session()
     experiment(**settings).run(tmp_path / "alone", report=False, data_dir=real_data)
     for turn in range(2):
