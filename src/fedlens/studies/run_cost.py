@@ -31,7 +31,7 @@ from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.session import Session, SharedDataset
 
 PATIENCE = 20.0  # seconds of measuring; later models are then taken to be as fast as those measured before
-_STEPS, _CLIENTS, _TESTED = (1, 4), 4, (512, 128)  # of the two short runs that are compared
+_STEPS, _CLIENTS, _TESTED = (1, 16), 4, (512, 128)  # of a round of the two short runs that are compared
 _SLOW = 2.0  # seconds of a first round after which there is no second run
 _CHECKPOINTS = 3  # that a run keeps at most: the last two, and that of the best round
 
@@ -110,7 +110,7 @@ class RunCosts:
 
     A run is alike another in its speed if data, model, algorithm, engine and batches are the same, and in its sizes if
     also the partition is, except for the seed. The speed is that of two runs of two rounds on at most 512 test images,
-    with one step and with four steps of at most four clients, where the algorithm allows that.
+    with one step and with some more steps of at most four clients, where the algorithm allows that.
 
     >>> settings = {"rounds": 10, "model": "linear", "local": {"lr": 0.1, "epochs": 2}, "seed": 0,
     ...             "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}}
@@ -221,7 +221,8 @@ class RunCosts:
         few = self._short(settings, _shortened(settings, _STEPS[0], clients), _TESTED[0])
         if few.training > _SLOW:
             return _speed_of(few, None)
-        return _speed_of(few, self._short(settings, _shortened(settings, _STEPS[1], clients), _TESTED[1]))
+        steps = max(_STEPS[1] // few.visits, 4)
+        return _speed_of(few, self._short(settings, _shortened(settings, steps, clients), _TESTED[1]))
 
     def _short(
         self, settings: Mapping[str, Any], changes: Mapping[str, Any], tested: int, until: int | None = None
@@ -320,7 +321,7 @@ def _shortened(settings: Mapping[str, Any], steps: int, clients: int | None) -> 
     select = settings.get("select")
     table = {"name": select} if isinstance(select, str) else dict(select or {})
     asked = table.get("clients_per_round")
-    if clients is not None and table and (asked is None or asked > clients):
+    if clients is not None and table and not (isinstance(asked, int) and asked <= clients):
         table.pop("fraction", None)
         changes["select"] = {**table, "clients_per_round": clients}
     return changes
