@@ -68,7 +68,7 @@ class Killing(Heard):
 
 
 def killed(folder: Path, times: int) -> tuple[dict[str, RunLine], Killing]:
-    long = planned(5, rounds=300)
+    long = planned(5, rounds=40)
     heard = Killing(long.key, times)
 
     def start(due: Sequence[DueRun]) -> WorkerJobs:
@@ -86,7 +86,7 @@ def test_a_run_whose_worker_is_killed_once_is_resumed_and_finishes(tmp_path: Pat
     assert heard.notes == [
         "the worker of fedavg-lr0.1-seed5 was killed by SIGKILL (out of memory?); the run is resumed once"
     ]
-    assert lines["fedavg-lr0.1-seed5"].rounds == 300
+    assert lines["fedavg-lr0.1-seed5"].rounds == 40
 
 
 @pytest.mark.usefixtures("workers")
@@ -99,7 +99,7 @@ def test_a_run_whose_worker_is_killed_twice_fails_with_the_reason_and_others_go_
 
 @pytest.mark.usefixtures("workers")
 def test_ctrl_c_saves_all_running_runs_and_the_same_call_continues(tmp_path: Path) -> None:
-    plan = FixedPlan([planned(seed, rounds=400) for seed in (0, 1)])
+    plan = FixedPlan([planned(seed, rounds=40) for seed in (0, 1)])
 
     class Interrupting(Heard):
         sent = False
