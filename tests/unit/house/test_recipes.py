@@ -47,7 +47,8 @@ CAMVID = [
     f"camvid/{name}" for name in ("drives", "iid", "drives-centralized", "frozen", "frozen-centralized")
 ]
 BCCD = [f"bccd/{name}" for name in ("four", "four-iid", "eight", "eight-iid", "centralized")]
-PLACED = [*VOC, *COCO, "chen2022/cityscapes", *CAMVID, *BCCD]
+HSU2020 = [f"hsu2020/{name}" for name in ("cifar10", "cifar100", "inaturalist", "landmarks")]
+PLACED = [*HSU2020, *VOC, *COCO, "chen2022/cityscapes", *CAMVID, *BCCD]
 
 
 def test_they_are_these() -> None:
@@ -90,6 +91,24 @@ def test_hsu2019(name: str) -> None:
     assert config.data.partition == {"name": "dirichlet", "clients": 100, "alpha": 0.1}
     assert config.select == {"name": "uniform", "fraction": 0.1}
     assert local.lr in [a * 10.0**e for e in (-4, -3, -2, -1) for a in (1, 3)]
+
+
+@pytest.mark.parametrize("name", HSU2020)
+def test_hsu2020(name: str) -> None:
+    config = Experiment.load(name).config
+    local = config.local
+    cifar, landmarks = "cifar" in name, "landmarks" in name
+    assert (local.lr, local.momentum, local.lr_decay) == (0.01, 0.0, 1.0)
+    assert local.weight_decay == (4e-4 if cifar else 4e-5)
+    assert (local.batch_size, local.epochs) == ((32, 5) if landmarks else (64, 1))
+    assert config.select == {"name": "uniform", "clients_per_round": 10}
+    if cifar:
+        assert config.data.partition["clients"] == 100
+        assert config.rounds == (20_000 if "100" in name else 10_000)
+    else:
+        assert config.model["norm"] == "group"
+        assert config.data.dataset["size"] == (224 if landmarks else 299)
+        assert config.model.get("bottleneck") == (64 if landmarks else None)
 
 
 def test_fedavgm_and_fedavg_have_the_same_effective_rate() -> None:

@@ -1,0 +1,73 @@
+"""Values that a document states, matched with the cells of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StatedValue:
+    """One value of a document.
+
+    Attributes:
+        method: of the study, or another name such as "centralized" that the study does not run.
+        metric: such as "test_accuracy", as a fraction.
+        where: the sentence or the table that states it.
+        case: the dimensions that it holds for; it holds for all values of a dimension that is not named.
+        at: the budget that it was reached with, such as {"rounds": 1000}; empty for the end of training. With
+            {"target": 0.5} it is the number of rounds to that target.
+        value, low, high, about: one of these is set: an exact value, "above", "below", "about".
+    """
+
+    method: str
+    metric: str
+    where: str
+    case: Mapping[str, Any] = field(default_factory=dict)
+    at: Mapping[str, float] = field(default_factory=dict)
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    about: float | None = None
+
+    @property
+    def number(self) -> float:
+        """The number to draw.
+
+        >>> StatedValue("fedavgm", "test_accuracy", "section 4.2", low=0.75).number
+        0.75
+        """
+        given = (self.value, self.low, self.high, self.about)
+        return next(number for number in given if number is not None)
+
+    @property
+    def text(self) -> str:
+        """The value in words.
+
+        >>> StatedValue("fedavgm", "test_accuracy", "section 4.2", low=0.75).text
+        'above 0.75'
+        """
+        words = (("above ", self.low), ("below ", self.high), ("about ", self.about))
+        word = next((word for word, number in words if number is not None), "")
+        return f"{word}{self.number:g}"
+
+    def holds_for(self, case: Mapping[str, Any]) -> bool:
+        """Whether it is about this case.
+
+        >>> StatedValue("fedavg", "test_accuracy", "", {"local.epochs": 1}, about=0.35).holds_for(
+        ...     {"local.epochs": 1, "data.partition.alpha": 0.0})
+        True
+        """
+        return all(key in case and case[key] == value for key, value in self.case.items())
+
+
+def stated_values(document: Mapping[str, Any], metric: str | None = None) -> list[StatedValue]:
+    """The values of `StudyInfo.document`, of one metric or of all.
+
+    >>> document = {"values": [{"method": "fedavg", "metric": "test_loss", "where": "table 1", "value": 0.5}]}
+    >>> [value.text for value in stated_values(document)], stated_values(document, "test_accuracy")
+    (['0.5'], [])
+    """
+    values = [StatedValue(**entry) for entry in document.get("values", ())]
+    return [value for value in values if metric in (None, value.metric)]

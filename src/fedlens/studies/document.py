@@ -1,0 +1,82 @@
+"""Reads `NAME.document.toml`: the numbers that a document states in its text and tables."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedlens.core.errors import ConfigError
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str
+    metric: str
+    where: str = Field(min_length=1)
+    case: dict[str, Any] = {}
+    at: dict[str, float] = {}
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    about: float | None = None
+
+    @model_validator(mode="after")
+    def _one_number(self) -> _Entry:
+        numbers = (self.value, self.low, self.high, self.about)
+        if sum(number is not None for number in numbers) != 1:
+            raise ValueError("exactly one of value, low, high and about must be set")
+        return self
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str = Field(min_length=1)
+    lost: str = ""  # what only a figure showed, which the text of the document does not state
+    claims: list[str] = []  # sentences about the results that state no number
+    values: list[_Entry] = []
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The document's own numbers, as `StudyInfo.document` has them.
+
+    Keys: "source", "lost" (what only a figure showed), "claims" (sentences without a number), and "values": a list of
+    tables, see `fedlens.report.stated_values.StatedValue`.
+
+    Raises `ConfigError` if the file is missing, is not TOML, or an entry is wrong.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "fig5.document.toml"
+    >>> entry = '[[values]]\\nmethod = "fedavgm"\\nmetric = "test_accuracy"\\nlow = 0.75\\nwhere = "section 4.2"\\n'
+    >>> _ = path.write_text(f'source = "hsu2019, figure 5"\\n{entry}')
+    >>> read_document(path)["values"][0]["low"]
+    0.75
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = _Document.model_validate(table)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the file {path} does not exist", hint="write it beside the study file, or remove `document`"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        what = problem["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"invalid value: {what}", where=f"{path}: {key}", hint=_hint(problem)) from None
+    return {
+        **document.model_dump(exclude={"values"}),
+        "values": [entry.model_dump(exclude_defaults=True) for entry in document.values],
+    }
+
+
+def _hint(problem: Mapping[str, Any]) -> str:
+    known = "method, metric, where, case, at, and one of value, low, high, about"
+    return f"an entry of [[values]] has {known}" if "values" in problem["loc"] else "see docs/reproduce.md"
