@@ -127,7 +127,7 @@ class Study:
 
     def plan(self) -> StudyPlan:
         """The plan: which runs are due, given the results so far."""
-        return StudyPlan(self._source)
+        return StudyPlan.of(self._source)
 
     def run(
         self,
