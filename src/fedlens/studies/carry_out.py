@@ -140,4 +140,3 @@ def disk_full(error: BaseException | None) -> bool:
 
 def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, FedlensError) else told(error)
-

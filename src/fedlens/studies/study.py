@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,18 +20,27 @@ from fedlens.studies.study_file import flat, read_study
 from fedlens.studies.study_plan import StudyPlan
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedlens.studies.carry_out import RunOptions
     from fedlens.studies.jobs import Jobs
     from fedlens.studies.planned import DueRun
 
 FILE = "study.toml"
+_MEMORY = 2**30
 
 
-class StudyRunRows(Metrics):
-    """One dictionary per run."""
+class StudyRows(Metrics):
+    """One dictionary per run of a study."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A pandas table with one type a column. Raises `FedlensError` if pandas is not installed."""
+        from fedlens.report.study_frames import to_pandas
+
+        return to_pandas(self)
 
 
-class StudyCellRows(Metrics):
+class StudyCellRows(StudyRows):
     """One dictionary per cell: a method in a case."""
 
 
@@ -51,11 +59,11 @@ class StudyResult:
         return StudyResults.read(self.directory)
 
     @property
-    def runs(self) -> StudyRunRows:
+    def runs(self) -> StudyRows:
         """One row per run: its method, case, point, seed, status and values."""
         from fedlens.report.study_frames import run_rows
 
-        return StudyRunRows(run_rows(self.results))
+        return StudyRows(run_rows(self.results))
 
     @property
     def cells(self) -> StudyCellRows:
@@ -63,6 +71,17 @@ class StudyResult:
         from fedlens.report.study_frames import cell_rows
 
         return StudyCellRows(cell_rows(self.results))
+
+    @property
+    def page(self) -> Path:
+        """The page with tables and figures."""
+        return self.directory / "study.html"
+
+    def write(self) -> list[Path]:
+        """Writes tables, figures and the page anew, from study.json and results.jsonl alone; returns their paths."""
+        from fedlens.studies.outputs import write_outputs
+
+        return write_outputs(self.directory)
 
     @property
     def failed(self) -> list[RunLine]:
@@ -166,6 +185,9 @@ class Study:
         folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
         plan, store = self.plan(), Store(folder)
         root = None if data_dir is None else Path(data_dir)
+        from fedlens.studies.carry_out import RunOptions
+        from fedlens.studies.sweep import sweep
+
         options = RunOptions(store.runs, root, download, run_reports)
         with store.lock():
             self._write_file(folder)
@@ -203,7 +225,7 @@ def _started(
     if jobs == 0:
         return kinds.InProcess(options, progress)
     cores = max(kinds.cores_of(one.run) for one in due)
-    number = jobs or kinds.default_jobs(cores, memory_of_run(due[0].run), len(due))
+    number = jobs or kinds.default_jobs(cores, _MEMORY, len(due))
     return kinds.WorkerJobs(options, number, threads, progress)
 
 

@@ -93,7 +93,10 @@ def test_a_run_whose_worker_is_killed_once_is_resumed_and_finishes(tmp_path: Pat
 def test_a_run_whose_worker_is_killed_twice_fails_with_the_reason_and_others_go_on(tmp_path: Path) -> None:
     lines, _ = killed(tmp_path, times=2)
     bad = lines["fedavg-lr0.1-seed5"]
-    assert (bad.status, bad.reason) == ("failed", "its worker was killed by SIGKILL (out of memory?), 2 times")
+    assert (bad.status, bad.reason) == (
+        "failed",
+        "its worker was killed by SIGKILL (out of memory?), 2 times",
+    )
     assert lines["fedavg-lr0.1-seed0"].status == "finished"
 
 
