@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,19 +23,16 @@ from fedlens.core.summary_text import as_call, as_html, as_text
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
 from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent
-from fedlens.report.format import split_of
+from fedlens.result import Clients, Metrics, Predictions, Result, like, load_result
 
 if TYPE_CHECKING:
-    import pandas as pd
     from torch import nn
 
-    from fedlens.core.protocol import ModelSpec
     from fedlens.data.arrays import dataset
     from fedlens.experiment.build import Built
     from fedlens.experiment.run_state import RunState
     from fedlens.experiment.rundir import RunDir
-    from fedlens.experiment.trained_model import TrainedModel
-    from fedlens.models.user_models import Instance
+    from fedlens.experiment.session import Session
 
 
 class Experiment:
@@ -99,11 +96,15 @@ class Experiment:
         download: bool = False,
         progress: Progress | None = None,
         report: bool = True,
+        session: Session | None = None,
+        until: int | None = None,
     ) -> Result:
         """Trains, and writes the run directory `out` (default `runs/<name>/<run-id>`).
 
         It prints nothing; pass a `fedlens.experiment.progress.ProgressBase` as `progress` to follow the run.
         `report=False` skips report.html, which takes a large part of a short run; `fedlens report` writes it later.
+        Runs of one process that share a `fedlens.experiment.session.Session` read their data once. With `until` the
+        run pauses after that round, with the status "paused" and without a model file; `resume` continues it.
         All settings are checked first, so an invalid request creates no files. Raises `FedlensError` if a setting or
         the data are invalid, `RunFailed` if the run cannot continue, and `KeyboardInterrupt` (Ctrl-C) after the last
         complete round is saved; `resume(out)` then continues the run.
@@ -114,17 +115,20 @@ class Experiment:
         from fedlens.experiment.plan import plan
         from fedlens.experiment.rundir import RunDir
 
+        _check_until(until)
         root = data_directory(None if data_dir is None else Path(data_dir))
         planned = plan(self.config, self._source)
         engine = planned.engine()
         try:
             engine.warm()
             listener = BareProgress.wrap(progress or Silent())
-            built = build(planned, root, download, engine, listener.note)
+            built = build(planned, root, download, engine, listener.note, session=session)
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
             with directory.lock():
                 directory.write_config(tomli_w.dumps(plain(built.config)))
-                return _carry_out(built, directory, listener, None, root, report)
+                return _carry_out(
+                    built, directory, listener, None, root, report, until=until, session=session
+                )
         finally:
             engine.close()
 
@@ -137,13 +141,16 @@ def resume(
     report: bool = True,
     model: nn.Module | None = None,
     accept_changes: bool = False,
+    session: Session | None = None,
+    until: int | None = None,
 ) -> Result:
-    """Resumes a run that was interrupted or killed, with the same numbers as if it had not been.
+    """Resumes a run that was paused, interrupted or killed, with the same numbers as if it had not been.
 
     A finished run is returned unchanged. Edited settings in config.toml, and lines missing from metrics.jsonl or
     clients.jsonl, are an error. With `accept_changes` the run continues with them, and summary.json and the report
     list them. To train a run for longer, raise `rounds` in its config.toml and accept the change. `report=False`
-    skips report.html.
+    skips report.html; `session` and `until` are those of `Experiment.run`. A run that is paused at `until` or later is
+    returned unchanged.
 
     Raises `RunDirectoryError` if `directory` is not a run, is of another version, was edited, or has no intact
     checkpoint left; `DataError` if the data differ from those at the start. If the run's model was passed as an
@@ -156,11 +163,12 @@ def resume(
     from fedlens.experiment.run_description import check_same_data
     from fedlens.experiment.rundir import RunDir
 
+    _check_until(until)
     run = RunDir.open(Path(directory))
     listener = BareProgress.wrap(progress or Silent())
     values = run.read_config()
     if model is not None:
-        values = {**values, "model": {**values["model"], "name": _like(model, run)}}
+        values = {**values, "model": {**values["model"], "name": like(model, run)}}
     source = Source(values, run.config_path, key_lines(run.config_path.read_text(encoding="utf-8")))
     config = read_config(source.values, source.locate)
     with run.lock():
@@ -174,6 +182,8 @@ def resume(
         if done and not edited:
             listener.note(f"the run {run.path} is already finished")
             return Result(run.path)
+        if until is not None and not edited and _paused_at(summary) >= until:
+            return Result(run.path)
         environment = run.read_environment() or {}
         root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
         planned = planned or plan(config, source)
@@ -182,7 +192,7 @@ def resume(
             engine.warm()
             described = run.partition_path.exists()  # it is the last that is written before the first round
             initial = run.initial_path if described else None
-            built = build(planned, root, False, engine, listener.note, initial)
+            built = build(planned, root, False, engine, listener.note, initial, session)
             if described:
                 check_same_data(run, built, environment)
             run_state, edited = restored(run, built, planned, source, accept_changes, listener)
@@ -194,21 +204,29 @@ def resume(
                     run.append_clients(run_state.rows)
                 listener.note(f"resuming after round {run_state.round} of {config.rounds}")
             run.summary_path.unlink(missing_ok=True)  # it tells of an end that is none any more
-            return _carry_out(built, run, listener, run_state, None if described else root, report, edited)
+            return _carry_out(
+                built,
+                run,
+                listener,
+                run_state,
+                None if described else root,
+                report,
+                edited,
+                until=until,
+                session=session,
+            )
         finally:
             engine.close()
 
 
-def _like(model: nn.Module, run: RunDir) -> Instance:
-    """The model that a run began with. Raises `ConfigError` if it is not like the one in the run's config.toml."""
-    from fedlens.models.user_models import Instance
+def _check_until(until: int | None) -> None:
+    if until is not None and until < 0:
+        raise ConfigError(f"the run cannot pause after round {until} (must be at least 0)", where="until")
 
-    if isinstance(model, type):
-        raise ConfigError(
-            f"`model` is the class {model.__name__}, but must be an object",
-            hint=f"pass {model.__name__}(...)",
-        )
-    return Instance.of(model).matching(run.read_config()["model"], f"{run.config_path}: model")
+
+def _paused_at(summary: Mapping[str, Any] | None) -> int:
+    """The round that a run is paused at, -1 if it is not paused."""
+    return int(summary["rounds_done"]) if summary and summary.get("status") == "paused" else -1
 
 
 _NOTES = 5  # sentences on the data that are said aloud
@@ -222,6 +240,9 @@ def _carry_out(
     root: Path | None,
     report: bool,
     changes: Sequence[dict[str, Any]] = (),
+    *,
+    until: int | None,
+    session: Session | None,
 ) -> Result:
     """Runs, and writes the end down whatever it is: summary, model, report.
 
@@ -240,12 +261,15 @@ def _carry_out(
     status, error = "failed", None
     try:
         if root is not None:
-            describe(directory, built, root)
+            describe(directory, built, root, session)
         with watched():
-            runner.run()
-        for sentence in write_final(built, directory, runner.run_state):
-            progress.note(sentence)
-        status = "finished"
+            runner.run(until)
+        if runner.done < built.config.rounds:
+            status = "paused"
+        else:
+            for sentence in write_final(built, directory, runner.run_state):
+                progress.note(sentence)
+            status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
         raise
@@ -260,7 +284,7 @@ def _carry_out(
         try:
             directory.write_summary(summary)
         except FedlensError as failure:
-            if status == "finished":
+            if status in ("finished", "paused"):
                 raise
             progress.note(str(failure))  # what went wrong first says more
         problem = _report(directory.path, progress) if report else _remove_page(directory, progress)
@@ -297,186 +321,6 @@ def _remove_page(directory: RunDir, progress: ProgressBase) -> str | None:
         progress.problem(sentence)
         return sentence
     return None
-
-
-class Metrics(list[dict[str, Any]]):
-    """One dictionary per round."""
-
-    def to_pandas(self) -> pd.DataFrame:
-        """A pandas table with one row per dictionary. Raises `FedlensError` if pandas is not installed."""
-        try:
-            import pandas as pd
-        except ImportError:
-            raise FedlensError("to_pandas() needs pandas", hint="pip install 'fedlens[pandas]'") from None
-        return pd.DataFrame.from_records(list(self))
-
-
-class Clients(Metrics):
-    """One dictionary per client, the worst first."""
-
-
-class Predictions(Metrics):
-    """One dictionary per image file."""
-
-
-class Result:
-    """The result of a run, read from its directory on first use."""
-
-    def __init__(self, directory: Path, model: ModelSpec | None = None) -> None:
-        self.directory = directory
-        self._model = model  # at hand where the run was made: a function of yours need not be importable
-
-    @property
-    def metrics(self) -> Metrics:
-        """The lines of metrics.jsonl."""
-        return Metrics(self._run.read_metrics())
-
-    @property
-    def clients(self) -> Clients:
-        """The results of each client by name, the worst first: one dictionary per client.
-
-        The keys are the fields of `fedlens.report.client_results.ClientResult`: the client, its training examples, its
-        held-out examples and its classes; the first, best and last value of the run's main metric on its held-out
-        examples; and `gap`, the last value less the mean of the clients. Empty if the run measured no clients, which
-        needs `evaluation.clients`, `data.validation` and `data.validation_from = "client"`.
-        """
-        from fedlens.report.client_results import client_results
-        from fedlens.report.read import read_run
-
-        return Clients(dict(vars(row)) for row in client_results(read_run(self.directory)))
-
-    @property
-    def client_rounds(self) -> Metrics:
-        """The lines of clients.jsonl: one dictionary per client and round."""
-        return Metrics(self._run.read_clients())
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """summary.json."""
-        return self._run.read_summary() or {}
-
-    @property
-    def warnings(self) -> list[dict[str, Any]]:
-        """The warnings of the run, such as a diverging loss: `kind`, `since`, `until`, `sentence`, `try`, ...
-
-        Empty without a warning; see `fedlens.experiment.divergence`.
-        """
-        return list(self.summary.get("warnings", ()))
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """config.toml."""
-        return self._run.read_config()
-
-    @property
-    def model(self) -> nn.Module:
-        """The final model, in evaluation mode."""
-        from fedlens.experiment.results import read_module
-
-        return read_module(self._run.model_path, self._model)
-
-    @property
-    def best_model(self) -> nn.Module:
-        """The model of the best round, in evaluation mode; `summary["best"]` has the round and the reason."""
-        from fedlens.experiment.results import read_module
-
-        return read_module(self._run.best_path, self._model)
-
-    def predict(
-        self,
-        *paths: str | Path,
-        out: Path | str | None = None,
-        round: str | int | None = None,
-        top: int = 5,
-        pictures: bool = True,
-        force: bool = False,
-        score: float | None = None,
-    ) -> Predictions:
-        """Predicts image files with a model of the run, whose data need not be at hand.
-
-        A row has the `path`, the task's columns (`class`, `score`, ...), and `fault`: None, or why the file failed.
-
-        Args:
-            paths: files, folders, or patterns such as `"photos/*.jpg"`.
-            out: a folder for `predictions.csv`, masks, boxes and `pictures`; empty or new, unless `force` is set.
-            round: "best", "last", or a round of which the run keeps the model; by default "best".
-            score: the lowest score of a detector's boxes; by default `shown_score` of its task.
-
-        Raises `DataError` if the paths name no image, and `RunDirectoryError` if the run has no such model.
-        """
-        from fedlens.experiment.predict import Output, predict
-
-        output = None if out is None else Output(Path(out), pictures, force)
-        return Predictions(predict(self._trained(round), paths, top, output, score=score))
-
-    def export(
-        self,
-        file: Path | str,
-        format: str | None = None,
-        *,
-        round: str | int | None = None,
-        force: bool = False,
-    ) -> Path:
-        """Writes a model of the run as one file that needs no fedlens, and returns its path.
-
-        `format` is "onnx", "pt2" or "safetensors", by default the ending of `file`; `round` is that of `predict`.
-        See `fedlens.experiment.export.export` for the contents and the errors.
-        """
-        from fedlens.experiment.export import export
-
-        return export(self._trained(round), Path(file), format, force).file
-
-    def _trained(self, round: str | int | None) -> TrainedModel:
-        from fedlens.experiment.trained_model import read_trained
-
-        return read_trained(self._run, round, self._model)
-
-    @property
-    def _run(self) -> RunDir:
-        from fedlens.experiment.rundir import RunDir
-
-        return RunDir.open(self.directory)
-
-    def __repr__(self) -> str:
-        return as_text(*self._described())
-
-    def _repr_html_(self) -> str:
-        return as_html(*self._described())
-
-    def _described(self) -> tuple[str, list[tuple[str, str]]]:
-        """A title, and rows of a name and a value."""
-        summary = self.summary
-        final, best, totals = (summary.get(key) or {} for key in ("final", "best", "totals"))
-        done, rounds = summary.get("rounds_done"), summary.get("rounds")
-        rows = [
-            ("run", f"{summary.get('algorithm')} on {summary.get('dataset')}, seed {summary.get('seed')}"),
-            ("status", f"{summary['status']}, round {done} of {rounds}" if summary else "running"),
-        ]
-        metrics = {name: value for name, value in final.items() if split_of(name) and value is not None}
-        _, score = split_of(best.get("metric", "")) or ("test", "accuracy")
-        first = {name: value for name, value in metrics.items() if name.endswith((f"_{score}", "_loss"))}
-        rows += [(name, f"{value:.4g} after round {final['round']}") for name, value in first.items()]
-        others = [f"{name} {value:.4g}" for name, value in metrics.items() if name not in first]
-        rows += [("more", ", ".join(others))] if others else []
-        rows += [("best", f"{best['value']:.4g} in round {best['round']} ({best['metric']})")] if best else []
-        rows += [("failed", f"{totals['failed']:,} client updates")] if totals.get("failed") else []
-        return f"Result in {self.directory}", rows
-
-
-def load_result(directory: Path | str, model: nn.Module | None = None) -> Result:
-    """Loads the result of a run from its directory.
-
-    If the run's model was passed as an object, pass an equal `model` to load its weights. Raises `ConfigError` if it
-    differs from that of the run.
-    """
-    from fedlens.core.protocol import ModelSpec
-    from fedlens.experiment.rundir import RunDir
-
-    run = RunDir.open(Path(directory))
-    if model is None:
-        return Result(run.path)
-    instance = _like(model, run)
-    return Result(run.path, ModelSpec(instance, "instance", instance.settings, (), 0, seed=0))
 
 
 __all__ = [

@@ -94,7 +94,7 @@ class CostResult:
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class CostRun:
     """One run: its role, its seed and its settings."""
 
     role: str
@@ -306,7 +306,7 @@ def _places(source: Source) -> tuple[Any, ...]:
     return source.path, source.lines, source.overridden, source.renamed
 
 
-def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[PlannedRun]:
+def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[CostRun]:
     """All runs, seed by seed."""
     config = read_config(source.values, source.locate)
     roles = [role for role in ROLES if not (role == "iid" and config.data.reassign)]
@@ -316,7 +316,7 @@ def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[Pl
         seed = config.seed + extra
         own = config.seeds.model_dump() if extra == 0 else fixed
         settings = {**settled(source, config), "seed": seed, "seeds": own}
-        runs += [PlannedRun(role, seed, of_role(settings, config, role, work)) for role in roles]
+        runs += [CostRun(role, seed, of_role(settings, config, role, work)) for role in roles]
     return runs
 
 
@@ -350,25 +350,33 @@ def of_role(
     return made
 
 
-def refuse_other_settings(directory: Path, runs: Sequence[PlannedRun]) -> None:
+def refuse_other_settings(directory: Path, runs: Sequence[CostRun]) -> None:
     """Raises `RunDirectoryError` if `directory` has a run of one of the names with other settings."""
     for run in runs:
         path = directory / run.name
         if not (path / "config.toml").is_file():
             continue
-        given, found = _comparable(_resolved(run.settings)), _comparable(RunDir.open(path).read_config())
-        # A run writes down what follows from data and files: the size of its images, its task, a digest.
-        chosen = {key for key in found if key.startswith(_WRITTEN_BY_RUN)} - given.keys()
-        both = sorted((given.keys() | found.keys()) - chosen)
-        keys = [key for key in both if given.get(key) != found.get(key)]
-        if keys:
-            key = keys[0]
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        different = different_settings(run.settings, path)
+        if different:
+            key, there, now = different[0]
+            more = f" and {len(different) - 1} more" if len(different) > 1 else ""
             raise RunDirectoryError(
-                f"this run has other settings: {key} is {found.get(key)!r} there and {given.get(key)!r} now{more}",
+                f"this run has other settings: {key} is {there!r} there and {now!r} now{more}",
                 where=str(path),
                 hint="name another directory with --out, or delete this one",
             )
+
+
+def different_settings(settings: Mapping[str, Any], directory: Path) -> list[tuple[str, Any, Any]]:
+    """The settings in the config.toml of a run directory that differ from these: key, value there, value here.
+
+    Settings of the engine, which change no result, are left out.
+    """
+    given, found = _comparable(_resolved(settings)), _comparable(RunDir.open(directory).read_config())
+    # A run writes down what follows from data and files: the size of its images, its task, a digest.
+    chosen = {key for key in found if key.startswith(_WRITTEN_BY_RUN)} - given.keys()
+    both = sorted((given.keys() | found.keys()) - chosen)
+    return [(key, found.get(key), given.get(key)) for key in both if given.get(key) != found.get(key)]
 
 
 def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -392,7 +400,7 @@ def _comparable(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _carry_out(
-    run: PlannedRun, directory: Path, root: Path, download: bool, watcher: Progress, report: bool
+    run: CostRun, directory: Path, root: Path, download: bool, watcher: Progress, report: bool
 ) -> None:
     if (directory / "config.toml").is_file():
         resume(directory, data_dir=root, progress=watcher, report=report)

@@ -153,7 +153,7 @@ def test_a_directory_with_other_settings_is_refused_with_the_key(result: CostRes
 def test_a_run_that_fails_is_a_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     carry_out = cost_runs._carry_out
 
-    def failing(run: cost_runs.PlannedRun, *rest: Any) -> None:
+    def failing(run: cost_runs.CostRun, *rest: Any) -> None:
         if run.role == "local-only":
             raise RunFailed("the disk is full")
         carry_out(run, *rest)

@@ -82,7 +82,7 @@ class CostDisplay:
         self._console: Console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
         self._quiet = quiet
         self._live = self._console.status("preparing the data") if self._console.is_terminal else None
-        self._run: RunLine | None = None
+        self._run: RunTitle | None = None
         self._started, self._trained, self._seconds = 0.0, 0, 0.0  # the runs that trained in this process
         if self._live is not None and not quiet:
             self._live.start()
@@ -91,9 +91,9 @@ class CostDisplay:
         """Prints a sentence about the settings."""
         self._print(text)
 
-    def run_started(self, name: str, position: int, total: int) -> RunLine:
+    def run_started(self, name: str, position: int, total: int) -> RunTitle:
         """Starts the line of a run."""
-        self._run = RunLine(f"[{position:>{len(str(total))}}/{total}] {name}", self._show)
+        self._run = RunTitle(f"[{position:>{len(str(total))}}/{total}] {name}", self._show)
         self._show(self._run.title, now=True)
         self._started = time.monotonic()
         return self._run
@@ -136,7 +136,7 @@ def time_left(seconds: float, runs: int) -> str:
     return f"; about {duration(rounded).replace('.0 s', ' s')} left for {many(runs, 'run')}" if runs else ""
 
 
-class RunLine(Silent):
+class RunTitle(Silent):
     """The progress of one run as one line; a listener of the run."""
 
     def __init__(self, title: str, show: Any) -> None:

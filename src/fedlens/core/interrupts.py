@@ -64,3 +64,36 @@ def from_code(error: BaseException) -> bool:
     True
     """
     return not isinstance(error, KeyboardInterrupt) or (_Watch.active and not _Watch.arrived)
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """Postpones the signals of the user to the end of the block, which must be short: a message to another process.
+
+    Signals can only be postponed in the main thread, which handles them; elsewhere nothing happens.
+
+    >>> with postponed():
+    ...     signal.raise_signal(signal.SIGINT)
+    ...     print("not interrupted")
+    Traceback (most recent call last):
+    KeyboardInterrupt
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[tuple[int, Any]] = []
+
+    def note(number: int, frame: Any) -> None:
+        arrived.append((number, frame))
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    handlers = {number: handler for number, handler in before.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in arrived[:1]:
+            handlers[signal.Signals(number)](number, frame)

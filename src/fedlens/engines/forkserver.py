@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import pickle
 import signal
@@ -23,7 +24,7 @@ def main() -> None:
     """Forks one worker for each descriptor received, and answers how a worker ended, until end of file."""
     import torch  # noqa: F401  (this is what makes a fork cheap)
 
-    from fedlens.engines import worker_main as worker
+    import fedlens.engines.worker_main  # noqa: F401
 
     control = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the driver
@@ -36,6 +37,7 @@ def main() -> None:
                 control.send_bytes(str(_status(settings)).encode())
                 continue
             _reap()
+            worker = importlib.import_module(settings["module"])  # before the fork, which shares it
             fd = recv_handle(control)
             pid = os.fork()
             if pid == 0:

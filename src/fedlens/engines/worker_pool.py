@@ -20,6 +20,7 @@ from fedlens.core.errors import RunFailed
 from fedlens.core.registry import user_files
 from fedlens.engines.shared_memory import LARGE, Region, unpack
 
+_SERVES = "fedlens.engines.worker_main"
 _REGIONS = 64  # of one worker's replies, alive at once
 
 
@@ -54,10 +55,20 @@ class WorkerPool:
         self._control = Connection(ours.detach())
         self._ready = False
 
-    def worker(self, device: str = "cpu", group: int = 1, cores: int = 1, again: bool = True) -> Worker:
+    def worker(
+        self,
+        device: str = "cpu",
+        group: int = 1,
+        cores: int = 1,
+        again: bool = True,
+        module: str = _SERVES,
+    ) -> Worker:
         """A new worker on this device, ready for a program. It decodes images in at most `cores` threads.
 
         The process that makes them is started again, once, if it was killed.
+
+        Args:
+            module: whose `main(connection, settings)` the worker runs.
         """
         self.start()
         ours, theirs = socket.socketpair()
@@ -67,7 +78,7 @@ class WorkerPool:
                     self._control.recv_bytes()
                     self._ready = True
                 settings = {"threads": self.threads, "path": list(sys.path), "files": user_files()}
-                settings |= {"device": device, "group": group, "cores": cores}
+                settings |= {"device": device, "group": group, "cores": cores, "module": module}
                 self._control.send_bytes(pickle.dumps(settings))
                 send_handle(self._control, theirs.fileno(), os.getpid())
                 pid = int(self._control.recv_bytes())
@@ -79,7 +90,7 @@ class WorkerPool:
                         "the process that starts local workers failed twice",
                         hint="its last output is above; engine.name=inline runs without it",
                     ) from error
-        return self.worker(device, group, cores, again=False)
+        return self.worker(device, group, cores, again=False, module=module)
 
     def ending(self, pid: int) -> str:
         """How a worker that is gone has ended, in words."""

@@ -39,6 +39,7 @@ from fedlens.experiment.memory_check import check_memory
 from fedlens.experiment.model_kind import refuse_other_kind
 from fedlens.experiment.plan import SLOT_REGISTRIES, Plan
 from fedlens.experiment.resolve import Resolved, located
+from fedlens.experiment.session import Session, SharedDataset
 from fedlens.experiment.single_images import refuse_single_images
 from fedlens.experiment.text_models import refuse_image_settings, table_of, with_vocabulary
 from fedlens.local.chain import chain
@@ -71,6 +72,7 @@ class Built:
     source: ClientDataSource  # the same data, or the features of them
     evaluation_size: EvaluationSize  # at which images are evaluated
     notes: tuple[str, ...] = ()  # which weights were loaded; what was left out of the data, or corrected
+    shared: SharedDataset | None = None  # the data in a session, with their digest once it is known
 
     @property
     def program(self) -> Program:
@@ -92,17 +94,18 @@ def build(
     engine: EngineBase | None = None,
     say: Callable[[str], None] = lambda sentence: None,
     initial: Path | None = None,
+    session: Session | None = None,
 ) -> Built:
     """Loads the data, partitions it, and makes the algorithm and the engine.
 
     `initial` is the file of the initial model in the directory of a run that is resumed; `model.weights` is not read
-    again then.
+    again then. `session` has data and partitions of earlier runs.
 
     Raises `ConfigError` if the settings do not fit the data or each other, and `DataError` if the data is missing or
     damaged.
     """
     try:
-        return _build(planned, data_dir, download, engine, say, initial)
+        return _build(planned, data_dir, download, engine, say, initial, session)
     except ConfigError as error:
         if error.where is None or error.where.partition(".")[0] not in Config.model_fields:
             raise
@@ -116,13 +119,14 @@ def _build(
     engine: EngineBase | None,
     say: Callable[[str], None],
     initial: Path | None,
+    session: Session | None,
 ) -> Built:
     config, chosen = planned.config, planned.chosen
     _check_warmup(config)
     prepare = chosen["model"].shared
     if prepare is not None and prepare.initial_weights is not None and not (initial and initial.exists()):
         prepare.initial_weights.read_before_data()
-    holders, partition, task, task_table = _distributed(planned, data_dir, download, say)
+    holders, partition, task, task_table, shared = _distributed(planned, data_dir, download, say, session)
     data = holders.dataset
     config = config.model_copy(update={"task": task_table})
     if data.chosen:
@@ -188,6 +192,7 @@ def _build(
             *_without_test_examples(holders, task),
             *notes,
         ),
+        shared,
     )
 
 
@@ -309,9 +314,9 @@ def _source(
 
 
 def _distributed(
-    planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None]
-) -> tuple[ClientDatasets, Partition, Task, dict[str, Any]]:
-    """The clients' data, their partition, the task, and the task's table with every setting filled in."""
+    planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None], session: Session | None
+) -> tuple[ClientDatasets, Partition, Task, dict[str, Any], SharedDataset | None]:
+    """The clients' data, their partition, the task, its table with every setting filled in, and what is shared."""
     config, chosen = planned.config, planned.chosen
     if config.data.validation_from == "client" and not config.data.validation:
         raise ConfigError(
@@ -319,29 +324,39 @@ def _distributed(
             where="data.validation_from",
             hint="set data.validation = 0.2, the share that each client holds out",
         )
-    dataset = chosen["data.dataset"](data_dir, download, config.seeds.data)
+    reader, seeds = chosen["data.dataset"], config.seeds
+    shared = None if session is None else session.dataset(reader, data_dir, download, seeds.data)
+    dataset = reader(data_dir, download, seeds.data) if shared is None else shared.dataset
     resolved = planned.task(dataset.info)
     task = _checked_task(resolved, dataset.info)
     refuse_other_kind(chosen["model"].name, chosen["model"].factory, dataset.info)
     refuse_image_settings(dataset.info, planned.augments, chosen["model"])
-    dataset = loaded(dataset, int(config.data.cache * 2**30), say)
+    cache = int(config.data.cache * 2**30)
+    dataset = loaded(dataset, cache, say) if shared is None else shared.loaded(cache, say)
     mean, std = moments(config.data.normalize, dataset.mean, dataset.std)
-    dataset = replace(dataset, mean=mean, std=std)
-    augment, dataset = augment_chain(planned.augments, dataset, task)
+    augment, augmented = augment_chain(planned.augments, dataset, task)
 
     def partitioner(table: Table) -> Partition:
-        drawn: Partition = chosen["data.partition"](table, config.seeds.partition)
-        return reassigned(drawn, config.seeds.partition) if config.data.reassign else drawn
+        drawn: Partition = chosen["data.partition"](table, seeds.partition)
+        return reassigned(drawn, seeds.partition) if config.data.reassign else drawn
 
-    data, partition = federate(
-        dataset,
-        partitioner,
-        config.data.validation,
-        config.seeds.data,
-        config.data.validation_from,
-        augment,
-        config.data.prefetch,
-        task.views,
+    held_out = (config.data.validation, seeds.data, config.data.validation_from)
+
+    def federated() -> tuple[ClientDatasets, Partition]:
+        return federate(dataset, partitioner, *held_out)
+
+    if session is None or shared is None:
+        data, partition = federated()
+    else:
+        key = (cache, chosen["data.partition"].identity, seeds.partition, config.data.reassign, *held_out)
+        data, partition = session.federated(shared, key, federated)
+    notes = (*augmented.notes, *data.dataset.notes[len(dataset.notes) :])
+    data = replace(
+        data,
+        dataset=replace(data.dataset, mean=mean, std=std, notes=notes),
+        augment=augment,
+        prefetch=config.data.prefetch,
+        views=task.views,
     )
     if data.augment is not None and not data.augment.apart:
         attempt(data.augment, data.dataset, task)
@@ -350,7 +365,7 @@ def _distributed(
             f"the dataset '{dataset.name}' has no test {task.example}s to evaluate a model on",
             where="data.dataset",
         )
-    return data, partition, task, resolved.table()
+    return data, partition, task, resolved.table(), shared
 
 
 def _checked_task(resolved: Resolved, info: DatasetInfo) -> Task:
@@ -437,11 +452,16 @@ def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | 
 
 def data_digest(built: Built) -> str:
     """SHA-256 in hexadecimal of the images and labels that are trained and tested on."""
+    if built.shared is not None and built.shared.digest is not None:
+        return built.shared.digest
     data = built.holders.dataset
     hashed = hashlib.sha256()
     for split in (data.train, data.test):
         split.feed(hashed)
-    return hashed.hexdigest()
+    digest = hashed.hexdigest()
+    if built.shared is not None:
+        built.shared.digest = digest
+    return digest
 
 
 def measure(config: Config, federation: FederationInfo) -> Sequence[str]:

@@ -110,21 +110,26 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
     looks_like_file = path.suffix == ".toml" or (os.path.exists(path) and not directory)
     if not looks_like_file:
         path = recipe_path(recipe_or_file)
+    text, values = read_toml(path, "pass the path of a TOML file, or a recipe ('fedlens list recipes')")
+    _find_beside(values, path.parent)
+    return override(Source(values, path, key_lines(text)), overrides)
+
+
+def read_toml(path: Path, hint: str) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file and its values.
+
+    Raises `ConfigError` if the file does not exist (with `hint`), cannot be read, or is not valid TOML.
+    """
     try:
         with open_regular(path) as file:
             text = file.read().decode()
-        values = _parsed(text, str(path))
+        return text, _parsed(text, str(path))
     except FileNotFoundError:
-        raise ConfigError(
-            f"the file {path} does not exist",
-            hint="pass the path of a TOML file, or a recipe ('fedlens list recipes')",
-        ) from None
+        raise ConfigError(f"the file {path} does not exist", hint=hint) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
     except OSError as error:
         raise ConfigError(f"the file cannot be read: {error.strerror}", where=str(path)) from None
-    _find_beside(values, path.parent)
-    return override(Source(values, path, key_lines(text)), overrides)
 
 
 def _find_beside(values: dict[str, Any], folder: Path) -> None:
@@ -209,17 +214,32 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
         path, new = key.split("."), _value(key, value.strip())
         if len(path) > _DEEPEST:
             raise _too_deep(f"--set {_short(key)}")
-        if key in _COMPONENTS and isinstance(new, str) and isinstance(_at(values, path), dict):
-            path, key = [*path, "name"], f"{key}.name"
-        if path[-1] == "name" and len(path) > 1:
-            renamed.add(".".join(path[:-1]))
-        if key == "seed":
-            _forget_derived_seeds(values)
-        if key == "model.weights" and isinstance(values.get("model"), dict):
-            values["model"].pop("weights_sha256", None)  # of the file that a run began with
-        _put(values, path, new, text)
-        keys.add(key)
+        keys.add(put_setting(values, key, new, renamed, f"--set {text}"))
     return Source(values, source.path, source.lines, frozenset(keys), frozenset(renamed))
+
+
+def put_setting(values: dict[str, Any], key: str, new: Any, renamed: set[str], where: str) -> str:
+    """Changes one setting in place, and returns its full key: the name of a component changes its table's `name`.
+
+    Args:
+        renamed: tables that got another name; added to.
+        where: what an error names as the place.
+
+    >>> values, renamed = {"model": {"name": "mlp", "hidden": 9}}, set()
+    >>> put_setting(values, "model", "linear", renamed, "--set"), values, renamed
+    ('model.name', {'model': {'name': 'linear', 'hidden': 9}}, {'model'})
+    """
+    path = key.split(".")
+    if key in _COMPONENTS and isinstance(new, str) and isinstance(_at(values, path), dict):
+        path, key = [*path, "name"], f"{key}.name"
+    if path[-1] == "name" and len(path) > 1:
+        renamed.add(".".join(path[:-1]))
+    if key == "seed":
+        _forget_derived_seeds(values)
+    if key == "model.weights" and isinstance(values.get("model"), dict):
+        values["model"].pop("weights_sha256", None)  # of the file that a run began with
+    _put(values, path, new, where)
+    return key
 
 
 def _short(text: str) -> str:
@@ -233,7 +253,7 @@ def _at(values: Any, path: Sequence[str]) -> Any:
     return values
 
 
-def _put(values: dict[str, Any], path: list[str], value: Any, text: str) -> None:
+def _put(values: dict[str, Any], path: list[str], value: Any, where: str) -> None:
     table = values
     for index, part in enumerate(path[:-1]):
         if isinstance(table.get(part), str):
@@ -241,9 +261,7 @@ def _put(values: dict[str, Any], path: list[str], value: Any, text: str) -> None
         inner = table.setdefault(part, {})
         if not isinstance(inner, dict):
             key = ".".join(path[: index + 1])
-            raise ConfigError(
-                f"'{key}' is a value, not a table, so it has no settings", where=f"--set {text}"
-            )
+            raise ConfigError(f"'{key}' is a value, not a table, so it has no settings", where=where)
         table = inner
     table[path[-1]] = value
 

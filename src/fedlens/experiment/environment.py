@@ -6,7 +6,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,18 +30,30 @@ def command_words(arguments: Sequence[str]) -> list[str]:
     return [program.parent.name if program.name == "__main__.py" else program.name, *arguments[1:]]
 
 
-def describe_environment(command: Sequence[str], seed: int) -> dict[str, Any]:
+def describe_environment(
+    command: Sequence[str], seed: int, shared: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What `environment.json` says of a run that starts now in the current directory.
 
     Keys: `fedlens`, `python`, `torch`, `cuda` (what torch was built for, or None), `libraries` (name to
     version), `os`, `cpu` (`model`, `cores` of the machine, `usable` by this process, `capability` as torch
     sees it), `memory` in bytes, `gpus` (each `name` and `memory`), `git` (`revision` and `dirty`, or None
-    outside a repository), `command`, `seed` and `started` (UTC).
+    outside a repository), `command`, `seed` and `started` (UTC). `shared` is the result of `machine`, if it is known.
 
     >>> found = describe_environment(["fedlens", "run", "my file.toml"], seed=3)
     >>> found["command"], found["seed"]
     ("fedlens run 'my file.toml'", 3)
     """
+    return {
+        **(machine() if shared is None else shared),
+        "command": shlex.join(command),
+        "seed": seed,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The keys of `describe_environment` that all runs of a process in the current directory share."""
     import torch
 
     from fedlens.engines.devices import usable_cores  # which imports torch too
@@ -62,9 +74,6 @@ def describe_environment(command: Sequence[str], seed: int) -> dict[str, Any]:
         "memory": _memory(),
         "gpus": _gpus(),
         "git": _git_revision(),
-        "command": shlex.join(command),
-        "seed": seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,15 @@ class Resolved:
     def _fault(self, what: str, hint: str | None = None) -> ConfigError:
         where = self.locate(_below(self.key, "name"))
         return ConfigError(f"the {self.kind} '{self.name}' {what}", where=where, hint=hint)
+
+    @property
+    def identity(self) -> tuple[Factory, str]:
+        """What it makes depends on, besides its arguments: the factory and the settings, objects by their identity."""
+
+        def named(value: Any) -> str:
+            return f"{type(value).__name__} {id(value)}"
+
+        return self.factory, json.dumps(self.settings, sort_keys=True, default=named)
 
     def table(self) -> dict[str, Any]:
         """The table with every setting filled in, as the run's config.toml has it."""

@@ -73,7 +73,11 @@ def summarize(
         "final": evaluated[-1] if evaluated else None,
         "details": details(built, directory, metrics[-1]["round"] if metrics else 0),
         "best": run_state.best if run_state else None,
-        "totals": {"seconds": metrics[-1]["elapsed"] if metrics else 0.0, **totals},
+        "totals": {
+            "seconds": metrics[-1]["elapsed"] if metrics else 0.0,
+            "cpu_seconds": run_state.cpu_seconds if run_state else 0.0,
+            **totals,
+        },
         "failures": {client: dict(reasons) for client, reasons in runner.failures.items()},
         "warnings": runner.warnings,
         "clients": run_state.measured if run_state else None,

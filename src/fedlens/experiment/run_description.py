@@ -12,11 +12,14 @@ from fedlens.experiment.build import Built, data_digest
 from fedlens.experiment.environment import command_words, describe_environment
 from fedlens.experiment.initial_weights import write_initial
 from fedlens.experiment.rundir import FORMAT, RunDir
+from fedlens.experiment.session import Session
 
 
-def describe(directory: RunDir, built: Built, root: Path) -> None:
+def describe(directory: RunDir, built: Built, root: Path, session: Session | None = None) -> None:
     """Writes environment.json, partition.npz, and the weights from a file; `root` is the data directory."""
-    environment = describe_environment(command_words(sys.argv), built.config.seed) | {"layout": built.layout}
+    shared = None if session is None else session.machine()
+    environment = describe_environment(command_words(sys.argv), built.config.seed, shared)
+    environment |= {"layout": built.layout}
     data = {
         "data_dir": str(root.resolve()),
         "data_sha256": data_digest(built),

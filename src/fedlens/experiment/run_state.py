@@ -31,6 +31,7 @@ class RunState:
     client_lines: int = 0  # of clients.jsonl before this round
     norms: dict[str, Any] = field(default_factory=dict)  # of the replies so far; see `NormBounds`
     divergence: Mapping[str, Any] | None = None  # see `Divergence.state`
+    cpu_seconds: float = 0.0  # processor time of this process in all rounds so far
 
     def payload(self) -> dict[str, Any]:
         """The payload of a checkpoint. Client states that belong in files are written first."""
@@ -47,6 +48,7 @@ class RunState:
             "measured": self.measured,
             "norms": self.norms,
             "divergence": self.divergence,
+            "cpu_seconds": self.cpu_seconds,
         }
 
     @classmethod
@@ -62,6 +64,7 @@ class RunState:
                 and isinstance(run_state.state, Mapping)
                 and run_state.line["round"] == run_state.round
                 and all(isinstance(row, Mapping) for row in run_state.rows)
+                and isinstance(run_state.cpu_seconds, int | float)
                 and (run_state.best is None or isinstance(run_state.best["round"], int))
                 and all(map(is_key, keys.values()))
                 and all(isinstance(state, Mapping) for state in states.values())

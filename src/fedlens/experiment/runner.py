@@ -80,6 +80,7 @@ class Runner:
         self.failures = {} if run_state is None else run_state.failures
         self._divergence = divergence_of(built, None if run_state is None else run_state.divergence)
         self._elapsed = 0.0 if run_state is None else self._elapsed_before()
+        self._cpu_before = 0.0 if run_state is None else run_state.cpu_seconds
         self._ahead: _Trained | None = None  # the last round, until it is recorded
         self._best: RunState | None = None  # the best round, until it is saved
         self._saved_at = time.monotonic()
@@ -87,10 +88,14 @@ class Runner:
         self._files = StateFiles(directory.states_path)
         self._states = ClientStates(self._files, built.engine.state_memory * 2**20)
 
-    def run(self) -> None:
-        """Runs to the last round. If something ends the run early, the last complete round is saved first."""
+    def run(self, until: int | None = None) -> None:
+        """Runs to round `until`, by default the last, and saves it.
+
+        If something ends the run early, the last complete round is saved first.
+        """
         config, engine, states = self.built.config, self.built.engine, self._states
-        self._began = time.monotonic()
+        self._began, self._cpu_began = time.monotonic(), time.process_time()
+        last = config.rounds if until is None else min(until, config.rounds)
         try:
             engine.listen(self._note_engine)
             if self.run_state is not None:
@@ -113,8 +118,9 @@ class Runner:
             else:
                 states.restore(self.run_state.clients.saved())
                 self.run_state.state = self._placed(self.run_state.state)
-            for round in range(self._reached.round + 1, config.rounds + 1):
+            for round in range(self._reached.round + 1, last + 1):
                 self._round(round, driver)
+            self._record(driver)  # a pause does not wait for the next round
         finally:
             try:
                 if self.run_state is not None:
@@ -139,6 +145,11 @@ class Runner:
         placed = self.built.engine.place(model)
         moved = {id(model[name]): placed[name] for name in model if placed[name] is not model[name]}
         return replace_tensors(state, moved) if moved else state
+
+    @property
+    def done(self) -> int:
+        """The last round that is recorded."""
+        return self._reached.round
 
     @property
     def _reached(self) -> RunState:
@@ -252,6 +263,7 @@ class Runner:
             client_lines=before,
             norms=trained.norms,
             divergence=self._divergence.state,
+            cpu_seconds=round_to(self._cpu_before + time.process_time() - self._cpu_began),
         )
         if best and best["round"] == round:
             self._best = self.run_state

@@ -198,7 +198,12 @@ def _model_path(run: RunDir, round: str | int | None) -> tuple[Path, list[str]]:
     """The model file of a round, and notes on the choice."""
     if not run.model_path.exists():
         status = (run.read_summary() or {}).get("status")
-        ended = {"failed": "failed", "interrupted": "was interrupted", "finished": "has lost its model file"}
+        ended = {
+            "failed": "failed",
+            "interrupted": "was interrupted",
+            "paused": "is paused",
+            "finished": "has lost its model file",
+        }
         raise RunDirectoryError(
             f"the run {ended.get(str(status), 'has not ended')}, so it has no model",
             where=str(run.path),

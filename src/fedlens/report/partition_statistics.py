@@ -70,7 +70,7 @@ def describe(partition: Partition) -> dict[str, Any]:
     sizes, census = partition.sizes(), partition.census
     return {
         "dataset": partition.dataset,
-        "spec": _written(partition.spec),
+        "spec": written(partition.spec),
         "digest": partition.digest,
         "clients": len(partition),
         "examples": int(sizes.sum()),
@@ -136,10 +136,10 @@ def readable(partition: Partition) -> list[tuple[str, str]]:
     ]
 
 
-def _written(value: Any) -> Any:
+def written(value: Any) -> Any:
     """The recipe with values that JSON lacks, such as an infinite alpha, as text."""
     if isinstance(value, Mapping):
-        return {key: _written(item) for key, item in value.items()}
+        return {key: written(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_written(item) for item in value]
+        return [written(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -48,7 +48,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, failed, interrupted, or running without a summary."""
+        """finished, paused, failed, interrupted, or running without a summary."""
         return str(self.summary.get("status") or "running")
 
     @property

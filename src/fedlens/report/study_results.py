@@ -1,8 +1,8 @@
 """The results of a study: its plan, and one line a run.
 
 `study.json` holds the plan (`StudyInfo`), `results.jsonl` the facts of each run (`RunLine`), named by the digest of
-its settings. Tables and figures are made from these two files alone, so they can be published without the run
-directories.
+its settings, and `data.json`, where a figure or a table needs it, the clients' data and the costs of the models. Tables
+and figures are made from these files alone, so they can be published without the run directories.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedlens.experiment.atomic_files import write_atomically
 
 Role = Literal["tune", "final"]
 Status = Literal["finished", "failed", "stopped"]
-INFO, LINES = "study.json", "results.jsonl"
+INFO, LINES, DATA = "study.json", "results.jsonl", "data.json"
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,10 @@ class RunLine:
         main: the main metric as metrics.jsonl names it, such as "test_accuracy".
         curve: columns of equal length, one entry an evaluated round: "round"; "examples", "batches" (those of the
             busiest client, summed over rounds), "bytes" (up and down) and "bytes_client" (up and down of one client),
-            all sums up to that round; "elapsed" in seconds; then each metric, None where it is missing.
-        facts: other numbers: "parameters", "multiply_adds", "cpu_seconds", "seconds", "emd", "clients".
+            "bytes_client_up" (the part of it that goes up), all sums up to that round; "elapsed" in seconds; then each
+            metric, None where it is missing.
+        facts: other numbers: "parameters", "multiply_adds", "cpu_seconds", "seconds", "emd", "clients"; "batch_size"
+            for simulated hours, "chance" (accuracy of guessing), "local_lr" and "effective_lr" for figures.
         version: of fedlens.
     """
 
@@ -132,10 +134,17 @@ class StudyInfo:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """A study as far as it has been run."""
+    """A study as far as it has been run.
+
+    Attributes:
+        lines: the runs by digest.
+        data: the content of data.json: "populations" (`fedlens.report.study_populations`) and "costs"
+            (`fedlens.report.study_costs`); empty where no figure or table needs them.
+    """
 
     info: StudyInfo
-    lines: Mapping[str, RunLine]  # by digest
+    lines: Mapping[str, RunLine]
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> StudyResults:
@@ -150,7 +159,8 @@ class StudyResults:
             ) from None
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{INFO} is damaged: {error}", where=str(path)) from None
-        return cls(info, {line.digest: line for line in read_lines(folder / LINES)})
+        lines = {line.digest: line for line in read_lines(folder / LINES)}
+        return cls(info, lines, read_data(folder))
 
     @cached_property
     def metric(self) -> str:
@@ -180,6 +190,25 @@ class StudyResults:
 def write_info(folder: Path, info: StudyInfo) -> None:
     """Writes study.json, all of it or nothing."""
     write_atomically(folder / INFO, (json.dumps(asdict(info), indent=1) + "\n").encode())
+
+
+def read_data(folder: Path) -> dict[str, Any]:
+    """The content of data.json; empty without one. Raises `DataError` if it is damaged."""
+    path = folder / DATA
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise DataError(f"{DATA} is damaged: {error}", where=str(path)) from None
+    if not isinstance(values, dict):
+        raise DataError(f"{DATA} is damaged: it is no table", where=str(path))
+    return values
+
+
+def write_data(folder: Path, data: Mapping[str, Any]) -> None:
+    """Writes data.json, all of it or nothing."""
+    write_atomically(folder / DATA, (json.dumps(data, separators=(",", ":")) + "\n").encode())
 
 
 def read_lines(path: Path) -> list[RunLine]:

@@ -1,0 +1,194 @@
+"""`fedlens sweep`: carry out a study."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlens.cli.options import Changes, DataDir, Debug, Download, Json, Quiet, Report
+from fedlens.cli.output import CommandOutput, Interrupted, printable, reported, say, stdout_kept_clean
+
+if TYPE_CHECKING:
+    from fedlens.studies.study import Study, StudyResult
+
+_SEEDS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+FAILED_SHOWN = 10
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="STUDY_FILE", help="The TOML file of a study.")],
+    scale: Annotated[
+        str | None, typer.Option(help="One of the scales in the file, such as smoke, laptop or paper.")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Runs at once; by default as many as cores and memory allow. 0: in this process."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder of the study; default studies/<name>[/<scale>]."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print runs, images, hours and disk, and start nothing.")
+    ] = False,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Other seeds than those of the file: 0,1,2 or 0-4.")
+    ] = None,
+    changes: Changes = None,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Continue a study whose settings have changed since it started."),
+    ] = False,
+    report: Report = True,
+    run_reports: Annotated[
+        bool, typer.Option("--reports", help="Write the report.html of each run, too.")
+    ] = False,
+    render: Annotated[
+        bool,
+        typer.Option("--render", help="Write tables, figures and the page from the results, and run nothing."),
+    ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="'ray' spreads the runs over a Ray cluster, see --address."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Of the Ray cluster: host:port or auto; without it Ray starts here."
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Carry out a study: its runs, tables, figures and page.
+
+    The same command continues an interrupted study, and tries failed runs again.
+    """
+    with reported(debug, as_json) as output:
+        from fedlens.studies.study import Study
+
+        study = Study.load(file, scale, overrides=changes or (), seeds=parsed_seeds(seeds))
+        folder = out or study.folder
+        if render:
+            result = study_result(folder)
+            result.write()
+            show(result, output, quiet)
+            return
+        cluster = cluster_address(engine, address)
+        run_study(
+            study,
+            output,
+            quiet=quiet,
+            dry_run=dry_run,
+            again=f"fedlens {shlex.join(sys.argv[1:])}",
+            out=folder,
+            jobs=jobs,
+            data_dir=data_dir,
+            download=download,
+            report=report,
+            accept_changes=accept_changes,
+            run_reports=run_reports,
+            address=cluster,
+        )
+
+
+def study_result(folder: Path) -> StudyResult:
+    """The results in the folder of a study."""
+    from fedlens.studies.study import StudyResult
+
+    return StudyResult(folder)
+
+
+def run_study(
+    study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool, again: str, **how: Any
+) -> None:
+    """Prints what the study costs, carries it out with progress, and prints its results.
+
+    Raises `Interrupted` with the command `again` that continues it, and `typer.Exit` with code 1 if runs failed.
+    """
+    from fedlens.cli.sweep_display import SweepDisplay
+
+    estimate = study.estimate(
+        how["out"], jobs=how["jobs"], data_dir=how["data_dir"], download=how["download"]
+    )
+    if dry_run and output.as_json:
+        output.json(vars(estimate))
+        return
+    if not quiet:
+        for sentence in estimate.sentences:
+            print(printable(sentence), file=sys.stderr if output.as_json else sys.stdout)
+    if dry_run:
+        return
+    display = SweepDisplay(quiet=quiet, stderr=output.as_json)
+    try:
+        with stdout_kept_clean(output.as_json):
+            result = study.run(progress=display, **how)
+    except KeyboardInterrupt:
+        raise Interrupted(f"all running runs are saved; continue with: {again}") from None
+    finally:
+        display.close()
+    show(result, output, quiet)
+
+
+def show(result: StudyResult, output: CommandOutput, quiet: bool) -> None:
+    """Prints the outcome of a study. Raises `typer.Exit` with code 1 if runs failed."""
+    failed = result.failed
+    if output.as_json:
+        runs = {"runs": list(result.runs), "cells": list(result.cells)}
+        output.json({"directory": str(result.directory), **runs})
+    elif quiet:
+        say(result.page)
+    else:
+        for line in failed[:FAILED_SHOWN]:
+            say(f"{line.run} failed: {line.reason}")
+        if len(failed) > FAILED_SHOWN:
+            say(f"and {len(failed) - FAILED_SHOWN} more, in {result.directory / 'results.jsonl'}")
+        if failed:
+            say(f"{len(failed)} of {len(result.results.lines)} runs failed; the same command tries them again")
+        say(f"results: {result.page}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def parsed_seeds(text: str | None) -> list[int] | None:
+    """The seeds of a list such as 0,1,5-7. Raises `ConfigError` if it is something else.
+
+    >>> parsed_seeds("0,1,5-7"), parsed_seeds(None)
+    ([0, 1, 5, 6, 7], None)
+    """
+    from fedlens.core.errors import ConfigError
+
+    if text is None:
+        return None
+    if not _SEEDS.fullmatch(text):
+        raise ConfigError(f"--seeds is {text!r}", hint="give numbers and ranges, such as 0,1,2 or 0-4")
+    ranges = [part.partition("-")[::2] for part in text.split(",")]
+    return [seed for first, last in ranges for seed in range(int(first), int(last or first) + 1)]
+
+
+def cluster_address(engine: str | None, address: str | None) -> str | None:
+    """The Ray cluster that carries out the runs, "local" for one that is started here; None without Ray.
+
+    >>> cluster_address("ray", None), cluster_address(None, None)
+    ('local', None)
+    """
+    from fedlens.core.errors import ConfigError
+
+    if engine not in (None, "ray"):
+        raise ConfigError(
+            f"--engine is {engine!r}, but only 'ray' carries out the runs of a study elsewhere",
+            hint='set the engine of the runs in the study: set = { "engine.name" = ... }',
+        )
+    if address is not None and engine is None:
+        raise ConfigError("--address is the address of a Ray cluster", hint="add --engine ray")
+    return None if engine is None else address or "local"

@@ -1,0 +1,92 @@
+"""The settings that tuning chose in a study, and whether they lie at the edge of what was tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedlens.report.study_results import StudyResults
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting that tuning chose for a method in a case.
+
+    Attributes:
+        values: all that tuning tried of the setting in this cell, numbers in rising order.
+        edge: whether the chosen value lies at the edge of them, see `at_edge`.
+    """
+
+    setting: str
+    value: Any
+    values: tuple[Any, ...]
+    edge: bool
+
+
+def choices(results: StudyResults, method: str, case: Mapping[str, Any]) -> list[Choice]:
+    """The choices of a cell, by setting; empty without tuning, or before tuning is complete."""
+    tried = tried_values(results, method, case)
+    return [
+        Choice(setting, value, tried.get(setting, (value,)), at_edge(tried.get(setting, ()), value))
+        for setting, value in chosen_values(results, method, case).items()
+    ]
+
+
+def chosen_values(results: StudyResults, method: str, case: Mapping[str, Any]) -> dict[str, Any]:
+    """The chosen value of each tuned setting of a cell: the point of its final runs.
+
+    Empty without tuning, or before tuning is complete.
+    """
+    for entry in results.info.entries:
+        if entry.role == "final" and entry.method == method and entry.case == case:
+            return dict(entry.point)
+    return {}
+
+
+def tried_values(results: StudyResults, method: str, case: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The distinct values that the tuning runs of a cell have of each setting, numbers in rising order.
+
+    Widening adds values in one cell and not in another, so the runs count and not the grid of the study file. A cell
+    without tuning runs has the values of that grid.
+    """
+    found: dict[str, list[Any]] = {}
+    for entry in results.info.entries:
+        if entry.role == "tune" and entry.method == method and entry.case == case:
+            for setting, value in entry.point.items():
+                found.setdefault(setting, []).append(value)
+    grids = found or results.info.grids.get(method, {})
+    return {setting: distinct(values) for setting, values in grids.items()}
+
+
+def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    """The distinct values: numbers in rising order, others in the given order.
+
+    >>> distinct([0.1, 0.01, 0.1]), distinct(["sgd", "adam", "sgd"])
+    ((0.01, 0.1), ('sgd', 'adam'))
+    """
+    once: list[Any] = []
+    for value in values:
+        if value not in once:
+            once.append(value)
+    return tuple(sorted(once)) if all(map(is_number, once)) else tuple(once)
+
+
+def at_edge(values: Iterable[Any], chosen: Any) -> bool:
+    """Whether a chosen number is the smallest or the largest of the numbers that were tried.
+
+    Both values of a grid of two lie at its edge. A grid of one value has no edge, and neither have names.
+
+    >>> at_edge([0.01, 0.1, 1.0], 0.1), at_edge([0.01, 0.1, 1.0], 1.0), at_edge([0.7, 0.9], 0.9)
+    (False, True, True)
+    >>> at_edge([0.1], 0.1), at_edge(["sgd", "adam"], "adam")
+    (False, False)
+    """
+    numbers = distinct(value for value in values if is_number(value))
+    return len(numbers) > 1 and is_number(chosen) and not numbers[0] < chosen < numbers[-1]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a setting is a finite number, so that it has an order; True and False are names."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

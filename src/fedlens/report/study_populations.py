@@ -1,0 +1,146 @@
+"""The populations of a study: which client holds how many examples of each class, without any training.
+
+They stand in `data.json` beside study.json, so that figures and tables of data are drawn from files alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.core.errors import DataError
+from fedlens.data.partition.census import Census
+from fedlens.data.partition.partition import Partition
+from fedlens.report.partition_statistics import written
+
+DATA_FIGURES = frozenset({"populations", "distributions"})
+DATA_TABLES = frozenset({"datasets"})
+
+
+@dataclass(frozen=True)
+class Population:
+    """The clients of one case of a study, at one seed.
+
+    Client k holds `counts[i]` marks (see `Census`) of class `columns[i]`, for i in `offsets[k] : offsets[k + 1]`.
+
+    Attributes:
+        settings: the digest of the settings of the data, so that a population is made once.
+        case: the condition of the study that it belongs to.
+        method: the label of the method whose data it is, where methods differ in them; else "".
+        dataset: its name.
+        spec: the partition and its settings.
+        ids: the clients.
+        sizes: the examples of each client.
+        test: how many test examples show each class.
+    """
+
+    settings: str
+    case: Mapping[str, Any]
+    method: str
+    seed: int
+    dataset: str
+    spec: Mapping[str, Any]
+    ids: Sequence[str]
+    sizes: Sequence[int]
+    classes: Sequence[str]
+    columns: Sequence[int]
+    counts: Sequence[int]
+    offsets: Sequence[int]
+    test: Sequence[int] = field(default_factory=tuple)
+
+    @classmethod
+    def of(
+        cls,
+        partition: Partition,
+        case: Mapping[str, Any],
+        *,
+        settings: str = "",
+        method: str = "",
+        seed: int = 0,
+        test: NDArray[np.int64] | None = None,
+    ) -> Population:
+        """The population of a partition that has a census.
+
+        >>> p = Partition.of_owners([0, 0, 1], 2, dataset="three").counted([0, 1, 1])
+        >>> Population.of(p, {"alpha": 0.1}).partition.census.dense().tolist()
+        [[1, 1], [0, 1]]
+        """
+        census = partition.census
+        if census is None:
+            raise DataError("the classes of the partition were not counted", where=partition.dataset or None)
+        spec = {key: written(value) for key, value in partition.spec.items()}
+        return cls(
+            settings,
+            dict(case),
+            method,
+            seed,
+            partition.dataset,
+            spec,
+            list(partition.ids),
+            census.sizes.tolist(),
+            list(census.classes),
+            census.columns.tolist(),
+            census.counts.tolist(),
+            census.offsets.tolist(),
+            [] if test is None else test.tolist(),
+        )
+
+    @cached_property
+    def census(self) -> Census:
+        """The same counts as arrays."""
+        sizes = np.array(self.sizes, np.int64)
+        columns, counts = np.array(self.columns, np.int32), np.array(self.counts, np.int64)
+        return Census(tuple(self.classes), columns, counts, np.array(self.offsets, np.int64), sizes)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """A partition with these clients, sizes and counts; which examples they hold is not kept."""
+        sizes = self.census.sizes
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return Partition(
+            tuple(self.ids), np.arange(offsets[-1]), offsets, self.spec, self.dataset, census=self.census
+        )
+
+
+def population_values(populations: Sequence[Population]) -> list[dict[str, Any]]:
+    """The populations as data.json has them."""
+    return [asdict(population) for population in populations]
+
+
+def read_populations(values: Any, where: str | None = None) -> list[Population]:
+    """The populations of data.json. Raises `DataError` if they are damaged."""
+    try:
+        return [Population(**entry) for entry in values]
+    except TypeError as error:
+        raise DataError(f"the populations are damaged: {error}", where=where) from None
+
+
+def needs_runs(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a study with these figures and tables trains: false where it has only those of data and of models.
+
+    >>> needs_runs([{"kind": "populations"}], []), needs_runs([{"kind": "curves"}], []), needs_runs([], [])
+    (False, True, True)
+    >>> needs_runs([], [{"kind": "efficiency", "runs": False}])
+    False
+    """
+    if not figures and not tables:
+        return True
+    return any(figure.get("kind") not in DATA_FIGURES for figure in figures) or any(
+        table.get("kind") not in DATA_TABLES and not _of_models(table) for table in tables
+    )
+
+
+def needs_populations(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a figure or a table of the study shows the data of clients."""
+    return any(figure.get("kind") in DATA_FIGURES for figure in figures) or any(
+        table.get("kind") in DATA_TABLES for table in tables
+    )
+
+
+def _of_models(table: Mapping[str, Any]) -> bool:
+    return table.get("kind") == "efficiency" and table.get("runs") is False

@@ -1,0 +1,146 @@
+"""Carries out one run of a study in this process: starts or resumes it, and returns its line of results."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedlens import __version__
+from fedlens.api import Experiment, resume
+from fedlens.core.errors import FedlensError, RunFailed, told
+from fedlens.core.interrupts import from_code
+from fedlens.experiment.progress import Silent
+from fedlens.report.study_results import RunLine
+from fedlens.studies.line import line_of
+from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.planned_file import write_planned
+
+if TYPE_CHECKING:
+    from fedlens.experiment.session import Session
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+CONTINUE = "then run the same command again: it continues with the runs that are left"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What all runs of a study share.
+
+    Attributes:
+        runs: the folder with a directory for each run.
+        data_dir: where datasets are; None for the default.
+        download: download missing datasets.
+        reports: write the report.html of each run.
+    """
+
+    runs: Path
+    data_dir: Path | None = None
+    download: bool = False
+    reports: bool = False
+
+
+class RoundListener(Protocol):
+    """Called after each round of a run."""
+
+    def __call__(self, run: PlannedRun, round: int, rounds: int) -> None:
+        """Round number `round` of `rounds` is done."""
+        ...
+
+
+class StudyStopped(RunFailed):
+    """The study cannot continue at all, for example because the disk is full."""
+
+
+def carry_out(due: DueRun, options: RunOptions, session: Session, listener: RoundListener) -> RunLine:
+    """Starts the run or resumes it, up to its round `until`, and returns its line.
+
+    A run that fails is a line with the status "failed" and the reason. Raises `StudyStopped` if the disk is full, and
+    `KeyboardInterrupt` after the last complete round is saved.
+    """
+    run, directory = due.run, options.runs / due.run.directory
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _start_or_resume(due, directory, options, session, listener)
+        write_planned(run, directory, ended=True)
+        return line_of(run, directory)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not from_code(error):
+            raise
+        if disk_full(error):
+            raise StudyStopped(
+                f"the study stopped: {_reason(error)}",
+                where=str(directory),
+                hint=f"free some space, {CONTINUE}",
+            ) from error
+        return failed_line(run, directory, _reason(error))
+
+
+def _start_or_resume(
+    due: DueRun, directory: Path, options: RunOptions, session: Session, listener: RoundListener
+) -> None:
+    run = due.run
+    progress = _Rounds(run, directory, listener)
+    shared: dict[str, Any] = {
+        "data_dir": options.data_dir,
+        "progress": progress,
+        "report": options.reports,
+        "session": session,
+        "until": due.until,
+    }
+    if (directory / "config.toml").is_file():
+        write_planned(run, directory, ended=False)
+        resume(directory, **shared)
+    else:
+        Experiment(**run.settings).run(directory, download=options.download, **shared)
+
+
+class _Rounds(Silent):
+    """Passes the rounds of a run on; notes the plan in its directory when it starts."""
+
+    def __init__(self, run: PlannedRun, directory: Path, listener: RoundListener) -> None:
+        self._run, self._directory, self._listener = run, directory, listener
+        self._rounds = 0
+
+    def started(self, plan: dict[str, Any]) -> None:
+        """Called before the first round, when config.toml exists."""
+        self._rounds = int(plan["rounds"])
+        write_planned(self._run, self._directory, ended=False)
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        """Passes the round on."""
+        self._listener(self._run, int(metrics["round"]), self._rounds)
+
+
+def failed_line(run: PlannedRun, directory: Path, reason: str) -> RunLine:
+    """The line of a run that failed, with what it has measured before.
+
+    The path of its directory is cut out of the reason: the line does not depend on where the study lies.
+    """
+    reason = reason.replace(str(directory), run.directory)
+    try:
+        line = line_of(run, directory)
+    except Exception:  # it has measured nothing, or its files are the reason
+        return RunLine(run.digest, run.directory, "failed", reason, 0, "", {}, {}, __version__)
+    return RunLine(**{**vars(line), "status": "failed", "reason": reason})
+
+
+def disk_full(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it follows from, says that a disk is full.
+
+    >>> disk_full(OSError(errno.ENOSPC, "No space left on device")), disk_full(ValueError())
+    (True, False)
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, FedlensError) else told(error)
+
+
+__all__ = ["CONTINUE", "RoundListener", "RunOptions", "StudyStopped", "carry_out", "disk_full", "failed_line"]

@@ -1,0 +1,92 @@
+"""The cells of a study and the settings of their runs, before anything is known about results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedlens.report.study_results import Role
+from fedlens.studies.expansion import Case, Method, run_key
+from fedlens.studies.planned import PlannedRun
+from fedlens.studies.run_settings import RunSettings, PlacedSetting, SettingsReader, with_seed
+from fedlens.studies.study_file import Base, StudySettings, TuneSettings
+
+Point = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StudyCells:
+    """Methods and cases, and the run of any of their points.
+
+    Attributes:
+        seeds: of the final runs.
+        tuning_seeds: by method; empty without tuning.
+    """
+
+    settings: StudySettings
+    methods: Sequence[Method]
+    cases: Sequence[Case]
+    reader: SettingsReader
+    base: tuple[Base, str]
+    common: Sequence[PlacedSetting]  # over the base, for all runs
+    tuning_seeds: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    _runs: dict[tuple[str, int, int, Role, int], PlannedRun] = field(default_factory=dict, repr=False)
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """The seeds of the final runs."""
+        return self.settings.seeds
+
+    @property
+    def tune(self) -> TuneSettings | None:
+        """How points are chosen; None without tuning."""
+        return self.settings.tune
+
+    def method(self, name: str) -> Method:
+        """The method of this name."""
+        return next(method for method in self.methods if method.name == name)
+
+    def points(self, method: Method) -> Sequence[Point]:
+        """The points that tuning chooses among; one empty point without."""
+        return method.tuned.points
+
+    def made(self, method: Method, case: Case, point: Point, role: Role) -> RunSettings:
+        """The settings of the runs of a point, without a seed. Raises `ConfigError` if one is wrong."""
+        base, place = method.base or case.base or self.base
+        tuned = [PlacedSetting(key, value, method.tuned.places.get(key, "[tune]")) for key, value in point.items()]
+        layers = [*self.common, *case.settings, *method.settings, *case.grid, *tuned]
+        made = self.reader.make(base, place, layers)
+        share = self._share(made, role)
+        if share is None:
+            return made
+        return self.reader.make(base, place, [*layers, PlacedSetting("data.validation", share, "[tune] share")])
+
+    def _share(self, made: RunSettings, role: Role) -> float | None:
+        """The share of validation data that a role needs; None for that of the base."""
+        if self.tune is None:
+            return None
+        given = made.config.data.validation
+        if role == "tune" or not self.tune.refit:
+            return None if given > 0 else self.tune.share
+        # Values of clients are measured on their held-out examples, so that a run cannot do without.
+        measured = made.config.data.validation_from == "client"
+        return 0.0 if given > 0 and not measured else None
+
+    def run(self, method: Method, case: Case, point: Point, role: Role, seed: int) -> PlannedRun:
+        """A run of a point. Raises `ConfigError` if its settings are wrong."""
+        made = self.made(method, case, point, role)
+        key = run_key(method.name, case.values, point, role, seed)
+        settings = with_seed(made, seed, key)
+        return PlannedRun(method.name, dict(case.values), dict(point), role, seed, settings, key)
+
+    def tuning_runs(self, method: Method, case: Case) -> list[PlannedRun]:
+        """The tuning runs of a cell: each point with each tuning seed."""
+        seeds = self.tuning_seeds[method.name] if self.tune is not None else ()
+        return [
+            self.run(method, case, point, "tune", seed) for point in self.points(method) for seed in seeds
+        ]
+
+    def final_runs(self, method: Method, case: Case, point: Point) -> list[PlannedRun]:
+        """The runs that give the results of a cell at a chosen point, one a seed."""
+        return [self.run(method, case, point, "final", seed) for seed in self.seeds]

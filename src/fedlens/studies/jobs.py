@@ -1,0 +1,213 @@
+"""Carries out the runs of a study in worker processes, several at once, or one after the other in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any, Protocol
+
+from fedlens.core.errors import FedlensError
+from fedlens.core.free_memory import free_memory
+from fedlens.core.interrupts import postponed
+from fedlens.core.threads import usable_cores
+from fedlens.engines.worker_pool import Worker, WorkerPool
+from fedlens.report.study_results import RunLine
+from fedlens.studies.carry_out import RunOptions, carry_out, failed_line
+from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.progress import SilentStudy, StudyProgress
+from fedlens.studies.store import working
+
+TRIES = 2  # of a run whose worker is killed
+_TICK = 1.0  # seconds between two looks at the clock
+_SAVING = 120.0  # seconds that interrupted runs have to save their last round; after it they are killed
+_SHARE = 0.8  # of the free memory that runs may take together
+
+
+Ended = Callable[[PlannedRun, RunLine], None]
+
+
+class Jobs(Protocol):
+    """Carries out due runs; one object serves a whole study."""
+
+    def carry_out(self, due: Sequence[DueRun], ended: Ended) -> None:
+        """Carries out the runs, and calls `ended` with the line of each. A run that fails is a line with the reason.
+
+        Raises `StudyStopped` if the study cannot continue, and passes `KeyboardInterrupt` after all runs are saved.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends what it has started."""
+        ...
+
+
+def default_jobs(threads: int, memory: int, runs: int) -> int:
+    """How many runs are carried out at once: as many as cores, memory and the number of runs allow, at least 1.
+
+    Args:
+        threads: of one run.
+        memory: bytes that one run takes.
+        runs: how many there are.
+    """
+    cores = usable_cores() // max(1, threads)
+    room = int(_SHARE * free_memory() / memory) if memory > 0 else cores
+    return max(1, min(cores, room, runs))
+
+
+class InProcess:
+    """Carries out runs in this process, one after the other: for debugging, and where no process may be started."""
+
+    def __init__(self, options: RunOptions, progress: StudyProgress | None = None) -> None:
+        from fedlens.experiment.session import Session
+
+        self._options, self._progress = options, progress or SilentStudy()
+        self._session = Session()
+
+    def carry_out(self, due: Sequence[DueRun], ended: Ended) -> None:
+        """See `Jobs.carry_out`."""
+        with working(self._options.runs.parent):
+            for one in due:
+                self._progress.run_started(one.run)
+                ended(one.run, carry_out(one, self._options, self._session, self._progress.round_done))
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """A worker process and its run; None while it has none."""
+
+    worker: Worker
+    due: DueRun | None = None
+
+
+class WorkerJobs:
+    """Carries out runs in worker processes, which end with this process, however it ends.
+
+    Args:
+        options: of all runs.
+        jobs: the number of workers.
+        threads: of a run; the libraries of a worker are limited to it before they are imported.
+        progress: the listener.
+    """
+
+    def __init__(
+        self, options: RunOptions, jobs: int, threads: int, progress: StudyProgress | None = None
+    ) -> None:
+        self._options, self._wanted = options, jobs
+        self._threads, self._progress = threads, progress or SilentStudy()
+        self._pool = WorkerPool(threads)
+        self._pool.start()  # it imports torch meanwhile
+        self._jobs: list[_Job] = []
+
+    def carry_out(self, due: Sequence[DueRun], ended: Ended) -> None:
+        """See `Jobs.carry_out`. A run whose worker is killed is resumed once."""
+        queue, deaths = deque(due), Counter[str]()
+        try:
+            while queue or self._busy:
+                self._assign(queue)
+                for job in self._answered(_TICK):
+                    with postponed():
+                        self._take(job, queue, deaths, ended)
+        except (KeyboardInterrupt, FedlensError):
+            self._interrupt(ended)
+            raise
+
+    def _take(self, job: _Job, queue: deque[DueRun], deaths: Counter[str], ended: Ended) -> None:
+        """Takes one message of a worker in."""
+        due, answer = job.due, self._answer(job)
+        assert due is not None
+        if answer is not None and answer[0] == "round":
+            self._progress.round_done(due.run, *answer[1:])
+            return
+        if answer is not None:
+            job.due = None
+            if answer[0] == "line":
+                ended(due.run, answer[1])
+                return
+            raise answer[1] if answer[0] == "stopped" else KeyboardInterrupt
+        deaths[due.run.digest] += 1
+        ending = self._pool.ending(job.worker.pid)
+        self._remove(job)
+        if deaths[due.run.digest] < TRIES:
+            self._progress.note(f"the worker of {due.run.key} {ending}; the run is resumed once")
+            queue.appendleft(due)
+            return
+        reason = f"its worker {ending}, {TRIES} times"
+        ended(due.run, failed_line(due.run, self._options.runs / due.run.directory, reason))
+
+    @property
+    def _busy(self) -> list[_Job]:
+        return [job for job in self._jobs if job.due is not None]
+
+    def _assign(self, queue: deque[DueRun]) -> None:
+        """Gives runs to the workers that have none."""
+        while queue and len(self._busy) < self._wanted:
+            free = [job for job in self._jobs if job.due is None]
+            job = free[0] if free else self._start()
+            job.due = queue.popleft()
+            try:
+                with postponed():
+                    job.worker.connection.send(job.due)
+            except OSError:  # it has ended meanwhile: the run did not start
+                queue.appendleft(job.due)
+                self._remove(job)
+                continue
+            self._progress.run_started(job.due.run)
+
+    def _start(self) -> _Job:
+        worker = self._pool.worker(cores=self._threads, module="fedlens.studies.job_worker")
+        worker.connection.send(self._options)
+        self._jobs.append(_Job(worker))
+        return self._jobs[-1]
+
+    def _answered(self, seconds: float) -> list[_Job]:
+        """The jobs that have sent a message, or whose worker has ended."""
+        by_connection = {job.worker.connection: job for job in self._busy}
+        ready: list[Any] = wait(list(by_connection), seconds) if by_connection else []
+        return [by_connection[connection] for connection in ready]
+
+    def _answer(self, job: _Job) -> tuple[Any, ...] | None:
+        """The message of a worker, None if it has ended."""
+        try:
+            message: tuple[Any, ...] = job.worker.connection.recv()
+        except (EOFError, OSError):
+            return None
+        return message
+
+    def _remove(self, job: _Job) -> None:
+        job.due = None
+        job.worker.close()
+        self._jobs.remove(job)
+
+    def _interrupt(self, ended: Ended) -> None:
+        """Has all runs save their last complete round; those that end instead count."""
+        until, told = time.monotonic() + _SAVING, 0.0
+        while self._busy and time.monotonic() < until:
+            if time.monotonic() - told >= _TICK:  # again: a worker that has just started ignores the first signal
+                told = time.monotonic()
+                for job in self._busy:
+                    with suppress(ProcessLookupError):
+                        os.kill(job.worker.pid, signal.SIGINT)
+            for job in self._answered(_TICK / 10):
+                due, answer = job.due, self._answer(job)
+                if answer is None:
+                    self._remove(job)
+                elif answer[0] != "round":
+                    job.due = None
+                    if answer[0] == "line" and due is not None:
+                        with suppress(FedlensError):  # what stopped the study says more
+                            ended(due.run, answer[1])
+
+    def close(self) -> None:
+        """Ends all workers."""
+        for job in list(self._jobs):
+            self._remove(job)
+        self._pool.close()

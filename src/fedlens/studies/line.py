@@ -1,0 +1,112 @@
+"""The line of a run in a study's results, from its run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlens import __version__
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.rundir import RunDir
+from fedlens.report.format import finite, split_of
+from fedlens.report.read import Run
+from fedlens.report.study_results import RunLine, Status
+from fedlens.studies.planned import PlannedRun
+
+DIGITS = 7  # significant ones of each value
+_STATUS: Mapping[str, Status] = {"finished": "finished", "failed": "failed", "paused": "stopped"}
+_TRAINING = "local_loss"
+
+
+def line_of(planned: PlannedRun, directory: Path) -> RunLine:
+    """The line of a run that finished, failed, or is paused (status "stopped", `rounds` the round of the pause).
+
+    The curve has an entry for each evaluated round. `bytes_client` sums over the rounds the bytes up and down of a
+    client that takes part in the round, the mean over the clients that did. Metrics are those of the server's data
+    (`test_`, `validation_`, `train_`), those over clients (`clients_`), and `local_loss`. Facts besides those of
+    `RunLine` are `warnings`, the number of warnings of the run. Sums of counts are exact, other values are rounded to
+    7 significant digits.
+
+    Raises `RunDirectoryError` if `directory` has no run, or the run has not ended.
+    """
+    opened = RunDir.open(directory)
+    summary, environment = opened.read_summary() or {}, opened.read_environment() or {}
+    status = _STATUS.get(str(summary.get("status")))
+    if status is None:
+        raise RunDirectoryError("the run has not ended", where=str(directory), hint="resume it")
+    run = Run(directory, opened.read_config(), opened.read_metrics(), summary, environment, None)
+    done = run.rounds_done
+    reason = summary.get("error") if status == "failed" else None
+    return RunLine(
+        planned.digest,
+        planned.directory,
+        status,
+        f"paused after round {done}" if status == "stopped" else reason,
+        done,
+        f"{run.split()}_{run.metric()}",
+        _curve(run.metrics),
+        _facts(run),
+        str(environment.get("fedlens") or __version__),
+    )
+
+
+def failed_line(planned: PlannedRun, reason: str) -> RunLine:
+    """The line of a run that failed before it had a directory."""
+    return RunLine(planned.digest, planned.directory, "failed", reason, 0, "", {"round": []}, {}, __version__)
+
+
+def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """The columns of `RunLine.curve`."""
+    names = list(dict.fromkeys(name for line in metrics for name in line if _is_metric(name)))
+    sums = {"examples": 0, "batches": 0, "bytes": 0}
+    client = 0.0
+    rows: list[dict[str, float | None]] = []
+    for line in metrics:
+        both = _count(line, "bytes_up") + _count(line, "bytes_down")
+        client += both / max(1, _count(line, "clients"))
+        sums["examples"] += _count(line, "examples")
+        sums["batches"] += _count(line, "batches_max")
+        sums["bytes"] += both
+        if any(name in line for name in names):
+            rows.append(
+                {
+                    "round": line["round"],
+                    **sums,
+                    "bytes_client": rounded(client),
+                    "elapsed": rounded(finite(line.get("elapsed"))),
+                    **{name: rounded(finite(line.get(name))) for name in (*names, _TRAINING)},
+                }
+            )
+    columns = ["round", *sums, "bytes_client", "elapsed", *names, _TRAINING]
+    return {name: [row[name] for row in rows] for name in columns}
+
+
+def _facts(run: Run) -> dict[str, float | None]:
+    facts = {
+        "parameters": run.recorded("model", "parameters"),
+        "multiply_adds": run.recorded("model", "multiply_adds"),
+        "cpu_seconds": run.recorded("totals", "cpu_seconds"),
+        "seconds": run.seconds(),
+        "emd": run.emd(),
+        "clients": run.recorded("partition", "clients"),
+        "warnings": len(run.summary.get("warnings") or ()),
+    }
+    return {name: rounded(finite(value)) for name, value in facts.items()}
+
+
+def _is_metric(name: str) -> bool:
+    split = split_of(name)
+    return name.startswith("clients_") or (split is not None and split[0] != "local")
+
+
+def _count(line: Mapping[str, Any], name: str) -> int:
+    return int(finite(line.get(name)) or 0)
+
+
+def rounded(value: float | None) -> float | None:
+    """
+    >>> rounded(2 / 3), rounded(123456789), rounded(None)
+    (0.6666667, 123456789, None)
+    """
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

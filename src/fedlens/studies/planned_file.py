@@ -1,0 +1,96 @@
+"""The file `planned.json` in a run directory of a study: which run of the plan it holds, and what it wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.atomic_files import read_regular, write_atomically
+from fedlens.studies.planned import PlannedRun
+
+FILE = "planned.json"
+_CONFIG, _METRICS = "config.toml", "metrics.jsonl"
+
+
+def write_planned(planned: PlannedRun, directory: Path, ended: bool) -> None:
+    """Notes in `directory` which run it holds, and the SHA-256 of config.toml; of metrics.jsonl too if it `ended`.
+
+    Does nothing before the run has written its config.toml. Raises `RunFailed` if the disk refuses.
+    """
+    if not (directory / _CONFIG).is_file():
+        return
+    names = (_CONFIG, _METRICS) if ended and (directory / _METRICS).is_file() else (_CONFIG,)
+    content = {"digest": planned.digest, "sha256": {name: _sha256(directory / name) for name in names}}
+    write_atomically(directory / FILE, (json.dumps(content) + "\n").encode())
+
+
+def check_directory(directory: Path, digest: str, settings: Mapping[str, Any] | None) -> None:
+    """Raises `RunDirectoryError` if `directory` holds another run than this one, or if its files were edited by hand.
+
+    Args:
+        digest: of the planned run.
+        settings: of the planned run; None if they are not known, and then a run that was killed at its start is not
+            checked.
+    """
+    if not (directory / _CONFIG).is_file():
+        if directory.is_dir() and any(entry.name != ".lock" for entry in directory.iterdir()):
+            raise RunDirectoryError(
+                "the directory of a run has files but no config.toml",
+                where=str(directory),
+                hint="move it away or delete it, and run the study again: it repeats the run",
+            )
+        return
+    noted = _read(directory / FILE)
+    if noted is None:  # killed before it was written
+        if settings is not None and (different := _different(settings, directory)):
+            raise _refused("the run directory holds another run", different, directory)
+        return
+    if noted["digest"] != digest:
+        raise _refused("the run directory holds another run", _different(settings, directory), directory)
+    for name, sha256 in noted["sha256"].items():
+        path = directory / name
+        if path.is_file() and _sha256(path) == sha256:
+            continue
+        if name == _CONFIG:
+            raise _refused("config.toml of a run was edited", _different(settings, directory), directory)
+        raise RunDirectoryError(
+            f"{name} of a finished run was edited",
+            where=str(path),
+            hint="restore the file, or delete the run directory and run the study again: it repeats the run",
+        )
+
+
+def _different(settings: Mapping[str, Any] | None, directory: Path) -> list[tuple[str, Any, Any]]:
+    from fedlens.cost_runs import different_settings
+
+    return [] if settings is None else different_settings(settings, directory)
+
+
+def _refused(what: str, different: Sequence[tuple[str, Any, Any]], directory: Path) -> RunDirectoryError:
+    shown = [f"{key} is {_shown(there)}, planned is {_shown(now)}" for key, there, now in different[:3]]
+    more = f"; and {len(different) - 3} more" if len(different) > 3 else ""
+    return RunDirectoryError(
+        f"{what}{': ' if shown else ''}{'; '.join(shown)}{more}",
+        where=str(directory / _CONFIG),
+        hint="undo the edit, or delete the directory and run the study again: it repeats the run",
+    )
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value, default=str)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        noted = json.loads(read_regular(path))
+        return noted if isinstance(noted["sha256"], dict) and "digest" in noted else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(read_regular(path)).hexdigest()

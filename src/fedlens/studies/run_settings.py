@@ -1,0 +1,249 @@
+"""The settings of a run of a study: a base with the study's settings on top, checked before anything starts."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.registry import import_name
+from fedlens.experiment.config import Config, plain, read_config
+from fedlens.experiment.config_source import Source, put_setting, read_source
+from fedlens.experiment.plan import plan
+from fedlens.studies.effective_rate import client_rate
+from fedlens.studies.study_file import EFFECTIVE, Base, Places
+
+_LIKE_INLINE = frozenset(
+    {"default", "auto", "processes", "inline"}
+)  # the same bits as inline, or chosen by time
+_ENGINE = ("threads", "device", "precision", "channels_last", "state_memory")  # settings that inline has too
+
+
+@dataclass(frozen=True)
+class PlacedSetting:
+    """A setting that a study puts over a base.
+
+    Attributes:
+        place: its file, line and key, for a person.
+    """
+
+    key: str
+    value: Any
+    place: str
+
+
+@dataclass(frozen=True)
+class _Layered(Source):
+    """Settings of a base with those of a study on top; `places` says where the latter stand."""
+
+    places: Mapping[str, str] = field(default_factory=dict)
+    below: Source | None = None
+
+    def locate(self, key: str) -> str:
+        parts = key.split(".")
+        for length in range(len(parts), 0, -1):
+            place = self.places.get(".".join(parts[:length]))
+            if place is not None:
+                return place
+        inner = [place for given, place in self.places.items() if given.startswith(f"{key}.")]
+        if inner:
+            return inner[0]
+        return self.below.locate(key) if self.below is not None else key
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Checked settings of a run without its seed and name.
+
+    Attributes:
+        values: nested tables, as `Experiment` takes them.
+        config: the same with every setting filled in.
+    """
+
+    values: Mapping[str, Any]
+    config: Config
+    text: str  # the values as JSON: equal for equal settings
+
+
+class SettingsReader:
+    """Makes the settings of runs, each combination once.
+
+    Args:
+        folder: of the study file; bases are relative to it.
+        places: of the study's own settings.
+        threads: of a run; None for those of the base, or else 1.
+    """
+
+    def __init__(self, folder: Path, places: Places, threads: int | None = None) -> None:
+        self._folder, self._places, self._threads = folder, places, threads
+        self._bases: dict[str, Source] = {}
+        self._made: dict[str, RunSettings] = {}
+
+    def base(self, base: Base, place: str) -> Source:
+        """The settings of a base. Raises `ConfigError` with `place` if it cannot be read."""
+        key = json.dumps(base, sort_keys=True, default=repr)
+        if key not in self._bases:
+            self._bases[key] = self._read(base, place)
+        return self._bases[key]
+
+    def _read(self, base: Base, place: str) -> Source:
+        if not isinstance(base, str):
+            return Source(copy.deepcopy(base))
+        beside = self._folder / base
+        try:
+            return read_source(str(beside) if base.endswith(".toml") and os.path.exists(beside) else base)
+        except ConfigError as error:
+            where = f" ({error.where})" if error.where else ""
+            raise ConfigError(
+                f"the base cannot be read: {error.what}{where}", where=place, hint=error.hint
+            ) from None
+
+    def make(self, base: Base, place: str, settings: Iterable[PlacedSetting]) -> RunSettings:
+        """The settings of a run: `settings` over `base`, later ones over earlier ones.
+
+        Raises `ConfigError` with the place of the setting in the study file if one is wrong.
+        """
+        listed = list(settings)
+        key = json.dumps([base, [[one.key, one.value] for one in listed]], sort_keys=True, default=repr)
+        if key not in self._made:
+            self._made[key] = self._make(self.base(base, place), listed)
+        return self._made[key]
+
+    def _make(self, base: Source, settings: list[PlacedSetting]) -> RunSettings:
+        rate = next((one for one in settings if one.key == EFFECTIVE), None)
+        if rate is None:
+            return self._checked(base, settings)
+        twice = next((one for one in settings if one.key == "local.lr"), None)
+        if twice is not None:
+            raise ConfigError(
+                f"'{EFFECTIVE}' sets local.lr, which is set too ({twice.place})",
+                where=rate.place,
+                hint="remove one of them",
+            )
+        if isinstance(rate.value, bool) or not isinstance(rate.value, int | float) or rate.value <= 0:
+            raise ConfigError(
+                f"'{EFFECTIVE}' is {rate.value!r}, but must be a number above 0", where=rate.place
+            )
+        others = [one for one in settings if one.key != EFFECTIVE]
+        local = base.values.get("local")
+        start = [] if isinstance(local, Mapping) and "lr" in local else [PlacedSetting("local.lr", 0.1, rate.place)]
+        momentum = self._checked(base, [*others, *start]).config
+        lr = client_rate(float(rate.value), momentum)
+        return self._checked(base, [*others, PlacedSetting("local.lr", lr, rate.place)])
+
+    def _checked(self, base: Source, settings: list[PlacedSetting]) -> RunSettings:
+        source = self._layered(base, settings)
+        try:
+            config = read_config(source.values, source.locate)
+            full = plan(config, source).config
+        except ConfigError as error:
+            raise _without_options(error) from None
+        _refuse_text(settings, full)
+        filled = plain(full)
+        values = _kept(source.values, filled)
+        if (
+            full.select is not None
+            and config.select is not None
+            and full.select["name"] != config.select["name"]
+        ):
+            values["select"] = filled["select"]  # what the algorithm brings
+        alone = {key: value for key, value in values.items() if key not in ("name", "seed")}
+        text = json.dumps(alone, sort_keys=True, separators=(",", ":"))
+        return RunSettings(values, full, text)
+
+    def _layered(self, base: Source, settings: list[PlacedSetting]) -> _Layered:
+        values = copy.deepcopy(base.values)
+        places: dict[str, str] = {}
+        renamed: set[str] = set()
+        for one in settings:
+            before = _at(values, one.key)
+            key = put_setting(values, one.key, copy.deepcopy(one.value), renamed, one.place)
+            for other in [other for other in places if other.startswith(f"{key}.")]:
+                del places[other]
+            places[key] = one.place
+            if isinstance(one.value, Mapping):
+                places |= {f"{key}.{name}": one.place for name in one.value}
+                if isinstance(before, Mapping) and before.get("name") != one.value.get("name"):
+                    renamed.add(key)
+        if places.keys().isdisjoint({"engine", "engine.name"}):
+            by_study = {key.removeprefix("engine.") for key in places if key.startswith("engine.")}
+            values["engine"] = self._engine(values.get("engine"), by_study)
+        return _Layered(values, base.path, base.lines, frozenset(places), frozenset(renamed), places, base)
+
+    def _engine(self, given: Any, by_study: Set[str]) -> Any:
+        """The engine of a run: one process, which gives the same bits as workers and leaves cores to other runs.
+
+        Settings in `by_study` are kept, so that one that this engine lacks is an error.
+        """
+        table = {"name": given} if isinstance(given, str) else given if isinstance(given, Mapping) else {}
+        if (
+            not isinstance(table.get("name", "default"), str)
+            or table.get("name", "default") not in _LIKE_INLINE
+        ):
+            return given
+        if table.get("group", 1) != 1:
+            return given
+        kept = {key: value for key, value in table.items() if key in _ENGINE or key in by_study}
+        return {
+            "threads": 1,
+            **kept,
+            **({"threads": self._threads} if self._threads else {}),
+            "name": "inline",
+        }
+
+
+def with_seed(settings: RunSettings, seed: int, name: str) -> dict[str, Any]:
+    """The settings of one run: those that seeds share, with its seed and name."""
+    values = copy.deepcopy(dict(settings.values))
+    put_setting(values, "seed", seed, set(), "seeds")
+    return {**values, "name": name}
+
+
+def _kept(values: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings that the run has: a setting of the base may belong to a component that was replaced."""
+    return {key: _like(value, full[key]) for key, value in values.items() if key in full}
+
+
+def _like(value: Any, full: Any) -> Any:
+    """The value as TOML has it, a whole number as a float where the setting is one."""
+    if isinstance(value, Mapping) and isinstance(full, Mapping):
+        return _kept(value, full)
+    if isinstance(value, list | tuple):
+        others = full if isinstance(full, list | tuple) and len(full) == len(value) else [None] * len(value)
+        return [_like(item, other) for item, other in zip(value, others, strict=True)]
+    if isinstance(full, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return import_name(value) if callable(value) else value
+
+
+def _at(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+def _refuse_text(settings: Iterable[PlacedSetting], config: Config) -> None:
+    """Raises `ConfigError` for a string in place of a number, which would be taken for the number in it."""
+    full = plain(config)
+    for one in settings:
+        value = _at(full, one.key)
+        if isinstance(one.value, str) and isinstance(value, int | float):
+            kind = "true or false" if isinstance(value, bool) else "a number"
+            raise ConfigError(
+                f"'{one.key}' is '{one.value}', but must be {kind}", where=one.place, hint="remove the quotes"
+            )
+
+
+def _without_options(error: ConfigError) -> ConfigError:
+    """The same error with a hint for a study file, where settings have no option `--set`."""
+    if not error.hint or "--set" not in error.hint:
+        return error
+    import re
+
+    hint = re.sub(r"(?:pass |add )?--set ([^\s=]+)=(\S+)", r'set "\1" = \2 in the study', error.hint)
+    return ConfigError(error.what, where=error.where, hint=hint)

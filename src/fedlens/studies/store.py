@@ -1,0 +1,146 @@
+"""The folder of a study: its lock, the lines of its runs, and the check of its run directories."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment import jsonl
+from fedlens.experiment.atomic_files import open_unlinked, refused, sweep
+from fedlens.experiment.lock import locked
+from fedlens.report.study_results import LINES, Entry, RunLine, StudyInfo, read_lines, write_lines
+from fedlens.studies.planned import PlannedRun
+from fedlens.studies.planned_file import check_directory
+
+_WORKING = ".working"  # locked by every process that carries out runs
+_PATIENCE = 60.0  # seconds until the workers of a study that was killed are gone
+
+
+class Store:
+    """The lines of a study in its folder, by digest.
+
+    A line is appended when its run ends, so that a kill loses at most the line of a run whose directory is complete.
+
+    >>> import tempfile
+    >>> store = Store(Path(tempfile.mkdtemp()))
+    >>> store.add(RunLine("0f", "fedavg-seed0-0f", "finished", None, 2, "test_accuracy", {}))
+    >>> Store(store.folder).lines["0f"].rounds
+    2
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lines = self._read()
+
+    def _read(self) -> dict[str, RunLine]:
+        return {line.digest: line for line in read_lines(self.folder / LINES)}
+
+    @property
+    def runs(self) -> Path:
+        """The folder of the run directories."""
+        return self.folder / "runs"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps other processes from carrying out the same study while the block lasts.
+
+        Raises `RunDirectoryError` if another process does, or if the folder cannot be made.
+        """
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"the folder of the study cannot be created: {error.strerror}",
+                where=str(self.folder),
+                hint="name another folder with --out",
+            ) from error
+        with locked(self.folder / ".lock", f"the study {self.folder}"):
+            sweep(self.folder)
+            self._wait_for_workers()
+            self.lines = self._read()
+            yield
+
+    def _wait_for_workers(self) -> None:
+        """Waits until the workers of a study that was killed are gone: they end within moments of it."""
+        until = time.monotonic() + _PATIENCE
+        while not _free(self.folder / _WORKING):
+            if time.monotonic() > until:
+                raise RunDirectoryError(
+                    "workers of an earlier sweep still write into this study",
+                    where=str(self.folder),
+                    hint="wait for them to end, or stop them",
+                )
+            time.sleep(0.05)
+
+    def check(self, runs: Iterable[PlannedRun], entries: Iterable[Entry] = ()) -> None:
+        """Raises `RunDirectoryError` if the directory of a run holds another run, or was edited by hand."""
+        planned = {run.directory: (run.digest, run.settings) for run in runs}
+        others = {entry.run: (entry.digest, None) for entry in entries if entry.run not in planned}
+        for name, (digest, settings) in {**planned, **others}.items():
+            if (directory := self.runs / name).exists():
+                check_directory(directory, digest, settings)
+
+    def drop_failed(self) -> int:
+        """Drops the lines of failed runs, which are tried again; returns how many."""
+        failed = [digest for digest, line in self.lines.items() if line.status == "failed"]
+        for digest in failed:
+            del self.lines[digest]
+        return len(failed)
+
+    def add(self, line: RunLine) -> None:
+        """Appends the line of a run that has ended. Raises `RunFailed` if the disk refuses."""
+        self.lines.pop(line.digest, None)
+        self.lines[line.digest] = line
+        jsonl.append(self.folder / LINES, [asdict(line)])
+
+    def settle(self, info: StudyInfo) -> None:
+        """Writes all lines anew, in the order of the plan; those of other plans come last, by name."""
+        write_lines(self.folder / LINES, in_order(self.lines, info))
+
+
+def in_order(lines: Mapping[str, RunLine], info: StudyInfo) -> list[RunLine]:
+    """The lines in the order of the plan, whichever ended first; those that it does not name come last, by name."""
+    planned = dict.fromkeys(entry.digest for entry in info.entries)
+    others = sorted((line for line in lines.values() if line.digest not in planned), key=_name)
+    return [*(lines[digest] for digest in planned if digest in lines), *others]
+
+
+def _name(line: RunLine) -> tuple[str, str]:
+    return line.run, line.digest
+
+
+@contextmanager
+def working(folder: Path) -> Iterator[None]:
+    """Says that this process writes run directories in `folder`, until the block or the process ends."""
+    try:
+        descriptor = open_unlinked(folder / _WORKING, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise refused(error, _WORKING, folder / _WORKING) from error
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _free(path: Path) -> bool:
+    """Whether no process holds the lock at `path`."""
+    try:
+        descriptor = open_unlinked(path, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+    finally:
+        os.close(descriptor)
+    return True

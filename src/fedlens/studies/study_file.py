@@ -1,0 +1,494 @@
+"""The schema of a study: what a study file can say, and Python likewise. No import of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.experiment.config_errors import explained, refuse_loose
+from fedlens.experiment.config_source import read_toml
+from fedlens.studies.toml_lines import toml_lines
+
+EFFECTIVE = "effective_lr"
+"""The setting of grids that sets `local.lr`, see `fedlens.studies.effective_rate`."""
+
+_OF_RUNS = {"seed": "the list 'seeds' has the seeds of the runs", "name": "the study names its runs"}
+_OF_SETTINGS = ("set", "grid", "random")  # tables whose keys are settings of runs
+_MERGED = ("set", "grid", "random", "cases", "methods", "tune", "stop", "clock", "labels")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def flat(table: Any, ranges: bool = False) -> Any:
+    """Settings by dotted key. A table with a name is a component, and one value.
+
+    Args:
+        ranges: whether the innermost tables are values too, as in [random].
+
+    >>> flat({"local": {"lr": 0.1}, "data.partition": {"name": "iid", "clients": 4}})
+    {'local.lr': 0.1, 'data.partition': {'name': 'iid', 'clients': 4}}
+    """
+    if not isinstance(table, Mapping):
+        return table
+    settings: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping) and "name" not in value and not (ranges and _is_range(value)):
+            inner = flat(value, ranges)
+            settings |= {f"{key}.{below}": item for below, item in inner.items()} if inner else {key: {}}
+        else:
+            settings[str(key)] = value
+    return settings
+
+
+def _is_range(value: Mapping[str, Any]) -> bool:
+    return not any(isinstance(item, Mapping) for item in value.values())
+
+
+def _settings(value: Any) -> Any:
+    for key, reason in _OF_RUNS.items():
+        if isinstance(value, Mapping) and key in value:
+            raise ValueError(f"the table must not set '{key}': {reason}")
+    return value
+
+
+def _some(value: Any) -> Any:
+    if isinstance(value, Mapping) and not value:
+        raise ValueError('the table must name a setting and its values, such as "local.lr" = [0.1, 0.3]')
+    return _settings(value)
+
+
+def _values(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        if not value:
+            raise ValueError("must have at least one value")
+        twice = [item for number, item in enumerate(value) if item in value[:number]]
+        if twice:
+            raise ValueError(f"must not have the value {twice[0]!r} twice")
+    return value
+
+
+class Range(_Table):
+    """The values that [random] draws of one setting: between `low` and `high`, or out of `choices`."""
+
+    low: int | float | None = Field(None, description="the smallest value")
+    high: int | float | None = Field(None, description="the largest value")
+    log: bool = Field(False, description="draw the logarithm uniformly")
+    choices: tuple[Any, ...] | None = Field(None, min_length=1, description="the values, instead of a range")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Range:
+        if self.choices is not None:
+            if self.low is not None or self.high is not None or self.log:
+                raise ValueError("the table must have either choices, or low and high")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("the table must have low and high, or choices")
+        if self.low >= self.high:
+            raise ValueError(f"the table must have a low below high, not {self.low} and {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"the table must have a low above 0 with log = true, not {self.low}")
+        return self
+
+
+class RandomDraws(_Table):
+    """The `[random]` table: `number` points, each with a value of every range."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, Range]
+
+    number: int = Field(ge=1, le=100_000, description="how many points are drawn")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the draws")
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """The ranges by setting."""
+        return self.__pydantic_extra__
+
+
+def _random(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if "number" not in value:
+            raise ValueError("the table must have the number of points, such as number = 12")
+        if not set(value) - {"number", "seed"}:
+            raise ValueError(
+                'the table must name a setting and its range, such as "local.lr" = { low = 0.01, high = 0.3 }'
+            )
+        if "name" in value:
+            raise ValueError(f"the table must not set 'name': {_OF_RUNS['name']}")
+    return value
+
+
+def _points(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    if not value:
+        raise ValueError("must have at least one point")
+    points = list(value)
+    for point in points:
+        _settings(point)
+    names = [set(point) for point in points if isinstance(point, Mapping)]
+    for number, keys in enumerate(names, 1):
+        if not keys:
+            raise ValueError(f"point {number} must name a setting")
+        if keys != names[0]:
+            other = sorted(keys ^ names[0])[0]
+            raise ValueError(f"all points must have the same settings: '{other}' is not in all of them")
+    twice = [number for number, point in enumerate(points, 1) if point in points[: number - 1]]
+    if twice:
+        raise ValueError(f"must not have the same point twice (number {twice[0]})")
+    return points
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, Mapping) and not value:
+        raise ValueError("the table must have at least one table with a name below it")
+    return value
+
+
+def _numbers(value: Any) -> Any:
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _each_once(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        twice = [seed for number, seed in enumerate(value) if seed in value[:number]]
+        if twice:
+            raise ValueError(f"must not have the seed {twice[0]} twice: the same run would count as two")
+    return value
+
+
+def _kinds(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        for number, item in enumerate(value, 1):
+            if isinstance(item, Mapping) and not isinstance(item.get("kind"), str):
+                raise ValueError(f'entry {number} must have a kind, such as kind = "summary"')
+    return value
+
+
+Settings = Annotated[dict[str, Any], BeforeValidator(_settings)]
+Grid = Annotated[dict[str, Annotated[list[Any], BeforeValidator(_values)]], BeforeValidator(_some)]
+Draws = Annotated[RandomDraws, BeforeValidator(_random)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Base = str | dict[str, Any]
+Specs = Annotated[list[dict[str, Any]], BeforeValidator(_kinds)]
+
+
+class CaseSettings(_Table):
+    """A table `[cases.NAME]`: a condition that methods are compared in."""
+
+    base: Base | None = Field(None, description="a recipe or a file instead of the study's")
+    set: Settings = Field(default_factory=dict, description="settings over the base")
+
+
+class MethodSettings(_Table):
+    """A table `[methods.NAME]`: a row of the comparison."""
+
+    label: str | None = Field(None, min_length=1, description="its name in tables and figures")
+    base: Base | None = Field(None, description="a recipe or a file instead of the study's")
+    set: Settings = Field(default_factory=dict, description="settings over the base")
+    grid: Grid | None = Field(None, description="every combination of these values of settings")
+    random: Draws | None = Field(None, description="points drawn at random, like the table [random]")
+    points: Annotated[list[dict[str, Any]], BeforeValidator(_points)] | None = Field(
+        None, description="a list of points instead of every combination"
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> MethodSettings:
+        if self.points is not None and (self.grid is not None or self.random is not None):
+            raise ValueError("the table must have either points, or grid and random")
+        return self
+
+
+class TuneSettings(_Table):
+    """The `[tune]` table."""
+
+    on: Literal["validation"] = Field("validation", description="validation data of the training set")
+    share: float = Field(
+        0.1, gt=0, lt=1, description="`data.validation` of tuning runs, if the base holds out nothing"
+    )
+    seeds: Annotated[list[Seed], BeforeValidator(_each_once)] | None = Field(
+        None,
+        min_length=1,
+        description="seeds of tuning alone; by default the study's seeds, chosen by their mean",
+    )
+    budget: int | None = Field(
+        None,
+        ge=1,
+        description="tuning runs a method and case, the same number for every method. Without `seeds`, a method with "
+        "fewer points gets more seeds each",
+    )
+    over: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="the settings that are tuned; by default those of the methods' grids, and those of [grid] and "
+        "[random] outside `data.`",
+    )
+    refit: bool = Field(
+        True, description="final runs train on all training data; false: they hold out the same share"
+    )
+    widen: bool = Field(False, description="try further values while the best lies at the edge of its grid")
+    search: Literal["grid", "optuna"] = Field("grid", description="optuna needs fedlens[search]")
+
+
+class StopSettings(_Table):
+    """The `[stop]` table."""
+
+    halving: int | None = Field(
+        None, ge=2, description="keep one in this many points at each rung, by method and case"
+    )
+    first: int | None = Field(None, ge=1, description="rounds of the first rung")
+    diverged: bool = Field(True, description="stop a run whose loss diverged; it counts as the worst")
+
+    @model_validator(mode="after")
+    def _both(self) -> StopSettings:
+        if self.halving is not None and self.first is None:
+            raise ValueError("the table must have 'first', the rounds of the first rung, with halving")
+        if self.first is not None and self.halving is None:
+            raise ValueError("the table must have 'halving' with 'first'")
+        return self
+
+
+class ClockSettings(_Table):
+    """The `[clock]` table: the speed and the link of a simulated client."""
+
+    images_per_second: float = Field(gt=0, description="images that a client trains on in a second")
+    up_mbit: float = Field(gt=0, description="megabits a second from a client to the server")
+    down_mbit: float = Field(gt=0, description="megabits a second from the server to a client")
+
+
+class StudySettings(_Table):
+    """All settings of a study.
+
+    >>> study = read_study({"base": "digits", "seeds": [0, 1], "grid": {"local.lr": [0.1, 0.3]}}).settings
+    >>> study.grid, study.threads
+    ({'local.lr': [0.1, 0.3]}, 1)
+    """
+
+    name: str = Field(
+        "study",
+        min_length=1,
+        pattern=r"[A-Za-z0-9][A-Za-z0-9 ._-]*",
+        description="by default that of the file",
+    )
+    title: str = Field("", description="a sentence at the top of the page")
+    base: Base = Field(description="a recipe or a TOML file, relative to the study file")
+    set: Settings = Field(default_factory=dict, description="settings over the base, for all runs")
+    seeds: Annotated[list[Seed], BeforeValidator(_each_once)] = Field(
+        [0], min_length=1, description="`seed` of the runs, the same for every method"
+    )
+    metric: str | None = Field(
+        None, min_length=1, description="the compared metric; by default that of the task"
+    )
+    last: int = Field(1, ge=1, description="a final value is the mean of the last evaluations, this many")
+    target: Annotated[list[float], BeforeValidator(_numbers)] = Field(
+        [], description="values of the metric that rounds, batches, bytes and hours are counted to"
+    )
+    baseline: str | None = Field(
+        None, description="the method that others are compared with; by default the first"
+    )
+    threads: int = Field(1, ge=1, le=1024, description="threads of a run")
+    same_data: bool = Field(True, description="refuse methods that differ in data.* or seeds.*")
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="names of settings in tables and figures"
+    )
+    grid: Grid | None = Field(None, description="every combination of these values of settings")
+    random: Draws | None = Field(None, description="points drawn at random")
+    cases: Annotated[dict[str, CaseSettings], BeforeValidator(_named)] | None = Field(
+        None, description="named conditions"
+    )
+    methods: Annotated[dict[str, MethodSettings], BeforeValidator(_named)] | None = Field(
+        None, description="the rows, in order"
+    )
+    tune: TuneSettings | None = Field(None, description="how each method's point is chosen")
+    stop: StopSettings | None = Field(None, description="which runs end early")
+    clock: ClockSettings | None = Field(None, description="a simulated client")
+    scales: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="smaller versions of the study"
+    )
+    figures: Specs = Field([], description="figures, each with a kind")
+    tables: Specs = Field([], description="tables, each with a kind")
+    notes: list[str] = Field([], description="sentences below the results")
+
+
+_TABLES: Mapping[str, type[BaseModel]] = {
+    "": StudySettings, "tune": TuneSettings, "stop": StopSettings, "clock": ClockSettings
+}  # fmt: skip
+_NAMED_TABLES: Mapping[str, type[BaseModel]] = {"cases": CaseSettings, "methods": MethodSettings}
+
+
+def _known(key: str) -> list[str]:
+    """The settings of a table of the study, such as `methods.fedavg`."""
+    first, _, name = key.partition(".")
+    if name and (first == "random" or ".random." in key):
+        return list(Range.model_fields)
+    model = _NAMED_TABLES.get(first) if name else _TABLES.get(first)
+    return list(model.model_fields) if model else []
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the settings of a study stand: the file, the scale, and the lines by key."""
+
+    path: Path | None = None
+    scale: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def locate(self, *keys: str | int) -> str:
+        """Where a person finds this key: the file, its line, the table and the key.
+
+        >>> places = Places(Path("study.toml"), lines={"grid": 4, "grid.local.lr": 5})
+        >>> places.locate("grid", "local.lr"), places.locate("grid", "rounds")
+        ('study.toml, line 5: [grid] local.lr', 'study.toml, line 4: [grid] rounds')
+        """
+        parts = [str(key) for key in keys]
+        shown = parts[-1] if len(parts) == 1 else f"[{'.'.join(parts[:-1])}] {parts[-1]}"
+        if self.path is None:
+            return shown
+        in_scale = self.lines.get(".".join(["scales", self.scale, *parts])) if self.scale else None
+        lines = (self.lines.get(".".join(parts[:length])) for length in range(len(parts), 0, -1))
+        line = in_scale or next((line for line in lines if line is not None), None)
+        return f"{self.path}, line {line}: {shown}" if line else f"{self.path}: {shown}"
+
+    def locate_key(self, key: str) -> str:
+        """The same for a key such as `methods.fedavg.set`."""
+        table = next((name for name in ("grid.", "random.", "set.") if f".{name}" in f".{key}"), None)
+        if table:  # the rest is a dotted setting
+            before, _, setting = f".{key}".partition(f".{table}")
+            return self.locate(*filter(None, before.split(".")), table[:-1], setting)
+        return self.locate(*key.rsplit(".", 1)) if "." in key else self.locate(key)
+
+
+@dataclass(frozen=True)
+class StudySource:
+    """A study whose settings are checked, and where each of them stands.
+
+    Attributes:
+        values: as they were given, with those of the scale in their place.
+        full: those of the scale "paper", or of the study itself.
+    """
+
+    settings: StudySettings
+    values: Mapping[str, Any]
+    full: Mapping[str, Any]
+    places: Places
+
+    @property
+    def folder(self) -> Path:
+        """What relative paths start at."""
+        return Path() if self.places.path is None else self.places.path.parent
+
+
+def read_study(study: str | Path | Mapping[str, Any], scale: str | None = None) -> StudySource:
+    """The checked settings of a study file, or of the same settings in Python.
+
+    Args:
+        scale: a table below `scales`; "paper" is the study itself, if no such table stands in it.
+
+    Raises `ConfigError` with file, line and the nearest right name if a setting is wrong, or the scale is unknown.
+    """
+    path = None if isinstance(study, Mapping) else Path(study)
+    given, lines = (dict(study), {}) if isinstance(study, Mapping) else _read(Path(study))
+    values, places = _flattened(given), Places(path, "", lines)
+    scales = values.get("scales", {})
+    full = values
+    if isinstance(scales, Mapping):
+        for name, table in scales.items():
+            _check_scale(places, str(name), table)
+        chosen = _scale(places, scales, scale)
+        places = Places(path, chosen, lines)
+        full = merged(values, scales.get("paper", {}))
+        values = merged(values, scales.get(chosen, {}))
+    if path is not None:
+        values = {"name": path.stem, **values}
+    try:
+        settings = StudySettings.model_validate(values)
+    except ValidationError as error:
+        found = explained(error, values, "", places.locate_key, _known)
+        hint = found.hint.partition(", or pass --set")[0] if found.hint else None  # a study has no --set
+        raise ConfigError(found.what, where=found.where, hint=hint) from None
+    refuse_loose(values, settings, "", places.locate_key, finite=True)
+    if settings.stop is not None and settings.stop.halving is not None and settings.tune is None:
+        raise ConfigError(
+            "successive halving chooses among the points of [tune], which is not set",
+            where=places.locate("stop", "halving"),
+            hint="add a table [tune]",
+        )
+    return StudySource(settings, values, full, places)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    text, values = read_toml(path, "pass the path of a study file")
+    lines: dict[str, int] = {}
+    for keys, line in toml_lines(text).items():
+        lines.setdefault(".".join(map(str, keys)), line)
+    return values, lines
+
+
+def _flattened(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a study with those of runs by dotted key, in scales too."""
+    result = {
+        key: flat(value, key == "random") if key in _OF_SETTINGS else value for key, value in values.items()
+    }
+    for tables in ("cases", "methods", "scales"):
+        named = result.get(tables)
+        if isinstance(named, Mapping):
+            result[tables] = {
+                str(name): _flattened(table) if isinstance(table, Mapping) else table
+                for name, table in named.items()
+            }
+    points = result.get("points")
+    if isinstance(points, list | tuple):
+        result["points"] = [flat(point) for point in points]
+    return result
+
+
+def _check_scale(places: Places, name: str, table: Any) -> None:
+    """Raises `ConfigError` for a key of a scale that no study has."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"the scale '{name}' must be a table", where=places.locate("scales", name))
+    known = [*(key for key in StudySettings.model_fields if key not in ("scales", "name")), "data"]
+    for key in table:
+        if key not in known:
+            where = places.locate("scales", name, key)
+            raise ConfigError(f"unknown setting '{key}' of a scale", where=where, hint=nearest(key, known))
+
+
+def _scale(places: Places, scales: Mapping[str, Any], scale: str | None) -> str:
+    if scale is None:
+        return "paper" if scales else ""
+    known = list(dict.fromkeys([*scales, "paper"]))
+    if scale not in known:
+        where = None if places.path is None else str(places.path)
+        raise ConfigError(f"the study has no scale '{scale}'", where=where, hint=nearest(scale, known))
+    return scale
+
+
+def merged(values: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a study with those of a scale in their place; tables are merged key by key.
+
+    >>> merged({"seeds": [0, 1], "set": {"rounds": 9, "local.lr": 1}}, {"seeds": [0], "set": {"rounds": 2}})
+    {'seeds': [0], 'set': {'rounds': 2, 'local.lr': 1}}
+    """
+    result = dict(values)
+    for key, value in scale.items():
+        before = result.get(key)
+        if key == "data":
+            continue
+        if key in _MERGED and isinstance(value, Mapping) and isinstance(before, Mapping):
+            value = {**before, **value}
+        result[key] = value
+    return result
+
+
+def scale_data(values: Mapping[str, Any], scale: str) -> Sequence[str]:
+    """The datasets that a scale says it needs."""
+    table = values.get("scales", {}).get(scale, {})
+    data = table.get("data", [])
+    return [data] if isinstance(data, str) else list(data)

@@ -1,0 +1,324 @@
+"""The plan of a study: which runs it has, and which must be carried out now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.experiment.config import plain
+from fedlens.report.study_results import RunLine, StudyInfo
+from fedlens.studies.cells import StudyCells
+from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
+from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.run_settings import RunSettings, PlacedSetting, SettingsReader
+from fedlens.studies.study_file import StudySource, read_study
+from fedlens.studies.tuning import chosen_point, tuning_due, tuning_seeds
+
+_FREE_DATA = frozenset({"cache", "prefetch"})  # settings of [data] that change no example
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A study whose settings and runs are all checked; what to do follows from it and the results so far.
+
+    >>> study = {"base": "digits", "set": {"rounds": 2}, "seeds": [0, 1], "grid": {"local.lr": [0.1, 0.3]}}
+    >>> plan = StudyPlan.load(study)
+    >>> [run.key for run in plan.runs]
+    ['fedavg-lr0.1-seed0', 'fedavg-lr0.1-seed1', 'fedavg-lr0.3-seed0', 'fedavg-lr0.3-seed1']
+    >>> len(plan.due({})), plan.info({}).cases
+    (4, [{'local.lr': 0.1}, {'local.lr': 0.3}])
+    """
+
+    source: StudySource
+    cells: StudyCells
+    command: str
+
+    @classmethod
+    def load(cls, study: str | Path | Mapping[str, Any], scale: str | None = None) -> StudyPlan:
+        """The plan of a study file, or of the same settings in Python, at a scale.
+
+        The settings of every run are checked. Raises `ConfigError` with file, line and key if one is wrong.
+        """
+        source = read_study(study, scale)
+        cells = _cells(source)
+        _refuse_other_data(cells, source)
+        _refuse_equal(cells, source)
+        file = source.places.path or "STUDY"
+        command = f"fedlens sweep {file}" + (f" --scale {source.places.scale}" if scale else "")
+        plan = cls(source, cells, command)
+        plan.refuse_baseline()
+        return plan
+
+    @property
+    def name(self) -> str:
+        """The name of the study."""
+        return self.source.settings.name
+
+    @property
+    def scale(self) -> str:
+        """The scale; "" without scales."""
+        return self.source.places.scale
+
+    @property
+    def baseline(self) -> str:
+        """The method that the others are compared with."""
+        return self.source.settings.baseline or self.cells.methods[0].name
+
+    def refuse_baseline(self) -> None:
+        """Raises `ConfigError` if the baseline is not a method of the study."""
+        names = [method.name for method in self.cells.methods]
+        if self.baseline not in names:
+            raise ConfigError(
+                f"the baseline '{self.baseline}' is not a method of the study",
+                where=self.source.places.locate("baseline"),
+                hint=nearest(self.baseline, names),
+            )
+
+    @cached_property
+    def runs(self) -> Sequence[PlannedRun]:
+        """The runs that are known before any result: those of tuning, or else all."""
+        pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
+        if self.cells.tune is not None:
+            return [run for method, case in pairs for run in self.cells.tuning_runs(method, case)]
+        return [run for method, case in pairs for run in self.cells.final_runs(method, case, {})]
+
+    @cached_property
+    def number_of_runs(self) -> Mapping[str, int]:
+        """How many runs tuning has, and how many follow from its choices, by role."""
+        tuning = len({run.digest for run in self.runs}) if self.cells.tune is not None else 0
+        finals = len(self.cells.methods) * len(self.cells.cases) * len(self.cells.seeds)
+        return {"tune": tuning, "final": finals if tuning else len({run.digest for run in self.runs})}
+
+    def due(self, lines: Mapping[str, RunLine]) -> list[DueRun]:
+        """The runs that must be carried out now, each once; empty when the study is complete.
+
+        Args:
+            lines: the results so far, by digest.
+        """
+        if self.cells.tune is None:
+            return _once(DueRun(run) for run in self.runs if run.digest not in lines)
+        tuning = tuning_due(self.cells, lines)
+        return _once(tuning or (DueRun(run) for run in self.final_runs(lines) if run.digest not in lines))
+
+    def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
+        """The runs that give the results, of the cells whose point is known."""
+        if self.cells.tune is None:
+            return list(self.runs)
+        runs: list[PlannedRun] = []
+        for case in self.cells.cases:
+            for method in self.cells.methods:
+                point = chosen_point(self.cells, method, case, lines)
+                if point is not None:
+                    runs += self.cells.final_runs(method, case, point)
+        return runs
+
+    def info(self, lines: Mapping[str, RunLine]) -> StudyInfo:
+        """What is compared with what, with the runs that are known at these results."""
+        study, tune = self.source.settings, self.cells.tune
+        dimensions = list(dict.fromkeys(key for case in self.cells.cases for key in case.values))
+        tuning: dict[str, Any] = {}
+        if tune is not None:
+            seeds = {name: list(seeds) for name, seeds in self.cells.tuning_seeds.items()}
+            used = {seed for listed in seeds.values() for seed in listed}
+            first = self.cells.methods[0]
+            tuning = {
+                "on": tune.on,
+                "seeds": sorted(used),
+                "seeds_by_method": seeds,
+                "share": tune.share,
+                "budget": len(first.tuned.points) * len(seeds[first.name]),
+                "own_seeds": used.isdisjoint(study.seeds),
+                "refit": tune.refit,
+            }
+        known = [*self.runs, *(self.final_runs(lines) if tune is not None else ())]
+        return StudyInfo(
+            name=study.name,
+            title=study.title,
+            seeds=list(study.seeds),
+            metric=study.metric,
+            last=study.last,
+            targets=list(study.target),
+            baseline=self.baseline,
+            methods={method.name: method.label for method in self.cells.methods},
+            dimensions={key: study.labels.get(key, short_key(key, dimensions)) for key in dimensions},
+            cases=[dict(case.values) for case in self.cells.cases],
+            grids={
+                method.name: {key: list(values) for key, values in method.tuned.values.items()}
+                for method in self.cells.methods
+            }
+            if tune is not None
+            else {},
+            tuning=tuning,
+            clock=study.clock.model_dump() if study.clock is not None else {},
+            figures=list(study.figures),
+            tables=list(study.tables),
+            scale=self.scale,
+            smaller=smaller(self.source),
+            command=self.command,
+            notes=list(study.notes),
+            entries=[run.entry for run in known],
+        )
+
+    def with_command(self, command: str) -> StudyPlan:
+        """The same plan, of another command that makes its results."""
+        return replace(self, command=command)
+
+
+def _once(runs: Iterable[DueRun]) -> list[DueRun]:
+    """The first of the runs with the same settings: two cells can share one."""
+    return list({due.run.digest: due for due in reversed(list(runs))}.values())[::-1]
+
+
+def _cells(source: StudySource) -> StudyCells:
+    study, places = source.settings, source.places
+    threads = study.threads if "threads" in study.model_fields_set else None
+    reader = SettingsReader(source.folder, places, threads)
+    base = (study.base, places.locate("base"))
+    common = [PlacedSetting(key, value, places.locate("set", key)) for key, value in study.set.items()]
+    default = "method"
+    if study.methods is None:
+        algorithm = reader.base(*base).values.get("algorithm", "fedavg")
+        changed = study.set.get("algorithm.name", study.set.get("algorithm", algorithm))
+        name = changed.get("name") if isinstance(changed, Mapping) else changed
+        default = name if isinstance(name, str) else default
+    expansion = Expansion(study, places, default)
+    seeds = tuning_seeds(study, expansion.methods, places)
+    return StudyCells(study, expansion.methods, expansion.cases, reader, base, common, seeds)
+
+
+def _refuse_other_data(cells: StudyCells, source: StudySource) -> None:
+    """Raises `ConfigError` if methods of one case differ in the data that they see."""
+    if not source.settings.same_data:
+        return
+    for case in cells.cases:
+        first: tuple[Method, dict[str, Any]] | None = None
+        for method in cells.methods:
+            for point in cells.points(method):
+                seen = _data_of(cells.made(method, case, point, "final"))
+                if first is None:
+                    first = (method, seen)
+                key = next((k for k in [*first[1], *seen] if first[1].get(k) != seen.get(k)), None)
+                if key is not None:
+                    one, other = shown_value(first[1].get(key)), shown_value(seen.get(key))
+                    setting = next((s for s in method.settings if _part_of(key, s.key)), None)
+                    place = method.base[1] if method.base else source.places.locate("methods", method.table)
+                    names = f"'{first[0].name}' and '{method.name}'"
+                    raise ConfigError(
+                        f"the methods {names} differ in the data they see: {key} is {one} and {other}"
+                        if first[0] is not method
+                        else f"the points of '{method.name}' differ in the data they see: {key} is {one} and {other}",
+                        where=setting.place if setting else place,
+                        hint="set it for both, or allow it with same_data = false",
+                    )
+
+
+def _part_of(key: str, table: str) -> bool:
+    return key == table or key.startswith(f"{table}.") or table.startswith(f"{key}.")
+
+
+def _data_of(made: RunSettings) -> dict[str, Any]:
+    tables = plain(made.config)
+    data = {key: value for key, value in tables["data"].items() if key not in _FREE_DATA}
+    flat: dict[str, Any] = {}
+    for name, table in {"data": data, "seeds": tables["seeds"]}.items():
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                flat |= {f"{name}.{key}.{below}": item for below, item in value.items()}
+            else:
+                flat[f"{name}.{key}"] = value
+    return flat
+
+
+def _refuse_equal(cells: StudyCells, source: StudySource) -> None:
+    """Raises `ConfigError` if two cells, or two points of one, have the same settings. Checks every setting."""
+    seen: dict[str, tuple[Method, Case, Mapping[str, Any]]] = {}
+    for case in cells.cases:
+        for method in cells.methods:
+            for point in cells.points(method):
+                text = cells.made(method, case, point, "final").text
+                if cells.tune is not None:
+                    cells.made(method, case, point, "tune")
+                if text in seen:
+                    raise _equal(seen[text], (method, case, point), source)
+                seen[text] = (method, case, point)
+
+
+def _equal(
+    one: tuple[Method, Case, Mapping[str, Any]],
+    other: tuple[Method, Case, Mapping[str, Any]],
+    source: StudySource,
+) -> ConfigError:
+    (method, case, point), (method2, case2, point2) = one, other
+    places = source.places
+    if method is not method2:
+        return ConfigError(
+            f"the methods '{method.name}' and '{method2.name}' have the same settings",
+            where=places.locate("methods", method2.table),
+            hint="set what distinguishes them, or remove one",
+        )
+    if case is not case2:
+        key = next(key for key in case2.values if case.values.get(key) != case2.values[key])
+        where = places.locate("cases", str(case2.values["case"])) if key == "case" else case2.grid[0].place
+        return ConfigError(
+            f"the cases {_listed(case.values)} and {_listed(case2.values)} of '{method.name}' have the same settings",
+            where=where,
+            hint="set what distinguishes them, or remove one",
+        )
+    return ConfigError(
+        f"the points {_listed(point)} and {_listed(point2)} of '{method.name}' have the same settings",
+        where=next(iter(method.tuned.places.values())),
+        hint="remove one",
+    )
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return "(" + ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items()) + ")"
+
+
+def smaller(source: StudySource) -> list[str]:
+    """Sentences on what differs from the scale "paper"; empty at that scale.
+
+    >>> full = {"base": "digits", "seeds": [0, 1, 2], "set": {"rounds": 100}, "scales": {"smoke": {"seeds": [0]}}}
+    >>> smaller(read_study(full, "smoke"))
+    ['seeds: 1 instead of 3']
+    """
+    if source.places.scale in ("", "paper"):
+        return []
+    here, full = _described(source.values), _described(source.full)
+    return [
+        f"{key}: {here.get(key, 'not set')} instead of {full.get(key, 'not set')}"
+        for key in dict.fromkeys([*full, *here])
+        if here.get(key) != full.get(key)
+    ]
+
+
+def _described(values: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that results depend on, by key, each in words."""
+    words: dict[str, str] = {}
+    for key, value in values.items():
+        if key in ("base", "last", "threads"):
+            words[key] = shown_value(value)
+        elif key == "seeds":
+            words[key] = str(len(value))
+        elif key in ("set", "grid", "tune", "stop"):
+            for name, item in value.items():
+                words[name if key == "set" else f"{key}.{name}"] = shown_value(item)
+        elif key == "random":
+            words["random points"] = str(value.get("number"))
+        elif key in ("cases", "methods"):
+            words[key] = str(len(value))
+            for name, table in value.items():
+                for part, item in table.items():
+                    if part != "label":
+                        words[f"{key}.{name}.{part}"] = _item(item)
+    return words
+
+
+def _item(item: Any) -> str:
+    if isinstance(item, Mapping):
+        return ", ".join(f"{key} = {shown_value(value)}" for key, value in item.items())
+    return shown_value(item)

@@ -1,0 +1,67 @@
+"""The loop of a study: carries out the runs that are due until none is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from fedlens.core.errors import RunFailed
+from fedlens.report.study_results import RunLine, StudyInfo, write_info
+from fedlens.studies.jobs import Jobs
+from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.progress import StudyProgress
+from fedlens.studies.store import Store
+
+
+class Plan(Protocol):
+    """What is to be run, given the results so far; a `fedlens.studies.study_plan.StudyPlan`."""
+
+    def due(self, lines: Mapping[str, RunLine]) -> Sequence[DueRun]:
+        """The runs that must be carried out now; none when the study is complete."""
+        ...
+
+    def info(self, lines: Mapping[str, RunLine]) -> StudyInfo:
+        """The content of study.json."""
+        ...
+
+
+def sweep(plan: Plan, store: Store, start: Callable[[Sequence[DueRun]], Jobs], progress: StudyProgress) -> None:
+    """Carries out all runs of a plan that are not finished, and adds their lines to the store.
+
+    All runs that are due at one time are carried out before the plan is asked again. So the order in which they end,
+    and with it the number of jobs, changes no result.
+
+    Args:
+        store: locked by this process.
+        start: starts what carries the runs out, given the first that are due; it is called only if there are any.
+
+    Raises `RunDirectoryError` if a run directory was edited, `StudyStopped` if the study cannot continue, and passes
+    `KeyboardInterrupt` after all running runs are saved.
+    """
+    if failed := store.drop_failed():
+        progress.note(f"{failed} failed {'run is' if failed == 1 else 'runs are'} tried again")
+    info = plan.info(store.lines)
+    store.check((), info.entries)
+    jobs: Jobs | None = None
+    try:
+        while due := plan.due(store.lines):
+            store.check(one.run for one in due)
+            write_info(store.folder, plan.info(store.lines))
+            jobs = jobs or start(due)
+            progress.runs_due(len(due), len(store.lines))
+            before = dict(store.lines)
+
+            def ended(run: PlannedRun, line: RunLine) -> None:
+                store.add(line)
+                progress.run_ended(run, line)
+
+            jobs.carry_out(due, ended)
+            if all(store.lines.get(one.run.digest) == before.get(one.run.digest) for one in due):
+                names = ", ".join(one.run.key for one in due[:3])
+                raise RunFailed(f"the plan of the study does not advance: {names} were due and are so again")
+    finally:
+        if jobs is not None:
+            jobs.close()
+    info = plan.info(store.lines)
+    write_info(store.folder, info)
+    store.settle(info)

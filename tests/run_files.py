@@ -1,0 +1,31 @@
+"""The content of run directories, without what differs between two runs of the same experiment: times and places."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_DIFFERENT = {"seconds", "elapsed", "cpu_seconds", "directory", "run_id", "started", "command"}
+
+
+def content(directory: Path) -> dict[str, Any]:
+    """What each file holds, by its name below the run directory."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
+    return {path.relative_to(directory).as_posix(): _content(path) for path in files}
+
+
+def _content(path: Path) -> Any:
+    if path.suffix == ".jsonl":
+        return [_timeless(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    if path.name == "manifest.json":
+        return _timeless(json.loads(path.read_text(encoding="utf-8"))["content"])
+    if path.suffix == ".json":
+        return _timeless(json.loads(path.read_text(encoding="utf-8")))
+    return path.read_bytes()
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _timeless(item) for name, item in value.items() if name not in _DIFFERENT}
+    return [_timeless(item) for item in value] if isinstance(value, list) else value

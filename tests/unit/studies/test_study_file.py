@@ -1,0 +1,149 @@
+"""What a study file can say, and the sentence for each mistake in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedlens.core.errors import ConfigError
+from fedlens.studies.study_file import read_study
+from fedlens.studies.study_plan import StudyPlan
+
+BASE = 'base = "digits"\n'
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "study.toml"
+    path.write_text(text)
+    return path
+
+
+def refused(folder: Path, text: str, scale: str | None = None) -> str:
+    """The error of a study, with its path shortened."""
+    path = written(folder, text)
+    with pytest.raises(ConfigError) as error:
+        StudyPlan.load(path, scale)
+    return str(error.value).replace(str(path), "study.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("sedes = [1]", "unknown setting 'sedes' (study.toml, line 2: sedes); did you mean 'seeds'."),
+        ("seeds = [0, 0]", "the seed 0 twice: the same run would count as two (study.toml, line 2: seeds)."),
+        ("seeds = []", "'seeds' is [], but must have at least 1 item, not 0 (study.toml, line 2: seeds)."),
+        ("threads = true", "'threads' is true, but must be a number (study.toml, line 2: threads)."),
+        ("[cases]", "must have at least one table with a name below it (study.toml, line 2: cases)."),
+        ("[grid]", 'such as "local.lr" = [0.1, 0.3] (study.toml, line 2: grid).'),
+        ('[grid]\n"local.lr" = []', "must have at least one value (study.toml, line 3: [grid] local.lr)."),
+        ("[grid]\nlocal.lr = [1, 1]", "the value 1 twice (study.toml, line 3: [grid] local.lr)."),
+        ('[grid]\n"local.lr" = 1', "is 1, but must be a list (study.toml, line 3: [grid] local.lr)."),
+        (
+            '[grid]\n"local.lrr" = [1]',
+            "unknown setting 'lrr' (study.toml, line 3: [grid] local.lrr); did you mean 'lr'.",
+        ),
+        (
+            '[grid]\nlr = [1]',
+            "unknown setting 'lr' (study.toml, line 3: [grid] lr); did you mean 'local.lr'.",
+        ),
+        (
+            '[grid]\n"local.lr" = ["0.1"]',
+            "'local.lr' is '0.1', but must be a number (study.toml, line 3: [grid] local.lr); remove the quotes.",
+        ),
+        ('[grid]\n"local.lr" = [0.1, -1]', "must be greater than 0 (study.toml, line 3: [grid] local.lr)."),
+        ('[grid]\n"seed" = [1]', "must not set 'seed': the list 'seeds' has the seeds of the runs"),
+        ("[random]\nseed = 3\nrounds = { low = 1, high = 2 }", "must have the number of points"),
+        ("[random]\nnumber = 3", "must name a setting and its range"),
+        ("[random]\nnumber = 3\nrounds = { low = 3, high = 2 }", "must have a low below high, not 3 and 2"),
+        ("[random]\nnumber = 3\nrounds = { lo = 3 }", "line 4: [random] rounds.lo); did you mean 'low'."),
+        (
+            "[random]\nnumber = 3\nrounds = { choices = [1, 2] }",
+            "the ranges have fewer than 3 different points (study.toml, line 3: [random] number)",
+        ),
+        ("[methods.a]\nst = {}", "'st' (study.toml, line 3: [methods.a] st); did you mean 'set'."),
+        (
+            '[methods.a]\npoints = [{ "local.lr" = 1 }]\ngrid = { rounds = [1] }',
+            "the table [methods.a] must have either points, or grid and random",
+        ),
+        (
+            '[methods.a]\nset = { "algorithm" = { name = "fedprox", muu = 1 } }',
+            "has no setting 'muu' (study.toml, line 3: [methods.a.set] algorithm); did you mean 'mu'.",
+        ),
+        ("[stop]\nhalving = 3", "must have 'first', the rounds of the first rung, with halving"),
+        ("[stop]\nhalving = 3\nfirst = 1", "[tune], which is not set (study.toml, line 3: [stop] halving)"),
+        ("[scales.smoke]\nsede = 2", "(study.toml, line 3: [scales.smoke] sede); did you mean 'seeds'."),
+        ("[[tables]]\nkin = 2", 'entry 1 must have a kind, such as kind = "summary"'),
+        ("[clock]\nup_mbit = 2", "'images_per_second' is missing (study.toml, line 2: [clock]"),
+        ('baseline = "fedavgm"', "is not a method of the study (study.toml, line 2: baseline); did you mean 'fedavg'."),
+        ('set = { "engine.workers" = 4 }', "the engine 'inline' has no setting 'workers' (study.toml, line 2: [set]"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
+    assert sentence in refused(tmp_path, BASE + text)
+
+
+def test_a_base_that_cannot_be_read_is_named_with_its_line(tmp_path: Path) -> None:
+    assert refused(tmp_path, 'base = "digit"') == (
+        "the base cannot be read: unknown recipe 'digit' (study.toml, line 1: base); did you mean 'digits'."
+    )
+    (tmp_path / "base.toml").write_text("rounds = ")
+    assert "the file is not valid TOML" in refused(tmp_path, 'base = "base.toml"')
+
+
+def test_a_base_starts_at_the_folder_of_the_study(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(
+        'rounds = 3\nmodel = "linear"\nlocal = { lr = 0.1 }\n[data]\ndataset = "digits"\n'
+        'partition = { name = "iid", clients = 4 }\n'
+    )
+    plan = StudyPlan.load(written(tmp_path, 'base = "base.toml"'))
+    assert plan.runs[0].settings["rounds"] == 3
+
+
+def test_an_error_of_the_base_names_the_base(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text("rounds = 3\nlocl = 4\n")
+    path = tmp_path / "base.toml"
+    assert f"{path}, line 2: locl" in refused(tmp_path, 'base = "base.toml"')
+
+
+def test_a_scale_takes_the_place_of_settings(tmp_path: Path) -> None:
+    text = BASE + (
+        'seeds = [0, 1]\nset = { rounds = 20, "local.lr" = 0.2 }\n[grid]\n"data.partition.clients" = [5, 10]\n'
+        '[methods.a]\n[methods.b]\nset = { "algorithm.name" = "scaffold" }\n'
+        '[scales.smoke]\nseeds = [7]\nset = { rounds = 2 }\ndata = "digits"\n'
+        '[scales.smoke.grid]\n"data.partition.clients" = [5]\n'
+        "[scales.laptop]\nseeds = [3]\n"
+    )
+    plan = StudyPlan.load(written(tmp_path, text), "smoke")
+    assert [(run.seed, run.settings["rounds"], run.settings["local"]["lr"]) for run in plan.runs] == [
+        (7, 2, 0.2)
+    ] * 2
+    assert plan.info({}).cases == [{"data.partition.clients": 5}]
+    assert plan.info({}).smaller == [
+        "seeds: 1 instead of 2", "rounds: 2 instead of 20", "grid.data.partition.clients: 5 instead of 5, 10"
+    ]  # fmt: skip
+    whole = StudyPlan.load(written(tmp_path, text))
+    assert (whole.scale, len(whole.runs), whole.info({}).smaller) == ("paper", 8, [])
+    assert StudyPlan.load(written(tmp_path, text), "paper").info({}).entries == whole.info({}).entries
+    assert "has no scale 'smok' (study.toml); did you mean 'smoke'" in refused(tmp_path, text, "smok")
+
+
+def test_a_mistake_in_a_scale_is_named_with_its_line(tmp_path: Path) -> None:
+    text = BASE + '[grid]\n"local.lr" = [0.1]\n[scales.smoke.grid]\n"local.lr" = [-1]\n'
+    assert "(study.toml, line 5: [grid] local.lr)" in refused(tmp_path, text, "smoke")
+
+
+def test_the_name_is_that_of_the_file(tmp_path: Path) -> None:
+    assert read_study(written(tmp_path, BASE)).settings.name == "study"
+    assert read_study(written(tmp_path, f'name = "x"\n{BASE}')).settings.name == "x"
+    assert read_study({"base": "digits"}).settings.name == "study"
+
+
+def test_settings_in_python_are_those_of_a_file(tmp_path: Path) -> None:
+    text = BASE + 'seeds = [3]\n[methods.b]\ngrid = { "local.lr" = [0.1, 0.3] }\n'
+    values = {"base": "digits", "seeds": [3], "methods": {"b": {"grid": {"local.lr": [0.1, 0.3]}}}}
+    assert StudyPlan.load(written(tmp_path, text)).runs == StudyPlan.load(values).runs
+    with pytest.raises(
+        ConfigError, match=r"^unknown setting 'lrr' \(\[grid\] local.lrr\); did you mean 'lr'\.$"
+    ):
+        StudyPlan.load({"base": "digits", "grid": {"local.lrr": [1]}})
