@@ -191,7 +191,9 @@ class WorkerJobs:
         """Has all runs save their last complete round; those that end instead count."""
         until, told = time.monotonic() + _SAVING, 0.0
         while self._busy and time.monotonic() < until:
-            if time.monotonic() - told >= _TICK:  # again: a worker that has just started ignores the first signal
+            if (
+                time.monotonic() - told >= _TICK
+            ):  # again: a worker that has just started ignores the first signal
                 told = time.monotonic()
                 for job in self._busy:
                     with suppress(ProcessLookupError):

@@ -25,7 +25,9 @@ class Plan(Protocol):
         ...
 
 
-def sweep(plan: Plan, store: Store, start: Callable[[Sequence[DueRun]], Jobs], progress: StudyProgress) -> None:
+def sweep(
+    plan: Plan, store: Store, start: Callable[[Sequence[DueRun]], Jobs], progress: StudyProgress
+) -> None:
     """Carries out all runs of a plan that are not finished, and adds their lines to the store.
 
     All runs that are due at one time are carried out before the plan is asked again. So the order in which they end,
