@@ -1,26 +1,23 @@
-"""The studies that reproduce figures and tables of the documents: their files, costs, data and records."""
+"""The list of the studies that reproduce figures and tables: costs by scale, data needed, and what has been run."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import ConfigError, DataError, nearest
+from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE, presence
 from fedlens.experiment.datadir import data_directory
 from fedlens.report.study_results import StudyResults
+from fedlens.studies.reproductions import FOLDER, folder_of, reproduction, reproductions
 
 SCALES = ("smoke", "laptop", "paper")
-_FOLDER = Path(__file__).resolve().parent.parent / "recipes" / "studies"
-_DOCUMENT = ".document.toml"
-_FILES = {"record.toml", "speeds.toml"}  # of the folder that are no studies
+COSTS, RECORD = "costs.json", "record.toml"
 
 
 @dataclass(frozen=True)
@@ -69,45 +66,10 @@ class ListedStudy:
     records: Sequence[StudyRecord] = ()
 
 
-def reproductions() -> dict[str, Path]:
-    """The file of every study by its name.
-
-    >>> "hsu2019/fig5" in reproductions()
-    True
-    """
-    paths = sorted(path for path in _FOLDER.rglob("*.toml") if not path.name.endswith(_DOCUMENT))
-    return {
-        path.relative_to(_FOLDER).with_suffix("").as_posix(): path for path in paths if path.name not in _FILES
-    }
-
-
-def reproduction(name: str) -> Path:
-    """The file of a study. Raises `ConfigError` with the nearest name if no study has this one.
-
-    >>> reproduction("hsu2019/fig9")
-    Traceback (most recent call last):
-    fedlens.core.errors.ConfigError: unknown study 'hsu2019/fig9'; did you mean 'hsu2019/fig6'.
-    """
-    known = reproductions()
-    if name in known:
-        return known[name]
-    parts = [other for other in known if other.startswith(name) and len(name) > 3]
-    hint = f"it has several parts: {', '.join(parts)}" if parts else nearest(name, known)
-    raise ConfigError(f"unknown study '{name}'", hint=hint)
-
-
-def folder_of(name: str, scale: str) -> Path:
-    """Where the results of a study go unless another folder is named.
-
-    >>> folder_of("hsu2019/fig5", "laptop").as_posix()
-    'studies/hsu2019/fig5/laptop'
-    """
-    return Path("studies", *name.split("/"), scale)
-
-
-def command_of(name: str, scale: str) -> str:
-    """The command that makes the results of a study."""
-    return f"fedlens reproduce {shlex.quote(name)} --scale {scale}"
+def absent_data(datasets: Sequence[str], data_dir: Path | None) -> list[str]:
+    """The datasets that are not on this machine, or only in part."""
+    root, known = data_directory(data_dir), [name for name in datasets if name in CATALOGUE]
+    return [name for name in known if presence(CATALOGUE[name], root).state in ("absent", "partly")]
 
 
 def refuse_absent(datasets: Sequence[str], data_dir: Path | None, download: bool) -> None:
@@ -117,24 +79,19 @@ def refuse_absent(datasets: Sequence[str], data_dir: Path | None, download: bool
         download: whether datasets with published archives may be fetched.
     """
     root = data_directory(data_dir)
-    for name in datasets:
-        facts = CATALOGUE.get(name)
-        if facts is None or (download and facts.archives):
-            continue
-        found = presence(facts, root)
-        if found.state in ("absent", "partly"):
-            what = "is not" if found.state == "absent" else "is only in part"
-            lacking = f" ({len(found.lacking)} of its files are missing)" if found.state == "partly" else ""
-            raise DataError(f"the study needs {name}, which {what} in {root}{lacking}", hint=facts.how)
+    for name in absent_data(datasets, data_dir):
+        facts = CATALOGUE[name]
+        if not (download and facts.archives):
+            where = "not" if presence(facts, root).state == "absent" else "only in part"
+            raise DataError(f"the study needs {name}, which is {where} in {root}", hint=facts.how)
 
 
 @cache
 def costs() -> Mapping[str, Mapping[str, ScaleCost]]:
     """The costs of each study by scale, from costs.json."""
-    text = (files("fedlens") / "recipes" / "studies" / "costs.json").read_text(encoding="utf-8")
+    tables = json.loads((FOLDER / COSTS).read_text(encoding="utf-8"))
     return {
-        name: {scale: ScaleCost(**cost) for scale, cost in scales.items()}
-        for name, scales in json.loads(text).items()
+        name: {scale: ScaleCost(**cost) for scale, cost in scales.items()} for name, scales in tables.items()
     }
 
 
@@ -147,13 +104,18 @@ def computed_costs(name: str) -> dict[str, Any]:
     for scale in SCALES:
         cost = study_cost(StudyPlan.load(path, scale))
         hours = None if cost.hours is None else float(f"{cost.hours:.3g}")
-        made[scale] = {**asdict(cost), "images": round(cost.images), "hours": hours, "datasets": [*cost.datasets]}
+        made[scale] = {
+            **asdict(cost),
+            "images": round(cost.images),
+            "hours": hours,
+            "datasets": [*cost.datasets],
+        }
     return made
 
 
 def records(path: Path | None = None) -> dict[str, list[StudyRecord]]:
     """What we have run, from record.toml, by study. Raises `ConfigError` if an entry is wrong."""
-    path = path or _FOLDER / "record.toml"
+    path = path or FOLDER / RECORD
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
         return {name: [StudyRecord(**entry) for entry in entries] for name, entries in tables.items()}
@@ -168,17 +130,16 @@ def listed_studies(data_dir: Path | None = None, studies: Path | None = None) ->
     Args:
         studies: the folder with local results, by default `studies`.
     """
-    root, recorded, known = data_directory(data_dir), records(), costs()
+    recorded, known = records(), costs()
+    everything = dict.fromkeys(
+        each for scales in known.values() for cost in scales.values() for each in cost.datasets
+    )
+    missing = set(absent_data([*everything], data_dir))
     found: list[ListedStudy] = []
-    states: dict[str, str] = {}
     for name, path in reproductions().items():
         by_scale = known.get(name, {})
         needed = dict.fromkeys(dataset for cost in by_scale.values() for dataset in cost.datasets)
-        for dataset in needed:
-            if dataset not in states:
-                facts = CATALOGUE.get(dataset)
-                states[dataset] = presence(facts, root).state if facts else "here"
-        absent = [dataset for dataset in needed if states[dataset] in ("absent", "partly")]
+        absent = [dataset for dataset in needed if dataset in missing]
         local = {
             scale: counts
             for scale, cost in by_scale.items()
@@ -190,15 +151,17 @@ def listed_studies(data_dir: Path | None = None, studies: Path | None = None) ->
 
 def _local(name: str, scale: str, cost: ScaleCost, studies: Path) -> tuple[int, int] | None:
     """(finished runs, planned runs) of a study in the local folder; None if it was never started."""
-    folder = studies.joinpath(*name.split("/"), scale)
     try:
-        results = StudyResults.read(folder)
+        results = StudyResults.read(studies / folder_of(name, scale).relative_to("studies"))
     except DataError:
         return None
-    finished = sum(line.status == "finished" for line in results.lines.values())
     planned = {entry.digest for entry in results.info.entries}
-    known = all(digest in results.lines for digest in planned)
-    return finished, len(results.lines) if known else max(cost.runs, len(planned))
+    finished = sum(
+        digest in results.lines and results.lines[digest].status == "finished" for digest in planned
+    )
+    if planned <= results.lines.keys():
+        return finished, len(planned)
+    return finished, max(cost.runs, len(planned))
 
 
 def _first_line(path: Path) -> str:

@@ -15,6 +15,7 @@ from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_file import StudySource, read_study
@@ -53,10 +54,7 @@ class StudyPlan:
         cells = _cells(source)
         _refuse_other_data(cells, source)
         _refuse_equal(cells, source)
-        file = source.places.path or "STUDY"
-        command = f"fedlens sweep {file}" + (
-            f" --scale {source.places.scale}" if source.places.scale not in ("", "paper") else ""
-        )
+        command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
         return plan
