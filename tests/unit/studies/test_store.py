@@ -53,7 +53,7 @@ def test_lost_and_cut_lines_come_back_from_the_run_directories(study: Path) -> N
 
 def test_lines_of_runs_outside_the_plan_stay_at_the_end(study: Path) -> None:
     carried_out(study, FixedPlan([planned(1)]))
-    assert [line["run"] for line in without_clock(study)][0] == planned(1).directory
+    assert without_clock(study)[0]["run"] == planned(1).directory
     assert {line["run"] for line in without_clock(study)} == {planned(0).directory, planned(1).directory}
 
 
