@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -123,11 +122,16 @@ def run_study(
     """
     from fedlens.cli.sweep_display import SweepDisplay
 
-    number = study.plan().number_of_runs
-    if not quiet:
-        say(runs_sentence(number))
+    keys = ("jobs", "data_dir", "download")
+    found = study.estimate(how["out"], **{key: how[key] for key in keys})
+    if dry_run and output.as_json:
+        output.json(vars(found))
+    elif not quiet and not output.as_json:
+        say(*found.sentences)
     if dry_run:
         return
+    if how["jobs"] is None:
+        how["jobs"] = found.jobs
     display = SweepDisplay(quiet=quiet, stderr=output.as_json)
     try:
         with stdout_kept_clean(output.as_json):
@@ -159,19 +163,6 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool) -> None:
         say(f"results: {result.page}")
     if failed:
         raise typer.Exit(1)
-
-
-def runs_sentence(number: Mapping[str, int]) -> str:
-    """How many runs a study has.
-
-    >>> runs_sentence({"tune": 0, "final": 6}), runs_sentence({"tune": 12, "final": 1})
-    ('6 runs', '12 tuning runs, then 1 final run')
-    """
-    from fedlens.report.format import many
-
-    if not number["tune"]:
-        return many(number["final"], "run")
-    return f"{many(number['tune'], 'tuning run')}, then {many(number['final'], 'final run')}"
 
 
 def parsed_seeds(text: str | None) -> list[int] | None:
