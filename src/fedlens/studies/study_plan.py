@@ -10,6 +10,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
+from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
@@ -81,6 +82,8 @@ class StudyPlan:
     @cached_property
     def runs(self) -> Sequence[PlannedRun]:
         """The runs that are known before any result: those of tuning, or else all."""
+        if not self.trains:
+            return []
         pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
         if self.cells.tune is not None:
             return [run for method, case in pairs for run in self.cells.tuning_runs(method, case)]
@@ -90,7 +93,7 @@ class StudyPlan:
     def number_of_runs(self) -> Mapping[str, int]:
         """How many runs tuning has, and how many follow from its choices, by role."""
         tuning = len({run.digest for run in self.runs}) if self.cells.tune is not None else 0
-        finals = len(self.cells.methods) * len(self.cells.cases) * len(self.cells.seeds)
+        finals = len(self.cells.methods) * len(self.cells.cases) * len(self.cells.seeds) * self.trains
         return {"tune": tuning, "final": finals if tuning else len({run.digest for run in self.runs})}
 
     def due(self, lines: Mapping[str, RunLine]) -> list[DueRun]:
@@ -99,10 +102,17 @@ class StudyPlan:
         Args:
             lines: the results so far, by digest.
         """
+        if not self.trains:
+            return []
         if self.cells.tune is None:
             return _once(DueRun(run) for run in self.runs if run.digest not in lines)
         tuning = tuning_due(self.cells, lines)
         return _once(tuning or (DueRun(run) for run in self.final_runs(lines) if run.digest not in lines))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the study has runs: false where its figures and tables show data and models alone."""
+        return needs_runs(self.source.settings.figures, self.source.settings.tables)
 
     def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
         """The runs that give the results, of the cells whose point is known."""
