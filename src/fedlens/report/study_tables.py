@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.report.study_comparison_tables import choices, differences, summary
+from fedlens.report.study_data_tables import datasets, efficiency
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import refuse_bootstrap
 from fedlens.report.table_format import StudyTable
@@ -24,6 +25,8 @@ TABLES: dict[str, Callable[..., StudyTable]] = {
     "summary": summary,
     "differences": differences,
     "choices": choices,
+    "datasets": datasets,
+    "efficiency": efficiency,
 }
 # A table of these kinds stands beside one of another kind, never alone.
 NOT_ALONE = {"ranks"}
