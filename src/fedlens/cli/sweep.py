@@ -44,7 +44,9 @@ def sweep(
     changes: Changes = None,
     accept_changes: Annotated[
         bool,
-        typer.Option("--accept-changes", help="Continue a study whose settings have changed since it started."),
+        typer.Option(
+            "--accept-changes", help="Continue a study whose settings have changed since it started."
+        ),
     ] = False,
     report: Report = True,
     run_reports: Annotated[
@@ -52,7 +54,9 @@ def sweep(
     ] = False,
     render: Annotated[
         bool,
-        typer.Option("--render", help="Write tables, figures and the page from the results, and run nothing."),
+        typer.Option(
+            "--render", help="Write tables, figures and the page from the results, and run nothing."
+        ),
     ] = False,
     engine: Annotated[
         str | None,
@@ -154,7 +158,9 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool) -> None:
         if len(failed) > FAILED_SHOWN:
             say(f"and {len(failed) - FAILED_SHOWN} more, in {result.directory / 'results.jsonl'}")
         if failed:
-            say(f"{len(failed)} of {len(result.results.lines)} runs failed; the same command tries them again")
+            say(
+                f"{len(failed)} of {len(result.results.lines)} runs failed; the same command tries them again"
+            )
         say(f"results: {result.page}")
     if failed:
         raise typer.Exit(1)

@@ -13,9 +13,11 @@ from fedlens.experiment.config import plain
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.studies.cells import StudyCells
+from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.run_settings import RunSettings, PlacedSetting, SettingsReader
+from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
+from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_file import StudySource, read_study
 from fedlens.studies.tuning import chosen_point, tuning_due, tuning_seeds
 
@@ -40,16 +42,22 @@ class StudyPlan:
 
     @classmethod
     def load(cls, study: str | Path | Mapping[str, Any], scale: str | None = None) -> StudyPlan:
-        """The plan of a study file, or of the same settings in Python, at a scale.
+        """The plan of a study file, or of the same settings in Python, at a scale. Raises what `of` raises."""
+        return cls.of(read_study(study, scale))
+
+    @classmethod
+    def of(cls, source: StudySource) -> StudyPlan:
+        """The plan of a study that was read.
 
         The settings of every run are checked. Raises `ConfigError` with file, line and key if one is wrong.
         """
-        source = read_study(study, scale)
         cells = _cells(source)
         _refuse_other_data(cells, source)
         _refuse_equal(cells, source)
         file = source.places.path or "STUDY"
-        command = f"fedlens sweep {file}" + (f" --scale {source.places.scale}" if scale else "")
+        command = f"fedlens sweep {file}" + (
+            f" --scale {source.places.scale}" if source.places.scale not in ("", "paper") else ""
+        )
         plan = cls(source, cells, command)
         plan.refuse_baseline()
         return plan
@@ -167,7 +175,8 @@ class StudyPlan:
             figures=list(study.figures),
             tables=list(study.tables),
             scale=self.scale,
-            smaller=smaller(self.source),
+            smaller=scale_differences(self.source),
+            document=stated_document(self.source),
             command=self.command,
             notes=list(study.notes),
             entries=[run.entry for run in known],
@@ -287,48 +296,3 @@ def _equal(
 
 def _listed(values: Mapping[str, Any]) -> str:
     return "(" + ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items()) + ")"
-
-
-def smaller(source: StudySource) -> list[str]:
-    """Sentences on what differs from the scale "paper"; empty at that scale.
-
-    >>> full = {"base": "digits", "seeds": [0, 1, 2], "set": {"rounds": 100}, "scales": {"smoke": {"seeds": [0]}}}
-    >>> smaller(read_study(full, "smoke"))
-    ['seeds: 1 instead of 3']
-    """
-    if source.places.scale in ("", "paper"):
-        return []
-    here, full = _described(source.values), _described(source.full)
-    return [
-        f"{key}: {here.get(key, 'not set')} instead of {full.get(key, 'not set')}"
-        for key in dict.fromkeys([*full, *here])
-        if here.get(key) != full.get(key)
-    ]
-
-
-def _described(values: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that results depend on, by key, each in words."""
-    words: dict[str, str] = {}
-    for key, value in values.items():
-        if key in ("base", "last", "threads"):
-            words[key] = shown_value(value)
-        elif key == "seeds":
-            words[key] = str(len(value))
-        elif key in ("set", "grid", "tune", "stop"):
-            for name, item in value.items():
-                words[name if key == "set" else f"{key}.{name}"] = shown_value(item)
-        elif key == "random":
-            words["random points"] = str(value.get("number"))
-        elif key in ("cases", "methods"):
-            words[key] = str(len(value))
-            for name, table in value.items():
-                for part, item in table.items():
-                    if part != "label":
-                        words[f"{key}.{name}.{part}"] = _item(item)
-    return words
-
-
-def _item(item: Any) -> str:
-    if isinstance(item, Mapping):
-        return ", ".join(f"{key} = {shown_value(value)}" for key, value in item.items())
-    return shown_value(item)
