@@ -454,7 +454,3 @@ def _heat(picture: Picture, axes: Axes, sample: PartitionSample) -> None:
     bar = picture.colorbar(image, ax=axes, aspect=40, pad=0.01, format=percent_mark)
     bar.set_label(f"share of the client's {sample.unit}")
     bar.outline.set_visible(False)
-
-
-# The parts of a picture, for other modules that draw.
-style, save, new_picture, draw_figure = _style, _save, _picture, _draw

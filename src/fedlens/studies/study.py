@@ -16,6 +16,7 @@ from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.result import Metrics
 from fedlens.studies.progress import SilentStudy, StudyProgress
 from fedlens.studies.store import Store
+from fedlens.studies.study_data import make_data
 from fedlens.studies.study_file import flat, read_study
 from fedlens.studies.study_plan import StudyPlan
 
@@ -191,6 +192,7 @@ class Study:
         options = RunOptions(store.runs, root, download, run_reports)
         with store.lock():
             self._write_file(folder)
+            make_data(plan, folder, data_dir=root, download=download, say=listener.note)
             sweep(plan, store, partial(_started, options, jobs, address, listener), listener)
         result = StudyResult(folder)
         if report:

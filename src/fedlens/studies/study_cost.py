@@ -16,7 +16,16 @@ from fedlens.studies.study_plan import StudyPlan
 
 BALANCED = 120_300  # images of the class-balanced iNaturalist, hsu2020 section 4.1
 EVALUATION = 3  # a training step takes about as long as the evaluation of three times its images
-_WORK = ("rounds", "local.", "select.", "data.", "evaluation.", "model.", "algorithm.name", "algorithm.examples")
+_WORK = (
+    "rounds",
+    "local.",
+    "select.",
+    "data.",
+    "evaluation.",
+    "model.",
+    "algorithm.name",
+    "algorithm.examples",
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,9 @@ def study_cost(plan: StudyPlan) -> StudyCost:
         for method in cells.methods:
             points = cells.points(method)
             alike = not any(key.startswith(_WORK) and key != "local.lr" for key in points[0])
-            made = [cells.made(method, case, point, "final").config for point in points[: 1 if alike else None]]
+            made = [
+                cells.made(method, case, point, "final").config for point in points[: 1 if alike else None]
+            ]
             datasets[made[0].data.dataset["name"]] = None
             tuning = len(cells.tuning_seeds[method.name]) if cells.tune is not None else 0
             finals = 0 if cells.tune is not None and not _refits(plan) else len(cells.seeds)
