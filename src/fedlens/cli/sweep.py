@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedlens.cli.options import Changes, DataDir, Debug, Download, Json, Quiet, Report
-from fedlens.cli.output import CommandOutput, Interrupted, printable, reported, say, stdout_kept_clean
+from fedlens.cli.output import CommandOutput, Interrupted, reported, say, stdout_kept_clean
 
 if TYPE_CHECKING:
     from fedlens.studies.study import Study, StudyResult
@@ -44,7 +45,9 @@ def sweep(
     changes: Changes = None,
     accept_changes: Annotated[
         bool,
-        typer.Option("--accept-changes", help="Continue a study whose settings have changed since it started."),
+        typer.Option(
+            "--accept-changes", help="Continue a study whose settings have changed since it started."
+        ),
     ] = False,
     report: Report = True,
     run_reports: Annotated[
@@ -52,7 +55,9 @@ def sweep(
     ] = False,
     render: Annotated[
         bool,
-        typer.Option("--render", help="Write tables, figures and the page from the results, and run nothing."),
+        typer.Option(
+            "--render", help="Write tables, figures and the page from the results, and run nothing."
+        ),
     ] = False,
     engine: Annotated[
         str | None,
@@ -118,15 +123,9 @@ def run_study(
     """
     from fedlens.cli.sweep_display import SweepDisplay
 
-    estimate = study.estimate(
-        how["out"], jobs=how["jobs"], data_dir=how["data_dir"], download=how["download"]
-    )
-    if dry_run and output.as_json:
-        output.json(vars(estimate))
-        return
+    number = study.plan().number_of_runs
     if not quiet:
-        for sentence in estimate.sentences:
-            print(printable(sentence), file=sys.stderr if output.as_json else sys.stdout)
+        say(runs_sentence(number))
     if dry_run:
         return
     display = SweepDisplay(quiet=quiet, stderr=output.as_json)
@@ -154,10 +153,25 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool) -> None:
         if len(failed) > FAILED_SHOWN:
             say(f"and {len(failed) - FAILED_SHOWN} more, in {result.directory / 'results.jsonl'}")
         if failed:
-            say(f"{len(failed)} of {len(result.results.lines)} runs failed; the same command tries them again")
+            say(
+                f"{len(failed)} of {len(result.results.lines)} runs failed; the same command tries them again"
+            )
         say(f"results: {result.page}")
     if failed:
         raise typer.Exit(1)
+
+
+def runs_sentence(number: Mapping[str, int]) -> str:
+    """How many runs a study has.
+
+    >>> runs_sentence({"tune": 0, "final": 6}), runs_sentence({"tune": 12, "final": 1})
+    ('6 runs', '12 tuning runs, then 1 final run')
+    """
+    from fedlens.report.format import many
+
+    if not number["tune"]:
+        return many(number["final"], "run")
+    return f"{many(number['tune'], 'tuning run')}, then {many(number['final'], 'final run')}"
 
 
 def parsed_seeds(text: str | None) -> list[int] | None:

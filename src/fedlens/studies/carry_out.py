@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedlens import __version__
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.interrupts import from_code
 from fedlens.experiment.progress import Silent
 from fedlens.report.study_results import RunLine
-from fedlens.studies.line import line_of
+from fedlens.studies.line import failed_line, line_of
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
 
@@ -74,7 +73,7 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
                 where=str(directory),
                 hint=f"free some space, {CONTINUE}",
             ) from error
-        return failed_line(run, directory, _reason(error))
+        return line_of_failure(run, directory, _reason(error))
 
 
 def _start_or_resume(
@@ -113,7 +112,7 @@ class _Rounds(Silent):
         self._listener(self._run, int(metrics["round"]), self._rounds)
 
 
-def failed_line(run: PlannedRun, directory: Path, reason: str) -> RunLine:
+def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> RunLine:
     """The line of a run that failed, with what it has measured before.
 
     The path of its directory is cut out of the reason: the line does not depend on where the study lies.
@@ -122,8 +121,8 @@ def failed_line(run: PlannedRun, directory: Path, reason: str) -> RunLine:
     try:
         line = line_of(run, directory)
     except Exception:  # it has measured nothing, or its files are the reason
-        return RunLine(run.digest, run.directory, "failed", reason, 0, "", {}, {}, __version__)
-    return RunLine(**{**vars(line), "status": "failed", "reason": reason})
+        return failed_line(run, reason)
+    return replace(line, status="failed", reason=reason)
 
 
 def disk_full(error: BaseException | None) -> bool:
@@ -141,6 +140,3 @@ def disk_full(error: BaseException | None) -> bool:
 
 def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, FedlensError) else told(error)
-
-
-__all__ = ["CONTINUE", "RoundListener", "RunOptions", "StudyStopped", "carry_out", "disk_full", "failed_line"]

@@ -9,7 +9,7 @@ from typing import Any
 from fedlens.report.study_results import Role
 from fedlens.studies.expansion import Case, Method, run_key
 from fedlens.studies.planned import PlannedRun
-from fedlens.studies.run_settings import RunSettings, PlacedSetting, SettingsReader, with_seed
+from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader, with_seed
 from fedlens.studies.study_file import Base, StudySettings, TuneSettings
 
 Point = Mapping[str, Any]
@@ -54,13 +54,17 @@ class StudyCells:
     def made(self, method: Method, case: Case, point: Point, role: Role) -> RunSettings:
         """The settings of the runs of a point, without a seed. Raises `ConfigError` if one is wrong."""
         base, place = method.base or case.base or self.base
-        tuned = [PlacedSetting(key, value, method.tuned.places.get(key, "[tune]")) for key, value in point.items()]
+        tuned = [
+            PlacedSetting(key, value, method.tuned.places.get(key, "[tune]")) for key, value in point.items()
+        ]
         layers = [*self.common, *case.settings, *method.settings, *case.grid, *tuned]
         made = self.reader.make(base, place, layers)
         share = self._share(made, role)
         if share is None:
             return made
-        return self.reader.make(base, place, [*layers, PlacedSetting("data.validation", share, "[tune] share")])
+        return self.reader.make(
+            base, place, [*layers, PlacedSetting("data.validation", share, "[tune] share")]
+        )
 
     def _share(self, made: RunSettings, role: Role) -> float | None:
         """The share of validation data that a role needs; None for that of the base."""

@@ -131,7 +131,11 @@ class SettingsReader:
             )
         others = [one for one in settings if one.key != EFFECTIVE]
         local = base.values.get("local")
-        start = [] if isinstance(local, Mapping) and "lr" in local else [PlacedSetting("local.lr", 0.1, rate.place)]
+        start = (
+            []
+            if isinstance(local, Mapping) and "lr" in local
+            else [PlacedSetting("local.lr", 0.1, rate.place)]
+        )
         momentum = self._checked(base, [*others, *start]).config
         lr = client_rate(float(rate.value), momentum)
         return self._checked(base, [*others, PlacedSetting("local.lr", lr, rate.place)])

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.core.errors import ConfigError, FedlensError
-from fedlens.report.study_results import RunLine, StudyInfo, StudyResults, write_info
+import tomli_w
+
+from fedlens.core.errors import ConfigError
+from fedlens.experiment.atomic_files import write_atomically
+from fedlens.experiment.config_source import Source, override
+from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.result import Metrics
 from fedlens.studies.progress import SilentStudy, StudyProgress
 from fedlens.studies.store import Store
-from fedlens.studies.study_file import StudySource, read_study
+from fedlens.studies.study_file import flat, read_study
 from fedlens.studies.study_plan import StudyPlan
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedlens.studies.carry_out import RunOptions
     from fedlens.studies.jobs import Jobs
-    from fedlens.studies.planned import PlannedRun
+    from fedlens.studies.planned import DueRun
 
-STUDY_FILE = "study.toml"
-
-
-class StudyRuns(Metrics):
-    """One dictionary per run."""
+FILE = "study.toml"
+_MEMORY = 2**30
 
 
-class StudyCells(Metrics):
+class StudyRows(Metrics):
+    """One dictionary per run of a study."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A pandas table with one type a column. Raises `FedlensError` if pandas is not installed."""
+        from fedlens.report.study_frames import to_pandas
+
+        return to_pandas(self)
+
+
+class StudyCellRows(StudyRows):
     """One dictionary per cell: a method in a case."""
 
 
@@ -48,18 +59,29 @@ class StudyResult:
         return StudyResults.read(self.directory)
 
     @property
-    def runs(self) -> StudyRuns:
+    def runs(self) -> StudyRows:
         """One row per run: its method, case, point, seed, status and values."""
         from fedlens.report.study_frames import run_rows
 
-        return StudyRuns(run_rows(self.results))
+        return StudyRows(run_rows(self.results))
 
     @property
-    def cells(self) -> StudyCells:
+    def cells(self) -> StudyCellRows:
         """One row per cell: a method in a case, over its seeds."""
         from fedlens.report.study_frames import cell_rows
 
-        return StudyCells(cell_rows(self.results))
+        return StudyCellRows(cell_rows(self.results))
+
+    @property
+    def page(self) -> Path:
+        """The page with tables and figures."""
+        return self.directory / "study.html"
+
+    def write(self) -> list[Path]:
+        """Writes tables, figures and the page anew, from study.json and results.jsonl alone; returns their paths."""
+        from fedlens.studies.outputs import write_outputs
+
+        return write_outputs(self.directory)
 
     @property
     def failed(self) -> list[RunLine]:
@@ -84,7 +106,7 @@ class Study:
 
     def __init__(self, **settings: Any) -> None:
         self._source = read_study(settings)
-        self._file: Path | None = None
+        self._changed = False
 
     @classmethod
     def load(
@@ -92,19 +114,20 @@ class Study:
         file: Path | str,
         scale: str | None = None,
         *,
-        changes: Mapping[str, Any] | None = None,
+        overrides: Sequence[str] = (),
         seeds: Sequence[int] | None = None,
     ) -> Study:
         """Loads a study file.
 
         Args:
             scale: one of the file's scales; by default the largest, "paper".
-            changes: settings over those of the file's table `set`, by dotted key.
+            overrides: settings such as `"rounds=10"` over those of the file's table `set`.
             seeds: instead of those of the file.
         """
+        changes = flat(override(Source({}), overrides).values)
         made = cls.__new__(cls)
-        made._source = _changed(read_study(Path(file), scale), changes or {}, seeds)
-        made._file = None if changes or seeds else Path(file)
+        made._source = read_study(Path(file), scale, changes, seeds)
+        made._changed = bool(changes) or seeds is not None
         return made
 
     @property
@@ -123,7 +146,7 @@ class Study:
 
     def plan(self) -> StudyPlan:
         """The plan: which runs are due, given the results so far."""
-        return StudyPlan(self._source)
+        return StudyPlan.of(self._source)
 
     def run(
         self,
@@ -161,9 +184,53 @@ class Study:
             raise ConfigError(f"the number of jobs is {jobs} (must be at least 0)", where="jobs")
         folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
         plan, store = self.plan(), Store(folder)
+        root = None if data_dir is None else Path(data_dir)
+        from fedlens.studies.carry_out import RunOptions
+        from fedlens.studies.sweep import sweep
+
+        options = RunOptions(store.runs, root, download, run_reports)
         with store.lock():
             self._write_file(folder)
-            sweep(plan, store, partial(self._jobs, options, jobs, listener, address), listener)
+            sweep(plan, store, partial(_started, options, jobs, address, listener), listener)
+        result = StudyResult(folder)
         if report:
-            write_outputs(folder)
-        return StudyResult(folder)
+            result.write()
+        return result
+
+    def _write_file(self, folder: Path) -> None:
+        """Writes study.toml: a copy of the study file, or the settings if they were given otherwise."""
+        path = self._source.places.path
+        if path is not None and not self._changed:
+            content = path.read_bytes()
+        else:
+            content = tomli_w.dumps(_without_none(self._source.values)).encode()
+        write_atomically(folder / FILE, content)
+
+
+def _started(
+    options: RunOptions,
+    jobs: int | None,
+    address: str | None,
+    progress: StudyProgress,
+    due: Sequence[DueRun],
+) -> Jobs:
+    """What carries out runs like those that are due."""
+    from fedlens.studies import jobs as kinds
+
+    threads = max(kinds.threads_of(one.run) for one in due)
+    if address is not None:
+        from fedlens.studies.ray_jobs import RayJobs
+
+        return RayJobs(options, threads, address, progress)
+    if jobs == 0:
+        return kinds.InProcess(options, progress)
+    cores = max(kinds.cores_of(one.run) for one in due)
+    number = jobs or kinds.default_jobs(cores, _MEMORY, len(due))
+    return kinds.WorkerJobs(options, number, threads, progress)
+
+
+def _without_none(value: Any) -> Any:
+    """Settings as TOML can hold them."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value

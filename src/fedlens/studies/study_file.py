@@ -385,11 +385,18 @@ class StudySource:
         return Path() if self.places.path is None else self.places.path.parent
 
 
-def read_study(study: str | Path | Mapping[str, Any], scale: str | None = None) -> StudySource:
+def read_study(
+    study: str | Path | Mapping[str, Any],
+    scale: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> StudySource:
     """The checked settings of a study file, or of the same settings in Python.
 
     Args:
         scale: a table below `scales`; "paper" is the study itself, if no such table stands in it.
+        changes: settings of the table `set`, over those that stand there, by dotted key.
+        seeds: instead of those that stand there.
 
     Raises `ConfigError` with file, line and the nearest right name if a setting is wrong, or the scale is unknown.
     """
@@ -405,6 +412,10 @@ def read_study(study: str | Path | Mapping[str, Any], scale: str | None = None) 
         places = Places(path, chosen, lines)
         full = merged(values, scales.get("paper", {}))
         values = merged(values, scales.get(chosen, {}))
+    if changes:
+        values = merged({"set": {}, **values}, {"set": changes})
+    if seeds is not None:
+        values = {**values, "seeds": list(seeds)}
     if path is not None:
         values = {"name": path.stem, **values}
     try:

@@ -14,7 +14,7 @@ from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.run_settings import RunSettings, PlacedSetting, SettingsReader
+from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.study_file import StudySource, read_study
 from fedlens.studies.tuning import chosen_point, tuning_due, tuning_seeds
 
@@ -39,16 +39,22 @@ class StudyPlan:
 
     @classmethod
     def load(cls, study: str | Path | Mapping[str, Any], scale: str | None = None) -> StudyPlan:
-        """The plan of a study file, or of the same settings in Python, at a scale.
+        """The plan of a study file, or of the same settings in Python, at a scale. Raises what `of` raises."""
+        return cls.of(read_study(study, scale))
+
+    @classmethod
+    def of(cls, source: StudySource) -> StudyPlan:
+        """The plan of a study that was read.
 
         The settings of every run are checked. Raises `ConfigError` with file, line and key if one is wrong.
         """
-        source = read_study(study, scale)
         cells = _cells(source)
         _refuse_other_data(cells, source)
         _refuse_equal(cells, source)
         file = source.places.path or "STUDY"
-        command = f"fedlens sweep {file}" + (f" --scale {source.places.scale}" if scale else "")
+        command = f"fedlens sweep {file}" + (
+            f" --scale {source.places.scale}" if source.places.scale not in ("", "paper") else ""
+        )
         plan = cls(source, cells, command)
         plan.refuse_baseline()
         return plan
