@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedlens.cli.options import Changes, DataDir, Debug, Download, Json, Quiet, Report
-from fedlens.cli.output import CommandOutput, Interrupted, reported, say, stdout_kept_clean
+from fedlens.cli.output import CommandOutput, Interrupted, printable, reported, say, stdout_kept_clean
 
 if TYPE_CHECKING:
     from fedlens.studies.study import Study, StudyResult
@@ -123,11 +122,17 @@ def run_study(
     """
     from fedlens.cli.sweep_display import SweepDisplay
 
-    number = study.plan().number_of_runs
-    if not quiet:
-        say(runs_sentence(number))
-    if dry_run:
-        return
+    if dry_run or not quiet:
+        places = {name: how[name] for name in ("out", "jobs", "data_dir", "download")}
+        estimate = study.estimate(**places)
+        if dry_run and output.as_json:
+            output.json(vars(estimate))
+            return
+        for sentence in estimate.sentences:
+            print(printable(sentence), file=sys.stderr if output.as_json else sys.stdout)
+        if dry_run:
+            return
+        how = {**how, "jobs": estimate.jobs if how["jobs"] is None else how["jobs"]}
     display = SweepDisplay(quiet=quiet, stderr=output.as_json)
     try:
         with stdout_kept_clean(output.as_json):
@@ -159,19 +164,6 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool) -> None:
         say(f"results: {result.page}")
     if failed:
         raise typer.Exit(1)
-
-
-def runs_sentence(number: Mapping[str, int]) -> str:
-    """How many runs a study has.
-
-    >>> runs_sentence({"tune": 0, "final": 6}), runs_sentence({"tune": 12, "final": 1})
-    ('6 runs', '12 tuning runs, then 1 final run')
-    """
-    from fedlens.report.format import many
-
-    if not number["tune"]:
-        return many(number["final"], "run")
-    return f"{many(number['tune'], 'tuning run')}, then {many(number['final'], 'final run')}"
 
 
 def parsed_seeds(text: str | None) -> list[int] | None:

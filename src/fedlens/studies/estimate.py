@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -14,7 +14,7 @@ from fedlens.core.errors import FedlensError
 from fedlens.experiment.session import Session
 from fedlens.report.format import count, duration, many, size
 from fedlens.report.study_results import LINES, RunLine, read_lines
-from fedlens.studies.jobs import default_jobs
+from fedlens.studies.jobs import cores_of, default_jobs
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.run_cost import PATIENCE, RunCost, RunCosts
 from fedlens.studies.study_file import StopSettings
@@ -83,13 +83,13 @@ def estimate(
     costs = RunCosts(Session(), data_dir, download, patience)
     numbers: dict[str, int] = {}
     known: list[RunCost] = []
-    threads = 1
+    cores = 1
     failed: FedlensError | None = None
     for run, rounds in _runs(plan, lines):
         numbers[run.role] = numbers.get(run.role, 0) + 1
         if _is_done(run, lines):
             continue
-        threads = max(threads, _threads(run))
+        cores = max(cores, cores_of(run))
         try:
             known.append(costs.of(run.settings, rounds))
         except FedlensError as error:  # one run that cannot start is a row with its reason
@@ -98,7 +98,7 @@ def estimate(
     if failed is not None and all(cost.memory == 0 for cost in known):
         raise failed
     memory = max((cost.memory for cost in known), default=0)
-    at_once = max(1, jobs) if jobs is not None else default_jobs(threads, memory, len(known))
+    at_once = max(1, jobs) if jobs is not None else default_jobs(cores, memory, len(known))
     times = [cost.seconds for cost in known if cost.seconds is not None]
     seconds = sum(times) if times or not known else None
     made: dict[str, Any] = {
@@ -167,11 +167,6 @@ def _is_done(run: PlannedRun, lines: dict[str, RunLine]) -> bool:
     return line is not None and line.status != "failed"
 
 
-def _threads(run: PlannedRun) -> int:
-    engine: Any = run.settings.get("engine", {})
-    return int(engine.get("threads") or 1) if isinstance(engine, dict) else 1
-
-
 def _existing(folder: Path) -> Path:
     """The folder, or the closest one above it that exists."""
     path = folder.expanduser().absolute()
@@ -182,8 +177,7 @@ def _existing(folder: Path) -> Path:
 
 def _sentences(made: dict[str, Any], costs: RunCosts) -> list[str]:
     total, left, jobs = sum(made["runs"].values()), made["left"], made["jobs"]
-    roles = [f"{made['runs'][role]:,} {name}" for role, name in _ROLES.items() if role in made["runs"]]
-    runs = f"{many(total, 'run')}, {' and '.join(roles)}" if len(roles) > 1 else many(total, "run")
+    runs = runs_sentence(made["runs"])
     if left < total:
         runs += f"; {total - left:,} of them {'is' if total - left == 1 else 'are'} done"
     sentences = [f"{runs}."]
@@ -214,7 +208,16 @@ def _sentences(made: dict[str, Any], costs: RunCosts) -> list[str]:
     return sentences
 
 
-_ROLES = {"tune": "of tuning", "final": "final ones"}
+def runs_sentence(number: Mapping[str, int]) -> str:
+    """How many runs a study has, by role.
+
+    >>> runs_sentence({"final": 6}), runs_sentence({"tune": 12, "final": 1})
+    ('6 runs', '12 tuning runs, then 1 final run')
+    """
+    final = number.get("final", 0)
+    if not number.get("tune"):
+        return many(final, "run")
+    return f"{many(number['tune'], 'tuning run')}, then {many(final, 'final run')}"
 
 
-__all__ = ["StudyEstimate", "estimate", "mean_rounds"]
+__all__ = ["StudyEstimate", "estimate", "mean_rounds", "runs_sentence"]

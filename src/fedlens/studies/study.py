@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedlens.studies.carry_out import RunOptions
+    from fedlens.studies.estimate import StudyEstimate
     from fedlens.studies.jobs import Jobs
     from fedlens.studies.planned import DueRun
 
 FILE = "study.toml"
-_MEMORY = 2**30
 
 
 class StudyRows(Metrics):
@@ -148,6 +148,23 @@ class Study:
         """The plan: which runs are due, given the results so far."""
         return StudyPlan.of(self._source)
 
+    def estimate(
+        self,
+        out: Path | str | None = None,
+        *,
+        jobs: int | None = None,
+        data_dir: Path | str | None = None,
+        download: bool = False,
+    ) -> StudyEstimate:
+        """What the runs that are left will cost, by a short measurement: images, hours, disk and memory.
+
+        The arguments are those of `run`. Raises `FedlensError` if the settings or the data are wrong.
+        """
+        from fedlens.studies.estimate import estimate
+
+        root = None if data_dir is None else Path(data_dir)
+        return estimate(self.plan(), Path(out or self.folder), jobs=jobs, data_dir=root, download=download)
+
     def run(
         self,
         out: Path | str | None = None,
@@ -225,8 +242,12 @@ def _started(
     if jobs == 0:
         return kinds.InProcess(options, progress)
     cores = max(kinds.cores_of(one.run) for one in due)
-    number = jobs or kinds.default_jobs(cores, _MEMORY, len(due))
-    return kinds.WorkerJobs(options, number, threads, progress)
+    if jobs is None:
+        from fedlens.studies.run_cost import largest_memory
+
+        memory = largest_memory((one.run.settings for one in due), options.data_dir, options.download)
+        jobs = kinds.default_jobs(cores, memory, len(due))
+    return kinds.WorkerJobs(options, jobs, threads, progress)
 
 
 def _without_none(value: Any) -> Any:
