@@ -23,7 +23,6 @@ from fedlens.studies.study_file import StudySource, read_study
 from fedlens.studies.tuning import chosen_point, tuning_due, tuning_seeds
 
 Values = Mapping[str, Any]
-_MANY = 4  # values of a grid that are listed
 _FREE_DATA = frozenset({"cache", "prefetch"})  # settings of [data] that change no example
 
 
@@ -309,47 +308,3 @@ def _equal(
 
 def _listed(values: Mapping[str, Any]) -> str:
     return "(" + ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items()) + ")"
-
-
-def differences(before: Values, now: Values) -> list[str]:
-    """What results depend on and differs between the settings of two studies, a phrase each."""
-    old, new = _described(before), _described(now)
-
-    def words(settings: Mapping[str, str], key: str) -> str:
-        return settings.get(key, "not set")
-
-    return [
-        f"{key}: {_short(words(new, key))} instead of {_short(words(old, key))}"
-        for key in dict.fromkeys([*old, *new])
-        if words(old, key) != words(new, key)
-    ]
-
-
-def _short(words: str) -> str:
-    values = words.split(", ")
-    return words if len(values) <= _MANY else f"{len(values)} values"
-
-
-def _described(values: Values) -> dict[str, str]:
-    """The settings that results depend on, by key, each in words."""
-    words: dict[str, str] = {}
-    for key, value in values.items():
-        if key in ("base", "last", "threads", "metric"):
-            words[key] = shown_value(value)
-        elif key == "seeds":
-            words[key] = str(len(value))
-        elif key in ("set", "grid", "tune", "stop"):
-            words |= {
-                name if key == "set" else f"{key} {name}": shown_value(item) for name, item in value.items()
-            }
-        elif key == "random":
-            words["random points"] = str(value.get("number"))
-        elif key in ("cases", "methods"):
-            words[key] = ", ".join(value)
-            for name, table in value.items():
-                for part, item in table.items():
-                    if part in ("set", "grid"):
-                        words |= {f"{name}, {setting}": shown_value(one) for setting, one in item.items()}
-                    elif part != "label":
-                        words[f"{name}, {part}"] = shown_value(item)
-    return words
