@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping, Set
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError
-from fedlens.core.registry import import_name
+from fedlens.core.registry import import_name, load_target
 from fedlens.experiment.config import Config, plain, read_config
 from fedlens.experiment.config_source import Source, put_setting, read_source
 from fedlens.experiment.plan import plan
@@ -175,6 +176,7 @@ class SettingsReader:
                 places |= {f"{key}.{name}": one.place for name in one.value}
                 if isinstance(before, Mapping) and before.get("name") != one.value.get("name"):
                     renamed.add(key)
+        put_setting(values, "seed", 0, set(), "seeds")  # bases may differ in theirs, which no run has
         if places.keys().isdisjoint({"engine", "engine.name"}):
             by_study = {key.removeprefix("engine.") for key in places if key.startswith("engine.")}
             values["engine"] = self._engine(values.get("engine"), by_study)
@@ -225,7 +227,23 @@ def _like(value: Any, full: Any) -> Any:
         return [_like(item, other) for item, other in zip(value, others, strict=True)]
     if isinstance(full, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    return import_name(value) if callable(value) else value
+    return _named(value) if callable(value) else value
+
+
+def _named(thing: Any) -> str:
+    """The name that a worker process imports a function or class by. Raises `ConfigError` if it cannot."""
+    name = import_name(thing)
+    try:
+        found = load_target(name) if inspect.isroutine(thing) or isinstance(thing, type) else None
+    except ConfigError:
+        found = None
+    if found is not thing:
+        raise ConfigError(
+            f"{name} cannot be imported by the processes that carry out the runs",
+            where="base",
+            hint="define a function or a class at the top level of a file, and name it as 'FILE.py:NAME'",
+        )
+    return name
 
 
 def _at(values: Any, key: str) -> Any:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config_errors import explained, refuse_loose
 from fedlens.experiment.config_source import read_toml
+from fedlens.report.format import SPLITS
 from fedlens.studies.places import Places
 from fedlens.studies.toml_lines import toml_lines
 
@@ -393,6 +394,7 @@ def read_study(
         hint = found.hint.partition(", or pass --set")[0] if found.hint else None  # a study has no --set
         raise ConfigError(found.what, where=found.where, hint=hint) from None
     refuse_loose(values, settings, "", places.locate_key, finite=True)
+    _refuse_metric(settings, places)
     if settings.stop is not None and settings.stop.halving is not None and settings.tune is None:
         raise ConfigError(
             "successive halving chooses among the points of [tune], which is not set",
@@ -400,6 +402,25 @@ def read_study(
             hint="add a table [tune]",
         )
     return StudySource(settings, values, full, places)
+
+
+def _refuse_metric(settings: StudySettings, places: Places) -> None:
+    """Raises `ConfigError` if the metric is no column of metrics.jsonl, or tuning has no counterpart of it."""
+    metric = settings.metric
+    if metric is None:
+        return
+    splits = ("test", "validation") if settings.tune is not None else (*SPLITS, "clients")
+    split, _, name = metric.partition("_")
+    if split not in splits or not name:
+        ready = f"test_{name if split in SPLITS and name else metric}"
+        what = (
+            "does not begin with the name of a split"
+            if split not in SPLITS
+            else "cannot be tuned on validation data"
+        )
+        raise ConfigError(
+            f"'metric' is '{metric}', which {what}", where=places.locate("metric"), hint=f"write '{ready}'"
+        )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -74,6 +74,11 @@ def refused(folder: Path, text: str, scale: str | None = None) -> str:
         ("[stop]\nhalving = 3\nfirst = 1", "[tune], which is not set (study.toml, line 3: [stop] halving)"),
         ("[scales.smoke]\nsede = 2", "(study.toml, line 3: [scales.smoke] sede); did you mean 'seeds'."),
         ("[[tables]]\nkin = 2", 'entry 1 must have a kind, such as kind = "summary"'),
+        ('metric = "accuracy"', "with the name of a split (study.toml, line 2: metric); write 'test_accuracy'."),
+        (
+            'metric = "train_loss"\n[grid]\nrounds = [1, 2]\n[tune]',
+            "cannot be tuned on validation data (study.toml, line 2: metric); write 'test_loss'.",
+        ),
         ("[clock]\nup_mbit = 2", "'images_per_second' is missing (study.toml, line 2: [clock]"),
         ('baseline = "fedavgm"', "is not a method of the study (study.toml, line 2: baseline); did you mean 'fedavg'."),
         ('set = { "engine.workers" = 4 }', "the engine 'inline' has no setting 'workers' (study.toml, line 2: [set]"),
