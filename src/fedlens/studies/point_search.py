@@ -42,14 +42,6 @@ class SearchCell(Protocol):
     """One method in one case, as tuning sees it."""
 
     @property
-    def method(self) -> str:
-        """Its name."""
-
-    @property
-    def case(self) -> Mapping[str, Any]:
-        """Its case, by dimension."""
-
-    @property
     def points(self) -> Sequence[Point]:
         """The points of its grid, in order."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,20 @@ from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.point_search import merged
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.study_file import StudySource, read_study
-from fedlens.studies.tuning import chosen_point, tuning_due, tuning_seeds
+from fedlens.studies.tuning import (
+    chosen_point,
+    effort,
+    number_of_points,
+    number_of_tuning_runs,
+    refuse_search,
+    tuning_due,
+    tuning_runs,
+    tuning_seeds,
+    widening_runs,
+)
 
 Values = Mapping[str, Any]
 _MANY = 4  # values of a grid that are listed
@@ -55,6 +66,7 @@ class StudyPlan:
         if check:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
+            refuse_search(cells, source.places)
         scale = source.places.scale
         command = f"fedlens sweep {source.places.path or 'STUDY'}" + (f" --scale {scale}" if scale else "")
         plan = cls(source, cells, command)
@@ -89,18 +101,15 @@ class StudyPlan:
     @cached_property
     def runs(self) -> Sequence[PlannedRun]:
         """The runs that are known before any result: those of tuning, or else all."""
-        pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
         if self.cells.tune is not None:
-            return [run for method, case in pairs for run in self.cells.tuning_runs(method, case)]
+            return tuning_runs(self.cells, {})
+        pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
         return [run for method, case in pairs for run in self.cells.final_runs(method, case, {})]
 
     @cached_property
     def number_of_runs(self) -> Mapping[str, int]:
         """How many runs tuning has, and how many follow from its choices, by role."""
-        seeds = self.cells.tuning_seeds
-        tuning = sum(
-            len(method.tuned.points) * len(seeds.get(method.name, ())) for method in self.cells.methods
-        )
+        tuning = sum(number_of_tuning_runs(self.cells, method) for method in self.cells.methods)
         finals = len(self.cells.methods) * len(self.cells.seeds)
         return {"tune": tuning * len(self.cells.cases), "final": finals * len(self.cells.cases)}
 
@@ -110,10 +119,8 @@ class StudyPlan:
         Args:
             lines: the results so far, by digest.
         """
-        if self.cells.tune is None:
-            return _once(DueRun(run) for run in self.runs if _to_do(run, lines))
-        tuning = tuning_due(self.cells, lines)
-        return _once(tuning or (DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines)))
+        tuning = tuning_due(self.cells, lines) if self.cells.tune is not None else []
+        return merged([*tuning, *(DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines))])
 
     def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
         """The runs that give the results, of the cells whose point is known."""
@@ -141,11 +148,15 @@ class StudyPlan:
                 "seeds": sorted(used),
                 "seeds_by_method": seeds,
                 "share": tune.share,
-                "budget": len(first.tuned.points) * len(seeds[first.name]),
+                "budget": number_of_points(study, first) * len(seeds[first.name]),
                 "own_seeds": used.isdisjoint(study.seeds),
                 "refit": tune.refit,
+                "search": tune.search,
+                "widen": widening_runs(self.cells),
+                "halving": study.stop.halving if study.stop is not None else None,
+                "first": study.stop.first if study.stop is not None else None,
             }
-        known = [*self.runs, *(self.final_runs(lines) if tune is not None else ())]
+        known = [*tuning_runs(self.cells, lines), *self.final_runs(lines)] if tune is not None else self.runs
         return StudyInfo(
             name=study.name,
             title=study.title,
@@ -170,7 +181,7 @@ class StudyPlan:
             scale=self.scale,
             smaller=smaller(self.source, self._of_base),
             command=self.command,
-            notes=list(study.notes),
+            notes=[*study.notes, *effort(self.cells, lines)],
             entries=[run.entry for run in known],
         )
 
@@ -189,11 +200,6 @@ def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
     """Whether a run has rounds left: one that failed is not repeated, one that was stopped goes on."""
     line = lines.get(run.digest)
     return line is None or line.status == "stopped"
-
-
-def _once(runs: Iterable[DueRun]) -> list[DueRun]:
-    """The first of the runs with the same settings: two cells can share one."""
-    return list({due.run.digest: due for due in reversed(list(runs))}.values())[::-1]
 
 
 def _cells(source: StudySource) -> StudyCells:
