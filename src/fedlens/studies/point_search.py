@@ -21,7 +21,8 @@ class SearchRules:
     """The rules of tuning, the same for every method and case.
 
     Attributes:
-        metric: on validation data; None for that of the task, see `fedlens.studies.halving.validation_metric`.
+        metric: that of the study, None for that of the task; compared on validation data, see
+            `fedlens.studies.halving.validation_metric`.
         last: the number of evaluations that a value is the mean of.
         widen: the runs that each method and case may add while its best point lies at an edge.
         halving, first: the best 1/halving run on after round `first`, `first * halving`, ...; None without rungs.
