@@ -9,6 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from fedlens.core.errors import ConfigError
+from fedlens.report.study_results import LINES, RunLine, write_info, write_lines
+from fedlens.studies.changed_study import refuse_changed
 from fedlens.studies.study_file import (
     ClockSettings,
     MethodSettings,
@@ -50,6 +52,25 @@ def test_the_error_on_the_page_is_the_one_that_appears(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         planned(tmp_path, text)
     assert str(error.value).replace(f"{tmp_path}/", "") in SECTION
+
+
+def test_the_message_on_a_changed_study_is_the_one_that_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("studies/study/paper")
+    folder.mkdir(parents=True)
+    plan = planned(folder, FILES[0])
+    curve = {"round": [1], "test_accuracy": [0.5], "validation_accuracy": [0.5]}
+    lines = [
+        RunLine(run.digest, run.directory, "finished", None, 1, "test_accuracy", curve) for run in plan.runs
+    ]
+    write_info(folder, plan.info({}))
+    write_lines(folder / LINES, lines)
+    changed = planned(tmp_path, FILES[0].replace("[0, 1, 2]", "[0, 1, 2, 3]"))
+    with pytest.raises(ConfigError) as error:
+        refuse_changed(folder, changed)
+    assert str(error.value) in SECTION
 
 
 @pytest.mark.parametrize(
