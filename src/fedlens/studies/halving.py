@@ -73,7 +73,7 @@ def value_at(line: RunLine, metric: str, rung: int | None = None, last: int = 1)
     """
     if failed_before(line, rung):
         return None
-    rounds = line.curve["round"]
+    rounds = line.curve.get("round", ())
     values = [
         value
         for index, value in line.series(metric)
@@ -88,14 +88,15 @@ def score(lines: Sequence[RunLine], metric: str | None, rung: int | None = None,
     A point with fewer failed runs is better than one with more. A run that diverged has failed.
 
     Args:
-        metric: a column of the curves; None for the validation metric of each run, see `validation_metric`.
+        metric: that of the study, None for that of each run; its values on validation data count, see
+            `validation_metric`.
 
     Raises `ConfigError` if a run that did not fail lacks the metric.
     """
     values: list[float] = []
     failed = 0
     for line in lines:
-        column = metric or validation_metric(line.main)
+        column = validation_metric(metric or line.main)
         if not failed_before(line, rung):
             _check_has(line, column)
         value = value_at(line, column, rung, last)
