@@ -17,6 +17,7 @@ from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan, Values
 
 COPY = "study.toml"
+_OF_TASK = "that of the task"
 _MOST = 4  # cells, settings or values that are named
 
 
@@ -120,9 +121,13 @@ def _rules(before: StudyInfo, plan: StudyPlan) -> list[str]:
     if not before.tuning or not now.tuning:
         return []
     pairs = {
-        "metric": (before.metric, now.metric),
+        "metric": (before.metric or _OF_TASK, now.metric or _OF_TASK),
         "last": (before.last, now.last),
         "tune.refit": (before.tuning.get("refit"), now.tuning.get("refit")),
+        "tune.search": (before.tuning.get("search", "grid"), now.tuning["search"]),
+        "the number of runs that tune.widen allows": (before.tuning.get("widen", 0), now.tuning["widen"]),
+        "stop.halving": (before.tuning.get("halving"), now.tuning["halving"]),
+        "stop.first": (before.tuning.get("first"), now.tuning["first"]),
     }
     return [
         f"The points that tuning chooses can change: {name} is {_value(new)} instead of {_value(old)}"
@@ -132,7 +137,7 @@ def _rules(before: StudyInfo, plan: StudyPlan) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    return "that of the task" if value is None else shown_value(value)
+    return "not set" if value is None else shown_value(value)
 
 
 def _settings(folder: Path, before: StudyInfo, plan: StudyPlan) -> list[str]:
