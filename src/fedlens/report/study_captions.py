@@ -146,7 +146,8 @@ def failure_notes(cells: Iterable[StudyCell], results: StudyResults) -> list[str
                 f"{reason} (seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))})"
                 for reason, seeds in by_reason.items()
             ]
-            count = f"{len(cell.failed)} of {many(cell.planned, 'run')} failed"
+            ended = "failed" if cell.measured else "have no value"
+            count = f"{len(cell.failed)} of {many(cell.planned, 'run')} {ended}"
             notes.append(f"{cell_name(results, cell)}: {count}: {'; '.join(reasons)}.")
     return notes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
 from fedlens.report.study_results import RunLine, StudyInfo
+from fedlens.report.study_tables import check_tables
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
@@ -47,6 +49,7 @@ class StudyPlan:
         cells = _cells(source)
         _refuse_other_data(cells, source)
         _refuse_equal(cells, source)
+        _refuse_tables(source)
         file = source.places.path or "STUDY"
         command = f"fedlens sweep {file}" + (f" --scale {source.places.scale}" if scale else "")
         plan = cls(source, cells, command)
@@ -231,6 +234,15 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
             else:
                 flat[f"{name}.{key}"] = value
     return flat
+
+
+def _refuse_tables(source: StudySource) -> None:
+    """Raises `ConfigError` for `[[tables]]` that no results could fill."""
+    try:
+        check_tables(source.settings.tables, len(source.settings.seeds))
+    except ConfigError as error:
+        keys = re.split(r"[\[\].]+", error.where or "tables")
+        raise ConfigError(error.what, where=source.places.locate(*keys), hint=error.hint) from None
 
 
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:

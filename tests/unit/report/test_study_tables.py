@@ -174,6 +174,13 @@ def test_a_run_whose_loss_ended_without_a_value_has_diverged() -> None:
     assert "test_loss is not finite in round 2 (seed 0)" in table.notes[0]
 
 
+def test_a_metric_that_no_run_has_is_no_failure_and_the_nearest_one_is_named() -> None:
+    table = make(SCORES, "summary", {"metric": "test_acuracy"})
+    assert texts(table)[0][1] == "no value (5 of 5)"
+    why = "test_acuracy was not measured, did you mean 'test_accuracy' (seeds 0, 1, 2, 3, 4)."
+    assert table.notes[0] == f"fedavg: 5 of 5 runs have no value: {why}"
+
+
 def test_a_stopped_run_has_no_value() -> None:
     results = results_of({"fedavg": [0.7, 0.72]})
     digest = next(iter(results.lines))
@@ -264,6 +271,8 @@ def test_methods_and_cases_can_be_left_out() -> None:
         ({"kind": "summary", "where": {"alpha": 1}}, "no dimension of the cases is 'alpha'"),
         ({"kind": "differences", "baseline": "x"}, "the baseline 'x' is not among the methods"),
         ({"kind": "differences", "methods": ["fedavg"]}, "one method"),
+        ({"kind": "summary", "name": "../x"}, "name is '../x', but must be letters"),
+        ({"kind": "summary", "digits": -1}, "digits is -1, but must be at least 0"),
         ({"kind": "choices"}, "the study tunes no settings"),
         ({"kind": "summary", "interval": "bootstrap"}, "at least 30 seeds, and this table has 5.*tables.interval"),
     ],
