@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +11,16 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
+from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.report.study_tables import check_tables
 from fedlens.studies.cells import StudyCells
+from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
+from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_file import StudySource, read_study
 from fedlens.studies.tuning import chosen_point, tuning_due, tuning_seeds
 
@@ -58,8 +62,7 @@ class StudyPlan:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
             _refuse_tables(source)
-        scale = source.places.scale
-        command = f"fedlens sweep {source.places.path or 'STUDY'}" + (f" --scale {scale}" if scale else "")
+        command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
         return plan
@@ -92,6 +95,8 @@ class StudyPlan:
     @cached_property
     def runs(self) -> Sequence[PlannedRun]:
         """The runs that are known before any result: those of tuning, or else all."""
+        if not self.trains:
+            return []
         pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
         if self.cells.tune is not None:
             return [run for method, case in pairs for run in self.cells.tuning_runs(method, case)]
@@ -100,6 +105,8 @@ class StudyPlan:
     @cached_property
     def number_of_runs(self) -> Mapping[str, int]:
         """How many runs tuning has, and how many follow from its choices, by role."""
+        if not self.trains:
+            return {"tune": 0, "final": 0}
         seeds = self.cells.tuning_seeds
         tuning = sum(
             len(method.tuned.points) * len(seeds.get(method.name, ())) for method in self.cells.methods
@@ -113,10 +120,17 @@ class StudyPlan:
         Args:
             lines: the results so far, by digest.
         """
+        if not self.trains:
+            return []
         if self.cells.tune is None:
             return _once(DueRun(run) for run in self.runs if _to_do(run, lines))
         tuning = tuning_due(self.cells, lines)
         return _once(tuning or (DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines)))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the study has runs: false where its figures and tables show data and models alone."""
+        return needs_runs(self.source.settings.figures, self.source.settings.tables)
 
     def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
         """The runs that give the results, of the cells whose point is known."""
@@ -171,17 +185,12 @@ class StudyPlan:
             figures=list(study.figures),
             tables=list(study.tables),
             scale=self.scale,
-            smaller=smaller(self.source, self._of_base),
+            smaller=scale_differences(self.source),
+            document=stated_document(self.source),
             command=self.command,
             notes=list(study.notes),
             entries=[run.entry for run in known],
         )
-
-    def _of_base(self, key: str) -> Any:
-        values: Any = self.cells.reader.base(*self.cells.base).values
-        for part in key.split("."):
-            values = values.get(part) if isinstance(values, Mapping) else None
-        return values
 
     def with_command(self, command: str) -> StudyPlan:
         """The same plan, of another command that makes its results."""
@@ -314,30 +323,12 @@ def _listed(values: Mapping[str, Any]) -> str:
     return "(" + ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items()) + ")"
 
 
-def smaller(source: StudySource, of_base: Callable[[str], Any] = lambda key: None) -> list[str]:
-    """Sentences on what differs from the scale "paper"; empty at that scale.
-
-    Args:
-        of_base: the value of a setting that the study leaves to its base.
-
-    >>> full = {"base": "digits", "seeds": [0, 1, 2], "set": {"rounds": 100}, "scales": {"smoke": {"seeds": [0]}}}
-    >>> smaller(read_study(full, "smoke"))
-    ['seeds: 1 instead of 3']
-    """
-    if source.places.scale in ("", "paper"):
-        return []
-    return differences(source.full, source.values, of_base)
-
-
-def differences(before: Values, now: Values, of_base: Callable[[str], Any] = lambda key: None) -> list[str]:
+def differences(before: Values, now: Values) -> list[str]:
     """What results depend on and differs between the settings of two studies, a phrase each."""
     old, new = _described(before), _described(now)
 
     def words(settings: Mapping[str, str], key: str) -> str:
-        if key in settings:
-            return settings[key]
-        value = of_base(key)
-        return "not set" if value is None else shown_value(value)
+        return settings.get(key, "not set")
 
     return [
         f"{key}: {_short(words(new, key))} instead of {_short(words(old, key))}"
