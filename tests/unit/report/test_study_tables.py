@@ -138,9 +138,15 @@ def test_tuning_on_several_seeds_is_said() -> None:
     assert (
         "by the mean over 2 seeds (100, 101) that the results do not use, 12 runs of tuning for every" in own
     )
+    assert "So few seeds leave some luck" in own
     same = {**TUNING, "seeds": [0, 1, 2, 3, 4], "own_seeds": False}
     table = make(SCORES, "differences", tuning=same)
     assert "by the mean over 5 seeds (0 to 4), 12 runs" in table.caption
+    assert "So few seeds" not in table.caption
+    unequal = {**same, "seeds_by_method": {"fedavg": [0, 1, 2, 3, 4], "fedavgm": [0]}}
+    one = make(SCORES, "differences", tuning=unequal)
+    assert "on one seed for some methods" in one.caption
+    assert bold(one) == []
     assert bold(table) != []
 
 
