@@ -52,6 +52,14 @@ def test_a_failed_run_has_its_reason_and_no_value() -> None:
     assert (row["test_accuracy"], row["best_test_accuracy"]) == (None, None)
 
 
+def test_a_run_that_ended_without_a_finite_loss_has_its_reason() -> None:
+    results = results_of({"fedavg": [[0.7, 0.1]]})
+    ((digest, line),) = results.lines.items()
+    line = replace(line, curve={**line.curve, "test_loss": [1.0, None]})
+    row = run_rows(StudyResults(results.info, {digest: line}))[0]
+    assert (row["reason"], row["test_accuracy"]) == ("test_loss is not finite in round 2", None)
+
+
 def test_an_effective_rate_that_is_a_setting_has_one_column() -> None:
     results = results_of({"fedavg": [0.5]})
     entries = [replace(results.info.entries[0], point={"effective_lr": 0.3})]
