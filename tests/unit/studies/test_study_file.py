@@ -145,6 +145,9 @@ def test_a_mistake_in_a_scale_is_named_with_its_line(tmp_path: Path) -> None:
 def test_the_name_is_that_of_the_file(tmp_path: Path) -> None:
     assert read_study(written(tmp_path, BASE)).settings.name == "study"
     assert read_study(written(tmp_path, f'name = "x"\n{BASE}')).settings.name == "x"
+    path = tmp_path / "momentum 2.toml"
+    path.write_text(BASE)
+    assert read_study(path).settings.name == "momentum 2"
     assert read_study({"base": "digits"}).settings.name == "study"
 
 

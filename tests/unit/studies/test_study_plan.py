@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,30 @@ def test_the_settings_of_a_run_are_those_of_set_on_the_command_line() -> None:
         )
         same = planned(read_config(source.values), source).config
         assert config_of({**run.settings, "name": "x"}) == same
+
+
+def test_a_table_with_another_algorithm_brings_its_selection() -> None:
+    table = load(set={"algorithm": {"name": "fedvc", "examples": 20}}).runs[0]
+    named = load(set={"algorithm.name": "fedvc", "algorithm.examples": 20}).runs[0]
+    assert config_of(table.settings).select["name"] == "by-size"
+    assert table.digest == named.digest
+
+
+def test_a_stopped_run_goes_on_and_a_failed_one_does_not() -> None:
+    plan = load()
+    digest = plan.runs[0].digest
+    assert len(plan.due({digest: replace(line(digest), status="stopped")})) == 1
+    assert plan.due({digest: replace(line(digest), status="failed")}) == []
+
+
+def test_a_base_that_holds_out_data_keeps_its_share() -> None:
+    tuned: dict[str, Any] = {"grid": {"local.lr": [0.1, 0.3]}, "tune": {}}
+    for clients, final in (({}, 0.0), ({"data.validation_from": "client"}, 0.3)):
+        plan = load(set={"data.validation": 0.3, **clients}, **tuned)
+        assert {run.settings["data"]["validation"] for run in plan.runs} == {0.3}
+        cells = plan.cells
+        run = cells.final_runs(cells.methods[0], cells.cases[0], {"local.lr": 0.1})[0]
+        assert run.settings["data"]["validation"] == final
 
 
 def test_a_run_of_a_seed_is_that_of_the_recipe_with_the_seed() -> None:
