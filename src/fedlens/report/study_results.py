@@ -64,6 +64,27 @@ class RunLine:
         values = [value for _, value in self.series(metric)][-last:]
         return statistics.fmean(values) if values and self.status != "failed" else None
 
+    def problem(self, metric: str) -> str | None:
+        """Why the run has no final value of `metric` that counts as a result; None if it has one.
+
+        metrics.jsonl has null where a metric is not finite: a run whose loss is missing in its last evaluation, and
+        was there before, has diverged.
+        """
+        if self.status != "finished":
+            return self.reason or self.status
+        if not self.series(metric):
+            return f"{metric} was not measured"
+        split = metric.partition("_")[0] + "_"
+        same = [name for name in self.curve if name.startswith(split)]
+        last = max(k for name in same for k, _ in self.series(name))
+        for name in (metric, f"{split}loss"):
+            measured = self.series(name)
+            if measured and measured[-1][0] < last:
+                rounds = self.curve.get("round", ())
+                where = f" in round {rounds[last]:g}" if rounds else ""
+                return f"{name} is not finite{where}"
+        return None
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -180,9 +201,11 @@ class StudyResults:
         }
 
     def values(self, method: str, case: Mapping[str, Any]) -> dict[int, float]:
-        """The final values of a cell by seed; a seed whose run failed or lacks the metric is left out."""
+        """The final values of a cell by seed; a seed whose run has none is left out, see `RunLine.problem`."""
         found = {
-            seed: line.final(self.metric, self.info.last) for seed, line in self.runs(method, case).items()
+            seed: line.final(self.metric, self.info.last)
+            for seed, line in self.runs(method, case).items()
+            if line.problem(self.metric) is None
         }
         return {seed: value for seed, value in found.items() if value is not None}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,12 @@ from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.run_settings import RunSettings, PlacedSetting, SettingsReader
+from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.study_file import StudySource, read_study
 from fedlens.studies.tuning import chosen_point, tuning_due, tuning_seeds
 
+Values = Mapping[str, Any]
+_MANY = 4  # values of a grid that are listed
 _FREE_DATA = frozenset({"cache", "prefetch"})  # settings of [data] that change no example
 
 
@@ -38,17 +40,23 @@ class StudyPlan:
     command: str
 
     @classmethod
-    def load(cls, study: str | Path | Mapping[str, Any], scale: str | None = None) -> StudyPlan:
+    def load(cls, study: str | Path | Values, scale: str | None = None, check: bool = True) -> StudyPlan:
         """The plan of a study file, or of the same settings in Python, at a scale.
 
-        The settings of every run are checked. Raises `ConfigError` with file, line and key if one is wrong.
+        The settings of every run are checked; with `check = False` only as far as counting the runs needs. Raises
+        `ConfigError` with file, line and key if one is wrong.
         """
-        source = read_study(study, scale)
+        return cls.of(read_study(study, scale), check)
+
+    @classmethod
+    def of(cls, source: StudySource, check: bool = True) -> StudyPlan:
+        """The plan of a study whose own settings are checked. Raises `ConfigError` if a run has a wrong one."""
         cells = _cells(source)
-        _refuse_other_data(cells, source)
-        _refuse_equal(cells, source)
-        file = source.places.path or "STUDY"
-        command = f"fedlens sweep {file}" + (f" --scale {source.places.scale}" if scale else "")
+        if check:
+            _refuse_other_data(cells, source)
+            _refuse_equal(cells, source)
+        scale = source.places.scale
+        command = f"fedlens sweep {source.places.path or 'STUDY'}" + (f" --scale {scale}" if scale else "")
         plan = cls(source, cells, command)
         plan.refuse_baseline()
         return plan
@@ -89,9 +97,12 @@ class StudyPlan:
     @cached_property
     def number_of_runs(self) -> Mapping[str, int]:
         """How many runs tuning has, and how many follow from its choices, by role."""
-        tuning = len({run.digest for run in self.runs}) if self.cells.tune is not None else 0
-        finals = len(self.cells.methods) * len(self.cells.cases) * len(self.cells.seeds)
-        return {"tune": tuning, "final": finals if tuning else len({run.digest for run in self.runs})}
+        seeds = self.cells.tuning_seeds
+        tuning = sum(
+            len(method.tuned.points) * len(seeds.get(method.name, ())) for method in self.cells.methods
+        )
+        finals = len(self.cells.methods) * len(self.cells.seeds)
+        return {"tune": tuning * len(self.cells.cases), "final": finals * len(self.cells.cases)}
 
     def due(self, lines: Mapping[str, RunLine]) -> list[DueRun]:
         """The runs that must be carried out now, each once; empty when the study is complete.
@@ -100,9 +111,9 @@ class StudyPlan:
             lines: the results so far, by digest.
         """
         if self.cells.tune is None:
-            return _once(DueRun(run) for run in self.runs if run.digest not in lines)
+            return _once(DueRun(run) for run in self.runs if _to_do(run, lines))
         tuning = tuning_due(self.cells, lines)
-        return _once(tuning or (DueRun(run) for run in self.final_runs(lines) if run.digest not in lines))
+        return _once(tuning or (DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines)))
 
     def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
         """The runs that give the results, of the cells whose point is known."""
@@ -157,15 +168,27 @@ class StudyPlan:
             figures=list(study.figures),
             tables=list(study.tables),
             scale=self.scale,
-            smaller=smaller(self.source),
+            smaller=smaller(self.source, self._of_base),
             command=self.command,
             notes=list(study.notes),
             entries=[run.entry for run in known],
         )
 
+    def _of_base(self, key: str) -> Any:
+        values: Any = self.cells.reader.base(*self.cells.base).values
+        for part in key.split("."):
+            values = values.get(part) if isinstance(values, Mapping) else None
+        return values
+
     def with_command(self, command: str) -> StudyPlan:
         """The same plan, of another command that makes its results."""
         return replace(self, command=command)
+
+
+def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
+    """Whether a run has rounds left: one that failed is not repeated, one that was stopped goes on."""
+    line = lines.get(run.digest)
+    return line is None or line.status == "stopped"
 
 
 def _once(runs: Iterable[DueRun]) -> list[DueRun]:
@@ -279,8 +302,11 @@ def _listed(values: Mapping[str, Any]) -> str:
     return "(" + ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items()) + ")"
 
 
-def smaller(source: StudySource) -> list[str]:
+def smaller(source: StudySource, of_base: Callable[[str], Any] = lambda key: None) -> list[str]:
     """Sentences on what differs from the scale "paper"; empty at that scale.
+
+    Args:
+        of_base: the value of a setting that the study leaves to its base.
 
     >>> full = {"base": "digits", "seeds": [0, 1, 2], "set": {"rounds": 100}, "scales": {"smoke": {"seeds": [0]}}}
     >>> smaller(read_study(full, "smoke"))
@@ -288,37 +314,51 @@ def smaller(source: StudySource) -> list[str]:
     """
     if source.places.scale in ("", "paper"):
         return []
-    here, full = _described(source.values), _described(source.full)
+    return differences(source.full, source.values, of_base)
+
+
+def differences(before: Values, now: Values, of_base: Callable[[str], Any] = lambda key: None) -> list[str]:
+    """What results depend on and differs between the settings of two studies, a phrase each."""
+    old, new = _described(before), _described(now)
+
+    def words(settings: Mapping[str, str], key: str) -> str:
+        if key in settings:
+            return settings[key]
+        value = of_base(key)
+        return "not set" if value is None else shown_value(value)
+
     return [
-        f"{key}: {here.get(key, 'not set')} instead of {full.get(key, 'not set')}"
-        for key in dict.fromkeys([*full, *here])
-        if here.get(key) != full.get(key)
+        f"{key}: {_short(words(new, key))} instead of {_short(words(old, key))}"
+        for key in dict.fromkeys([*old, *new])
+        if words(old, key) != words(new, key)
     ]
 
 
-def _described(values: Mapping[str, Any]) -> dict[str, str]:
+def _short(words: str) -> str:
+    values = words.split(", ")
+    return words if len(values) <= _MANY else f"{len(values)} values"
+
+
+def _described(values: Values) -> dict[str, str]:
     """The settings that results depend on, by key, each in words."""
     words: dict[str, str] = {}
     for key, value in values.items():
-        if key in ("base", "last", "threads"):
+        if key in ("base", "last", "threads", "metric"):
             words[key] = shown_value(value)
         elif key == "seeds":
             words[key] = str(len(value))
         elif key in ("set", "grid", "tune", "stop"):
-            for name, item in value.items():
-                words[name if key == "set" else f"{key}.{name}"] = shown_value(item)
+            words |= {
+                name if key == "set" else f"{key} {name}": shown_value(item) for name, item in value.items()
+            }
         elif key == "random":
             words["random points"] = str(value.get("number"))
         elif key in ("cases", "methods"):
-            words[key] = str(len(value))
+            words[key] = ", ".join(value)
             for name, table in value.items():
                 for part, item in table.items():
-                    if part != "label":
-                        words[f"{key}.{name}.{part}"] = _item(item)
+                    if part in ("set", "grid"):
+                        words |= {f"{name}, {setting}": shown_value(one) for setting, one in item.items()}
+                    elif part != "label":
+                        words[f"{name}, {part}"] = shown_value(item)
     return words
-
-
-def _item(item: Any) -> str:
-    if isinstance(item, Mapping):
-        return ", ".join(f"{key} = {shown_value(value)}" for key, value in item.items())
-    return shown_value(item)

@@ -1,0 +1,196 @@
+"""The sentences of a table's caption: seeds, intervals, tests, tuning, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedlens.report.format import heading, is_share, label, many, percent, setting, split_of
+from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell
+from fedlens.report.study_choices import choices
+from fedlens.report.study_results import StudyInfo, StudyResults
+from fedlens.report.study_statistics import FEWEST_BOLD, tuned_on
+
+_MOST_NAMED = 12  # of cells in a sentence
+
+
+def metric_name(metric: str) -> str:
+    """A metric of metrics.jsonl at the start of a sentence.
+
+    >>> metric_name("test_accuracy"), metric_name("validation_loss"), metric_name("clients_accuracy_mean")
+    ('Test accuracy', 'Validation loss', 'Clients accuracy mean')
+    """
+    split = split_of(metric)
+    return heading(f"{split[0]} {label(split[1])}" if split else metric)
+
+
+def unit(metric: str) -> str:
+    """ " (%)" for a share, else nothing.
+
+    >>> unit("test_accuracy"), unit("test_loss")
+    (' (%)', '')
+    """
+    return " (%)" if shown_in_percent(metric) else ""
+
+
+def shown_in_percent(metric: str) -> bool:
+    """Whether the values of a metric are shares.
+
+    >>> shown_in_percent("test_map"), shown_in_percent("test_perplexity")
+    (True, False)
+    """
+    split = split_of(metric)
+    return is_share(split[1] if split else metric)
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Seeds in a sentence.
+
+    >>> seeds_text([0, 1, 2, 3]), seeds_text([3]), seeds_text([0, 5, 7])
+    ('4 seeds (0 to 3)', 'one seed (3)', '3 seeds (0, 5, 7)')
+    """
+    if len(seeds) == 1:
+        return f"one seed ({seeds[0]})"
+    row = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds)))
+    named = f"{seeds[0]} to {seeds[-1]}" if row else ", ".join(map(str, seeds[:_MOST_NAMED]))
+    return f"{len(seeds)} seeds ({named}{', ...' if not row and len(seeds) > _MOST_NAMED else ''})"
+
+
+def own_populations(info: StudyInfo) -> str:
+    """What a seed changes."""
+    if len(info.seeds) == 1:
+        return "A single seed shows no spread."
+    return "Each seed has its own partition, initial weights and cohorts."
+
+
+def final_value(info: StudyInfo) -> str:
+    """What a final value is; empty for the usual last evaluation."""
+    return f"A value is the mean of the last {info.last} evaluations." if info.last > 1 else ""
+
+
+def interval_words(kind: IntervalKind, comparisons: int | None = None) -> str:
+    """What an interval is; `comparisons` for intervals that hold together.
+
+    >>> interval_words("t"), interval_words("t", 10)
+    ('95 % t interval', 't interval at 99.5 %, so that all 10 hold together with 95 % (Bonferroni)')
+    """
+    name = {"t": "t interval", "bootstrap": "bootstrap interval (BCa)"}[kind]
+    if not comparisons or comparisons < 2:
+        return f"95 % {name}"
+    level = f"{100 - 5 / comparisons:.4g}"
+    return f"{name} at {level} %, so that all {comparisons} hold together with 95 % (Bonferroni)"
+
+
+def tuning_words(info: StudyInfo) -> str:
+    """How the settings of the methods were chosen; empty without tuning."""
+    tuning = info.tuning
+    if not tuning:
+        return ""
+    seeds = list(tuning.get("seeds") or ())
+    share, budget = tuning.get("share"), tuning.get("budget")
+    data = f"{percent(share)} of the training data, held out" if share else "held-out training data"
+    runs = f", {many(int(budget), 'run')} of tuning for every method and case" if budget else ""
+    whose = " that the results do not use" if tuning.get("own_seeds") else ""
+    fewest, most = tuned_on(tuning), len(seeds)
+    if fewest == 1:
+        where = f"one seed ({seeds[0]})" if most == 1 else "one seed for some methods"
+        return (
+            f"The numbers are those of these settings, which were chosen on {data}, on {where}{runs}. "
+            "One seed shifts the values of a method together, so nothing is bold."
+        )
+    by = (
+        seeds_text(seeds)
+        if fewest == most
+        else f"{fewest} to {most} seeds, fewer where a method has more points"
+    )
+    return f"Settings were chosen on {data}, by the mean over {by}{whose}{runs}."
+
+
+def bold_words(found: Sequence[CellComparison], info: StudyInfo, meaning: str) -> str:
+    """What bold means in a table, and over how many comparisons p is corrected.
+
+    Args:
+        meaning: "differs from FedAvg".
+    """
+    tested = sum(each.test is not None and each.test.p is not None for each in found)
+    if not tested:
+        return ""
+    correction = f"Holm's step-down correction over the {many(tested, 'comparison')} of this table"
+    if tested == 1:
+        correction = "one comparison, so no correction"
+    if tuned_on(info.tuning) == 1:
+        return f"p: two-sided paired t test; adjusted p: {correction}."
+    text = f"Bold: {meaning}; adjusted p of the two-sided paired t test below 0.05 ({correction})"
+    most = max(each.test.difference.n for each in found if each.test is not None)
+    if most < FEWEST_BOLD:
+        return f"{text} and at least {FEWEST_BOLD} seeds, so nothing is bold here."
+    return f"{text} and at least {FEWEST_BOLD} seeds."
+
+
+def untested_words(found: Iterable[CellComparison], results: StudyResults) -> str:
+    """The comparisons that have no test, and why."""
+    without = [each for each in found if each.test is None or each.test.p is None]
+    named = [f"{cell_name(results, each.cell)} ({each.untested})" for each in without]
+    return f"No test: {listed(named)}." if named else ""
+
+
+def failure_notes(cells: Iterable[StudyCell], results: StudyResults) -> list[str]:
+    """One sentence for each cell with failed runs, with their reasons."""
+    notes = []
+    for cell in cells:
+        by_reason: dict[str, list[int]] = {}
+        for seed, reason in cell.failed.items():
+            by_reason.setdefault(reason.rstrip("."), []).append(seed)
+        if by_reason:
+            reasons = [
+                f"{reason} (seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))})"
+                for reason, seeds in by_reason.items()
+            ]
+            count = f"{len(cell.failed)} of {many(cell.planned, 'run')} failed"
+            notes.append(f"{cell_name(results, cell)}: {count}: {'; '.join(reasons)}.")
+    return notes
+
+
+def edge_words(any_star: bool) -> str:
+    """What a star means; empty without one."""
+    return "* A chosen setting lies at the edge of the values that were tried." if any_star else ""
+
+
+def has_edge(results: StudyResults, cell: StudyCell) -> bool:
+    """Whether tuning chose a value at the edge of its grid in a cell."""
+    return any(choice.edge for choice in choices(results, cell.method, cell.case))
+
+
+def cell_name(results: StudyResults, cell: StudyCell) -> str:
+    """A method and its case in a sentence."""
+    where = case_name(results.info, cell.case)
+    return f"{results.info.methods.get(cell.method, cell.method)}{f' at {where}' if where else ''}"
+
+
+def case_name(info: StudyInfo, case: Mapping[str, Any]) -> str:
+    """A case in a few words: "alpha 0.1, two classes"; empty for a study with one case."""
+    return ", ".join(
+        setting(value)
+        if dimension == "case"
+        else f"{info.dimensions.get(dimension, dimension)} {setting(value)}"
+        for dimension, value in case.items()
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence, at most 12.
+
+    >>> listed(["a", "b"]), listed([str(k) for k in range(14)])[-20:]
+    ('a, b', '9, 10, 11 and 2 more')
+    """
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def joined(*sentences: str) -> str:
+    """Sentences with a space between, without the empty ones.
+
+    >>> joined("One.", "", "Two.")
+    'One. Two.'
+    """
+    return " ".join(filter(None, sentences))

@@ -1,0 +1,310 @@
+"""Tables that compare methods: summary, differences to the baseline, and the settings that tuning chose."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from fedlens.core.errors import ConfigError
+from fedlens.report.format import MISSING, number, setting
+from fedlens.report.study_captions import (
+    bold_words,
+    edge_words,
+    failure_notes,
+    final_value,
+    has_edge,
+    interval_words,
+    joined,
+    metric_name,
+    own_populations,
+    seeds_text,
+    tuning_words,
+    unit,
+    untested_words,
+)
+from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell, better, comparisons
+from fedlens.report.study_choices import choices as chosen
+from fedlens.report.study_choices import chosen_values
+from fedlens.report.study_document_rows import document_notes, stated, stated_methods, stated_text
+from fedlens.report.table_format import StudyTable, TableCell
+from fedlens.report.table_view import TableView
+
+Spread = Literal["interval", "deviation", "none"]
+
+
+def summary(
+    view: TableView,
+    *,
+    spread: Spread = "interval",
+    interval: IntervalKind = "t",
+    rows: Literal["methods", "cases"] = "methods",
+) -> StudyTable:
+    """The final value of each method in each case: mean and interval or deviation over seeds.
+
+    Bold is a value that is better than the baseline's, italic one that is worse, by the same rule as in `differences`.
+    """
+    found = _compared(view, interval) if view.info.baseline in view.info.methods else []
+    marks = {(each.cell.method, repr(each.cell.case)): each for each in found}
+    grid: dict[tuple[str, int], TableCell] = {}
+    for k, case in enumerate(view.info.cases):
+        for method in view.info.methods:
+            cell = view.cell(method, case)
+            text = _mean_text(view, cell, spread, interval)
+            comparison = marks.get((method, repr(case)))
+            up = comparison is not None and comparison.bold and _better(view, comparison)
+            down = comparison is not None and comparison.bold and not up
+            grid[method, k] = TableCell(text, bold=up, italic=down)
+    names, document = with_document(
+        view, grid, lambda method, case: stated_text(view, stated(view, method, case))
+    )
+    head, lines, labels = oriented(view, grid, names, rows)
+    widths = {
+        "interval": f"mean ± half the {interval_words(interval)} of the mean",
+        "deviation": "mean ± standard deviation",
+        "none": "mean",
+    }
+    several = len(view.info.seeds) > 1
+    meaning = f"better than {view.label(view.info.baseline)} in the same case, italic: worse"
+    caption = joined(
+        f"{metric_name(view.metric)}{unit(view.metric)}: {widths[spread]} over {seeds_text(view.info.seeds)}."
+        if several
+        else f"{metric_name(view.metric)}{unit(view.metric)} of {seeds_text(view.info.seeds)}.",
+        own_populations(view.info),
+        final_value(view.info),
+        tuning_words(view.info),
+        bold_words(found, view.info, meaning),
+        edge_words(any(has_edge(view.results, cell) for cell in view.cells)),
+        untested_words(found, view.results) if several else "",
+    )
+    title = view.title or f"{metric_name(view.metric)} of each method"
+    notes = [*failure_notes(view.cells, view.results), *document_notes(view, document)]
+    return StudyTable(view.name, title, caption, head, lines, notes, labels)
+
+
+def differences(
+    view: TableView,
+    *,
+    interval: IntervalKind = "t",
+    simultaneous: bool = False,
+    baseline: str | None = None,
+) -> StudyTable:
+    """Differences to the baseline, paired by seed, with intervals and Holm-adjusted p values.
+
+    Raises `ConfigError` if the baseline is not among the methods, or if no other method is.
+    """
+    base = baseline or view.info.baseline
+    if base not in view.info.methods:
+        raise ConfigError(
+            f"the baseline '{base}' is not among the methods of the table",
+            where=f"{view.where}.baseline",
+            hint=f"methods: {', '.join(view.info.methods)}",
+        )
+    if len(view.info.methods) < 2:
+        raise ConfigError(
+            "the study has one method, so nothing to compare it with",
+            where=view.where,
+            hint="remove the table, or add a method",
+        )
+    found = _compared(view, interval, base, simultaneous)
+    tested = sum(each.test is not None and each.test.p is not None for each in found)
+    head = [*view.dimension_head, "Method", "Difference", "Interval", "Seeds", "p", "Adjusted p"]
+    rows = [[*view.dimension_cells(each.cell.case), *_difference_cells(view, each)] for each in found]
+    unit_words = " in percentage points" if unit(view.metric) else ""
+    caption = joined(
+        f"{metric_name(view.metric)}: difference to {view.label(base)}{unit_words}, "
+        f"paired by seed over {seeds_text(view.info.seeds)}.",
+        own_populations(view.info),
+        final_value(view.info),
+        f"Interval: {interval_words(interval, tested if simultaneous else None)} of the mean difference"
+        + ("." if simultaneous else ", each for itself and not corrected for their number."),
+        tuning_words(view.info),
+        bold_words(found, view.info, f"differs from {view.label(base)}"),
+        edge_words(any(has_edge(view.results, cell) for cell in view.cells)),
+        untested_words(found, view.results),
+    )
+    title = view.title or f"Differences to {view.label(base)}"
+    notes = failure_notes(view.cells, view.results)
+    return StudyTable(view.name, title, caption, head, rows, notes, len(view.dimension_head) + 1)
+
+
+def choices(view: TableView) -> StudyTable:
+    """The settings that tuning chose in each cell, with a star at each value at the edge of what was tried.
+
+    Raises `ConfigError` for a study without tuning.
+    """
+    if not view.info.tuning:
+        raise ConfigError(
+            "the study tunes no settings, so it has no table of choices",
+            where=view.where,
+            hint="remove the table, or add [tune]",
+        )
+    score = f"validation_{view.metric.partition('_')[2]}"
+    found = {
+        (cell.method, repr(cell.case)): chosen(view.results, cell.method, cell.case) for cell in view.cells
+    }
+    settings = list(dict.fromkeys(choice.setting for each in found.values() for choice in each))
+    rows = []
+    for cell in view.cells:
+        values = {choice.setting: choice for choice in found[cell.method, repr(cell.case)]}
+        texts = [
+            setting(values[key].value) + ("*" if values[key].edge else "") if key in values else MISSING
+            for key in settings
+        ]
+        if not values:
+            texts = ["not chosen yet"] + [MISSING] * (len(settings) - 1) if settings else []
+        rates = effective_rates(view, cell)
+        rows.append(
+            [
+                *view.dimension_cells(cell.case),
+                TableCell(view.label(cell.method)),
+                *map(TableCell, texts),
+                TableCell(", ".join(number(rate) for rate in rates) or MISSING),
+                TableCell(_tuning_score(view, cell, score)),
+                TableCell(str(_tuning_runs(view, cell))),
+            ]
+        )
+    stars = any(choice.edge for each in found.values() for choice in each)
+    caption = joined(
+        tuning_words(view.info),
+        f"{metric_name(score)}{unit(score)}: the mean over the seeds of tuning, at the chosen settings.",
+        "Effective rate: local rate / (1 - server momentum).",
+        _star_words(stars, all(found.values())),
+    )
+    columns = [*settings, "Effective rate", f"{metric_name(score)}{unit(score)}", "Runs of tuning"]
+    head = [*view.dimension_head, "Method", *columns]
+    title = view.title or "Settings chosen by tuning"
+    return StudyTable(view.name, title, caption, head, rows, view.info.notes, len(view.dimension_head) + 1)
+
+
+def _star_words(stars: bool, complete: bool) -> str:
+    if stars:
+        return "* The value lies at the edge of those that were tried, so a better one may lie beyond."
+    return "No chosen number lies at the edge of those that were tried." if complete else ""
+
+
+def effective_rates(view: TableView, cell: StudyCell) -> list[float]:
+    """The effective learning rates of the final runs of a cell, each once."""
+    rates = [line.facts.get("effective_lr") for line in view.results.runs(cell.method, cell.case).values()]
+    return sorted({rate for rate in rates if rate is not None})
+
+
+def _compared(
+    view: TableView, interval: IntervalKind, baseline: str | None = None, simultaneous: bool = False
+) -> list[CellComparison]:
+    return comparisons(view.cells, baseline or view.info.baseline, view.info.tuning, interval, simultaneous)
+
+
+def _mean_text(view: TableView, cell: StudyCell | None, spread: Spread, interval: IntervalKind) -> str:
+    found = cell.interval(interval) if cell and spread == "interval" else None
+    if cell is None or not cell.complete:
+        return view.status(cell)
+    star = "*" if has_edge(view.results, cell) else ""
+    values = list(cell.values.values())
+    text = view.value(statistics.fmean(values))
+    if found is not None and found.low is not None and found.high is not None:
+        if interval == "bootstrap":  # not symmetric
+            return f"{text} [{view.value(found.low)}, {view.value(found.high)}]{star}"
+        return f"{text} ± {view.width((found.high - found.low) / 2)}{star}"
+    if spread == "deviation" and len(values) > 1:
+        return f"{text} ± {view.width(statistics.stdev(values))}{star}"
+    return text + star
+
+
+def _better(view: TableView, comparison: CellComparison) -> bool:
+    assert comparison.test is not None
+    return better(view.metric, comparison.test.difference.mean) > 0
+
+
+def with_document(
+    view: TableView, grid: dict[tuple[str, int], TableCell], text: Callable[[str, Mapping[str, Any]], str]
+) -> tuple[dict[str, str], bool]:
+    """Adds the document's numbers to a grid of methods by cases.
+
+    Args:
+        text: what the document states about a method in a case; empty for nothing.
+
+    Returns the label of each line of the grid, in order, and whether one is the document's.
+    """
+    names: dict[str, str] = {}
+    document = False
+    for method in [*view.info.methods, *stated_methods(view)]:
+        if method in view.info.methods:
+            names[method] = view.label(method)
+        texts = [text(method, case) for case in view.info.cases]
+        if any(texts):
+            document = True
+            key = f"{method}\ndocument"  # no method has a line feed in its name
+            names[key] = f"{view.label(method)}, document"
+            grid.update({(key, k): TableCell(shown or MISSING) for k, shown in enumerate(texts)})
+    return names, document
+
+
+def oriented(
+    view: TableView,
+    grid: Mapping[tuple[str, int], TableCell],
+    names: Mapping[str, str],
+    rows: Literal["methods", "cases"],
+) -> tuple[list[str], list[list[TableCell]], int]:
+    """Head, rows and the number of label columns of a table of methods by cases."""
+    cases = view.info.cases
+    if rows == "methods":
+        head = ["Method", *(view.case_label(case) for case in cases)]
+        lines = [[TableCell(label), *(grid[m, k] for k in range(len(cases)))] for m, label in names.items()]
+        return head, lines, 1
+    head = [*view.dimension_head, *names.values()]
+    lines = [[*view.dimension_cells(case), *(grid[m, k] for m in names)] for k, case in enumerate(cases)]
+    return head, lines, len(view.dimension_head)
+
+
+def _difference_cells(view: TableView, each: CellComparison) -> Sequence[TableCell]:
+    star = "*" if has_edge(view.results, each.cell) else ""
+    name = TableCell(view.label(each.cell.method) + star)
+    if each.test is None:
+        return [name, TableCell(view.status(each.cell)), *[TableCell(MISSING)] * 4]
+    shown = each.test.difference
+    interval = MISSING
+    if shown.low is not None and shown.high is not None:
+        interval = f"[{view.signed(shown.low)}, {view.signed(shown.high)}]"
+    return [
+        name,
+        TableCell(view.signed(shown.mean), bold=each.bold),
+        TableCell(interval),
+        TableCell(str(shown.n)),
+        TableCell(p_text(each.test.p)),
+        TableCell(p_text(each.test.adjusted), bold=each.bold),
+    ]
+
+
+def p_text(p: float | None) -> str:
+    """A p value with three digits after the point.
+
+    >>> p_text(0.01234), p_text(0.00001), p_text(None)
+    ('0.012', '< 0.001', '–')
+    """
+    if p is None:
+        return MISSING
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _tuning_entries(view: TableView, cell: StudyCell) -> list[Any]:
+    return [
+        entry
+        for entry in view.info.entries
+        if entry.role == "tune" and entry.method == cell.method and entry.case == cell.case
+    ]
+
+
+def _tuning_runs(view: TableView, cell: StudyCell) -> int:
+    """Runs of tuning of a cell, each once though successive halving continues it."""
+    return len({entry.digest for entry in _tuning_entries(view, cell)})
+
+
+def _tuning_score(view: TableView, cell: StudyCell, metric: str) -> str:
+    point = chosen_values(view.results, cell.method, cell.case)
+    lines = [
+        view.results.lines.get(entry.digest) for entry in _tuning_entries(view, cell) if entry.point == point
+    ]
+    scores = [line.final(metric, view.info.last) if line else None for line in lines]
+    known = [score for score in scores if score is not None]
+    return view.value(statistics.fmean(known), metric) if known and len(known) == len(scores) else MISSING

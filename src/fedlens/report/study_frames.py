@@ -1,0 +1,288 @@
+"""The results of a study as rows: one a run and one a cell, for CSV, Parquet, pandas and LaTeX.
+
+Everything but the last columns of a row, `WALL_CLOCK`, is the same however often a study was interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedlens.core.errors import FedlensError
+from fedlens.experiment.atomic_files import write_atomically
+from fedlens.report.format import MISSING, split_of
+from fedlens.report.study_captions import (
+    bold_words,
+    failure_notes,
+    interval_words,
+    joined,
+    metric_name,
+    own_populations,
+    seeds_text,
+    tuning_words,
+    unit,
+)
+from fedlens.report.study_cells import better, comparisons, study_cells
+from fedlens.report.study_choices import chosen_values
+from fedlens.report.study_comparison_tables import p_text
+from fedlens.report.study_results import Entry, RunLine, StudyResults
+from fedlens.report.table_format import StudyTable, TableCell, csv_text
+from fedlens.report.table_view import TableView
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Record = dict[str, Any]
+
+WALL_CLOCK = ("seconds", "cpu_seconds")
+_SUMS = ("examples", "batches", "bytes", "bytes_client")
+_FIRST_FACTS = ("effective_lr", *WALL_CLOCK)  # these have a place of their own in a row
+
+
+def run_rows(results: StudyResults) -> list[Record]:
+    """One row for each run that has a line, in the order of the plan; a run that is in two cells has two rows.
+
+    Columns: study, method, label, role, seed, each dimension of the cases, each tuned setting, effective_lr, status,
+    reason, rounds; the final value of each metric (the mean of the last `last` evaluations) and the best value of the
+    compared one; the sums of the last evaluation (examples, batches, bytes, bytes_client); other facts; version,
+    directory; and last the wall-clock columns.
+    """
+    entries = [entry for entry in results.info.entries if entry.digest in results.lines]
+    lines = [results.lines[entry.digest] for entry in entries]
+    settings = _names(entry.point for entry in entries)
+    metrics = [name for name in _names(line.curve for line in lines) if _is_metric(name)]
+    facts = [name for name in _names(line.facts for line in lines) if name not in _FIRST_FACTS]
+    sums = [name for name in _SUMS if any(name in line.curve for line in lines)]
+    rows = []
+    for entry, line in zip(entries, lines, strict=True):
+        metric = _measured(results, entry)
+        problem = line.problem(metric)
+        row = {
+            "study": results.info.name,
+            "method": entry.method,
+            "label": results.info.methods.get(entry.method, entry.method),
+            "role": entry.role,
+            "seed": entry.seed,
+            **{name: entry.case.get(name) for name in results.info.dimensions},
+            **{name: entry.point.get(name) for name in settings},
+            "effective_lr": line.facts.get("effective_lr"),
+            "status": line.status,
+            "reason": line.reason or problem,
+            "rounds": line.rounds,
+            **{
+                name: None if name == metric and problem else line.final(name, results.info.last)
+                for name in metrics
+            },
+            f"best_{metric}": None,
+            **{name: _last(line, name) for name in sums},
+            **{name: line.facts.get(name) for name in facts},
+            "version": line.version,
+            "directory": entry.run,
+        }
+        row[f"best_{metric}"] = _best(line, metric)
+        rows.append({**row, **{name: line.facts.get(name) for name in WALL_CLOCK}})
+    return _same_columns(rows)
+
+
+def cell_rows(results: StudyResults) -> list[Record]:
+    """One row for each method in each case.
+
+    Columns: study, method, label, each dimension of the cases, the chosen value of each tuned setting, effective_lr (if
+    all runs have the same); metric, mean, std, low, high (95 % t interval of the mean), n (runs with a value), runs,
+    failed, reason; baseline, difference, difference_low, difference_high (95 % t interval, paired by seed), p
+    (two-sided paired t test), adjusted_p (Holm over all cells), bold. A cell whose runs do not all have a value has no
+    mean.
+    """
+    info = results.info
+    cells = study_cells(results)
+    points = [chosen_values(results, cell.method, cell.case) for cell in cells]
+    settings = _names(points)
+    tests = {
+        (each.cell.method, repr(each.cell.case)): each
+        for each in comparisons(cells, info.baseline, info.tuning)
+    }
+    rows = []
+    for cell, point in zip(cells, points, strict=True):
+        found, values = cell.interval(), list(cell.values.values())
+        comparison = tests.get((cell.method, repr(cell.case)))
+        test = comparison.test if comparison else None
+        runs = results.runs(cell.method, cell.case).values()
+        rates = {line.facts.get("effective_lr") for line in runs}
+        rows.append(
+            {
+                "study": info.name,
+                "method": cell.method,
+                "label": info.methods.get(cell.method, cell.method),
+                **{name: cell.case.get(name) for name in info.dimensions},
+                **{name: point.get(name) for name in settings},
+                "effective_lr": rates.pop() if len(rates) == 1 else None,
+                "metric": results.metric,
+                "mean": found.mean if found else None,
+                "std": statistics.stdev(values) if found and len(values) > 1 else None,
+                "low": found.low if found else None,
+                "high": found.high if found else None,
+                "n": len(values),
+                "runs": cell.planned,
+                "failed": len(cell.failed),
+                "reason": "; ".join(dict.fromkeys(cell.failed.values())) or None,
+                "baseline": info.baseline,
+                "difference": test.difference.mean if test else None,
+                "difference_low": test.difference.low if test else None,
+                "difference_high": test.difference.high if test else None,
+                "p": test.p if test else None,
+                "adjusted_p": test.adjusted if test else None,
+                "bold": comparison.bold if comparison else False,
+            }
+        )
+    return rows
+
+
+def cells_table(results: StudyResults) -> StudyTable:
+    """The cells as a table for LaTeX: mean, interval, runs, and the difference to the baseline."""
+    view = TableView(results, "cells")
+    info, metric = results.info, results.metric
+    found = {
+        (each.cell.method, repr(each.cell.case)): each
+        for each in comparisons(view.cells, info.baseline, info.tuning)
+    }
+    rows = []
+    for cell in view.cells:
+        comparison, mean = found.get((cell.method, repr(cell.case))), cell.interval()
+        test = comparison.test if comparison else None
+        bold = comparison.bold if comparison else False
+        rows.append(
+            [
+                *view.dimension_cells(cell.case),
+                TableCell(view.label(cell.method)),
+                TableCell(view.value(mean.mean) if mean else view.status(cell)),
+                TableCell(_bounds(view, mean.low, mean.high) if mean else MISSING),
+                TableCell(f"{len(cell.values)} of {cell.planned}"),
+                TableCell(view.signed(test.difference.mean) if test else MISSING, bold=bold),
+                TableCell(p_text(test.adjusted if test else None), bold=bold),
+            ]
+        )
+    head = [*view.dimension_head, "Method", "Mean", "Interval", "Runs", "Difference", "Adjusted p"]
+    label = info.methods.get(info.baseline, info.baseline)
+    caption = joined(
+        f"{metric_name(metric)}{unit(metric)}: mean and {interval_words('t')} over {seeds_text(info.seeds)}.",
+        own_populations(info),
+        f"Difference: to {label} in the same case, paired by seed{', in points' if unit(metric) else ''}.",
+        tuning_words(info),
+        bold_words(list(found.values()), info, f"differs from {label}"),
+    )
+    notes = failure_notes(view.cells, results)
+    return StudyTable(
+        "cells", info.title or info.name, caption, head, rows, notes, len(view.dimension_head) + 1
+    )
+
+
+def write_frames(results: StudyResults, folder: Path, parquet: bool | None = None) -> list[Path]:
+    """Writes runs.csv, cells.csv and cells.tex, and with pandas and pyarrow runs.parquet and cells.parquet.
+
+    Args:
+        parquet: None writes Parquet files if both packages are installed, True needs them.
+
+    Returns the paths. Raises `FedlensError` if `parquet` is true and a package is missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    frames = {"runs": run_rows(results), "cells": cell_rows(results)}
+    files = {f"{name}.csv": to_csv(rows).encode() for name, rows in frames.items()}
+    files["cells.tex"] = cells_table(results).to_latex().encode()
+    installed = all(importlib.util.find_spec(name) is not None for name in ("pandas", "pyarrow"))
+    if installed if parquet is None else parquet:
+        files.update({f"{name}.parquet": to_parquet(rows) for name, rows in frames.items()})
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+    return [folder / name for name in files]
+
+
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV, with a head; lists and tables as JSON, and None as an empty field.
+
+    >>> to_csv([{"method": "fedavg", "alpha": 0.1, "channels": [8, 16], "p": None}])
+    'method,alpha,channels,p\\nfedavg,0.1,"[8, 16]",\\n'
+    """
+    head = _names(rows)
+    return csv_text([head, *([_plain(row.get(name)) for name in head] for row in rows)])
+
+
+def to_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Rows as a Parquet file. Raises `FedlensError` if pandas or pyarrow is not installed."""
+    buffer = BytesIO()
+    frame = to_pandas(rows)
+    try:
+        frame.to_parquet(buffer, index=False)
+    except ImportError:
+        raise FedlensError("Parquet files need pyarrow", hint="pip install 'fedlens[pandas]'") from None
+    return buffer.getvalue()
+
+
+def to_pandas(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a pandas table with one type a column. Raises `FedlensError` if pandas is not installed.
+
+    Whole numbers, numbers and truth values have the nullable types of pandas; a column of mixed values has texts.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise FedlensError("a pandas table needs pandas", hint="pip install 'fedlens[pandas]'") from None
+    columns = {}
+    for name in _names(rows):
+        values = [row.get(name) for row in rows]
+        kind = _column_type([value for value in values if value is not None])
+        texts = [None if value is None else str(_plain(value)) for value in values]
+        columns[name] = pd.array(texts if kind == "string" else values, dtype=kind)
+    return pd.DataFrame(columns)
+
+
+def _column_type(values: Sequence[Any]) -> str:
+    kinds = {type(value) for value in values}
+    if kinds and kinds <= {bool}:
+        return "boolean"
+    if kinds and kinds <= {int}:
+        return "Int64"
+    return "Float64" if kinds and kinds <= {int, float} else "string"
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, bool | list | tuple | Mapping) else value
+
+
+def _names(tables: Any) -> list[str]:
+    """The keys of all tables, in the order in which they first occur."""
+    return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def _same_columns(rows: Sequence[Record]) -> list[Record]:
+    """The rows with the columns of all of them; wall-clock columns stay the last."""
+    names = [name for name in _names(rows) if name not in WALL_CLOCK] + list(WALL_CLOCK)
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _is_metric(name: str) -> bool:
+    return split_of(name) is not None or name.startswith("clients_")
+
+
+def _measured(results: StudyResults, entry: Entry) -> str:
+    """The metric that a run is measured by: on validation data while tuning."""
+    split = split_of(results.metric)
+    return f"validation_{split[1]}" if entry.role == "tune" and split else results.metric
+
+
+def _last(line: RunLine, name: str) -> float | None:
+    values = [value for value in line.curve.get(name, ()) if value is not None]
+    return values[-1] if values else None
+
+
+def _best(line: RunLine, metric: str) -> float | None:
+    values = [value for _, value in line.series(metric)] if line.status != "failed" else []
+    return max(values, key=lambda value: better(metric, value), default=None)
+
+
+def _bounds(view: TableView, low: float | None, high: float | None) -> str:
+    return MISSING if low is None or high is None else f"[{view.value(low)}, {view.value(high)}]"

@@ -1,0 +1,243 @@
+"""Statistics of studies: paired tests with Holm's correction, intervals, ranks, and when bold is allowed.
+
+Values are paired by seed: a seed gives every method the same clients, initial weights and cohorts, so that the
+difference at a seed has less noise than either value.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlens.core.errors import ConfigError
+from fedlens.report.differences import Values, difference
+
+LEVEL = 0.95
+FEWEST_BOLD = 5  # seeds; with fewer the t test rests on its assumption of normal values alone
+FEWEST_BOOTSTRAP = 30  # seeds; see `bootstrap_interval`
+_RESAMPLES = 9999
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over n seeds and its interval; `low` and `high` are None with a single seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+    @property
+    def half(self) -> float | None:
+        """Half the width."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """A paired comparison of two methods.
+
+    Attributes:
+        p: of the two-sided paired t test, not corrected. None with a single seed, and where the difference is the
+            same at every seed and not 0: without noise the test says nothing.
+        adjusted: p after Holm's correction over all comparisons of the table.
+    """
+
+    difference: Interval
+    p: float | None
+    adjusted: float | None = None
+
+
+def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
+    """The mean of `values` and its t interval: mean +- t s / sqrt(n), with n - 1 degrees of freedom.
+
+    Raises `ConfigError` without values.
+
+    >>> found = t_interval([0.70, 0.72, 0.77])
+    >>> round(found.mean, 4), round(found.low, 4), round(found.high, 4)
+    (0.73, 0.6404, 0.8196)
+    """
+    if not values:
+        raise ConfigError("a mean of no values has no interval", hint="give at least one value")
+    # The difference to 0 is the value itself, up to rounding: x - 0.0 is x.
+    found = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0), level=level)
+    assert found is not None
+    return Interval(found.mean, found.low, found.high, found.seeds)
+
+
+def bootstrap_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
+    """The mean of `values` and its BCa bootstrap interval (Efron 1987), from 9,999 resamples of a fixed seed.
+
+    Raises `ConfigError` with fewer than 30 values. At ten values a percentile bootstrap of 95 % misses the truth in 9 %
+    of the cases; `python -m benchmarks.error_rates` shows it.
+
+    >>> found = bootstrap_interval([k / 10 for k in range(30)])
+    >>> round(found.mean, 2), found.low < 1.2 < 1.7 < found.high
+    (1.45, True)
+    """
+    n = len(values)
+    refuse_bootstrap(n)
+    mean = statistics.fmean(values)
+    if _no_noise(values):
+        return Interval(mean, mean, mean, n)
+    import numpy as np
+    from scipy.stats import bootstrap
+
+    found = bootstrap(
+        (np.asarray(values),),
+        np.mean,
+        n_resamples=_RESAMPLES,
+        confidence_level=level,
+        method="BCa",
+        random_state=np.random.default_rng(0),
+    ).confidence_interval
+    return Interval(mean, float(found.low), float(found.high), n)
+
+
+def refuse_bootstrap(seeds: int, where: str | None = None) -> None:
+    """Raises `ConfigError` for a bootstrap over fewer than 30 seeds."""
+    if seeds < FEWEST_BOOTSTRAP:
+        raise ConfigError(
+            f"a bootstrap interval needs at least {FEWEST_BOOTSTRAP} seeds, and this table has {seeds}: "
+            "with fewer it is too narrow",
+            where=where,
+            hint='set interval = "t"',
+        )
+
+
+def paired_test(
+    first: Values, second: Values, level: float = LEVEL, interval: str = "t"
+) -> PairedTest | None:
+    """The paired t test of `first` - `second` over the seeds that both have; None if they share none.
+
+    t = mean / (s / sqrt(n)) with n - 1 degrees of freedom, two-sided.
+
+    Args:
+        level: of the interval.
+        interval: "t", or "bootstrap" from 30 seeds on.
+
+    >>> test = paired_test({0: 0.9, 1: 0.8, 2: 0.85}, {0: 0.7, 1: 0.65, 2: 0.6})
+    >>> round(test.difference.mean, 4), round(test.p, 4)
+    (0.2, 0.0202)
+    """
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return None
+    values = [first[seed] - second[seed] for seed in seeds]
+    found = bootstrap_interval(values, level) if interval == "bootstrap" else t_interval(values, level)
+    if len(values) < 2:
+        return PairedTest(found, None)
+    if _no_noise(values):
+        return PairedTest(found, 1.0 if abs(found.mean) <= 1e-12 else None)
+    from scipy.special import stdtr
+
+    t = abs(found.mean) / (statistics.stdev(values) / math.sqrt(len(values)))
+    return PairedTest(found, min(1.0, 2 * float(stdtr(len(values) - 1, -t))))
+
+
+def _no_noise(values: Sequence[float]) -> bool:
+    """Whether all values are the same up to rounding."""
+    return max(values) - min(values) <= 1e-12 * max(1.0, *map(abs, values))
+
+
+def holm(p: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down correction (1979): adjusted p values that hold for all comparisons together.
+
+    The k-th smallest of m p values is multiplied by m - k + 1; an adjusted value is at least that of every smaller p
+    and at most 1. Entries that are None are no comparisons: they stay None and m does not count them.
+
+    >>> [round(each, 3) for each in holm([0.01, 0.04, 0.03])], holm([None, 0.04])
+    ([0.03, 0.06, 0.06], [None, 0.04])
+    """
+    order = sorted((value, k) for k, value in enumerate(p) if value is not None)
+    adjusted: list[float | None] = [None] * len(p)
+    largest = 0.0
+    for rank, (value, k) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * value))
+        adjusted[k] = largest
+    return adjusted
+
+
+def simultaneous_level(comparisons: int) -> float:
+    """The level of each of so many intervals that hold together with 95 % (Bonferroni): 1 - 0.05 / m.
+
+    >>> simultaneous_level(10)
+    0.995
+    """
+    return 1 - (1 - LEVEL) / max(1, comparisons)
+
+
+def tuned_on(tuning: Mapping[str, Any]) -> int | None:
+    """The number of seeds that settings were chosen on, of the method with the fewest; None if nothing was tuned.
+
+    >>> tuned_on({}), tuned_on({"seeds": [0, 1], "seeds_by_method": {"a": [0], "b": [0, 1]}})
+    (None, 1)
+    """
+    if not tuning:
+        return None
+    lists = [*(tuning.get("seeds_by_method") or {}).values()] or [tuning.get("seeds") or ()]
+    return min(max(1, len(set(seeds))) for seeds in lists)
+
+
+def is_bold(test: PairedTest | None, tuning: Mapping[str, Any]) -> bool:
+    """Whether a difference is shown in bold: adjusted p below 0.05, at least 5 seeds, and fair tuning.
+
+    Settings that were chosen on a single seed shift the values at all seeds together, which a test over seeds cannot
+    see: no bold then.
+
+    >>> clear = PairedTest(Interval(0.2, 0.1, 0.3, 5), 0.001, 0.01)
+    >>> is_bold(clear, {}), is_bold(clear, {"seeds": [100]}), is_bold(clear, {"seeds": [100, 101]})
+    (True, False, True)
+    """
+    if test is None or test.adjusted is None or tuned_on(tuning) == 1:
+        return False
+    return test.adjusted < 1 - LEVEL and test.difference.n >= FEWEST_BOLD
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Mean ranks of k methods over N cases (Demsar 2006).
+
+    Attributes:
+        means: by method; 1 is the best.
+        chi2, p: of the Friedman test that all methods rank alike; None with fewer than 3 methods.
+        critical: Nemenyi's critical difference of two mean ranks at 5 %; None with fewer than 2 cases.
+        cases: N.
+    """
+
+    means: Mapping[str, float]
+    chi2: float | None
+    p: float | None
+    critical: float | None
+    cases: int
+
+
+def mean_ranks(scores: Mapping[str, Sequence[float]]) -> Ranks:
+    """Ranks methods in each case, the highest score first; equal scores share their mean rank.
+
+    Critical difference: q_0.05(k) / sqrt(2) * sqrt(k (k + 1) / (6 N)), with q the studentized range at infinitely many
+    degrees of freedom.
+
+    Args:
+        scores: by method, one score a case, the same cases for all. Larger is better.
+
+    >>> found = mean_ranks({"a": [3.0, 3.0, 2.0], "b": [2.0, 2.0, 3.0], "c": [1.0, 1.0, 1.0]})
+    >>> {name: round(rank, 2) for name, rank in found.means.items()}, round(found.critical, 3)
+    ({'a': 1.33, 'b': 1.67, 'c': 3.0}, 1.914)
+    """
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    k, n = len(scores), len(next(iter(scores.values()), ()))
+    ranks = [rankdata([-values[case] for values in scores.values()]) for case in range(n)]
+    means = {name: statistics.fmean(float(row[j]) for row in ranks) for j, name in enumerate(scores)}
+    chi2 = p = critical = None
+    if k >= 3 and n >= 2 and any(len(set(row)) > 1 for row in ranks):  # all ties: 0 / 0
+        found = friedmanchisquare(*scores.values())
+        chi2, p = float(found.statistic), float(found.pvalue)
+    if k >= 2 and n >= 2:
+        q = float(studentized_range.ppf(LEVEL, k, math.inf)) / math.sqrt(2)
+        critical = q * math.sqrt(k * (k + 1) / (6 * n))
+    return Ranks(means, chi2, p, critical, n)

@@ -1,0 +1,175 @@
+"""The tables of a study: which kinds of `[[tables]]` exist, and how one is made from the results.
+
+A kind is a function of a `TableView` and of its own options, which are its keyword arguments: their names and types
+are what a study file may give.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.report.study_budget_tables import budgets, targets
+from fedlens.report.study_comparison_tables import choices, differences, summary
+from fedlens.report.study_relative_tables import clients, ranks, relative
+from fedlens.report.study_results import StudyInfo, StudyResults
+from fedlens.report.study_statistics import refuse_bootstrap
+from fedlens.report.table_format import StudyTable
+from fedlens.report.table_view import TableView, narrowed
+
+TABLES: dict[str, Callable[..., StudyTable]] = {
+    "summary": summary,
+    "differences": differences,
+    "choices": choices,
+    "budgets": budgets,
+    "targets": targets,
+    "relative": relative,
+    "ranks": ranks,
+    "clients": clients,
+}
+# A table of these kinds stands beside one of another kind, never alone.
+NOT_ALONE = {"ranks"}
+
+
+def _common(
+    *,
+    kind: str,
+    name: str = "",
+    title: str = "",
+    metric: str | None = None,
+    methods: list[str] | None = None,
+    where: dict[str, Any] | None = None,
+    digits: int | None = None,
+    document: str | bool = True,
+) -> None:
+    """The options of every kind, as types."""
+
+
+def study_table(results: StudyResults, spec: Mapping[str, Any], where: str = "tables") -> StudyTable:
+    """The table that a `[[tables]]` entry of a study file asks for.
+
+    Args:
+        spec: with "kind", the options of all kinds (`name`, `title`, `metric`, `methods`, `where` = the cases to keep,
+            `digits`, `document`), and those of its kind.
+        where: the entry in the study file, for messages.
+
+    Raises `ConfigError` for an unknown kind or option, a value of the wrong type, and a table that these results
+    cannot have.
+    """
+    check_table(spec, where, len(results.info.seeds))
+    if spec["kind"] in NOT_ALONE:
+        _refuse_alone([str(other.get("kind")) for other in results.info.tables] or [str(spec["kind"])])
+    options = dict(spec)
+    common = {name: options.pop(name, None) for name in _types(_common)}
+    narrow = narrowed(results, where, common["metric"], common["methods"], common["where"])
+    view = TableView(
+        narrow,
+        common["name"] or str(common["kind"]),
+        common["title"] or "",
+        common["digits"],
+        common["document"] is not False,
+        where,
+    )
+    return TABLES[str(common["kind"])](view, **options)
+
+
+def study_tables(results: StudyResults) -> list[StudyTable]:
+    """All tables of a study; those of `default_tables` if its file asks for none. Each has a name of its own."""
+    specs = results.info.tables or default_tables(results.info)
+    check_tables(specs, len(results.info.seeds))
+    tables: list[StudyTable] = []
+    for k, spec in enumerate(specs):
+        wanted = str(spec.get("name") or spec["kind"])
+        taken = [table.name for table in tables]
+        name = next(n for n in [wanted, *(f"{wanted}-{i}" for i in range(2, k + 3))] if n not in taken)
+        tables.append(study_table(results, {**spec, "name": name}, f"tables[{k}]"))
+    return tables
+
+
+def default_tables(info: StudyInfo) -> list[dict[str, Any]]:
+    """The tables of a study whose file asks for none."""
+    specs: list[dict[str, Any]] = [{"kind": "summary"}]
+    if len(info.methods) > 1:
+        specs.append({"kind": "differences"})
+    if info.tuning:
+        specs.append({"kind": "choices"})
+    if info.targets:
+        specs.append({"kind": "targets"})
+    return specs
+
+
+def check_tables(specs: Sequence[Mapping[str, Any]], seeds: int) -> None:
+    """Raises `ConfigError` for `[[tables]]` that cannot be made of so many seeds, whatever the results are."""
+    for k, spec in enumerate(specs):
+        check_table(spec, f"tables[{k}]", seeds)
+    _refuse_alone([str(spec["kind"]) for spec in specs])
+
+
+def _refuse_alone(kinds: Sequence[str]) -> None:
+    alone = [kind for kind in kinds if kind in NOT_ALONE]
+    if alone and len(alone) == len(kinds):
+        raise ConfigError(
+            f"a table of kind '{alone[0]}' is the only one: ranks hide the size of the differences",
+            where="tables",
+            hint="add a table of kind 'differences'",
+        )
+
+
+def check_table(spec: Mapping[str, Any], where: str, seeds: int) -> None:
+    """Raises `ConfigError` for a table of an unknown kind, or with an unknown option or a value that cannot be.
+
+    >>> check_table({"kind": "summry"}, "tables[0]", 5)
+    Traceback (most recent call last):
+    fedlens.core.errors.ConfigError: no kind of table is 'summry' (tables[0].kind); did you mean 'summary'.
+    """
+    kind = spec.get("kind")
+    if not isinstance(kind, str) or kind not in TABLES:
+        shown = "a table has no kind" if kind is None else f"no kind of table is '{kind}'"
+        raise ConfigError(shown, where=f"{where}.kind", hint=nearest(str(kind), TABLES))
+    types = {**_types(_common), **_types(TABLES[kind])}
+    for option, value in spec.items():
+        if option not in types:
+            raise ConfigError(
+                f"a table of kind '{kind}' has no option '{option}'",
+                where=f"{where}.{option}",
+                hint=nearest(option, types),
+            )
+        try:
+            TypeAdapter(types[option]).validate_python(value, strict=True)
+        except ValidationError:
+            raise ConfigError(
+                f"{option} is {value!r}, but must be {_type_words(types[option])}", where=f"{where}.{option}"
+            ) from None
+    if spec.get("interval") == "bootstrap":
+        refuse_bootstrap(seeds, f"{where}.interval")
+
+
+@cache
+def _types(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The keyword arguments of a function and their types."""
+    hints = get_type_hints(function)
+    return {
+        name: hints[name]
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+def _type_words(kind: Any) -> str:
+    """A type in words, as a study file writes its values."""
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{value}"' for value in get_args(kind))
+    plain = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+    lists = {str: "a list of texts", float: "a list of numbers"}
+    if kind in plain:
+        return plain[kind]
+    if get_origin(kind) is list:
+        return lists.get(get_args(kind)[0], "a list")
+    if get_origin(kind) is dict:
+        return "a table"
+    return " or ".join(_type_words(part) for part in get_args(kind) if part is not type(None)) or str(kind)

@@ -1,0 +1,137 @@
+"""The statistics of studies against scipy and against numbers computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedlens.core.errors import ConfigError
+from fedlens.report.study_statistics import (
+    Interval,
+    PairedTest,
+    bootstrap_interval,
+    holm,
+    is_bold,
+    mean_ranks,
+    paired_test,
+    simultaneous_level,
+    t_interval,
+)
+
+FIRST = {0: 0.71, 1: 0.74, 2: 0.69, 3: 0.75, 4: 0.70}
+SECOND = {0: 0.70, 1: 0.71, 2: 0.69, 3: 0.70, 4: 0.68}
+
+
+def test_the_paired_t_test_is_that_of_scipy() -> None:
+    test = paired_test(FIRST, SECOND)
+    expected = stats.ttest_rel([*FIRST.values()], [*SECOND.values()])
+    assert test is not None
+    assert test.p == pytest.approx(expected.pvalue, rel=1e-12)
+    low, high = expected.confidence_interval(0.95)
+    assert (test.difference.low, test.difference.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_values_are_paired_by_their_seed_and_not_by_their_order() -> None:
+    turned = dict(reversed(SECOND.items()))
+    assert paired_test(FIRST, turned) == paired_test(FIRST, SECOND)
+    more = {**SECOND, 9: 0.1}  # a seed of one method alone is left out
+    assert paired_test(FIRST, more) == paired_test(FIRST, SECOND)
+
+
+@pytest.mark.parametrize("level", [0.95, 0.995])
+def test_the_t_interval_is_that_of_scipy(level: float) -> None:
+    values = [0.2, 0.5, 0.3, 0.35]
+    found = t_interval(values, level)
+    low, high = stats.t.interval(level, 3, np.mean(values), stats.sem(values))
+    assert (found.mean, found.low, found.high) == pytest.approx((np.mean(values), low, high))
+
+
+def test_one_seed_has_neither_an_interval_nor_a_p() -> None:
+    test = paired_test({0: 0.5}, {0: 0.25})
+    assert test == PairedTest(Interval(0.25, None, None, 1), None)
+    assert paired_test({0: 0.5}, {1: 0.25}) is None
+
+
+def test_a_difference_without_noise_has_no_p_and_none_at_all_has_one() -> None:
+    # 0.9 - 0.7 and 0.8 - 0.6 differ in their last bit: as noise, that would give a p of 1e-15.
+    constant = paired_test({0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.7, 1: 0.6, 2: 0.5})
+    same = paired_test(FIRST, FIRST)
+    assert constant is not None
+    assert same is not None
+    assert (constant.p, same.p) == (None, 1.0)
+
+
+def test_holms_correction_by_hand() -> None:
+    # Sorted: 0.005 x 4 = 0.02, 0.01 x 3 = 0.03, 0.03 x 2 = 0.06, 0.04 x 1 = 0.04 but at least 0.06.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([None, 0.02, None, 0.03]) == [None, 0.04, None, 0.04]
+    assert holm([]) == []
+
+
+def test_simultaneous_intervals_have_the_level_of_bonferroni() -> None:
+    assert simultaneous_level(1) == pytest.approx(0.95)
+    assert simultaneous_level(4) == pytest.approx(0.9875)
+
+
+@pytest.mark.parametrize(
+    ("n", "adjusted", "tuning", "bold"),
+    [
+        (5, 0.049, {}, True),
+        (5, 0.051, {}, False),
+        (4, 1e-6, {}, False),
+        (5, 0.01, {"seeds": [100]}, False),
+        (5, 0.01, {"seeds": [100, 100]}, False),
+        (5, 0.01, {"seeds": [100, 101], "own_seeds": True}, True),
+        (5, 0.01, {"seeds": [0, 1, 2, 3, 4], "own_seeds": False}, True),
+        (5, None, {}, False),
+    ],
+)
+def test_bold_needs_a_small_adjusted_p_and_five_seeds_and_tuning_on_several(
+    n: int, adjusted: float | None, tuning: dict[str, object], bold: bool
+) -> None:
+    test = PairedTest(Interval(0.2, 0.1, 0.3, n), 0.001, adjusted)
+    assert is_bold(test, tuning) is bold
+
+
+def test_a_small_p_that_is_not_corrected_is_not_bold() -> None:
+    assert not is_bold(PairedTest(Interval(0.2, 0.1, 0.3, 5), 0.001, 0.06), {})
+
+
+def test_a_bootstrap_over_fewer_than_30_seeds_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"at least 30 seeds, and this table has 29: .* too narrow"):
+        bootstrap_interval([float(k) for k in range(29)])
+
+
+def test_the_bootstrap_interval_is_near_the_t_interval_and_the_same_each_time() -> None:
+    values = list(np.random.default_rng(0).normal(size=40))
+    found, t = bootstrap_interval(values), t_interval(values)
+    assert found == bootstrap_interval(values)
+    assert found.half is not None
+    assert t.half is not None
+    assert found.half == pytest.approx(t.half, rel=0.1)
+    assert bootstrap_interval([0.5] * 30) == Interval(0.5, 0.5, 0.5, 30)
+
+
+def test_ranks_and_the_friedman_test_are_those_of_scipy() -> None:
+    scores = {"a": [0.9, 0.8, 0.7, 0.95], "b": [0.8, 0.85, 0.6, 0.9], "c": [0.7, 0.6, 0.6, 0.5]}
+    found = mean_ranks(scores)
+    expected = stats.friedmanchisquare(*scores.values())
+    assert found.means == pytest.approx({"a": 1.25, "b": (2 + 1 + 2.5 + 2) / 4, "c": (3 + 3 + 2.5 + 3) / 4})
+    assert (found.chi2, found.p) == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue))
+
+
+def test_the_critical_difference_has_the_constants_of_demsar() -> None:
+    # Demsar 2006, table 5: q_0.05 is 1.960, 2.343, 2.569, 2.728 for 2 to 5 methods.
+    for k, q in {2: 1.960, 3: 2.343, 4: 2.569, 5: 2.728}.items():
+        scores = {str(j): [float(j)] * 10 for j in range(k)}
+        critical = mean_ranks(scores).critical
+        assert critical == pytest.approx(q * math.sqrt(k * (k + 1) / 60), abs=1e-3)
+
+
+def test_two_methods_have_no_friedman_test_and_one_case_no_critical_difference() -> None:
+    assert mean_ranks({"a": [1.0, 2.0], "b": [2.0, 1.0]}).p is None
+    assert mean_ranks({"a": [1.0], "b": [2.0], "c": [3.0]}).critical is None
