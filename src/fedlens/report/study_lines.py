@@ -183,7 +183,10 @@ def curve_figure(
         for panel, series_of in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, band, runs, False, bool(stated), guess, layout)
-    return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
+    gaps = shown.gaps(chosen)
+    if any(group.lost and group.done for group in chosen):
+        gaps.append("A curve with failed runs is the mean of the other seeds, which makes it look better.")
+    return StudyFigure.of_panels(title, caption, built, gaps, columns)
 
 
 def _order(shown: SeedGroups, key: str) -> Callable[[Any], int]:

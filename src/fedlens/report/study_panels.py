@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.report.differences import difference
 from fedlens.report.figures import DASHES, Axis, Series, share_limits
 from fedlens.report.format import is_share, label
 from fedlens.report.palette import TEN
 from fedlens.report.study_choices import is_number
 from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare
 from fedlens.report.study_results import RunLine
+from fedlens.report.study_statistics import t_interval
 
 Names: TypeAlias = str | list[str]
 Scale: TypeAlias = Literal["auto", "log", "linear", "category"]
@@ -263,8 +263,9 @@ def spread(values: Sequence[float], kind: Spread, share: bool) -> tuple[float, f
     if kind == "range":
         low, high = min(values), max(values)
     else:
-        found = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
-        low, high = (found.low or 0.0, found.high or 0.0) if found else (0.0, 0.0)
+        interval = t_interval(values)
+        half = interval.half or 0.0
+        low, high = interval.mean - half, interval.mean + half
         if kind == "deviation":
             mean = math.fsum(values) / len(values)
             half = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
