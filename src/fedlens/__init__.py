@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlens.api import Experiment, Result, dataset, load_result, resume
     from fedlens.cost_runs import cost
+    from fedlens.studies.study import Study
 
 __version__ = "0.1.0"
-__all__ = ["Experiment", "Result", "__version__", "cost", "dataset", "load_result", "resume"]
+__all__ = ["Experiment", "Result", "Study", "__version__", "cost", "dataset", "load_result", "resume"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from fedlens.cost_runs import cost
 
         return cost
+    if name == "Study":
+        from fedlens.studies.study import Study
+
+        return Study
     if name in __all__:
         from fedlens import api
 

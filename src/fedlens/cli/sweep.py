@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.cli.options import Changes, DataDir, Debug, Download, Json, Quiet, Report
-from fedlens.cli.output import CommandOutput, Interrupted, printable, reported, say, stdout_kept_clean
+from fedlens.cli.output import CommandOutput, Interrupted, reported, say, stdout_kept_clean
 
 if TYPE_CHECKING:
     from fedlens.studies.study import Study, StudyResult
@@ -44,7 +44,9 @@ def sweep(
     changes: Changes = None,
     accept_changes: Annotated[
         bool,
-        typer.Option("--accept-changes", help="Continue a study whose settings have changed since it started."),
+        typer.Option(
+            "--accept-changes", help="Continue a study whose settings have changed since it started."
+        ),
     ] = False,
     report: Report = True,
     run_reports: Annotated[
@@ -52,7 +54,9 @@ def sweep(
     ] = False,
     render: Annotated[
         bool,
-        typer.Option("--render", help="Write tables, figures and the page from the results, and run nothing."),
+        typer.Option(
+            "--render", help="Write tables, figures and the page from the results, and run nothing."
+        ),
     ] = False,
     engine: Annotated[
         str | None,
@@ -118,17 +122,16 @@ def run_study(
     """
     from fedlens.cli.sweep_display import SweepDisplay
 
-    estimate = study.estimate(
-        how["out"], jobs=how["jobs"], data_dir=how["data_dir"], download=how["download"]
-    )
+    keys = ("jobs", "data_dir", "download")
+    found = study.estimate(how["out"], **{key: how[key] for key in keys})
     if dry_run and output.as_json:
-        output.json(vars(estimate))
-        return
-    if not quiet:
-        for sentence in estimate.sentences:
-            print(printable(sentence), file=sys.stderr if output.as_json else sys.stdout)
+        output.json(vars(found))
+    elif not quiet and not output.as_json:
+        say(*found.sentences)
     if dry_run:
         return
+    if how["jobs"] is None:
+        how["jobs"] = found.jobs
     display = SweepDisplay(quiet=quiet, stderr=output.as_json)
     try:
         with stdout_kept_clean(output.as_json):
@@ -154,7 +157,9 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool) -> None:
         if len(failed) > FAILED_SHOWN:
             say(f"and {len(failed) - FAILED_SHOWN} more, in {result.directory / 'results.jsonl'}")
         if failed:
-            say(f"{len(failed)} of {len(result.results.lines)} runs failed; the same command tries them again")
+            say(
+                f"{len(failed)} of {len(result.results.lines)} runs failed; the same command tries them again"
+            )
         say(f"results: {result.page}")
     if failed:
         raise typer.Exit(1)

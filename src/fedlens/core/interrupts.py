@@ -72,11 +72,14 @@ def postponed() -> Iterator[None]:
 
     Signals can only be postponed in the main thread, which handles them; elsewhere nothing happens.
 
-    >>> with postponed():
-    ...     signal.raise_signal(signal.SIGINT)
-    ...     print("not interrupted")
-    Traceback (most recent call last):
-    KeyboardInterrupt
+    >>> try:
+    ...     with postponed():
+    ...         signal.raise_signal(signal.SIGINT)
+    ...         print("the block ends")
+    ... except KeyboardInterrupt:
+    ...     print("and then it is interrupted")
+    the block ends
+    and then it is interrupted
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -87,7 +90,7 @@ def postponed() -> Iterator[None]:
         arrived.append((number, frame))
 
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    handlers = {number: handler for number, handler in before.items() if callable(handler)}
+    handlers = {int(number): handler for number, handler in before.items() if callable(handler)}
     for number in handlers:
         signal.signal(number, note)
     try:
@@ -96,4 +99,4 @@ def postponed() -> Iterator[None]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for number, frame in arrived[:1]:
-            handlers[signal.Signals(number)](number, frame)
+            handlers[number](number, frame)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from fedlens.report.study_results import RunLine
 from fedlens.studies.line import line_of
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
+from fedlens.studies.stop_diverged import StopDiverged
 
 if TYPE_CHECKING:
     from fedlens.experiment.session import Session
@@ -33,12 +34,14 @@ class RunOptions:
         data_dir: where datasets are; None for the default.
         download: download missing datasets.
         reports: write the report.html of each run.
+        stop_diverged: end a run whose loss has diverged; it counts as failed.
     """
 
     runs: Path
     data_dir: Path | None = None
     download: bool = False
     reports: bool = False
+    stop_diverged: bool = False
 
 
 class RoundListener(Protocol):
@@ -74,7 +77,7 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
                 where=str(directory),
                 hint=f"free some space, {CONTINUE}",
             ) from error
-        return failed_line(run, directory, _reason(error))
+        return line_of_failure(run, directory, _reason(error))
 
 
 def _start_or_resume(
@@ -84,7 +87,7 @@ def _start_or_resume(
     progress = _Rounds(run, directory, listener)
     shared: dict[str, Any] = {
         "data_dir": options.data_dir,
-        "progress": progress,
+        "progress": StopDiverged(progress) if options.stop_diverged else progress,
         "report": options.reports,
         "session": session,
         "until": due.until,
@@ -113,7 +116,7 @@ class _Rounds(Silent):
         self._listener(self._run, int(metrics["round"]), self._rounds)
 
 
-def failed_line(run: PlannedRun, directory: Path, reason: str) -> RunLine:
+def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> RunLine:
     """The line of a run that failed, with what it has measured before.
 
     The path of its directory is cut out of the reason: the line does not depend on where the study lies.
@@ -122,8 +125,8 @@ def failed_line(run: PlannedRun, directory: Path, reason: str) -> RunLine:
     try:
         line = line_of(run, directory)
     except Exception:  # it has measured nothing, or its files are the reason
-        return RunLine(run.digest, run.directory, "failed", reason, 0, "", {}, {}, __version__)
-    return RunLine(**{**vars(line), "status": "failed", "reason": reason})
+        return RunLine(run.digest, run.directory, "failed", reason, 0, "", {"round": []}, {}, __version__)
+    return replace(line, status="failed", reason=reason)
 
 
 def disk_full(error: BaseException | None) -> bool:
@@ -141,6 +144,3 @@ def disk_full(error: BaseException | None) -> bool:
 
 def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, FedlensError) else told(error)
-
-
-__all__ = ["CONTINUE", "RoundListener", "RunOptions", "StudyStopped", "carry_out", "disk_full", "failed_line"]

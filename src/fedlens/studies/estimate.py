@@ -14,7 +14,7 @@ from fedlens.core.errors import FedlensError
 from fedlens.experiment.session import Session
 from fedlens.report.format import count, duration, many, size
 from fedlens.report.study_results import LINES, RunLine, read_lines
-from fedlens.studies.jobs import default_jobs
+from fedlens.studies.jobs import cores_of, default_jobs
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.run_cost import PATIENCE, RunCost, RunCosts
 from fedlens.studies.study_file import StopSettings
@@ -83,13 +83,13 @@ def estimate(
     costs = RunCosts(Session(), data_dir, download, patience)
     numbers: dict[str, int] = {}
     known: list[RunCost] = []
-    threads = 1
+    cores = 1
     failed: FedlensError | None = None
     for run, rounds in _runs(plan, lines):
         numbers[run.role] = numbers.get(run.role, 0) + 1
         if _is_done(run, lines):
             continue
-        threads = max(threads, _threads(run))
+        cores = max(cores, cores_of(run))
         try:
             known.append(costs.of(run.settings, rounds))
         except FedlensError as error:  # one run that cannot start is a row with its reason
@@ -98,7 +98,7 @@ def estimate(
     if failed is not None and all(cost.memory == 0 for cost in known):
         raise failed
     memory = max((cost.memory for cost in known), default=0)
-    at_once = max(1, jobs) if jobs is not None else default_jobs(threads, memory, len(known))
+    at_once = max(1, jobs) if jobs is not None else default_jobs(cores, memory, len(known))
     times = [cost.seconds for cost in known if cost.seconds is not None]
     seconds = sum(times) if times or not known else None
     made: dict[str, Any] = {
@@ -165,11 +165,6 @@ def mean_rounds(points: int, rounds: int, first: int, keep: int) -> int:
 def _is_done(run: PlannedRun, lines: dict[str, RunLine]) -> bool:
     line = lines.get(run.digest)
     return line is not None and line.status != "failed"
-
-
-def _threads(run: PlannedRun) -> int:
-    engine: Any = run.settings.get("engine", {})
-    return int(engine.get("threads") or 1) if isinstance(engine, dict) else 1
 
 
 def _existing(folder: Path) -> Path:

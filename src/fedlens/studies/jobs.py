@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -18,7 +18,7 @@ from fedlens.core.interrupts import postponed
 from fedlens.core.threads import usable_cores
 from fedlens.engines.worker_pool import Worker, WorkerPool
 from fedlens.report.study_results import RunLine
-from fedlens.studies.carry_out import RunOptions, carry_out, failed_line
+from fedlens.studies.carry_out import RunOptions, carry_out, line_of_failure
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import SilentStudy, StudyProgress
 from fedlens.studies.store import working
@@ -47,17 +47,37 @@ class Jobs(Protocol):
         ...
 
 
-def default_jobs(threads: int, memory: int, runs: int) -> int:
+def default_jobs(cores: int, memory: int, runs: int) -> int:
     """How many runs are carried out at once: as many as cores, memory and the number of runs allow, at least 1.
 
     Args:
-        threads: of one run.
+        cores: that one run keeps busy.
         memory: bytes that one run takes.
         runs: how many there are.
     """
-    cores = usable_cores() // max(1, threads)
-    room = int(_SHARE * free_memory() / memory) if memory > 0 else cores
-    return max(1, min(cores, room, runs))
+    at_once = usable_cores() // max(1, cores)
+    room = int(_SHARE * free_memory() / memory) if memory > 0 else at_once
+    return max(1, min(at_once, room, runs))
+
+
+def threads_of(run: PlannedRun) -> int:
+    """The threads of one computation of a run."""
+    engine = run.settings.get("engine")
+    return int(engine.get("threads", 1)) if isinstance(engine, Mapping) else 1
+
+
+def cores_of(run: PlannedRun) -> int:
+    """The cores that a run keeps busy: its threads, or all of its workers'.
+
+    >>> run = PlannedRun("fedavg", {}, {}, "final", 0, {"engine": {"name": "processes", "workers": 3}}, "fedavg-seed0")
+    >>> cores_of(run)
+    3
+    """
+    engine = run.settings.get("engine")
+    if not isinstance(engine, Mapping) or engine.get("name") not in ("processes", "ray"):
+        return threads_of(run)
+    workers = engine.get("workers")
+    return threads_of(run) * (workers if isinstance(workers, int) else usable_cores())
 
 
 class InProcess:
@@ -141,7 +161,7 @@ class WorkerJobs:
             queue.appendleft(due)
             return
         reason = f"its worker {ending}, {TRIES} times"
-        ended(due.run, failed_line(due.run, self._options.runs / due.run.directory, reason))
+        ended(due.run, line_of_failure(due.run, self._options.runs / due.run.directory, reason))
 
     @property
     def _busy(self) -> list[_Job]:
@@ -191,7 +211,9 @@ class WorkerJobs:
         """Has all runs save their last complete round; those that end instead count."""
         until, told = time.monotonic() + _SAVING, 0.0
         while self._busy and time.monotonic() < until:
-            if time.monotonic() - told >= _TICK:  # again: a worker that has just started ignores the first signal
+            if (
+                time.monotonic() - told >= _TICK
+            ):  # again: a worker that has just started ignores the first signal
                 told = time.monotonic()
                 for job in self._busy:
                     with suppress(ProcessLookupError):

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.core.errors import ConfigError, FedlensError
-from fedlens.report.study_results import RunLine, StudyInfo, StudyResults, write_info
+import tomli_w
+
+from fedlens.core.errors import ConfigError
+from fedlens.experiment.atomic_files import write_atomically
+from fedlens.experiment.config_source import Source, override
+from fedlens.report.study_results import RunLine, StudyResults
+from fedlens.report.study_tables import check_tables
 from fedlens.result import Metrics
+from fedlens.studies.carry_out import RunOptions
+from fedlens.studies.changed_study import COPY, refuse_changed
+from fedlens.studies.estimate import StudyEstimate, estimate
+from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, threads_of
+from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import SilentStudy, StudyProgress
+from fedlens.studies.run_cost import PATIENCE
 from fedlens.studies.store import Store
-from fedlens.studies.study_file import StudySource, read_study
+from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
+from fedlens.studies.sweep import sweep
 
 if TYPE_CHECKING:
-    from fedlens.studies.jobs import Jobs
-    from fedlens.studies.planned import PlannedRun
-
-STUDY_FILE = "study.toml"
+    import pandas as pd
 
 
-class StudyRuns(Metrics):
-    """One dictionary per run."""
+class StudyRows(Metrics):
+    """One dictionary per run of a study."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A pandas table with one type a column. Raises `FedlensError` if pandas is not installed."""
+        from fedlens.report.study_frames import to_pandas
+
+        return to_pandas(self)
 
 
-class StudyCells(Metrics):
+class StudyCellRows(StudyRows):
     """One dictionary per cell: a method in a case."""
 
 
@@ -48,18 +60,29 @@ class StudyResult:
         return StudyResults.read(self.directory)
 
     @property
-    def runs(self) -> StudyRuns:
+    def runs(self) -> StudyRows:
         """One row per run: its method, case, point, seed, status and values."""
         from fedlens.report.study_frames import run_rows
 
-        return StudyRuns(run_rows(self.results))
+        return StudyRows(run_rows(self.results))
 
     @property
-    def cells(self) -> StudyCells:
+    def cells(self) -> StudyCellRows:
         """One row per cell: a method in a case, over its seeds."""
         from fedlens.report.study_frames import cell_rows
 
-        return StudyCells(cell_rows(self.results))
+        return StudyCellRows(cell_rows(self.results))
+
+    @property
+    def page(self) -> Path:
+        """The page with tables and figures."""
+        return self.directory / "study.html"
+
+    def write(self) -> list[Path]:
+        """Writes tables, figures and the page anew, from study.json and results.jsonl alone; returns their paths."""
+        from fedlens.studies.outputs import write_outputs
+
+        return write_outputs(self.directory)
 
     @property
     def failed(self) -> list[RunLine]:
@@ -84,7 +107,7 @@ class Study:
 
     def __init__(self, **settings: Any) -> None:
         self._source = read_study(settings)
-        self._file: Path | None = None
+        self._changed = False
 
     @classmethod
     def load(
@@ -92,19 +115,20 @@ class Study:
         file: Path | str,
         scale: str | None = None,
         *,
-        changes: Mapping[str, Any] | None = None,
+        overrides: Sequence[str] = (),
         seeds: Sequence[int] | None = None,
     ) -> Study:
         """Loads a study file.
 
         Args:
             scale: one of the file's scales; by default the largest, "paper".
-            changes: settings over those of the file's table `set`, by dotted key.
+            overrides: settings such as `"rounds=10"` over those of the file's table `set`.
             seeds: instead of those of the file.
         """
+        changes = override(Source({}), overrides).values
         made = cls.__new__(cls)
-        made._source = _changed(read_study(Path(file), scale), changes or {}, seeds)
-        made._file = None if changes or seeds else Path(file)
+        made._source = read_study(Path(file), scale, changes, seeds)
+        made._changed = bool(changes) or seeds is not None
         return made
 
     @property
@@ -122,8 +146,12 @@ class Study:
         return f"Study '{self.name}', {len(self._source.settings.seeds)} seeds"
 
     def plan(self) -> StudyPlan:
-        """The plan: which runs are due, given the results so far."""
-        return StudyPlan(self._source)
+        """The plan: which runs are due, given the results so far. Raises `ConfigError` if a setting is wrong."""
+        return self._plan
+
+    @cached_property
+    def _plan(self) -> StudyPlan:
+        return StudyPlan.of(self._source)
 
     def run(
         self,
@@ -161,9 +189,73 @@ class Study:
             raise ConfigError(f"the number of jobs is {jobs} (must be at least 0)", where="jobs")
         folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
         plan, store = self.plan(), Store(folder)
+        check_tables(plan.info({}).tables, len(self._source.settings.seeds))
+        if address is None and (jobs is None or download):  # workers need not download the same files at once
+            found = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, patience=0.0)
+            jobs = found.jobs if jobs is None else jobs
+        stop = self._source.settings.stop
+        options = RunOptions(
+            store.runs,
+            None if data_dir is None else Path(data_dir),
+            download,
+            run_reports,
+            stop is not None and stop.diverged,
+        )
         with store.lock():
+            for sentence in refuse_changed(folder, plan, accept_changes).sentences():
+                listener.note(sentence)
             self._write_file(folder)
-            sweep(plan, store, partial(self._jobs, options, jobs, listener, address), listener)
+            sweep(plan, store, partial(_started, options, jobs, address, listener), listener)
+        result = StudyResult(folder)
         if report:
-            write_outputs(folder)
-        return StudyResult(folder)
+            result.write()
+        return result
+
+    def estimate(
+        self,
+        out: Path | str | None = None,
+        *,
+        jobs: int | None = None,
+        data_dir: Path | str | None = None,
+        download: bool = False,
+        patience: float = PATIENCE,
+    ) -> StudyEstimate:
+        """What is left of the study in `out`: runs, images, hours, disk and memory, by a short measurement.
+
+        See `fedlens.studies.estimate.estimate`.
+        """
+        folder = Path(out or self.folder).expanduser()
+        root = None if data_dir is None else Path(data_dir)
+        return estimate(self.plan(), folder, jobs=jobs, data_dir=root, download=download, patience=patience)
+
+    def _write_file(self, folder: Path) -> None:
+        """Writes study.toml: a copy of the study file, or the settings if they were given otherwise."""
+        path = self._source.places.path
+        if path is not None and not self._changed:
+            content = path.read_bytes()
+        else:
+            content = tomli_w.dumps(_without_none(self._source.values)).encode()
+        write_atomically(folder / COPY, content)
+
+
+def _started(
+    options: RunOptions,
+    jobs: int | None,
+    address: str | None,
+    progress: StudyProgress,
+    due: Sequence[DueRun],
+) -> Jobs:
+    """What carries out runs like those that are due."""
+    threads = max(threads_of(one.run) for one in due)
+    if address is not None:
+        from fedlens.studies.ray_jobs import RayJobs
+
+        return RayJobs(options, threads, address, progress)
+    return WorkerJobs(options, jobs, threads, progress) if jobs else InProcess(options, progress)
+
+
+def _without_none(value: Any) -> Any:
+    """Settings as TOML can hold them."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value

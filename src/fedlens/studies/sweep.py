@@ -16,6 +16,11 @@ from fedlens.studies.store import Store
 class Plan(Protocol):
     """What is to be run, given the results so far; a `fedlens.studies.study_plan.StudyPlan`."""
 
+    @property
+    def number_of_runs(self) -> Mapping[str, int]:
+        """How many runs it has, by role."""
+        ...
+
     def due(self, lines: Mapping[str, RunLine]) -> Sequence[DueRun]:
         """The runs that must be carried out now; none when the study is complete."""
         ...
@@ -25,7 +30,9 @@ class Plan(Protocol):
         ...
 
 
-def sweep(plan: Plan, store: Store, start: Callable[[Sequence[DueRun]], Jobs], progress: StudyProgress) -> None:
+def sweep(
+    plan: Plan, store: Store, start: Callable[[Sequence[DueRun]], Jobs], progress: StudyProgress
+) -> None:
     """Carries out all runs of a plan that are not finished, and adds their lines to the store.
 
     All runs that are due at one time are carried out before the plan is asked again. So the order in which they end,
@@ -48,7 +55,7 @@ def sweep(plan: Plan, store: Store, start: Callable[[Sequence[DueRun]], Jobs], p
             store.check(one.run for one in due)
             write_info(store.folder, plan.info(store.lines))
             jobs = jobs or start(due)
-            progress.runs_due(len(due), len(store.lines))
+            progress.runs_due(len(due), len(store.lines), sum(plan.number_of_runs.values()))
             before = dict(store.lines)
 
             def ended(run: PlannedRun, line: RunLine) -> None:
