@@ -216,7 +216,7 @@ def x_scale(
         return XScale(axis, "category", places)
     ordered = sorted(distinct)
     positive = [value for value in ordered if value > 0]
-    wide = len(positive) > 2 and ordered[0] >= 0 and positive[-1] / positive[0] >= _LOG_FROM
+    wide = len(positive) > 1 and ordered[0] >= 0 and positive[-1] / positive[0] >= _LOG_FROM
     log = bool(positive) and (scale == "log" or (scale == "auto" and wide))
     places = {repr(value): float(value) for value in ordered}
     gap = None
