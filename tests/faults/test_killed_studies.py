@@ -30,6 +30,9 @@ set = {{ "algorithm.name" = "fedprox", "algorithm.mu" = 0.1 }}
 grid = {{ "local.lr" = [0.03, 0.1] }}
 [tune]
 seeds = [10]
+[stop]
+halving = 2
+first = 2
 """
 WALL = ("seconds", "elapsed", "cpu_seconds")
 
@@ -56,6 +59,7 @@ def outputs(folder: Path) -> dict[str, Any]:
         found[path.name] = path.read_bytes()
     for path in sorted((folder / "tables").iterdir()):
         found[path.name] = path.read_bytes()
+    assert (folder / "study.html").stat().st_size > 10_000
     rows = list(csv.DictReader((folder / "runs.csv").read_text("utf-8").splitlines()))
     found["runs"] = [{key: value for key, value in row.items() if key not in WALL} for row in rows]
     return found
