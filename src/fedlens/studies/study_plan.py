@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,12 @@ from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.studies.cells import StudyCells
+from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
+from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_file import StudySource, read_study
 from fedlens.studies.tuning import chosen_point, tuning_due, tuning_seeds
 
@@ -55,8 +58,7 @@ class StudyPlan:
         if check:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
-        scale = source.places.scale
-        command = f"fedlens sweep {source.places.path or 'STUDY'}" + (f" --scale {scale}" if scale else "")
+        command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
         return plan
@@ -168,17 +170,12 @@ class StudyPlan:
             figures=list(study.figures),
             tables=list(study.tables),
             scale=self.scale,
-            smaller=smaller(self.source, self._of_base),
+            smaller=scale_differences(self.source),
+            document=stated_document(self.source),
             command=self.command,
             notes=list(study.notes),
             entries=[run.entry for run in known],
         )
-
-    def _of_base(self, key: str) -> Any:
-        values: Any = self.cells.reader.base(*self.cells.base).values
-        for part in key.split("."):
-            values = values.get(part) if isinstance(values, Mapping) else None
-        return values
 
     def with_command(self, command: str) -> StudyPlan:
         """The same plan, of another command that makes its results."""
@@ -302,30 +299,12 @@ def _listed(values: Mapping[str, Any]) -> str:
     return "(" + ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items()) + ")"
 
 
-def smaller(source: StudySource, of_base: Callable[[str], Any] = lambda key: None) -> list[str]:
-    """Sentences on what differs from the scale "paper"; empty at that scale.
-
-    Args:
-        of_base: the value of a setting that the study leaves to its base.
-
-    >>> full = {"base": "digits", "seeds": [0, 1, 2], "set": {"rounds": 100}, "scales": {"smoke": {"seeds": [0]}}}
-    >>> smaller(read_study(full, "smoke"))
-    ['seeds: 1 instead of 3']
-    """
-    if source.places.scale in ("", "paper"):
-        return []
-    return differences(source.full, source.values, of_base)
-
-
-def differences(before: Values, now: Values, of_base: Callable[[str], Any] = lambda key: None) -> list[str]:
+def differences(before: Values, now: Values) -> list[str]:
     """What results depend on and differs between the settings of two studies, a phrase each."""
     old, new = _described(before), _described(now)
 
     def words(settings: Mapping[str, str], key: str) -> str:
-        if key in settings:
-            return settings[key]
-        value = of_base(key)
-        return "not set" if value is None else shown_value(value)
+        return settings.get(key, "not set")
 
     return [
         f"{key}: {_short(words(new, key))} instead of {_short(words(old, key))}"
