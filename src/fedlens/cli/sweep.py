@@ -33,7 +33,7 @@ def sweep(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The folder of the study; default studies/<name>[/<scale>]."),
+        typer.Option(metavar="DIR", help="The folder of the study; default studies/<name>, and <scale> in it."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print runs, images, hours and disk, and start nothing.")
@@ -123,7 +123,11 @@ def run_study(
     from fedlens.cli.sweep_display import SweepDisplay
 
     keys = ("jobs", "data_dir", "download")
-    found = study.estimate(how["out"], **{key: how[key] for key in keys})
+    try:
+        with stdout_kept_clean(output.as_json):
+            found = study.estimate(how["out"], **{key: how[key] for key in keys})
+    except KeyboardInterrupt:
+        raise Interrupted("nothing was started") from None
     if dry_run and output.as_json:
         output.json(vars(found))
     elif not quiet and not output.as_json:

@@ -23,15 +23,15 @@ _WORKING = ".working"  # locked by every process that carries out runs
 _PATIENCE = 60.0  # seconds until the workers of a study that was killed are gone
 
 
-class Store:
+class StudyStore:
     """The lines of a study in its folder, by digest.
 
     A line is appended when its run ends, so that a kill loses at most the line of a run whose directory is complete.
 
     >>> import tempfile
-    >>> store = Store(Path(tempfile.mkdtemp()))
+    >>> store = StudyStore(Path(tempfile.mkdtemp()))
     >>> store.add(RunLine("0f", "fedavg-seed0-0f", "finished", None, 2, "test_accuracy", {}))
-    >>> Store(store.folder).lines["0f"].rounds
+    >>> StudyStore(store.folder).lines["0f"].rounds
     2
     """
 

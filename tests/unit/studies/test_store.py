@@ -12,7 +12,7 @@ import pytest
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.report.study_results import LINES
-from fedlens.studies.store import Store, working
+from fedlens.studies.store import StudyStore, working
 from tests.unit.studies.study_kit import FAILING, FixedPlan, Heard, carried_out, planned, without_clock
 
 PLAN = FixedPlan([planned(0), planned(1), FAILING])
@@ -126,16 +126,16 @@ def test_a_deleted_directory_of_an_unfinished_run_is_run_again(tmp_path: Path) -
 
 
 def test_a_folder_that_another_process_works_on_is_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    with store.lock(), pytest.raises(RunDirectoryError, match="in use by process"), Store(tmp_path).lock():
+    store = StudyStore(tmp_path)
+    with store.lock(), pytest.raises(RunDirectoryError, match="in use by process"), StudyStore(tmp_path).lock():
         pass
 
 
 def test_workers_of_a_killed_study_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedlens.studies.store._PATIENCE", 0.2)
-    with working(tmp_path), pytest.raises(RunDirectoryError, match="still write"), Store(tmp_path).lock():
+    with working(tmp_path), pytest.raises(RunDirectoryError, match="still write"), StudyStore(tmp_path).lock():
         pass
-    with Store(tmp_path).lock():
+    with StudyStore(tmp_path).lock():
         pass
 
 
