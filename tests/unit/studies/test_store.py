@@ -127,13 +127,21 @@ def test_a_deleted_directory_of_an_unfinished_run_is_run_again(tmp_path: Path) -
 
 def test_a_folder_that_another_process_works_on_is_refused(tmp_path: Path) -> None:
     store = StudyStore(tmp_path)
-    with store.lock(), pytest.raises(RunDirectoryError, match="in use by process"), StudyStore(tmp_path).lock():
+    with (
+        store.lock(),
+        pytest.raises(RunDirectoryError, match="in use by process"),
+        StudyStore(tmp_path).lock(),
+    ):
         pass
 
 
 def test_workers_of_a_killed_study_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedlens.studies.store._PATIENCE", 0.2)
-    with working(tmp_path), pytest.raises(RunDirectoryError, match="still write"), StudyStore(tmp_path).lock():
+    with (
+        working(tmp_path),
+        pytest.raises(RunDirectoryError, match="still write"),
+        StudyStore(tmp_path).lock(),
+    ):
         pass
     with StudyStore(tmp_path).lock():
         pass
