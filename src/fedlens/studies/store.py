@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment import jsonl
-from fedlens.experiment.atomic_files import open_unlinked, refused, sweep
+from fedlens.experiment.atomic_files import open_unlinked, read_regular, refused, sweep
 from fedlens.experiment.lock import locked
 from fedlens.report.study_results import LINES, Entry, RunLine, StudyInfo, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun
@@ -65,6 +65,8 @@ class StudyStore:
             sweep(self.folder)
             self._wait_for_workers()
             self.lines = self._read()
+            if not _ends_with_a_line(self.folder / LINES):  # the next one would be lost with it
+                write_lines(self.folder / LINES, self.lines.values())
             yield
 
     def _wait_for_workers(self) -> None:
@@ -129,6 +131,16 @@ def working(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    """Whether the last line of a file was written as a whole; also if there is no file."""
+    try:
+        return read_regular(path)[-1:] in (b"", b"\n")
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise RunDirectoryError(f"{path.name} cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def _free(path: Path) -> bool:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,16 @@ def test_lost_and_cut_lines_come_back_from_the_run_directories(study: Path) -> N
     (study / LINES).write_bytes(before[: len(before) * 2 // 3])
     carried_out(study, PLAN)
     assert (study / LINES).read_bytes() == before
+
+
+def test_a_line_after_one_that_was_cut_off_is_not_lost(study: Path) -> None:
+    content = (study / LINES).read_bytes()
+    (study / LINES).write_bytes(content[:-5])
+    store = StudyStore(study)
+    with store.lock():
+        kept = set(store.lines)
+        store.add(replace(next(iter(store.lines.values())), digest="new"))
+    assert set(StudyStore(study).lines) == {*kept, "new"}
 
 
 def test_lines_of_runs_outside_the_plan_stay_at_the_end(study: Path) -> None:

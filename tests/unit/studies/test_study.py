@@ -76,20 +76,20 @@ def test_halving_and_tuning_give_the_same_by_any_number_of_jobs_and_after_a_stop
         "base": BASE,
         "seeds": [0],
         "set": {"rounds": 4},
-        "methods": {"a": {"grid": {"local.lr": [0.01, 0.1, 0.3]}}},
+        "methods": {"a": {"grid": {"local.lr": [0.01, 0.03, 0.1, 0.3]}}},
         "tune": {"seeds": [5]},
-        "stop": {"halving": 3, "first": 2},
+        "stop": {"halving": 2, "first": 2},
     }
     straight = fedlens.Study(**settings).run(tmp_path / "straight", jobs=0, report=False)
     lines = without_clock(straight.directory)
-    assert sorted(line["rounds"] for line in lines) == [2, 2, 4, 4]
+    assert sorted(line["rounds"] for line in lines) == [2, 2, 4, 4, 4]
 
     class Stop(Heard):
         def run_ended(self, run: Any, line: Any) -> None:
             super().run_ended(run, line)
             raise KeyboardInterrupt
 
-    for _ in range(5):  # each time it gets one run further
+    for _ in range(7):  # one run further each: four to the rung, two from there, one of the results
         with pytest.raises(KeyboardInterrupt):
             fedlens.Study(**settings).run(tmp_path / "cut", jobs=0, report=False, progress=Stop())
     fedlens.Study(**settings).run(tmp_path / "cut", jobs=0, report=False)
