@@ -10,6 +10,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
+from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
@@ -91,6 +92,8 @@ class StudyPlan:
     @cached_property
     def runs(self) -> Sequence[PlannedRun]:
         """The runs that are known before any result: those of tuning, or else all."""
+        if not self.trains:
+            return []
         pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
         if self.cells.tune is not None:
             return [run for method, case in pairs for run in self.cells.tuning_runs(method, case)]
@@ -99,6 +102,8 @@ class StudyPlan:
     @cached_property
     def number_of_runs(self) -> Mapping[str, int]:
         """How many runs tuning has, and how many follow from its choices, by role."""
+        if not self.trains:
+            return {"tune": 0, "final": 0}
         seeds = self.cells.tuning_seeds
         tuning = sum(
             len(method.tuned.points) * len(seeds.get(method.name, ())) for method in self.cells.methods
@@ -112,10 +117,17 @@ class StudyPlan:
         Args:
             lines: the results so far, by digest.
         """
+        if not self.trains:
+            return []
         if self.cells.tune is None:
             return _once(DueRun(run) for run in self.runs if _to_do(run, lines))
         tuning = tuning_due(self.cells, lines)
         return _once(tuning or (DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines)))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the study has runs: false where its figures and tables show data and models alone."""
+        return needs_runs(self.source.settings.figures, self.source.settings.tables)
 
     def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
         """The runs that give the results, of the cells whose point is known."""
