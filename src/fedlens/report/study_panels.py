@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.report.differences import difference
 from fedlens.report.figures import DASHES, Axis, Series, share_limits
 from fedlens.report.format import is_share, label
 from fedlens.report.palette import TEN
 from fedlens.report.study_choices import is_number
 from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare
-from fedlens.report.study_results import RunLine
+from fedlens.report.study_statistics import t_interval
 
 Names: TypeAlias = str | list[str]
 Scale: TypeAlias = Literal["auto", "log", "linear", "category"]
+Limits: TypeAlias = tuple[float, float]
 Spread: TypeAlias = Literal["interval", "range", "deviation", "none"]
 
 GREY = "#77828f"
@@ -216,7 +216,7 @@ def x_scale(
         return XScale(axis, "category", places)
     ordered = sorted(distinct)
     positive = [value for value in ordered if value > 0]
-    wide = len(positive) > 2 and ordered[0] >= 0 and positive[-1] / positive[0] >= _LOG_FROM
+    wide = len(positive) > 1 and ordered[0] >= 0 and positive[-1] / positive[0] >= _LOG_FROM
     log = bool(positive) and (scale == "log" or (scale == "auto" and wide))
     places = {repr(value): float(value) for value in ordered}
     gap = None
@@ -263,8 +263,9 @@ def spread(values: Sequence[float], kind: Spread, share: bool) -> tuple[float, f
     if kind == "range":
         low, high = min(values), max(values)
     else:
-        found = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
-        low, high = (found.low or 0.0, found.high or 0.0) if found else (0.0, 0.0)
+        interval = t_interval(values)
+        half = interval.half or 0.0
+        low, high = interval.mean - half, interval.mean + half
         if kind == "deviation":
             mean = math.fsum(values) / len(values)
             half = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
@@ -319,8 +320,17 @@ def banded(
     return [*series, main]
 
 
-def y_axis(metric: str, title: str, panels: Sequence[Sequence[Series]], relative: bool = False) -> Axis:
-    """The axis that all panels share: it shows every mean, and bands as far as they do not squeeze the means."""
+def y_axis(
+    metric: str,
+    title: str,
+    panels: Sequence[Sequence[Series]],
+    relative: bool = False,
+    wanted: tuple[float, float] | None = None,
+) -> Axis:
+    """The axis that all panels share: it shows every mean, and bands as far as they do not squeeze the means.
+
+    `wanted` are its ends, if the study file names them.
+    """
     means: list[float] = []
     edges: list[float] = []
     for series in (each for panel in panels for each in panel):
@@ -328,6 +338,8 @@ def y_axis(metric: str, title: str, panels: Sequence[Sequence[Series]], relative
         (edges if series.kind == "band" else means).extend(known)
         edges += [value for value in (*series.low, *series.high) if value is not None]
     share = is_share(bare(metric)) or relative
+    if wanted is not None:
+        return Axis(title, values="share" if share else "number", limits=wanted)
     if not means:
         return Axis(title, values="share" if share else "number")
     low, high = min(means), max(means)
@@ -353,13 +365,28 @@ def metric_title(metric: str, relative: bool = False) -> str:
     return f"{split} {label(name)}" if name == bare(metric) else label(metric)
 
 
-def chance_level(groups: Sequence[SeedRuns], metric: str, chance: float | None) -> float | None:
-    """The accuracy of guessing: as given, or the fact "chance" of the runs if it is the same in all of them."""
+def chance_level(
+    groups: Sequence[SeedRuns], metric: str, chance: float | None, panels: Sequence[Sequence[Series]]
+) -> float | None:
+    """The accuracy of guessing: as given, or the fact "chance" of the runs if it is the same in all of them.
+
+    None if it lies so far below the lines of the panels that it would squeeze them, unless it is given.
+    """
     if chance is not None or "accuracy" not in metric:
         return chance
-    lines: list[RunLine] = [line for group in groups for line in group.done.values()]
-    known = {line.facts.get("chance") for line in lines}
-    return known.pop() if len(known) == 1 else None
+    known = {line.facts.get("chance") for group in groups for line in group.done.values()}
+    level = known.pop() if len(known) == 1 else None
+    means = [
+        value
+        for panel in panels
+        for series in panel
+        if series.kind != "band"
+        for value in series.y
+        if value is not None
+    ]
+    if level is None or not means or level < min(means) - max(max(means) - min(means), 0.02):
+        return None
+    return level
 
 
 def level(value: float, limits: tuple[float, float], name: str, dash: str = "dot", **more: Any) -> Series:
