@@ -12,6 +12,7 @@ from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.format import is_share
 from fedlens.report.study_clock import simulated_hours
 from fedlens.report.study_document_marks import document_marks, mark_series
+from fedlens.report.study_facts import FACTS, by_fact
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
 from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare
 from fedlens.report.study_panels import (
@@ -68,7 +69,8 @@ def setting_figure(
     """A metric against a setting: final values, their mean over seeds, and a band (hsu2019, figures 2 and 5).
 
     Args:
-        x: the setting, a dimension of the cases, or a tuned setting, which shows the runs of tuning.
+        x: the setting, a dimension of the cases, or a tuned setting, which shows the runs of tuning. "emd" is the mean
+            EMD of the clients (hsu2020, section 6.1), which takes the place of the settings of their data.
         lines, panels: the settings that lines and panels differ in. Other settings that differ make panels too.
         where: the cases that are shown, by setting: a value or a list of values.
         methods: those that are shown; all by default.
@@ -84,10 +86,16 @@ def setting_figure(
 
     Raises `ConfigError` if a name is unknown, and `DataError` if no run has values.
     """
-    shown = runs_of(study, runs, [x, *([lines] if isinstance(lines, str) else lines)])
-    key = shown.key(x, "figures.x")
+    named = [*([lines] if isinstance(lines, str) else lines)]
+    shown = runs_of(study, runs, [*([] if x in FACTS else [x]), *named])
+    if x in FACTS:
+        asked = [*named, *([panels] if isinstance(panels, str) else panels or ()), *(where or ())]
+        shown, key = by_fact(shown, x, [shown.key(each, "figures") for each in asked]), x
+    else:
+        key = shown.key(x, "figures.x")
     name = metric or shown.metric
-    chosen = [group for group in selected(shown, where, methods) if key in group.keys]
+    planned = selected(shown, where, methods)
+    chosen = [group for group in planned if key in group.keys]
     if relative:
         chosen = [group for group in chosen if group.keys[METHOD] != CENTRALIZED]
     layout = arrange(shown, chosen, [key], lines, panels)
@@ -122,7 +130,8 @@ def setting_figure(
         for panel, series_of in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, band, shown.role, relative, bool(stated), guess, layout)
-    return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
+    gaps = shown.gaps(planned if x in FACTS else chosen)
+    return StudyFigure.of_panels(title, caption, built, gaps, columns)
 
 
 def curve_figure(
