@@ -176,7 +176,7 @@ def images_per_second(config: Config) -> float | None:
     rate = entry.get(precision, entry["fp32"])
     size = config.data.dataset.get("size", speeds["sides"].get(config.data.dataset["name"], entry["side"]))
     area = size[0] * size[1] if isinstance(size, list | tuple) else size**2
-    return float(rate) * entry["side"] ** 2 / float(area)
+    return float(rate) * float(entry["side"]) ** 2 / float(area)
 
 
 def _model_key(config: Config) -> str:
