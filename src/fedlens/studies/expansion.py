@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from fedlens.core.errors import ConfigError, nearest
+from fedlens.studies.grid_settings import RandomDraws, Range
 from fedlens.studies.places import Places
 from fedlens.studies.run_settings import PlacedSetting
 from fedlens.studies.study_file import (
     Base,
     CaseSettings,
     MethodSettings,
-    RandomDraws,
-    Range,
     StudySettings,
 )
 

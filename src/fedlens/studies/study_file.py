@@ -7,25 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config_errors import explained, refuse_loose
 from fedlens.experiment.config_source import read_toml
 from fedlens.report.format import SPLITS
+from fedlens.studies.grid_settings import Draws, FrozenTable, Grid, Points, Range, Settings, number
 from fedlens.studies.places import Places
 from fedlens.studies.toml_lines import toml_lines
 
 EFFECTIVE = "effective_lr"
 """The setting of grids that sets `local.lr`, see `fedlens.studies.effective_rate`."""
 
-_OF_RUNS = {"seed": "the list 'seeds' has the seeds of the runs", "name": "the study names its runs"}
 _OF_SETTINGS = ("set", "grid", "random")  # tables whose keys are settings of runs
 _MERGED = ("set", "grid", "random", "cases", "methods", "tune", "stop", "clock", "labels")
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def flat(table: Any, ranges: bool = False) -> Any:
@@ -53,110 +49,6 @@ def _is_range(value: Mapping[str, Any]) -> bool:
     return not any(isinstance(item, Mapping) for item in value.values())
 
 
-def _settings(value: Any) -> Any:
-    for key, reason in _OF_RUNS.items():
-        if isinstance(value, Mapping) and key in value:
-            raise ValueError(f"the table must not set '{key}': {reason}")
-    return value
-
-
-def _some(value: Any) -> Any:
-    if isinstance(value, Mapping) and not value:
-        raise ValueError('the table must name a setting and its values, such as "local.lr" = [0.1, 0.3]')
-    return _settings(value)
-
-
-def _values(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        if not value:
-            raise ValueError("must have at least one value")
-        twice = [item for number, item in enumerate(value) if item in value[:number]]
-        if twice:
-            raise ValueError(f"must not have the value {twice[0]!r} twice")
-    return value
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must be a number")
-    return value
-
-
-Number = Annotated[int | float | None, BeforeValidator(_number)]
-
-
-class Range(_Table):
-    """The values that [random] draws of one setting: between `low` and `high`, or out of `choices`."""
-
-    low: Number = Field(None, description="the smallest value")
-    high: Number = Field(None, description="the largest value")
-    log: bool = Field(False, strict=True, description="draw the logarithm uniformly")
-    choices: tuple[Any, ...] | None = Field(None, min_length=1, description="the values, instead of a range")
-
-    @model_validator(mode="after")
-    def _whole(self) -> Range:
-        if self.choices is not None:
-            if self.low is not None or self.high is not None or self.log:
-                raise ValueError("the table must have either choices, or low and high")
-            return self
-        if self.low is None or self.high is None:
-            raise ValueError("the table must have low and high, or choices")
-        if self.low >= self.high:
-            raise ValueError(f"the table must have a low below high, not {self.low} and {self.high}")
-        if self.log and self.low <= 0:
-            raise ValueError(f"the table must have a low above 0 with log = true, not {self.low}")
-        return self
-
-
-class RandomDraws(_Table):
-    """The `[random]` table: `number` points, each with a value of every range."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    __pydantic_extra__: dict[str, Range]
-
-    number: int = Field(ge=1, le=100_000, description="how many points are drawn")
-    seed: int = Field(0, ge=0, lt=2**63, description="of the draws")
-
-    @property
-    def ranges(self) -> Mapping[str, Range]:
-        """The ranges by setting."""
-        return self.__pydantic_extra__
-
-
-def _random(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        if "number" not in value:
-            raise ValueError("the table must have the number of points, such as number = 12")
-        if not set(value) - {"number", "seed"}:
-            raise ValueError(
-                'the table must name a setting and its range, such as "local.lr" = { low = 0.01, high = 0.3 }'
-            )
-        if "name" in value:
-            raise ValueError(f"the table must not set 'name': {_OF_RUNS['name']}")
-    return value
-
-
-def _points(value: Any) -> Any:
-    if not isinstance(value, list | tuple):
-        return value
-    if not value:
-        raise ValueError("must have at least one point")
-    points = list(value)
-    for point in points:
-        _settings(point)
-    names = [set(point) for point in points if isinstance(point, Mapping)]
-    for number, keys in enumerate(names, 1):
-        if not keys:
-            raise ValueError(f"point {number} must name a setting")
-        if keys != names[0]:
-            other = sorted(keys ^ names[0])[0]
-            raise ValueError(f"all points must have the same settings: '{other}' is not in all of them")
-    twice = [number for number, point in enumerate(points, 1) if point in points[: number - 1]]
-    if twice:
-        raise ValueError(f"must not have the same point twice (number {twice[0]})")
-    return points
-
-
 def _named(value: Any) -> Any:
     if isinstance(value, Mapping) and not value:
         raise ValueError("the table must have at least one table with a name below it")
@@ -167,7 +59,7 @@ def _named(value: Any) -> Any:
 
 def _numbers(value: Any) -> Any:
     values = [value] if isinstance(value, int | float) else value
-    return [_number(item) for item in values] if isinstance(values, list | tuple) else values
+    return [number(item) for item in values] if isinstance(values, list | tuple) else values
 
 
 def _each_once(value: Any) -> Any:
@@ -186,22 +78,19 @@ def _kinds(value: Any) -> Any:
     return value
 
 
-Settings = Annotated[dict[str, Any], BeforeValidator(_settings)]
-Grid = Annotated[dict[str, Annotated[list[Any], BeforeValidator(_values)]], BeforeValidator(_some)]
-Draws = Annotated[RandomDraws, BeforeValidator(_random)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Base = str | dict[str, Any]
 Specs = Annotated[list[dict[str, Any]], BeforeValidator(_kinds)]
 
 
-class CaseSettings(_Table):
+class CaseSettings(FrozenTable):
     """A table `[cases.NAME]`: a condition that methods are compared in."""
 
     base: Base | None = Field(None, description="a recipe or a file instead of the study's")
     set: Settings = Field(default_factory=dict, description="settings over the base")
 
 
-class MethodSettings(_Table):
+class MethodSettings(FrozenTable):
     """A table `[methods.NAME]`: a row of the comparison."""
 
     label: str | None = Field(None, min_length=1, description="its name in tables and figures")
@@ -209,9 +98,7 @@ class MethodSettings(_Table):
     set: Settings = Field(default_factory=dict, description="settings over the base")
     grid: Grid | None = Field(None, description="every combination of these values of settings")
     random: Draws | None = Field(None, description="points drawn at random, like the table [random]")
-    points: Annotated[list[dict[str, Any]], BeforeValidator(_points)] | None = Field(
-        None, description="a list of points instead of every combination"
-    )
+    points: Points | None = Field(None, description="a list of points instead of every combination")
 
     @model_validator(mode="after")
     def _one_way(self) -> MethodSettings:
@@ -220,7 +107,7 @@ class MethodSettings(_Table):
         return self
 
 
-class TuneSettings(_Table):
+class TuneSettings(FrozenTable):
     """The `[tune]` table."""
 
     on: Literal["validation"] = Field("validation", description="validation data of the training set")
@@ -255,7 +142,7 @@ class TuneSettings(_Table):
     search: Literal["grid", "optuna"] = Field("grid", description="optuna needs fedlens[search]")
 
 
-class StopSettings(_Table):
+class StopSettings(FrozenTable):
     """The `[stop]` table."""
 
     halving: int | None = Field(
@@ -275,7 +162,7 @@ class StopSettings(_Table):
         return self
 
 
-class ClockSettings(_Table):
+class ClockSettings(FrozenTable):
     """The `[clock]` table: the speed and the link of a simulated client."""
 
     images_per_second: float = Field(gt=0, description="images that a client trains on in a second")
@@ -283,7 +170,7 @@ class ClockSettings(_Table):
     down_mbit: float = Field(gt=0, description="megabits a second from the server to a client")
 
 
-class StudySettings(_Table):
+class StudySettings(FrozenTable):
     """All settings of a study.
 
     >>> study = read_study({"base": "digits", "seeds": [0, 1], "grid": {"local.lr": [0.1, 0.3]}}).settings

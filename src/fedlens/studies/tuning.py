@@ -13,11 +13,12 @@ from fedlens.core.errors import ConfigError
 from fedlens.report.study_results import RunLine
 from fedlens.studies.cells import Point, StudyCells
 from fedlens.studies.expansion import Case, Method
+from fedlens.studies.grid_settings import RandomDraws, Range
 from fedlens.studies.halving import check_rungs, reaching
 from fedlens.studies.places import Places
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.point_search import Search, SearchRules, searched
-from fedlens.studies.study_file import RandomDraws, Range, StudySettings
+from fedlens.studies.study_file import StudySettings
 
 WIDEN = 4  # further points that `tune.widen = true` allows the method with the most seeds
 

@@ -11,11 +11,10 @@ from pydantic import BaseModel
 from fedlens.core.errors import ConfigError
 from fedlens.report.study_results import LINES, RunLine, write_info, write_lines
 from fedlens.studies.changed_study import refuse_changed
+from fedlens.studies.grid_settings import RandomDraws, Range
 from fedlens.studies.study_file import (
     ClockSettings,
     MethodSettings,
-    RandomDraws,
-    Range,
     StopSettings,
     StudySettings,
     TuneSettings,
