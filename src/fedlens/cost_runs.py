@@ -30,6 +30,7 @@ from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, read_source
 from fedlens.experiment.progress import Progress, Silent
 from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.session import Session
 
 ROLES = ("federated", "iid", "centralized", "local-only")
 HELD_OUT = 0.2  # share of each client's images that is held out if the settings say nothing
@@ -178,10 +179,11 @@ def cost(
     for sentence in notes:
         listener.note(sentence)
     _write(directory, about)
+    session = Session()
     for position, (run, row) in enumerate(zip(runs, rows, strict=True), 1):
         watcher = listener.run_started(run.name, position, len(runs))
         try:
-            _carry_out(run, directory / run.name, root, download, watcher, report)
+            _carry_out(run, directory / run.name, root, download, watcher, report, session)
         except Exception as error:  # the other runs are independent of it
             row["error"] = (
                 str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
@@ -400,13 +402,21 @@ def _comparable(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _carry_out(
-    run: CostRun, directory: Path, root: Path, download: bool, watcher: Progress, report: bool
+    run: CostRun,
+    directory: Path,
+    root: Path,
+    download: bool,
+    watcher: Progress,
+    report: bool,
+    session: Session,
 ) -> None:
     if (directory / "config.toml").is_file():
-        resume(directory, data_dir=root, progress=watcher, report=report)
+        resume(directory, data_dir=root, progress=watcher, report=report, session=session)
     else:
         experiment = Experiment(**run.settings)
-        experiment.run(directory, data_dir=root, download=download, progress=watcher, report=report)
+        experiment.run(
+            directory, data_dir=root, download=download, progress=watcher, report=report, session=session
+        )
 
 
 def _write(directory: Path, content: Mapping[str, Any]) -> None:

@@ -31,10 +31,12 @@ from fedlens.cli.output import (
 from fedlens.cli.partition import partition
 from fedlens.cli.predict import predict
 from fedlens.cli.report import report
+from fedlens.cli.reproduce import reproduce
 from fedlens.cli.resume import resume
 from fedlens.cli.run import RunCommand, run
 from fedlens.cli.show import show
 from fedlens.cli.signals import ignore_signals, stopped_by_signals
+from fedlens.cli.sweep import sweep
 
 # typer has no public name for the error of a wrong command line, which this is a kind of.
 _UsageError: Any = typer.BadParameter.__base__
@@ -123,6 +125,8 @@ app.command("list")(list_names)
 app.command("show")(show)
 app.command("compare")(compare)
 app.command("cost")(cost)
+app.command("sweep")(sweep)
+app.command("reproduce")(reproduce)
 app.command("report")(report)
 app.command("predict")(predict)
 app.command("export")(export)

@@ -86,7 +86,7 @@ class SweepDisplay:
 def outcome(line: RunLine) -> str:
     """How a run ended, in words: its main metric, or why it has none.
 
-    >>> outcome(RunLine("0f", "r", "finished", None, 2, "test_accuracy", {"round": [0, 2], "test_accuracy": [0.1, 0.8]}))
+    >>> outcome(RunLine("0f", "r", "finished", None, 2, "test_accuracy", {"test_accuracy": [0.1, 0.8]}))
     'accuracy 80.0 %'
     """
     if line.status == "failed":

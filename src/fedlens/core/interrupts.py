@@ -90,7 +90,7 @@ def postponed() -> Iterator[None]:
         arrived.append((number, frame))
 
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    handlers = {number: handler for number, handler in before.items() if callable(handler)}
+    handlers = {int(number): handler for number, handler in before.items() if callable(handler)}
     for number in handlers:
         signal.signal(number, note)
     try:
@@ -99,4 +99,4 @@ def postponed() -> Iterator[None]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for number, frame in arrived[:1]:
-            handlers[signal.Signals(number)](number, frame)
+            handlers[number](number, frame)

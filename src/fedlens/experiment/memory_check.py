@@ -20,6 +20,7 @@ from fedlens.tasks.task import Task
 
 _WORKER = 2**28  # bytes of a worker process that has loaded PyTorch
 _MANY = ("processes", "ray")  # engines whose workers all train at the same time
+_TINY = 2**26
 _STEP = 2000  # bytes of a step for each byte of weights and images are too many: measured 20 to 350
 
 
@@ -74,6 +75,23 @@ def check_memory(
             f"{workers} workers take about {_shown(workers * each)} of memory, and {_shown(free)} is free: "
             f"set engine.workers to {max(1, free // each)} if the system ends workers"
         )
+
+
+def memory_of_training(
+    module: nn.Module, model: ModelSpec, task: Task, local: LocalSettings, largest: int
+) -> int:
+    """About the bytes that local training takes in a process of its own, the data aside.
+
+    A tiny model is not followed: it counts with its upper bound. The arguments are those of `check_memory`.
+    """
+    batch = local.batch(local.examples or largest)
+    tensors = [*module.parameters(), *module.buffers()]
+    bound = _STEP * (sum(tensor.nbytes for tensor in tensors) + batch * prod(model.input_shape) * 4)
+    if bound <= _TINY:
+        return _WORKER + bound
+    with random_state_kept():
+        memory = training_memory(module, model.input_shape, batch, local, task, model.classes)
+    return _WORKER + (bound if memory is None else memory.needed())
 
 
 def _workers(engine: Mapping[str, Any], device: str) -> int:

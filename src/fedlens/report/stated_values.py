@@ -16,7 +16,7 @@ class StatedValue:
         metric: such as "test_accuracy", as a fraction.
         where: the sentence or the table that states it.
         case: the dimensions that it holds for; it holds for all values of a dimension that is not named.
-        at: the budget that it was reached with, such as {"round": 1000}; empty for the end of training. With
+        at: the budget that it was reached with, such as {"rounds": 1000}; empty for the end of training. With
             {"target": 0.5} it is the number of rounds to that target.
         value, low, high, about: one of these is set: an exact value, "above", "below", "about".
     """

@@ -16,10 +16,10 @@ from fedlens.experiment.config_errors import explained
 from fedlens.report.study_choices import is_number
 from fedlens.report.study_data_figures import distributions_figure, populations_figure
 from fedlens.report.study_figure import StudyFigure
+from fedlens.report.study_groups import METHOD, SeedGroups
 from fedlens.report.study_lines import curve_figure, setting_figure
 from fedlens.report.study_maps import effective_rate_figure, heat_figure
 from fedlens.report.study_results import StudyResults
-from fedlens.report.study_runs import METHOD, StudyRuns
 
 # Each kind by name: a function of the results whose keyword-only parameters are the keys of [[figures]].
 FIGURES: dict[str, Callable[..., StudyFigure]] = {
@@ -46,7 +46,8 @@ def check_figure(spec: Mapping[str, Any], where: str = "figures") -> dict[str, A
     """The keys of one [[figures]] table, with their types checked and without the common ones.
 
     Args:
-        spec: its "kind", the keys of the kind, and optionally "name" (of the file) and "title".
+        spec: its "kind", the keys of the kind, and optionally "name" (of the file), "title", and "document" (false
+            leaves out the numbers of the document).
         where: the place of the table, for errors.
 
     Raises `ConfigError` for an unknown kind or key, a key that is missing, and a value of another type.
@@ -80,6 +81,8 @@ def study_figure(results: StudyResults, spec: Mapping[str, Any], where: str = "f
     Raises `ConfigError` if the table is wrong, and `DataError` if no run has values for it yet.
     """
     settings = check_figure(spec, where)
+    if spec.get("document") is False:
+        results = replace(results, info=replace(results.info, document={}))
     figure = FIGURES[spec["kind"]](results, **settings)
     return replace(figure, title=spec["title"]) if spec.get("title") else figure
 
@@ -113,7 +116,7 @@ def study_figures(results: StudyResults) -> list[NamedFigure]:
 
 def default_figures(results: StudyResults) -> list[dict[str, Any]]:
     """Learning curves of each case, and the metric against each dimension with several numbers."""
-    runs = StudyRuns.of(results)
+    runs = SeedGroups.of(results)
     specs: list[dict[str, Any]] = [{"kind": "curves"}]
     for key in runs.varying():
         numbers = [value for value in runs.all_values(key) if is_number(value)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from fedlens.core.errors import ConfigError
@@ -11,12 +11,12 @@ from fedlens.report import figures
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.format import is_share
 from fedlens.report.study_clock import simulated_hours
+from fedlens.report.study_document_marks import document_marks, mark_series
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
+from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare
 from fedlens.report.study_panels import (
     LineRuns,
     Names,
-    PanelLayout,
-    PanelRuns,
     Scale,
     Spread,
     XScale,
@@ -24,7 +24,6 @@ from fedlens.report.study_panels import (
     banded,
     chance_level,
     level,
-    line_of,
     metric_title,
     selected,
     spread,
@@ -32,7 +31,6 @@ from fedlens.report.study_panels import (
     y_axis,
 )
 from fedlens.report.study_results import Role, RunLine, StudyResults
-from fedlens.report.study_runs import CENTRALIZED, METHOD, DocumentValue, SeedRuns, StudyRuns, bare
 from fedlens.report.study_values import Finals, caption_of, known, runs_of, start
 
 Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples", "hours"]
@@ -45,7 +43,6 @@ _OVER: dict[str, tuple[str, Literal["number", "count", "bytes"], str]] = {
     "examples": ("training images", "count", "%{x:,.4~r} images"),
     "hours": ("simulated hours", "number", "%{x:.3~r} hours"),
 }
-_SYMBOLS: dict[str, Literal["circle", "up", "down"]] = {"value": "circle", "low": "up", "high": "down"}
 
 
 def setting_figure(
@@ -90,9 +87,8 @@ def setting_figure(
     if relative:
         chosen = [group for group in chosen if group.keys[METHOD] != CENTRALIZED]
     layout = arrange(shown, chosen, [key], lines, panels)
-    stated = shown.document(f"relative_{bare(name)}" if relative else name)
-    stated = [each for each in stated if not each.at and _in_view(each, layout, key)]
-    values = [group.keys[key] for group in chosen] + [each.keys[key] for each in stated]
+    stated = document_marks(shown, layout, f"relative_{bare(name)}" if relative else name, key)
+    values = [group.keys[key] for group in chosen] + [mark.x for mark in stated if mark.x is not None]
     if not values:
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(chosen))
     place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse)
@@ -113,7 +109,7 @@ def setting_figure(
     for series_of, panel in zip(drawn, layout.panels, strict=True):
         if guess is not None:
             series_of.append(level(guess, ends, "chance"))
-        series_of += _document_points(stated, layout, panel, key, place, study)
+        series_of += mark_series([mark for mark in stated if mark.panel is panel], place, ends)
     title = f"{start(metric_title(name, relative))} against {shown.label(key)}"
     y = y_axis(name, metric_title(name, relative), drawn, relative)
     unified = "" if texts or place.kind == "category" else f"{shown.label(key)} %{{x}}"
@@ -170,15 +166,14 @@ def curve_figure(
     last = max((max(series.x) for panel in drawn for series in panel), default=0.0)
     if last <= 0:
         raise no_values(title, shown.gaps(chosen))
-    stated = [each for each in shown.document(name) if not each.at or (x == "round" and "round" in each.at)]
-    stated = [each for each in stated if any(line_of(layout, p, each.keys) for p in layout.panels)]
-    last = max([last, *(each.at["round"] for each in stated if each.at)])
+    stated = document_marks(shown, layout, name, None, rounds=x == "round")
+    last = max([last, *(mark.x for mark in stated if mark.x is not None)])
     limits = figures.x_limits(last)
     guess = chance_level(chosen, name, chance)
     for series_of, panel in zip(drawn, layout.panels, strict=True):
         if guess is not None:
             series_of.append(level(guess, limits, "chance"))
-        series_of += _document_levels(stated, layout, panel, limits, study)
+        series_of += mark_series([mark for mark in stated if mark.panel is panel], None, limits)
     words, form, unified = _OVER[x]
     whole = x == "round" and 0 < last < 10
     axis = Axis(words, form, limits=limits, ticks=range(int(last) + 1) if whole else ())
@@ -191,7 +186,7 @@ def curve_figure(
     return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
 
 
-def _order(shown: StudyRuns, key: str) -> Callable[[Any], int]:
+def _order(shown: SeedGroups, key: str) -> Callable[[Any], int]:
     order = [repr(value) for value in shown.all_values(key)]
     return lambda value: order.index(repr(value)) if repr(value) in order else len(order)
 
@@ -205,7 +200,7 @@ def _setting_line(
     number: int,
     lines: int,
     texts: bool,
-    shown: StudyRuns,
+    shown: SeedGroups,
 ) -> list[Series]:
     groups = sorted(line.groups, key=lambda group: place.at(group.keys[key]))
     values = [final(group) for group in groups]
@@ -268,82 +263,3 @@ def _by_round(
         if place is not None and number is not None:
             found[int(number)] = (float(place), value)
     return found
-
-
-def _in_view(stated: DocumentValue, layout: PanelLayout, key: str) -> bool:
-    return key in stated.keys and any(line_of(layout, panel, stated.keys) for panel in layout.panels)
-
-
-def _bounds(stated: DocumentValue) -> tuple[str, float] | None:
-    for kind, value in (("value", stated.value), ("low", stated.low), ("high", stated.high)):
-        if value is not None:
-            return kind, value
-    return None
-
-
-def _about(stated: DocumentValue, source: str) -> str:
-    kind, value = _bounds(stated) or ("value", 0.0)
-    words = {"value": "", "low": "above ", "high": "below "}[kind]
-    return f"document: {words}{value:g} ({', '.join(filter(None, [source, stated.where]))})"
-
-
-def _document_points(
-    stated: Sequence[DocumentValue],
-    layout: PanelLayout,
-    panel: PanelRuns,
-    key: str,
-    place: XScale,
-    study: StudyResults,
-) -> list[Series]:
-    """Open markers at the document's numbers, in the colours of their lines."""
-    series: list[Series] = []
-    source = str(study.info.document.get("source", ""))
-    for each in stated:
-        line, bound = line_of(layout, panel, each.keys), _bounds(each)
-        if line is None or bound is None:
-            continue
-        first = not series
-        series.append(
-            Series(
-                [place.beside(each.keys[key], panel.lines.index(line), len(panel.lines))],
-                [bound[1]],
-                "document" if first else "",
-                "open",
-                line.color,
-                symbol=_SYMBOLS[bound[0]],
-                texts=[_about(each, source)],
-                hover="%{text}<extra></extra>",
-                group="" if first else "document",
-            )
-        )
-    return series
-
-
-def _document_levels(
-    stated: Sequence[DocumentValue],
-    layout: PanelLayout,
-    panel: PanelRuns,
-    limits: tuple[float, float],
-    study: StudyResults,
-) -> list[Series]:
-    """Dashed lines at the document's final values; an open marker where it says the round."""
-    series: list[Series] = []
-    source = str(study.info.document.get("source", ""))
-    for each in stated:
-        line, bound = line_of(layout, panel, each.keys), _bounds(each)
-        if line is None or bound is None:
-            continue
-        more: dict[str, Any] = {
-            "color": line.color,
-            "texts": [_about(each, source)] * 2,
-            "hover": "%{text}<extra></extra>",
-            "group": "document" if series else "",
-        }
-        name = "" if series else "document"
-        if each.at:
-            more["texts"] = more["texts"][:1]
-            symbol = _SYMBOLS[bound[0]]
-            series.append(Series([each.at["round"]], [bound[1]], name, "open", symbol=symbol, **more))
-        else:
-            series.append(level(bound[1], limits, name, "dashdot", **more))
-    return series

@@ -11,6 +11,7 @@ import numpy as np
 from fedlens.report.figures import Axis, Figure, Series, ValueMap
 from fedlens.report.format import is_share, smaller_is_better
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
+from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare, effective_rate
 from fedlens.report.study_panels import (
     LineRuns,
     Names,
@@ -22,7 +23,6 @@ from fedlens.report.study_panels import (
     y_axis,
 )
 from fedlens.report.study_results import Role, StudyResults
-from fedlens.report.study_runs import CENTRALIZED, METHOD, SeedRuns, StudyRuns, bare, effective_rate
 from fedlens.report.study_values import Finals, caption_of, runs_of, start
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
@@ -109,7 +109,7 @@ def effective_rate_figure(
     Raises `ConfigError` if a name is unknown, and `DataError` if no run has a value and a rate.
     """
     tuned = any(entry.role == "tune" for entry in study.info.entries)
-    shown = StudyRuns.of(study, runs or ("tune" if tuned else "final"))
+    shown = SeedGroups.of(study, runs or ("tune" if tuned else "final"))
     name = metric or shown.metric
     chosen = selected(shown, where, methods)
     layout = arrange(shown, chosen, _rate_keys(shown), lines, panels)
@@ -142,18 +142,18 @@ def effective_rate_figure(
     return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
 
 
-def _rate_keys(shown: StudyRuns) -> list[str]:
+def _rate_keys(shown: SeedGroups) -> list[str]:
     """The keys that make up the effective rate: markers differ in them, panels do not."""
     keys = sorted({key for group in shown.cells for key in group.keys})
     return [key for key in keys if key in ("effective_lr", "local.lr") or key.endswith(".momentum")]
 
 
-def _present(shown: StudyRuns, key: str, groups: Sequence[SeedRuns]) -> list[Any]:
+def _present(shown: SeedGroups, key: str, groups: Sequence[SeedRuns]) -> list[Any]:
     values = [group.keys[key] for group in groups]
     return [value for value in shown.all_values(key) if value in values]
 
 
-def _markers(shown: StudyRuns, line: LineRuns, final: Finals, largest: float) -> list[Series]:
+def _markers(shown: SeedGroups, line: LineRuns, final: Finals, largest: float) -> list[Series]:
     points = []
     for group in line.groups:
         rates, values = effective_rate(group), final(group)

@@ -10,8 +10,8 @@ from typing import Any
 from fedlens.report.format import MISSING, count, duration, many, setting
 from fedlens.report.render import Plot, write_page
 from fedlens.report.study_figures import NamedFigure, study_figures
+from fedlens.report.study_groups import METHOD, SeedGroups, is_lost
 from fedlens.report.study_results import RunLine, StudyResults
-from fedlens.report.study_runs import METHOD, StudyRuns, is_lost
 
 PAGE, FOLDER = "study.html", "figures"
 
@@ -129,7 +129,7 @@ def _kpis(results: StudyResults) -> list[tuple[str, str, str]]:
 
 def _lost_rows(results: StudyResults) -> list[list[Any]]:
     """The runs that failed or diverged, with their place in the study and the reason."""
-    runs, rows = StudyRuns.of(results), []
+    runs, rows = SeedGroups.of(results), []
     for entry in results.info.entries:
         line = results.lines.get(entry.digest)
         if line is not None and is_lost(line):
@@ -147,7 +147,7 @@ def _method(results: StudyResults) -> list[str]:
     sentences = [
         f"A seed gives every method the same clients, initial weights and sampled clients. Seeds: "
         f"{', '.join(map(str, info.seeds))}.",
-        f"The value of a run is {StudyRuns.of(results).metric}"
+        f"The value of a run is {SeedGroups.of(results).metric}"
         + (
             f", the mean of its last {info.last} evaluations."
             if info.last > 1

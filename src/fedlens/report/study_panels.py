@@ -13,8 +13,8 @@ from fedlens.report.figures import DASHES, Axis, Series, share_limits
 from fedlens.report.format import is_share, label
 from fedlens.report.palette import TEN
 from fedlens.report.study_choices import is_number
+from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare
 from fedlens.report.study_results import RunLine
-from fedlens.report.study_runs import CENTRALIZED, METHOD, SeedRuns, StudyRuns, bare
 
 Names: TypeAlias = str | list[str]
 Scale: TypeAlias = Literal["auto", "log", "linear", "category"]
@@ -71,7 +71,7 @@ def names_of(names: Names | None) -> list[str]:
 
 
 def selected(
-    runs: StudyRuns, where: Mapping[str, Any] | None, methods: Sequence[str] | None
+    runs: SeedGroups, where: Mapping[str, Any] | None, methods: Sequence[str] | None
 ) -> list[SeedRuns]:
     """The runs with these settings (a value, or a list of values) and of these methods.
 
@@ -101,7 +101,7 @@ def selected(
 
 
 def arrange(
-    runs: StudyRuns, groups: Sequence[SeedRuns], axes: Sequence[str], lines: Names, panels: Names | None
+    runs: SeedGroups, groups: Sequence[SeedRuns], axes: Sequence[str], lines: Names, panels: Names | None
 ) -> PanelLayout:
     """The runs by panel and line. Settings that differ and are neither on an axis nor a line make panels.
 
@@ -141,12 +141,12 @@ def arrange(
     return PanelLayout(shown[:_PANELS], line_keys, panel_keys, left_out)
 
 
-def _line_name(runs: StudyRuns, group: SeedRuns, line_keys: Sequence[str]) -> str:
+def _line_name(runs: SeedGroups, group: SeedRuns, line_keys: Sequence[str]) -> str:
     without = [f"no {runs.label(key)}" for key in line_keys if key not in group.keys]
     return ", ".join(filter(None, [runs.title(group.keys, line_keys), *without]))
 
 
-def _styles(runs: StudyRuns, line_keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _styles(runs: SeedGroups, line_keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Colour and dash by line, the same in every figure of the study. The centralized method is grey and dashed."""
     ids: dict[str, Any] = {}
     groups = sorted(runs.cells, key=lambda g: [_rank(runs, key, g.keys.get(key)) for key in line_keys])
@@ -162,26 +162,13 @@ def _styles(runs: StudyRuns, line_keys: Sequence[str]) -> dict[str, tuple[str, s
     return styles
 
 
-def _rank(runs: StudyRuns, key: str, value: Any) -> int:
+def _rank(runs: SeedGroups, key: str, value: Any) -> int:
     values = list(runs.results.info.methods) if key == METHOD else runs.all_values(key)
     return values.index(value) if value in values else len(values)
 
 
 def _line_id(keys: Mapping[str, Any], line_keys: Sequence[str]) -> str:
     return repr([keys.get(key) for key in line_keys])
-
-
-def line_of(arrangement: PanelLayout, panel: PanelRuns, keys: Mapping[str, Any]) -> LineRuns | None:
-    """The line of a panel that a point with these keys belongs to, if it has one."""
-    if any(keys.get(key) != value for key, value in panel.keys.items()):
-        return None
-    wanted = _line_id(keys, arrangement.line_keys)
-    same = (
-        line
-        for line in panel.lines
-        if line.groups and _line_id(line.groups[0].keys, arrangement.line_keys) == wanted
-    )
-    return next(same, None)
 
 
 @dataclass(frozen=True)
@@ -203,7 +190,7 @@ class XScale:
 
 
 def x_scale(
-    runs: StudyRuns, key: str, values: Sequence[Any], scale: Scale = "auto", reverse: bool = False
+    runs: SeedGroups, key: str, values: Sequence[Any], scale: Scale = "auto", reverse: bool = False
 ) -> XScale:
     """The axis of a setting. On a logarithmic one, 0 stands a step below the smallest value, after a break.
 

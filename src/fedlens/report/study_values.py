@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.report.figures import Series
 from fedlens.report.format import many
+from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns
 from fedlens.report.study_panels import GREY, SPREADS, PanelLayout, Spread
 from fedlens.report.study_results import Role, StudyResults
-from fedlens.report.study_runs import CENTRALIZED, METHOD, SeedRuns, StudyRuns
 
 
-def runs_of(study: StudyResults, role: Role | None, names: Sequence[str]) -> StudyRuns:
+def runs_of(study: StudyResults, role: Role | None, names: Sequence[str]) -> SeedGroups:
     """The runs of a role; without one the final runs, or those of tuning if a name is a setting of tuning alone."""
     if role is not None:
-        return StudyRuns.of(study, role)
-    final, tune = StudyRuns.of(study, "final"), StudyRuns.of(study, "tune")
+        return SeedGroups.of(study, role)
+    final, tune = SeedGroups.of(study, "final"), SeedGroups.of(study, "tune")
     for name in names:
         try:
             final.key(name, "figures")
@@ -34,7 +34,7 @@ def runs_of(study: StudyResults, role: Role | None, names: Sequence[str]) -> Stu
 class Finals:
     """The final values of runs, relative to those of the centralized method if asked."""
 
-    runs: StudyRuns
+    runs: SeedGroups
     metric: str
     relative: bool
 
@@ -112,7 +112,7 @@ def caption_of(
         sentences.append(f"Dotted: guessing ({chance:.3g}).")
     if document:
         source = study.info.document.get("source")
-        marks = "Open markers" if "against" in title else "Dash-dotted lines and open markers"
+        marks = "Open markers and dash-dotted lines"
         sentences.append(
             f"{marks}: numbers that the document states{f' ({source})' if source else ''}; "
             "a triangle is a bound, and points to where the value lies."

@@ -26,9 +26,9 @@ from fedlens.report.study_figures import (
     study_figures,
     write_study_figures,
 )
+from fedlens.report.study_groups import SeedGroups, effective_rate
 from fedlens.report.study_panels import x_scale
 from fedlens.report.study_results import StudyResults
-from fedlens.report.study_runs import StudyRuns, effective_rate
 from tests.unit.report.study_curves_fake import ALPHA, by_alpha, line, results, tuned
 
 DOCUMENT: dict[str, Any] = {
@@ -108,7 +108,7 @@ def test_other_bands_are_what_the_caption_says(kind: str) -> None:
 
 
 def test_zero_stands_a_step_below_the_smallest_value_of_a_logarithmic_axis_after_a_break() -> None:
-    scale = x_scale(StudyRuns.of(by_alpha()), ALPHA, [100.0, 0.0, 0.1, 1.0])
+    scale = x_scale(SeedGroups.of(by_alpha()), ALPHA, [100.0, 0.0, 0.1, 1.0])
     zero, smallest = scale.at(0.0), scale.at(0.1)
     assert scale.kind == "log"
     assert smallest == 0.1
@@ -117,7 +117,7 @@ def test_zero_stands_a_step_below_the_smallest_value_of_a_logarithmic_axis_after
 
 
 def test_numbers_of_a_narrow_range_stand_on_a_linear_axis_and_words_on_one_of_categories() -> None:
-    runs = StudyRuns.of(by_alpha())
+    runs = SeedGroups.of(by_alpha())
     assert x_scale(runs, ALPHA, [1, 2, 5]).kind == "linear"
     assert x_scale(runs, ALPHA, ["iid", 2]).kind == "category"
     assert [x_scale(runs, ALPHA, ["b", "a"]).at(value) for value in ("b", "a")] == [0, 1]
@@ -273,7 +273,7 @@ def test_the_best_effective_rate_is_marked_and_areas_follow_the_client_rate() ->
 
 def test_the_effective_rate_is_the_client_rate_over_one_minus_the_momentum() -> None:
     def of(keys: Mapping[str, Any], **facts: float) -> tuple[float, float] | None:
-        from fedlens.report.study_runs import SeedRuns
+        from fedlens.report.study_groups import SeedRuns
 
         return effective_rate(SeedRuns(keys, {0: line("d", 0.5, 0, facts=facts)}))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -125,9 +124,10 @@ def test_ctrl_c_saves_all_running_runs_and_the_same_call_continues(tmp_path: Pat
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    from tests.faults.run_kit import environment
     import subprocess
     import sys
+
+    from tests.faults.run_kit import environment
 
     code = (
         "import sys\nfrom pathlib import Path\n"

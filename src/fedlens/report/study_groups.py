@@ -52,19 +52,7 @@ def is_lost(line: RunLine) -> bool:
 
 
 @dataclass(frozen=True)
-class DocumentValue:
-    """A number that the document states: `value`, or a bound of it; `at` names its round, if it is not the last."""
-
-    keys: Mapping[str, Any]
-    at: Mapping[str, float]
-    value: float | None
-    low: float | None
-    high: float | None
-    where: str
-
-
-@dataclass(frozen=True)
-class StudyRuns:
+class SeedGroups:
     """The cells of one part of a study, "final" or "tune", and the names of what they differ in."""
 
     results: StudyResults
@@ -72,7 +60,7 @@ class StudyRuns:
     cells: Sequence[SeedRuns] = field(default_factory=tuple)
 
     @classmethod
-    def of(cls, results: StudyResults, role: Role = "final") -> StudyRuns:
+    def of(cls, results: StudyResults, role: Role = "final") -> SeedGroups:
         """The cells in the order of the plan; of the case that is planned and has no run yet, with empty `runs`."""
         found: dict[str, tuple[dict[str, Any], dict[int, RunLine | None]]] = {}
         if role == "final":
@@ -170,32 +158,8 @@ class StudyRuns:
             said.append(f"No results yet: {'; '.join(empty[:6])}{more}.")
         return said
 
-    def document(self, metric: str) -> list[DocumentValue]:
-        """The document's numbers of this metric. A dimension with one value in the study need not be named."""
-        fixed = {key: values[0] for key in self._dimensions() if len(values := self.all_values(key)) == 1}
-        found = []
-        for entry in self.results.info.document.get("values", ()):
-            if bare(str(entry.get("metric") or metric)) != bare(metric):
-                continue
-            case = {self._key_of(key): value for key, value in (entry.get("case") or {}).items()}
-            keys = fixed | {METHOD: entry.get("method")} | case
-            value = entry.get("value") if entry.get("value") is not None else entry.get("about")
-            found.append(
-                DocumentValue(
-                    keys,
-                    entry.get("at") or {},
-                    value,
-                    entry.get("low"),
-                    entry.get("high"),
-                    entry.get("where", ""),
-                )
-            )
-        return found
-
-    def _dimensions(self) -> list[str]:
-        return list(dict.fromkeys(key for cell in self.cells for key in cell.keys if key != METHOD))
-
-    def _key_of(self, name: str) -> str:
+    def known_key(self, name: str) -> str:
+        """The key of a name as `key` reads it, or the name itself if it is none."""
         try:
             return self.key(name, "document")
         except ConfigError:

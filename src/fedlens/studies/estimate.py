@@ -1,0 +1,215 @@
+"""What a study will cost before it starts: runs, images, hours, disk and memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import FedlensError
+from fedlens.experiment.session import Session
+from fedlens.report.format import count, duration, many, size
+from fedlens.report.study_results import LINES, RunLine, read_lines
+from fedlens.studies.jobs import cores_of, default_jobs
+from fedlens.studies.planned import PlannedRun
+from fedlens.studies.run_cost import PATIENCE, RunCost, RunCosts
+from fedlens.studies.study_file import StopSettings
+from fedlens.studies.study_plan import StudyPlan
+from fedlens.studies.tuning import chosen_point
+
+
+@dataclass(frozen=True)
+class StudyEstimate:
+    """What is left of a study.
+
+    Attributes:
+        runs: how many the study has, by role.
+        left: how many of them are not done.
+        images: that those train on, counting each use.
+        hours: of the clock with `jobs` runs at once; None if nothing could be measured.
+        core_hours: of all runs one after the other.
+        disk: bytes of the run directories to come; `free` are on the disk.
+        memory: bytes of the largest run.
+        jobs: runs at once.
+        unknown: runs of which the time could not be measured, because short runs of them fail.
+        sentences: the same in words.
+    """
+
+    runs: dict[str, int]
+    left: int
+    images: int
+    hours: float | None
+    core_hours: float | None
+    disk: int
+    free: int
+    memory: int
+    jobs: int
+    unknown: int
+    sentences: list[str]
+
+
+def estimate(
+    plan: StudyPlan,
+    folder: Path,
+    *,
+    jobs: int | None = None,
+    data_dir: Path | None = None,
+    download: bool = False,
+    patience: float = PATIENCE,
+) -> StudyEstimate:
+    """The cost of the runs of a study that are not in `folder` yet.
+
+    Trains a few steps of each distinct combination of data, model, algorithm and engine, in this process, and
+    evaluates a few hundred images; sizes follow from the partitions. Successive halving counts with the rounds that
+    it leaves; the runs after tuning count with the first point of each method. What several runs at once take from
+    each other, such as the bandwidth of the memory, is not known before.
+
+    Args:
+        jobs: runs at once; None for as many as cores and memory allow.
+        patience: seconds of measuring, after which further combinations count with the speed of a similar one.
+
+    Raises `FedlensError` if the data of the first run cannot be read.
+
+    >>> study = {"base": "digits", "set": {"rounds": 2, "model.name": "linear"}, "seeds": [0, 1]}
+    >>> found = estimate(StudyPlan.load(study), Path("nowhere"), jobs=1)
+    >>> found.runs, found.left, found.images
+    ({'final': 2}, 2, 5440)
+    """
+    lines = {line.digest: line for line in read_lines(folder / LINES)}
+    costs = RunCosts(Session(), data_dir, download, patience)
+    numbers: dict[str, int] = {}
+    known: list[RunCost] = []
+    cores = 1
+    failed: FedlensError | None = None
+    for run, rounds in _runs(plan, lines):
+        numbers[run.role] = numbers.get(run.role, 0) + 1
+        if _is_done(run, lines):
+            continue
+        cores = max(cores, cores_of(run))
+        try:
+            known.append(costs.of(run.settings, rounds))
+        except FedlensError as error:  # one run that cannot start is a row with its reason
+            failed = failed or error
+            known.append(RunCost(0.0, None, 0, 0))
+    if failed is not None and all(cost.memory == 0 for cost in known):
+        raise failed
+    memory = max((cost.memory for cost in known), default=0)
+    at_once = max(1, jobs) if jobs is not None else default_jobs(cores, memory, len(known))
+    times = [cost.seconds for cost in known if cost.seconds is not None]
+    seconds = sum(times) if times or not known else None
+    made: dict[str, Any] = {
+        "runs": numbers,
+        "left": len(known),
+        "images": round(sum(cost.images for cost in known)),
+        "hours": None if seconds is None else max([seconds / at_once, *times]) / 3600,
+        "core_hours": None if seconds is None else seconds / 3600,
+        "disk": sum(cost.disk for cost in known),
+        "free": shutil.disk_usage(_existing(folder)).free,
+        "memory": memory,
+        "jobs": at_once,
+        "unknown": len(known) - len(times),
+    }
+    return StudyEstimate(**made, sentences=_sentences(made, costs))
+
+
+def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedRun, int | None]]:
+    """All runs of a study, each once, with the rounds that they are expected to do; None for all."""
+    seen: set[str] = set()
+    for run in plan.runs:
+        if run.digest not in seen:
+            seen.add(run.digest)
+            yield run, _expected(plan, run) if run.role == "tune" else None
+    if plan.cells.tune is None:
+        return
+    for case in plan.cells.cases:
+        for method in plan.cells.methods:
+            point = chosen_point(plan.cells, method, case, lines) or plan.cells.points(method)[0]
+            for run in plan.cells.final_runs(method, case, point):
+                if run.digest not in seen:
+                    seen.add(run.digest)
+                    yield run, None
+
+
+def _expected(plan: StudyPlan, run: PlannedRun) -> int | None:
+    """The mean number of rounds of the tuning runs that a run competes with; None for all."""
+    stop: StopSettings | None = plan.source.settings.stop
+    if stop is None or stop.halving is None or stop.first is None:
+        return None
+    points = len(plan.cells.points(plan.cells.method(run.method)))
+    return mean_rounds(points, int(run.settings["rounds"]), stop.first, stop.halving)
+
+
+def mean_rounds(points: int, rounds: int, first: int, keep: int) -> int:
+    """The rounds of a point in successive halving, the mean over the points.
+
+    >>> mean_rounds(9, rounds=450, first=50, keep=3)  # 9 for 50, 3 for another 100, 1 for another 300
+    117
+    >>> mean_rounds(9, rounds=40, first=50, keep=3)
+    40
+    """
+    rungs = [0]
+    while first < rounds:
+        rungs.append(first)
+        first *= keep
+    total, left = 0, points
+    for start, end in pairwise([*rungs, rounds]):
+        total += left * (end - start)
+        left = max(1, left // keep)
+    return ceil(total / points)
+
+
+def _is_done(run: PlannedRun, lines: dict[str, RunLine]) -> bool:
+    line = lines.get(run.digest)
+    return line is not None and line.status != "failed"
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the closest one above it that exists."""
+    path = folder.expanduser().absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _sentences(made: dict[str, Any], costs: RunCosts) -> list[str]:
+    total, left, jobs = sum(made["runs"].values()), made["left"], made["jobs"]
+    roles = [f"{made['runs'][role]:,} {name}" for role, name in _ROLES.items() if role in made["runs"]]
+    runs = f"{many(total, 'run')}, {' and '.join(roles)}" if len(roles) > 1 else many(total, "run")
+    if left < total:
+        runs += f"; {total - left:,} of them {'is' if total - left == 1 else 'are'} done"
+    sentences = [f"{runs}."]
+    if not left:
+        return sentences
+    images = f"{'They train' if left > 1 else 'It trains'} on {count(made['images'])} images"
+    if made["hours"] is None:
+        sentences.append(f"{images}; the time could not be measured: short runs of the study fail.")
+    else:
+        clock, alone = duration(3600 * made["hours"]), duration(3600 * made["core_hours"])
+        at_once = (
+            f"with {jobs} runs at once, {alone} one after the other" if jobs > 1 else "one after the other"
+        )
+        sentences.append(f"{images}, in about {clock} {at_once}.")
+        if made["unknown"]:
+            sentences.append(
+                f"{many(made['unknown'], 'run')} could not be measured and are not in this time."
+            )
+        if costs.skipped:
+            sentences.append(
+                f"After {duration(costs.measured)} of measuring, {many(costs.skipped, 'run')} counted with the "
+                "speed of a similar one."
+            )
+    sentences.append(f"The run directories take about {size(made['disk'])}; {size(made['free'])} are free.")
+    if made["disk"] > made["free"]:
+        sentences[-1] += " Free some space, or name a folder on another disk with --out."
+    sentences.append(f"A run takes up to about {size(made['memory'])} of memory.")
+    return sentences
+
+
+_ROLES = {"tune": "of tuning", "final": "final ones"}
+
+
+__all__ = ["StudyEstimate", "estimate", "mean_rounds"]

@@ -1,0 +1,303 @@
+"""Carries out the runs of a study as tasks of a Ray cluster: `fedlens sweep --engine ray`."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import secrets
+import shutil
+import tarfile
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedlens.core.errors import ConfigError, FedlensError, RunFailed, told
+from fedlens.core.interrupts import postponed
+from fedlens.core.threads import share_cores, usable_cores
+from fedlens.engines.ray_cluster import connect, import_ray, one_line
+from fedlens.engines.ray_worker import Source, actor_class, load_source, user_sources
+from fedlens.report.study_results import RunLine
+from fedlens.studies.carry_out import CONTINUE, RunOptions, StudyStopped, carry_out, line_of_failure
+from fedlens.studies.jobs import TRIES, Ended
+from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.progress import SilentStudy, StudyProgress
+from fedlens.studies.store import working
+
+if TYPE_CHECKING:
+    from fedlens.experiment.session import Session
+
+LOCAL = "local"  # the address of a Ray that is started here
+_STORE = 256 * 2**20  # bytes of its object store
+_TIMEOUT = 60.0  # seconds until an address must answer
+_TICK = 1.0  # seconds between two looks at the cluster
+_SAVING = 120.0  # seconds that interrupted runs have to save their last round
+
+
+@dataclass(frozen=True)
+class RayTask:
+    """What a node needs for one run.
+
+    Attributes:
+        options: `runs` is the folder of the driver.
+        marker: the name and the text of a file beside `runs`: a node that reads it shares the folder.
+        home: the current directory of the driver, which relative paths in settings start at.
+        threads: of the run.
+    """
+
+    due: DueRun
+    options: RunOptions
+    marker: tuple[str, str]
+    home: str
+    threads: int
+    sources: Sequence[Source]
+
+
+@dataclass(frozen=True)
+class RayAnswer:
+    """What a node sends back: the line, or why there is none; and the run directory, if the folder is not shared."""
+
+    line: RunLine | None
+    stopped: StudyStopped | None
+    archive: bytes | None
+
+
+class RayJobs:
+    """Carries out runs on the nodes of a Ray cluster.
+
+    A node that sees the folder of the study writes run directories there. Any other sends them back when they end.
+
+    Args:
+        options: of all runs; `data_dir` is looked for on each node.
+        threads: of a run, and the CPUs that Ray reserves for it.
+        address: `host:port`, "auto", or `LOCAL`.
+
+    Raises `ConfigError` if Ray is not installed or no cluster answers.
+    """
+
+    def __init__(
+        self, options: RunOptions, threads: int, address: str, progress: StudyProgress | None = None
+    ) -> None:
+        self._options = replace(options, runs=options.runs.resolve())
+        self._threads, self._progress = threads, progress or SilentStudy()
+        self._ray = import_ray()
+        local = address == LOCAL
+        self._cluster = connect(
+            None if local else address, usable_cores(), _STORE if local else None, threads, _TIMEOUT
+        )
+        self._versions = actor_class().versions()
+        self._function = self._ray.remote(_task_function()).options(num_cpus=threads, max_retries=0)
+        self._pending: dict[Any, DueRun] = {}
+        self._marker = self._options.runs.parent / f".shared-{secrets.token_hex(8)}"
+        self._text = secrets.token_hex(16)
+
+    def carry_out(self, due: Sequence[DueRun], ended: Ended) -> None:
+        """See `fedlens.studies.jobs.Jobs.carry_out`."""
+        deaths = Counter[str]()
+        self._marker.write_text(self._text)
+        try:
+            for one in due:
+                self._submit(one)
+            checked = time.monotonic()
+            while self._pending:
+                self._cluster.check_node()
+                done, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=_TICK)
+                for promise in done:
+                    with postponed():
+                        self._take(promise, deaths, ended)
+                if time.monotonic() - checked > _TICK:
+                    checked = time.monotonic()
+                    self._cluster.check(checked)
+        except (KeyboardInterrupt, FedlensError):
+            self._interrupt(ended)
+            raise
+        finally:
+            self._marker.unlink(missing_ok=True)
+
+    def _submit(self, due: DueRun) -> None:
+        directory = self._options.runs / due.run.directory
+        # In a list: a node fetches it only if it does not share the folder.
+        begun = [self._ray.put(packed(directory))] if (directory / "config.toml").is_file() else []
+        marker = (self._marker.name, self._text)
+        task = RayTask(due, self._options, marker, os.getcwd(), self._threads, user_sources())
+        # As bytes: the versions are compared before they are read.
+        self._pending[self._function.remote(pickle.dumps(task), begun, self._versions)] = due
+        self._progress.run_started(due.run)
+
+    def _take(self, promise: Any, deaths: Counter[str], ended: Ended) -> None:
+        """Takes in the answer of a task, or that its worker is lost."""
+        due = self._pending.pop(promise)
+        try:
+            answer: RayAnswer | dict[str, str] = self._ray.get(promise)
+        except self._ray.exceptions.RayTaskError as error:
+            raise RunFailed(
+                f"a task of {self._cluster} failed: {told(error.cause)}",
+                hint="run the study without --engine ray to see whether it fails here too",
+            ) from error
+        except self._ray.exceptions.RayError as error:
+            deaths[due.run.digest] += 1
+            why = f"its worker on {self._cluster} was lost: {one_line(error)}"
+            if deaths[due.run.digest] < TRIES:
+                self._progress.note(f"{due.run.key}: {why}; the run is repeated once")
+                self._submit(due)
+                return
+            directory = self._options.runs / due.run.directory
+            ended(due.run, line_of_failure(due.run, directory, why))
+            return
+        if isinstance(answer, dict):
+            raise self._other_versions(answer)
+        self._keep(due, answer)
+        if answer.stopped is not None:
+            raise answer.stopped
+        if answer.line is None:
+            raise KeyboardInterrupt
+        ended(due.run, answer.line)
+
+    def _other_versions(self, theirs: dict[str, str]) -> ConfigError:
+        different = [name for name, version in self._versions.items() if theirs[name] != version]
+        there = ", ".join(f"{name} {theirs[name]}" if theirs[name] else f"no {name}" for name in different)
+        here = ", ".join(f"{name} {self._versions[name]}" for name in different)
+        return ConfigError(
+            f"a worker on {self._cluster} has {there}, but this process has {here}",
+            where="--address",
+            hint="install the same versions on every node, where 'ray start' finds them, and restart Ray there",
+        )
+
+    def _interrupt(self, ended: Ended) -> None:
+        """Cancels all tasks. Running ones save their last complete round; on nodes of their own it is sent back."""
+        until = time.monotonic() + _SAVING
+        with suppress(Exception):  # the cluster may be gone, and what stopped the study says more
+            for promise in self._pending:
+                self._ray.cancel(promise, force=False)
+            while self._pending and time.monotonic() < until:
+                done, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=_TICK)
+                for promise in done:
+                    due = self._pending.pop(promise)
+                    with suppress(self._ray.exceptions.RayError):  # it had not started
+                        answer = self._ray.get(promise)
+                        if isinstance(answer, RayAnswer):
+                            self._keep(due, answer)
+                            if answer.line is not None:
+                                ended(due.run, answer.line)
+
+    def _keep(self, due: DueRun, answer: RayAnswer) -> None:
+        """Writes the run directory that a node sent back."""
+        if answer.archive is not None:
+            unpack(answer.archive, self._options.runs / due.run.directory)
+
+    def close(self) -> None:
+        """Disconnects from the cluster, or ends the local Ray."""
+        self._cluster.close()
+
+
+def _task_function() -> Callable[..., Any]:
+    """The function of a task. Made in a function it travels by value, so other versions of fedlens are noticed."""
+    versions_here = actor_class().versions
+
+    def task(task: bytes, begun: list[Any], versions: dict[str, str]) -> Any:
+        here = versions_here()
+        if here != versions:
+            return here
+        from fedlens.studies.ray_jobs import answered
+
+        return answered(task, begun)
+
+    return task
+
+
+_sessions: list[Any] = []  # of this process: Ray carries out many tasks in one
+
+
+def answered(pickled: bytes, begun: Sequence[Any]) -> RayAnswer:
+    """Carries out a task on the node where this process runs.
+
+    Args:
+        begun: a reference to the archive of the run directory, if the run has begun before.
+    """
+    import torch
+
+    from fedlens.experiment.session import Session
+
+    task: RayTask = pickle.loads(pickled)
+    torch.set_num_threads(task.threads)
+    share_cores(task.threads)
+    if os.path.isdir(task.home):
+        os.chdir(task.home)
+    for source in task.sources:
+        load_source(*source)
+    if not _sessions:
+        _sessions.append(Session())
+    if shared(task):
+        with working(task.options.runs.parent):
+            return _carried_out(task, task.options, _sessions[0], False)
+    with tempfile.TemporaryDirectory(prefix="fedlens-run-") as folder:
+        options = replace(task.options, runs=Path(folder, "runs"))
+        options.runs.mkdir()
+        if begun:
+            unpack(import_ray().get(begun[0]), options.runs / task.due.run.directory)
+        return _carried_out(task, options, _sessions[0], True)
+
+
+def _carried_out(task: RayTask, options: RunOptions, session: Session, archive: bool) -> RayAnswer:
+    line, stopped = None, None
+    with suppress(KeyboardInterrupt):  # the driver cancelled the task; the run is saved
+        try:
+            line = carry_out(task.due, options, session, _unheard)
+        except StudyStopped as error:
+            stopped = error
+    directory = options.runs / task.due.run.directory
+    return RayAnswer(line, stopped, packed(directory) if archive and directory.is_dir() else None)
+
+
+def _unheard(run: PlannedRun, round: int, rounds: int) -> None:
+    """Rounds are not reported from nodes."""
+
+
+def shared(task: RayTask) -> bool:
+    """Whether this node sees the folder of the study: the marker of the driver is there, with its text."""
+    name, text = task.marker
+    try:
+        return (task.options.runs.parent / name).read_text() == text
+    except OSError:
+        return False
+
+
+def packed(directory: Path) -> bytes:
+    """A run directory as an archive, without its lock."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path in sorted(directory.rglob("*")):
+            if path.name != ".lock":
+                archive.add(path, path.relative_to(directory).as_posix(), recursive=False)
+    return buffer.getvalue()
+
+
+def unpack(archive: bytes, directory: Path) -> None:
+    """Replaces a run directory by the one in an archive. Raises `StudyStopped` if the disk refuses.
+
+    >>> source, copy = Path(tempfile.mkdtemp()), Path(tempfile.mkdtemp()) / "run"
+    >>> _ = (source / "config.toml").write_text("rounds = 2")
+    >>> unpack(packed(source), copy)
+    >>> (copy / "config.toml").read_text()
+    'rounds = 2'
+    """
+    beside = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        beside.mkdir(parents=True)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as packed_files:
+            packed_files.extractall(beside, filter="data")
+        shutil.rmtree(directory, ignore_errors=True)
+        beside.rename(directory)
+    except OSError as error:
+        raise StudyStopped(
+            f"the study stopped: a run directory cannot be written: {error.strerror or error}",
+            where=str(directory),
+            hint=f"check the disk, {CONTINUE}",
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -1,0 +1,139 @@
+"""What a study will cost: numbers of runs and images are exact, disk and memory close, times of the right size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens import Experiment
+from fedlens.core.errors import DataError
+from fedlens.experiment.session import Session
+from fedlens.report.study_results import LINES, write_lines
+from fedlens.studies.carry_out import RunOptions, carry_out
+from fedlens.studies.estimate import estimate, mean_rounds
+from fedlens.studies.run_cost import RunCost, RunCosts
+from fedlens.studies.study_plan import StudyPlan
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 6,
+    "seed": 0,
+    "model": "linear",
+    "local": {"lr": 0.1, "epochs": 2, "batch_size": 10},
+    "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 8}},
+    "engine": {"name": "inline", "threads": 1},
+}
+STUDY: dict[str, Any] = {
+    "base": {key: value for key, value in SETTINGS.items() if key != "seed"},
+    "seeds": [0, 1],
+    "grid": {"local.lr": [0.1, 0.3]},
+}
+CASES: dict[str, dict[str, Any]] = {
+    "all clients": {},
+    "some clients": {"select": {"clients_per_round": 4}},
+    "steps": {"local": {"lr": 0.1, "steps": 3, "batch_size": 10}},
+    "centralized": {"algorithm": "centralized"},
+    "state at the clients": {"algorithm": "scaffold", "record": {"clients": True}},
+    "clients measured": {
+        "data": {**SETTINGS["data"], "validation": 0.25, "validation_from": "client"},
+        "evaluation": {"clients": "all", "every": 4},
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_images_and_disk_are_those_of_the_run(case: str, tmp_path: Path) -> None:
+    settings = {**SETTINGS, **CASES[case]}
+    cost = RunCosts(Session()).of(settings)
+    run = Experiment(**settings).run(tmp_path / "run", report=False)
+    assert cost.images == pytest.approx(run.summary["totals"]["examples"], rel=0.01)
+    size = sum(path.stat().st_size for path in run.directory.rglob("*") if path.is_file())
+    assert size * 0.8 < cost.disk < size * 2
+    assert cost.seconds is not None
+    assert 0 < cost.seconds < 60
+    assert 2**28 < cost.memory < 2**30
+
+
+def test_fewer_rounds_cost_less_and_larger_models_more_memory() -> None:
+    costs = RunCosts(Session())
+    whole, half = costs.of(SETTINGS), costs.of(SETTINGS, rounds=3)
+    assert half.images == whole.images / 2
+    assert (half.seconds or 0) < (whole.seconds or 0)
+    assert half.disk < whole.disk
+    large = costs.of({**SETTINGS, "model": {"name": "mlp", "hidden": 2000}, "rounds": 1})
+    assert large.memory > whole.memory + 4 * 2000 * 2000
+
+
+def test_what_runs_share_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = RunCosts(Session())
+    measured: list[Any] = []
+    real = RunCosts._measure
+
+    def counted(self: RunCosts, settings: Any) -> Any:
+        measured.append(settings)
+        return real(self, settings)
+
+    monkeypatch.setattr(RunCosts, "_measure", counted)
+    for seed in range(3):
+        for lr in (0.1, 0.2):
+            costs.of({**SETTINGS, "seed": seed, "local": {"lr": lr, "batch_size": 10}})
+    assert len(measured) == 1
+    costs.of({**SETTINGS, "model": "mlp"})
+    assert len(measured) == 2
+
+
+def test_without_patience_a_second_kind_has_the_speed_of_the_first() -> None:
+    costs = RunCosts(Session(), patience=0.0)
+    costs.of(SETTINGS)
+    assert costs.skipped == 0
+    cost = costs.of({**SETTINGS, "algorithm": "fedprox"})
+    assert (cost.seconds is not None, costs.skipped) == (True, 1)
+
+
+def test_an_estimate_counts_the_runs_that_are_left(tmp_path: Path) -> None:
+    plan = StudyPlan.load(STUDY)
+    found = estimate(plan, tmp_path, jobs=2)
+    assert (found.runs, found.left, found.jobs) == ({"final": 4}, 4, 2)
+    assert found.images == 4 * 6 * 2 * 1437
+    assert found.sentences[0] == "4 runs."
+    assert json.loads(json.dumps(vars(found)))["left"] == 4
+    options = RunOptions(tmp_path / "runs")
+    session = Session()
+    lines = [carry_out(due, options, session, lambda *_: None) for due in plan.due({})[:3]]
+    write_lines(tmp_path / LINES, lines)
+    rest = estimate(plan, tmp_path, jobs=2)
+    assert (rest.left, rest.sentences[0]) == (1, "4 runs; 3 of them are done.")
+    assert rest.hours == rest.core_hours  # one run cannot be divided
+    write_lines(tmp_path / LINES, [*lines, carry_out(plan.due({})[3], options, session, lambda *_: None)])
+    assert estimate(plan, tmp_path).sentences == ["4 runs; 4 of them are done."]
+
+
+def test_tuning_counts_with_its_runs_and_the_runs_after_it(tmp_path: Path) -> None:
+    tune = {"on": "validation", "share": 0.2, "over": ["local.lr"]}
+    found = estimate(StudyPlan.load({**STUDY, "tune": tune}), tmp_path, jobs=1)
+    assert (found.runs, found.left) == ({"tune": 4, "final": 2}, 6)
+    assert found.sentences[0] == "6 runs, 4 of tuning and 2 final ones."
+    assert found.images == 4 * 6 * 2 * round(0.8 * 1437) + 2 * 6 * 2 * 1437
+
+
+def test_successive_halving_counts_with_the_rounds_it_leaves() -> None:
+    assert mean_rounds(9, rounds=450, first=50, keep=3) == (9 * 50 + 3 * 100 + 300) / 9 + 1 / 3
+    assert mean_rounds(1, rounds=100, first=10, keep=3) == 100
+
+
+def test_a_disk_that_is_too_small_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunCosts, "of", lambda *_: RunCost(10.0, 7200.0, 2**62, 2**30))
+    found = estimate(StudyPlan.load(STUDY), tmp_path, jobs=2)
+    assert (found.core_hours, found.hours) == (8.0, 4.0)
+    assert "4 h with 2 runs at once, 8 h one after the other" in found.sentences[1]
+    assert found.sentences[2].endswith("Free some space, or name a folder on another disk with --out.")
+    monkeypatch.setattr(RunCosts, "of", lambda *_: RunCost(10.0, None, 0, 2**30))
+    assert "the time could not be measured" in estimate(StudyPlan.load(STUDY), tmp_path).sentences[1]
+
+
+def test_data_that_are_missing_are_an_error(tmp_path: Path) -> None:
+    study = {**STUDY, "set": {"data.dataset.name": "mnist"}}
+    with pytest.raises(DataError, match="MNIST not found"):
+        estimate(StudyPlan.load(study), tmp_path, data_dir=tmp_path)
