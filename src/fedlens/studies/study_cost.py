@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.experiment.config import Config
-from fedlens.report.study_populations import needs_runs
+from fedlens.report.study_populations import needs_data, needs_runs
 from fedlens.studies.study_plan import StudyPlan
 
 BALANCED = 120_300  # images of the class-balanced iNaturalist, hsu2020 section 4.1
@@ -57,7 +58,8 @@ def study_cost(plan: StudyPlan) -> StudyCost:
     """The cost of a study. Runs that successive halving or divergence would end early are counted in full."""
     runs, images, seconds = 0, 0.0, 0.0
     known, datasets = True, dict[str, None]()
-    cells, trains = plan.cells, needs_runs(plan.source.settings.figures, plan.source.settings.tables)
+    cells, shown = plan.cells, (plan.source.settings.figures, plan.source.settings.tables)
+    trains = needs_runs(*shown)
     for case in cells.cases:
         for method in cells.methods:
             points = cells.points(method)
@@ -65,7 +67,8 @@ def study_cost(plan: StudyPlan) -> StudyCost:
             made = [
                 cells.made(method, case, point, "final").config for point in points[: 1 if alike else None]
             ]
-            datasets[made[0].data.dataset["name"]] = None
+            if needs_data(*shown):
+                datasets[made[0].data.dataset["name"]] = None
             tuning = len(cells.tuning_seeds[method.name]) if cells.tune is not None else 0
             finals = 0 if cells.tune is not None and not _refits(plan) else len(cells.seeds)
             repeats = tuning * (len(points) if alike else 1) + finals / len(made)
@@ -153,17 +156,19 @@ def _speeds() -> Mapping[str, Any]:
 def images_per_second(config: Config) -> float | None:
     """Images that one core trains on in a second, from speeds.toml; None for a model that is not in it.
 
-    The speed is that of the measured size of images, times the ratio of their areas.
+    The speed is that of the nearest measured size of images, times the ratio of their areas.
     """
     speeds = _speeds()
-    entry = speeds["models"].get(_model_key(config))
-    if entry is None:
+    measured = speeds["models"].get(_model_key(config))
+    if measured is None:
         return None
-    precision = config.engine.get("precision", "fp32")
-    rate = entry.get(precision, entry["fp32"])
-    size = config.data.dataset.get("size", speeds["sides"].get(config.data.dataset["name"], entry["side"]))
-    area = size[0] * size[1] if isinstance(size, list | tuple) else size**2
-    return float(rate) * entry["side"] ** 2 / float(area)
+    entries = measured if isinstance(measured, list) else [measured]
+    usual = speeds["sides"].get(config.data.dataset["name"], entries[0]["side"])
+    size = config.data.dataset.get("size", usual)
+    area = float(size[0] * size[1] if isinstance(size, list | tuple) else size**2)
+    entry = min(entries, key=lambda each: abs(math.log(each["side"] ** 2 / area)))
+    rate = entry.get(config.engine.get("precision", "fp32"), entry["fp32"])
+    return float(rate) * entry["side"] ** 2 / area
 
 
 def _model_key(config: Config) -> str:
