@@ -114,5 +114,6 @@ def test_memory_of_a_step_is_measured_in_a_process_of_its_own() -> None:
     cost = model_cost(
         read_source("digits", ["model=linear"]).values, memory=True, shape=(1, 8, 8), classes=10
     )
-    assert cost.memory is not None and cost.estimated is not None
+    assert cost.memory is not None
+    assert cost.estimated is not None
     assert (cost.device, cost.batch) == ("cpu", 10)
