@@ -13,10 +13,12 @@ from fedlens.report.format import is_share, smaller_is_better
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
 from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare, effective_rate
 from fedlens.report.study_panels import (
+    Limits,
     LineRuns,
     Names,
     arrange,
     chance_level,
+    decades,
     level,
     metric_title,
     selected,
@@ -97,6 +99,7 @@ def effective_rate_figure(
     methods: list[str] | None = None,
     metric: str | None = None,
     runs: Role | None = None,
+    y: Limits | None = None,
     chance: float | None = None,
     columns: Columns | None = None,
 ) -> StudyFigure:
@@ -109,7 +112,7 @@ def effective_rate_figure(
     Raises `ConfigError` if a name is unknown, and `DataError` if no run has a value and a rate.
     """
     tuned = any(entry.role == "tune" for entry in study.info.entries)
-    shown = SeedGroups.of(study, runs or ("tune" if tuned else "final"))
+    shown = SeedGroups.of(study, runs or ("tune" if tuned else "final")).by_family()
     name = metric or shown.metric
     chosen = selected(shown, where, methods)
     layout = arrange(shown, chosen, _rate_keys(shown), lines, panels)
@@ -124,14 +127,17 @@ def effective_rate_figure(
     if not at:
         raise no_values(title, shown.gaps(chosen))
     limits = (min(at) / 1.6, max(at) * 1.6)
-    guess = chance_level(chosen, name, chance)
+    guess = chance_level(chosen, name, chance, drawn)
     if guess is not None:
         for series_of in drawn:
             series_of.append(level(guess, limits, "chance"))
-    axis = Axis("effective learning rate", log=True, limits=limits)
-    y = y_axis(name, metric_title(name), drawn)
+    ticks = decades(*limits)
+    axis = Axis(
+        "effective learning rate", log=True, limits=limits, ticks=ticks, names=[f"{each:g}" for each in ticks]
+    )
+    up = y_axis(name, metric_title(name), drawn, wanted=y)
     built = [
-        Figure(panel.title, f"{title} {panel.title}", axis, y, series)
+        Figure(panel.title, f"{title} {panel.title}", axis, up, series)
         for panel, series in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, "none", shown.role, False, False, guess, layout)
