@@ -14,6 +14,7 @@ from fedlens.core.errors import ConfigError, DataError, nearest
 from fedlens.core.registry import settings_model
 from fedlens.experiment.config_errors import explained
 from fedlens.report.study_choices import is_number
+from fedlens.report.study_data_figures import distributions_figure, populations_figure
 from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_groups import METHOD, SeedGroups
 from fedlens.report.study_lines import curve_figure, setting_figure
@@ -26,6 +27,8 @@ FIGURES: dict[str, Callable[..., StudyFigure]] = {
     "curves": curve_figure,
     "heat": heat_figure,
     "effective-lr": effective_rate_figure,
+    "populations": populations_figure,
+    "distributions": distributions_figure,
 }
 _COMMON = ("kind", "name", "title", "document")
 

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.report.study_budget_tables import budgets, targets
 from fedlens.report.study_comparison_tables import choices, differences, summary
+from fedlens.report.study_data_tables import datasets, efficiency
 from fedlens.report.study_relative_tables import clients, ranks, relative
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import refuse_bootstrap
@@ -31,6 +32,8 @@ TABLES: dict[str, Callable[..., StudyTable]] = {
     "relative": relative,
     "ranks": ranks,
     "clients": clients,
+    "datasets": datasets,
+    "efficiency": efficiency,
 }
 # A table of these kinds stands beside one of another kind, never alone.
 NOT_ALONE = {"ranks"}

@@ -23,6 +23,7 @@ from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import SilentStudy, StudyProgress
 from fedlens.studies.run_cost import PATIENCE
 from fedlens.studies.store import Store
+from fedlens.studies.study_data import make_data
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
 from fedlens.studies.sweep import sweep
@@ -205,6 +206,7 @@ class Study:
             for sentence in refuse_changed(folder, plan, accept_changes).sentences():
                 listener.note(sentence)
             self._write_file(folder)
+            make_data(plan, folder, data_dir=options.data_dir, download=download, say=listener.note)
             sweep(plan, store, partial(_started, options, jobs, address, listener), listener)
         result = StudyResult(folder)
         if report:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
+from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
@@ -103,6 +104,8 @@ class StudyPlan:
     @cached_property
     def runs(self) -> Sequence[PlannedRun]:
         """The runs that are known before any result: those of tuning, or else all."""
+        if not self.trains:
+            return []
         if self.cells.tune is not None:
             return tuning_runs(self.cells, {})
         pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
@@ -111,6 +114,8 @@ class StudyPlan:
     @cached_property
     def number_of_runs(self) -> Mapping[str, int]:
         """How many runs tuning has, and how many follow from its choices, by role."""
+        if not self.trains:
+            return {"tune": 0, "final": 0}
         tuning = sum(number_of_tuning_runs(self.cells, method) for method in self.cells.methods)
         finals = len(self.cells.methods) * len(self.cells.seeds)
         return {"tune": tuning * len(self.cells.cases), "final": finals * len(self.cells.cases)}
@@ -121,12 +126,19 @@ class StudyPlan:
         Args:
             lines: the results so far, by digest.
         """
+        if not self.trains:
+            return []
         tuning = tuning_due(self.cells, lines) if self.cells.tune is not None else []
         return merged([*tuning, *(DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines))])
 
+    @property
+    def trains(self) -> bool:
+        """Whether the study has runs: false where its figures and tables show data and models alone."""
+        return needs_runs(self.source.settings.figures, self.source.settings.tables)
+
     def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
         """The runs that give the results, of the cells whose point is known."""
-        if self.cells.tune is None:
+        if self.cells.tune is None or not self.trains:
             return list(self.runs)
         runs: list[PlannedRun] = []
         for case in self.cells.cases:
@@ -158,7 +170,8 @@ class StudyPlan:
                 "halving": study.stop.halving if study.stop is not None else None,
                 "first": study.stop.first if study.stop is not None else None,
             }
-        known = [*tuning_runs(self.cells, lines), *self.final_runs(lines)] if tune is not None else self.runs
+        tuned = tune is not None and self.trains
+        known = [*tuning_runs(self.cells, lines), *self.final_runs(lines)] if tuned else self.runs
         return StudyInfo(
             name=study.name,
             title=study.title,
