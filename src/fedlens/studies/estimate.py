@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -187,8 +187,7 @@ def _existing(folder: Path) -> Path:
 
 def _sentences(made: dict[str, Any], costs: RunCosts) -> list[str]:
     total, left, jobs = sum(made["runs"].values()), made["left"], made["jobs"]
-    roles = [f"{made['runs'][role]:,} {name}" for role, name in _ROLES.items() if role in made["runs"]]
-    runs = f"{many(total, 'run')}, {' and '.join(roles)}" if len(roles) > 1 else many(total, "run")
+    runs = runs_sentence(made["runs"])
     if left < total:
         runs += f"; {total - left:,} of them {'is' if total - left == 1 else 'are'} done"
     sentences = [f"{runs}."]
@@ -219,7 +218,16 @@ def _sentences(made: dict[str, Any], costs: RunCosts) -> list[str]:
     return sentences
 
 
-_ROLES = {"tune": "of tuning", "final": "final ones"}
+def runs_sentence(number: Mapping[str, int]) -> str:
+    """How many runs a study has, by role.
+
+    >>> runs_sentence({"final": 6}), runs_sentence({"tune": 12, "final": 1})
+    ('6 runs', '12 tuning runs, then 1 final run')
+    """
+    final = number.get("final", 0)
+    if not number.get("tune"):
+        return many(final, "run")
+    return f"{many(number['tune'], 'tuning run')}, then {many(final, 'final run')}"
 
 
-__all__ = ["StudyEstimate", "estimate", "mean_rounds"]
+__all__ = ["StudyEstimate", "estimate", "mean_rounds", "runs_sentence"]

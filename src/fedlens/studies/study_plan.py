@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
+from fedlens.report.study_tables import check_tables
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
@@ -34,7 +36,6 @@ from fedlens.studies.tuning import (
 )
 
 Values = Mapping[str, Any]
-_MANY = 4  # values of a grid that are listed
 _FREE_DATA = frozenset({"cache", "prefetch"})  # settings of [data] that change no example
 
 
@@ -71,6 +72,7 @@ class StudyPlan:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
             refuse_search(cells, source.places)
+            _refuse_tables(source)
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
@@ -272,6 +274,15 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
     return flat
 
 
+def _refuse_tables(source: StudySource) -> None:
+    """Raises `ConfigError` for `[[tables]]` that no results could fill."""
+    try:
+        check_tables(source.settings.tables, len(source.settings.seeds))
+    except ConfigError as error:
+        keys = re.split(r"[\[\].]+", error.where or "tables")
+        raise ConfigError(error.what, where=source.places.locate(*keys), hint=error.hint) from None
+
+
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:
     """Raises `ConfigError` if two cells, or two points of one, have the same settings. Checks every setting."""
     seen: dict[str, tuple[Method, Case, Mapping[str, Any]]] = {}
@@ -316,47 +327,3 @@ def _equal(
 
 def _listed(values: Mapping[str, Any]) -> str:
     return "(" + ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items()) + ")"
-
-
-def differences(before: Values, now: Values) -> list[str]:
-    """What results depend on and differs between the settings of two studies, a phrase each."""
-    old, new = _described(before), _described(now)
-
-    def words(settings: Mapping[str, str], key: str) -> str:
-        return settings.get(key, "not set")
-
-    return [
-        f"{key}: {_short(words(new, key))} instead of {_short(words(old, key))}"
-        for key in dict.fromkeys([*old, *new])
-        if words(old, key) != words(new, key)
-    ]
-
-
-def _short(words: str) -> str:
-    values = words.split(", ")
-    return words if len(values) <= _MANY else f"{len(values)} values"
-
-
-def _described(values: Values) -> dict[str, str]:
-    """The settings that results depend on, by key, each in words."""
-    words: dict[str, str] = {}
-    for key, value in values.items():
-        if key in ("base", "last", "threads", "metric"):
-            words[key] = shown_value(value)
-        elif key == "seeds":
-            words[key] = str(len(value))
-        elif key in ("set", "grid", "tune", "stop"):
-            words |= {
-                name if key == "set" else f"{key} {name}": shown_value(item) for name, item in value.items()
-            }
-        elif key == "random":
-            words["random points"] = str(value.get("number"))
-        elif key in ("cases", "methods"):
-            words[key] = ", ".join(value)
-            for name, table in value.items():
-                for part, item in table.items():
-                    if part in ("set", "grid"):
-                        words |= {f"{name}, {setting}": shown_value(one) for setting, one in item.items()}
-                    elif part != "label":
-                        words[f"{name}, {part}"] = shown_value(item)
-    return words

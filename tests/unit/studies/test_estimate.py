@@ -115,7 +115,7 @@ def test_tuning_counts_with_its_runs_and_the_runs_after_it(tmp_path: Path) -> No
     tune = {"on": "validation", "share": 0.2, "over": ["local.lr"]}
     found = estimate(StudyPlan.load({**STUDY, "tune": tune}), tmp_path, jobs=1)
     assert (found.runs, found.left) == ({"tune": 4, "final": 2}, 6)
-    assert found.sentences[0] == "6 runs, 4 of tuning and 2 final ones."
+    assert found.sentences[0] == "4 tuning runs, then 2 final runs."
     assert found.images == 4 * 6 * 2 * round(0.8 * 1437) + 2 * 6 * 2 * 1437
 
 
