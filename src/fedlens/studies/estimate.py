@@ -119,6 +119,8 @@ def estimate(
 
 def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedRun, int | None]]:
     """All runs of a study, each once, with the rounds that they are expected to do; None for all."""
+    if not plan.trains:
+        return
     seen: set[str] = set()
     for run in plan.runs if plan.cells.tune is None else tuning_runs(plan.cells, lines):
         if run.digest not in seen:

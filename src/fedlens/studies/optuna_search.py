@@ -41,6 +41,7 @@ class OptunaSearch:
                 where="tune.search",
                 hint="pip install 'fedlens[search]'",
             ) from None
+        self._tables = dict(space)
         self._space = {setting: _distribution(setting, table) for setting, table in sorted(space.items())}
         if not self._space:
             raise ConfigError(
@@ -64,7 +65,7 @@ class OptunaSearch:
         """The next `number` points. Numbers have four significant digits."""
         self._asked = [self._study.ask(self._space) for _ in range(number)]
         return [
-            {setting: _value(trial.params[setting], self._space[setting]) for setting in self._space}
+            {setting: _rounded(trial.params[setting], self._tables[setting]) for setting in self._space}
             for trial in self._asked
         ]
 
@@ -79,11 +80,11 @@ class OptunaSearch:
                 self._study.tell(trial, value)
 
 
-def _value(value: Any, distribution: Any) -> Any:
-    """A suggested value, rounded within its bounds."""
-    if not isinstance(value, float) or not hasattr(distribution, "low"):
+def _rounded(value: Any, table: Mapping[str, Any]) -> Any:
+    """A suggested value, with four digits within its bounds."""
+    if not isinstance(value, float) or "choices" in table:
         return value
-    return min(max(float(f"{value:.4g}"), distribution.low), distribution.high)
+    return min(max(float(f"{value:.4g}"), float(table["low"])), float(table["high"]))
 
 
 def _distribution(setting: str, table: Mapping[str, Any]) -> Any:

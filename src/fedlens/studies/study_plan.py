@@ -140,7 +140,7 @@ class StudyPlan:
 
     def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
         """The runs that give the results, of the cells whose point is known."""
-        if self.cells.tune is None:
+        if self.cells.tune is None or not self.trains:
             return list(self.runs)
         runs: list[PlannedRun] = []
         for case in self.cells.cases:

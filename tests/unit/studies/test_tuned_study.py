@@ -91,3 +91,8 @@ def test_tuning_runs_hold_out_validation_data_and_final_runs_train_on_all_with_r
         if results.lines[entry.digest].status == "finished"
     }
     assert columns == {"tune": True, "final": False}
+
+
+def test_two_jobs_make_the_same_lines_as_one_process(tmp_path: Path, whole: Path) -> None:
+    Study(**STUDY).run(tmp_path, jobs=2, report=False)
+    assert without_clock(tmp_path) == without_clock(whole)
