@@ -187,13 +187,10 @@ def test_a_metric_that_no_run_has_is_no_failure_and_the_nearest_one_is_named() -
     assert table.notes[0] == f"fedavg: 5 of 5 runs have no value: {why}"
 
 
-def test_a_run_that_was_stopped_as_it_diverged_has_failed_and_a_paused_one_is_not_finished() -> None:
+def test_a_paused_run_is_not_finished_and_has_not_failed() -> None:
     results = results_of({"fedavg": [0.7, 0.72]})
     digest = next(iter(results.lines))
-    stopped = replace(results.lines[digest], status="stopped", reason="the loss diverged")
-    results = StudyResults(results.info, {**results.lines, digest: stopped})
-    assert texts(study_table(results, {"kind": "summary"}))[0][1] == "failed (1 of 2)"
-    paused = replace(stopped, reason="paused after round 1")
+    paused = replace(results.lines[digest], status="stopped", reason="paused after round 1")
     results = StudyResults(results.info, {**results.lines, digest: paused})
     assert texts(study_table(results, {"kind": "summary"}))[0][1] == "unfinished (1 of 2)"
 
