@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedlens.report.format import heading, is_share, label, many, percent, setting, split_of
+from fedlens.report.format import heading, is_share, label, many, setting, split_of
 from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell
 from fedlens.report.study_choices import choices
 from fedlens.report.study_results import StudyInfo, StudyResults
@@ -89,7 +89,7 @@ def tuning_words(info: StudyInfo) -> str:
         return ""
     seeds = list(tuning.get("seeds") or ())
     share, budget = tuning.get("share"), tuning.get("budget")
-    data = f"{percent(share)} of the training data, held out" if share else "held-out training data"
+    data = f"{100 * share:g} % of the training data, held out" if share else "held-out training data"
     runs = f", {many(int(budget), 'run')} of tuning for every method and case" if budget else ""
     whose = " that the results do not use" if tuning.get("own_seeds") else ""
     fewest, most = tuned_on(tuning), len(seeds)
@@ -173,11 +173,18 @@ def cell_name(results: StudyResults, cell: StudyCell) -> str:
 def case_name(info: StudyInfo, case: Mapping[str, Any]) -> str:
     """A case in a few words: "alpha 0.1, two classes"; empty for a study with one case."""
     return ", ".join(
-        setting(value)
-        if dimension == "case"
-        else f"{info.dimensions.get(dimension, dimension)} {setting(value)}"
+        shown(value) if dimension == "case" else f"{info.dimensions.get(dimension, dimension)} {shown(value)}"
         for dimension, value in case.items()
     )
+
+
+def shown(value: Any) -> str:
+    """The value of a setting in a table: numbers with six digits.
+
+    >>> shown(10.0), shown(0.00316227766017), shown([8, 16]), shown(True)
+    ('10', '0.00316228', '8, 16', 'yes')
+    """
+    return f"{value:g}" if isinstance(value, float) else setting(value)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from fedlens.core.errors import nearest
 from fedlens.report.format import smaller_is_better, split_of
-from fedlens.report.study_groups import is_lost
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.report.study_statistics import (
     Interval,
@@ -67,8 +66,8 @@ class StudyCell:
 def cell_of(results: StudyResults, method: str, case: Mapping[str, Any]) -> StudyCell:
     """The cell of a method in a case, with the final values of `results.metric`."""
     runs, values = results.runs(method, case), results.values(method, case)
-    # Only what diverged was stopped for good: a paused run goes on.
-    runs = {seed: line for seed, line in runs.items() if line.status != "stopped" or is_lost(line)}
+    # A stopped run is paused and goes on; one that diverged has failed.
+    runs = {seed: line for seed, line in runs.items() if line.status != "stopped"}
     failed = {seed: _reason(line, results.metric) for seed, line in runs.items() if seed not in values}
     planned = [
         entry.seed

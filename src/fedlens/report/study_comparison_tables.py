@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from fedlens.core.errors import ConfigError
-from fedlens.report.format import MISSING, number, setting
+from fedlens.report.format import MISSING, number
 from fedlens.report.study_captions import (
     bold_words,
     edge_words,
@@ -19,6 +19,7 @@ from fedlens.report.study_captions import (
     metric_name,
     own_populations,
     seeds_text,
+    shown,
     tuning_words,
     unit,
     untested_words,
@@ -150,7 +151,7 @@ def choices(view: TableView) -> StudyTable:
     for cell in view.cells:
         values = {choice.setting: choice for choice in found[cell.method, repr(cell.case)]}
         texts = [
-            setting(values[key].value) + ("*" if values[key].edge else "") if key in values else MISSING
+            shown(values[key].value) + ("*" if values[key].edge else "") if key in values else MISSING
             for key in settings
         ]
         if not values:

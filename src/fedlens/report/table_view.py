@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.report.format import MISSING, number, setting
-from fedlens.report.study_captions import case_name, shown_in_percent
+from fedlens.report.format import MISSING, number
+from fedlens.report.study_captions import case_name, shown, shown_in_percent
 from fedlens.report.study_cells import StudyCell, study_cells
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.table_format import TableCell
@@ -65,7 +65,7 @@ class TableView:
 
     def dimension_cells(self, case: Mapping[str, Any]) -> list[TableCell]:
         """The values of a case, one for each heading."""
-        return [TableCell(setting(case[d]) if d in case else MISSING) for d in self.info.dimensions]
+        return [TableCell(shown(case[d]) if d in case else MISSING) for d in self.info.dimensions]
 
     def case_label(self, case: Mapping[str, Any]) -> str:
         """A case as the heading of a column."""

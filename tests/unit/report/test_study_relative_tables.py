@@ -93,7 +93,7 @@ def test_cases_with_failed_runs_are_not_ranked_and_named() -> None:
     cases = {**CASES, 1.0: {**CASES[1.0], "b": [0.9, "out of memory"]}}
     table = study_table(results_of(cases, tables=RANKS), {"kind": "ranks"})
     assert [row[2] for row in texts(table)] == ["2", "2", "2"]
-    assert "Left out, since runs failed or are not finished: alpha 1.0." in table.caption
+    assert "Left out, since runs failed or are not finished: alpha 1." in table.caption
 
 
 def test_methods_with_too_few_examples_are_not_ranked_and_named() -> None:
