@@ -53,6 +53,11 @@ def line_of(planned: PlannedRun, directory: Path) -> RunLine:
     )
 
 
+def failed_line(planned: PlannedRun, reason: str) -> RunLine:
+    """The line of a run that failed before it had a directory."""
+    return RunLine(planned.digest, planned.directory, "failed", reason, 0, "", {"round": []}, {}, __version__)
+
+
 def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """The columns of `RunLine.curve`."""
     names = list(dict.fromkeys(name for line in metrics for name in line if _is_metric(name)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
@@ -167,6 +167,10 @@ class RunCosts:
         disk = speed.files + lines + _CHECKPOINTS * (speed.checkpoint + kept) + states - kept
         return RunCost(images, seconds, disk, shape.memory + kept)
 
+    def memory(self, settings: Mapping[str, Any]) -> int:
+        """Bytes of a process that carries out a run, the states of clients aside. Raises what `of` raises."""
+        return self._shape(settings, read_config(dict(settings))).memory
+
     def _shape(self, settings: Mapping[str, Any], config: Config) -> _Shape:
         data = config.data.model_dump(mode="json", exclude={"cache", "prefetch"}, fallback=repr)
         batch = [config.local.batch_size, config.local.examples]
@@ -178,16 +182,8 @@ class RunCosts:
             planned = plan(read_config(source.values, source.locate), source)
             built = build(planned, data_directory(self._data_dir), self._download, session=self._session)
             built.engine.close()
-            self._shapes[key] = _Shape(built, self._memory(built))
+            self._shapes[key] = _Shape(built, _memory_of(built))
         return self._shapes[key]
-
-    def _memory(self, built: Built) -> int:
-        data = built.shared.nbytes if built.shared is not None else 0
-        cohort = built.clients_per_round
-        largest = built.federation.largest if cohort is not None else int(built.partition.sizes().sum())
-        module = built.model.build(initial=False)
-        trained = replace(built.model, input_shape=built.holders.training_shape)
-        return data + memory_of_training(module, trained, built.task, built.config.local, largest)
 
     def _speed(self, settings: Mapping[str, Any], config: Config) -> Speed | None:
         local = config.local.model_dump(include={"batch_size", "optimizer", "examples", "clip_norm"})
@@ -240,6 +236,20 @@ class RunCosts:
                 until=until,
             )
             return _Timed.of(RunDir(out), experiment.config, time.perf_counter() - began, tested)
+
+
+def largest_memory(
+    runs: Iterable[Mapping[str, Any]], data_dir: Path | None = None, download: bool = False
+) -> int:
+    """Bytes of a process that carries out the largest of these runs, by their settings.
+
+    Runs whose data cannot be read do not count: they fail as soon as they start.
+    """
+    costs, largest = RunCosts(Session(), data_dir, download), 0
+    for settings in runs:
+        with suppress(FedlensError):
+            largest = max(largest, costs.memory(settings))
+    return largest
 
 
 @dataclass(frozen=True)
@@ -308,6 +318,15 @@ def _speed_of(few: _Timed, many: _Timed | None) -> Speed:
     return Speed(min(few.around, many.around), visit, step, evaluation, image, *files)
 
 
+def _memory_of(built: Built) -> int:
+    data = built.shared.nbytes if built.shared is not None else 0
+    cohort = built.clients_per_round
+    largest = built.federation.largest if cohort is not None else int(built.partition.sizes().sum())
+    module = built.model.build(initial=False)
+    trained = replace(built.model, input_shape=built.holders.training_shape)
+    return data + memory_of_training(module, trained, built.task, built.config.local, largest)
+
+
 def _shortened(settings: Mapping[str, Any], steps: int, clients: int | None) -> dict[str, Any]:
     """The settings of a short run: two rounds, `steps` local steps, and at most `clients` clients a round."""
     work = ("epochs", "steps", "examples", "stragglers", "straggler_work", "lr_warmup")
@@ -373,4 +392,4 @@ def _key(parts: Sequence[Any]) -> str:
     return json.dumps(parts, sort_keys=True, default=repr)
 
 
-__all__ = ["PATIENCE", "RunCost", "RunCosts", "Speed"]
+__all__ = ["PATIENCE", "RunCost", "RunCosts", "Speed", "largest_memory"]

@@ -11,7 +11,7 @@ import pytest
 from fedlens import Experiment, load_result, resume
 from fedlens.core.errors import FedlensError, RunDirectoryError
 from fedlens.report.study_results import read_lines, write_lines
-from fedlens.studies.line import line_of
+from fedlens.studies.line import failed_line, line_of
 from fedlens.studies.planned import PlannedRun
 
 SETTINGS: dict[str, Any] = {
@@ -84,6 +84,8 @@ def test_the_line_of_a_failed_run_has_its_reason(tmp_path: Path) -> None:
     line = line_of(PLANNED, tmp_path / "run")
     assert (line.status, line.reason) == ("failed", str(failure.value))
     assert line.final("test_accuracy") is None
+    early = failed_line(PLANNED, "no data")
+    assert (early.status, early.reason, early.rounds, early.series("x")) == ("failed", "no data", 0, [])
 
 
 def test_a_run_that_has_not_ended_has_no_line(finished: Path, tmp_path: Path) -> None:
