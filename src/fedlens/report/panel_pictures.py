@@ -28,7 +28,10 @@ def panel_picture(panels: Sequence[Panel], columns: int | None = None) -> Pictur
     tall = -(-len(panels) // wide)
     maps = isinstance(panels[0], ValueMap)
     width = (4.4, 6.4, 8.4)[min(wide, 3) - 1] + 2.0 * max(wide - 3, 0)
-    picture = new_picture(width, 0.4 + (2.5 if wide > 1 else 2.7) * tall)
+    names = [name for panel in panels if isinstance(panel, Figure) for name in panel.x.names]
+    tilted = sum(map(len, names)) / len(panels) > _LETTERS * width / wide
+    row = (2.5 if wide > 1 else 2.7) + 0.035 * max(map(len, names), default=0) * tilted
+    picture = new_picture(width, 0.4 + row * tall)
     grid = np.ravel(picture.subplots(tall, wide, squeeze=False))
     for k, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
         if isinstance(panel, ValueMap):
@@ -38,7 +41,7 @@ def panel_picture(panels: Sequence[Panel], columns: int | None = None) -> Pictur
             # Panels share their scales, so the titles of the axes stand at the edge alone.
             axes.set_ylabel(panel.y.title if k % wide == 0 else "")
             axes.set_xlabel(panel.x.title if k + wide >= len(panels) else "")
-            if sum(map(len, panel.x.names)) > _LETTERS * width / wide:
+            if tilted:
                 axes.tick_params(axis="x", rotation=30)
                 for label in axes.get_xticklabels():
                     label.set(ha="right", rotation_mode="anchor")

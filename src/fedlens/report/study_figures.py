@@ -57,7 +57,7 @@ def check_figure(spec: Mapping[str, Any], where: str = "figures") -> dict[str, A
     """
     kind = spec.get("kind")
     if kind is None:
-        raise ConfigError("a figure has no kind", where=where, hint=f"add kind = '{nearest('', FIGURES)}'")
+        raise ConfigError("a figure has no kind", where=where, hint=f"add `kind`; {nearest('', FIGURES)}")
     if kind not in FIGURES:
         raise ConfigError(
             f"unknown kind of figure '{kind}'", where=f"{where}.kind", hint=nearest(str(kind), FIGURES)
