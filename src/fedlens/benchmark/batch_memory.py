@@ -52,14 +52,14 @@ def batch_memory(
     """
     plan = planned(recipe, overrides)
     batches = _recipes_own(plan) if batches is None else batches
-    info = _info(plan, shape, classes, data_dir, download)
+    info = info_of(plan, shape, classes, data_dir, download)
     first = trial(plan, info, batches[0])
     spec = plan.chosen["model"].made(lambda: first.model.build(initial=False))
     trained, weights = _counts(spec)
     rows = []
     for batch in batches:
         say(f"measuring batches of {batch:,}")
-        rows.append({"batch": batch, **asdict(_measured(recipe, overrides, info, batch))})
+        rows.append({"batch": batch, **asdict(measured_memory(recipe, overrides, info, batch))})
     config, program = plan.config, first.program
     environment = describe_environment(command, config.seed)
     return {
@@ -100,7 +100,7 @@ def _counts(module: Any) -> tuple[int, int]:
     return sum(n for n, trained in sizes if trained), sum(n for n, _ in sizes)
 
 
-def _info(
+def info_of(
     plan: Plan, shape: Sequence[int] | None, classes: int | None, data_dir: Path | None, download: bool
 ) -> DatasetInfo:
     """The facts about the recipe's data, read from the data unless shape and classes are given."""
@@ -119,7 +119,7 @@ def _info(
     return DatasetInfo(dataset.name, kind, tuple(map(str, range(classes))), tuple(shape))
 
 
-def _measured(recipe: str, overrides: Sequence[str], info: DatasetInfo, batch: int) -> StepMemory:
+def measured_memory(recipe: str, overrides: Sequence[str], info: DatasetInfo, batch: int) -> StepMemory:
     """The measurement of a fresh process."""
     words = {"recipe": recipe, "overrides": list(overrides), "info": asdict(info), "batch": batch}
     command = [sys.executable, "-m", "fedlens.benchmark.memory_step", json.dumps(words)]

@@ -31,6 +31,7 @@ from fedlens.cli.output import (
 from fedlens.cli.partition import partition
 from fedlens.cli.predict import predict
 from fedlens.cli.report import report
+from fedlens.cli.reproduce import reproduce
 from fedlens.cli.resume import resume
 from fedlens.cli.run import RunCommand, run
 from fedlens.cli.show import show
@@ -125,6 +126,7 @@ app.command("show")(show)
 app.command("compare")(compare)
 app.command("cost")(cost)
 app.command("sweep")(sweep)
+app.command("reproduce")(reproduce)
 app.command("report")(report)
 app.command("predict")(predict)
 app.command("export")(export)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.cli.options import Changes, DataDir, Debug, Download, Json, Quiet, Report
-from fedlens.cli.output import CommandOutput, Interrupted, printable, reported, say, stdout_kept_clean
+from fedlens.cli.output import CommandOutput, Interrupted, reported, say, stdout_kept_clean
 
 if TYPE_CHECKING:
     from fedlens.studies.study import Study, StudyResult
@@ -122,17 +122,16 @@ def run_study(
     """
     from fedlens.cli.sweep_display import SweepDisplay
 
-    if dry_run or not quiet:
-        places = {name: how[name] for name in ("out", "jobs", "data_dir", "download")}
-        estimate = study.estimate(**places)
-        if dry_run and output.as_json:
-            output.json(vars(estimate))
-            return
-        for sentence in estimate.sentences:
-            print(printable(sentence), file=sys.stderr if output.as_json else sys.stdout)
-        if dry_run:
-            return
-        how = {**how, "jobs": estimate.jobs if how["jobs"] is None else how["jobs"]}
+    keys = ("jobs", "data_dir", "download")
+    found = study.estimate(how["out"], **{key: how[key] for key in keys})
+    if dry_run and output.as_json:
+        output.json(vars(found))
+    elif not quiet and not output.as_json:
+        say(*found.sentences)
+    if dry_run:
+        return
+    if how["jobs"] is None:
+        how["jobs"] = found.jobs
     display = SweepDisplay(quiet=quiet, stderr=output.as_json)
     try:
         with stdout_kept_clean(output.as_json):

@@ -26,14 +26,16 @@ class Axis:
         limits: the first and the last value shown; None fits them to the data.
         ticks: where the marks are; empty chooses them.
         names: the labels of the marks; empty writes their values.
+        gap: where a mark says that the axis is broken, such as between 0 and the smallest value of a log axis.
     """
 
     title: str = ""
-    values: Literal["number", "count", "share", "hidden"] = "number"
+    values: Literal["number", "count", "share", "bytes", "hidden"] = "number"
     log: bool = False
     limits: tuple[float, float] | None = None
     ticks: Sequence[float] = ()
     names: Sequence[str] = ()
+    gap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,24 +43,34 @@ class Series:
     """Values y over x, None where a value was not finite.
 
     A "band" is the outline of an area around the line of the same name: along its upper edge, and back on its lower.
-    Its colour is written as #rrggbb.
+    Its colour is written as #rrggbb. "points" are filled markers, "open" ones outlines, a "cross" has four arms, and
+    a "level" is a line without markers from one side to the other.
 
     Args:
         color: a colour of CSS, or a variable of the page's style.
         dash: one of `DASHES`.
         texts: a text for each point, for `hover`.
         hover: what the page shows at a point, a plotly template.
+        low, high: the ends of an error bar at each point, None where it has none; empty without error bars.
+        sizes: the area of each of some "points", relative to the usual one; empty for the usual one.
+        symbol: of "open" markers; "up" and "down" point to where a bound leaves room.
+        group: the name of the series that it is shown and hidden with; it has no entry in the legend then.
     """
 
     x: Sequence[float]
     y: Sequence[float | None]
     name: str = ""
-    kind: Literal["line", "bar", "dots", "ring", "band"] = "line"
+    kind: Literal["line", "bar", "dots", "ring", "band", "points", "open", "cross", "level"] = "line"
     color: str = "var(--accent)"
     dash: str = "solid"
     width: float = 2.25
     texts: Sequence[str] = ()
     hover: str = ""
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    sizes: Sequence[float] = ()
+    symbol: Literal["circle", "up", "down"] = "circle"
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,33 @@ class HeatMap:
     hover: str
 
 
+@dataclass(frozen=True, eq=False)
+class ValueMap:
+    """A matrix of values of a metric, one colour a cell, the first row at the bottom.
+
+    Args:
+        title: the heading on the page.
+        about: a description for readers who cannot see the figure.
+        values: float64 [rows, columns], NaN where a cell has no value.
+        rows, columns: the name of each row and column.
+        row_title, column_title: of the axes.
+        value_title: what the colours show.
+        limits: the values of the first and the last colour.
+        share: whether the values are written in per cent.
+    """
+
+    title: str
+    about: str
+    values: NDArray[np.float64]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    row_title: str
+    column_title: str
+    value_title: str
+    limits: tuple[float, float]
+    share: bool
+
+
 def curves(
     series: Sequence[Series], metric: str, title: str, about: str, bands: Sequence[Band] = ()
 ) -> Figure:
@@ -136,7 +175,7 @@ def curves(
     last = int(max((max(line.x, default=0) for line in series), default=0))
     x = Axis("round", "count", limits=x_limits(last), ticks=range(last + 1) if 0 < last < 10 else ())
     if is_share(metric):
-        y = Axis(values="share", limits=_share_limits(values) if values else None)
+        y = Axis(values="share", limits=share_limits(values) if values else None)
     elif values and min(values) > 0 and max(values) / min(values) > 100:
         y = Axis("log scale", log=True)
     else:
@@ -155,7 +194,7 @@ def x_limits(last: float) -> tuple[float, float]:
     return -0.015 * last, 1.02 * last
 
 
-def _share_limits(shares: Sequence[float]) -> tuple[float, float]:
+def share_limits(shares: Sequence[float]) -> tuple[float, float]:
     """Limits that fit the shares and exceed [0, 1] by at most the width of a marker."""
     low, high = min(shares), max(shares)
     pad = max(0.06 * (high - low), 0.02)

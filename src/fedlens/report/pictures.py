@@ -20,6 +20,7 @@ from fedlens.report import classification_figures as classification
 from fedlens.report import figures
 from fedlens.report import partition_figures as data
 from fedlens.report.downsample import PartitionSample, short
+from fedlens.report.format import size
 from fedlens.report.palette import TEN, class_colors
 
 Axes: TypeAlias = Any  # matplotlib's own types differ from release to release
@@ -45,6 +46,7 @@ SUFFIXES: dict[str, dict[str, None]] = {".png": {}, ".pdf": {"CreationDate": Non
 _WIDTH, _HEIGHT = 6.4, 2.9  # inches
 _LEGEND_AT_MOST, _TICKS_AT_MOST, _BUBBLES_AT_MOST = 20, 25, 400
 _DASHES = dict(zip(figures.DASHES, ("-", "--", ":", "-."), strict=True))
+_SYMBOLS = {"circle": "o", "up": "^", "down": "v"}
 _MEAN = "#d66a00"
 
 
@@ -58,13 +60,13 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
     Raises `ConfigError` if matplotlib is not installed, `DataError` if there are no clients, and
     `RunDirectoryError` if a file cannot be written.
     """
-    with _style():
+    with style():
         if not len(partition):
             raise DataError("the partition has no clients to draw")
         written = []
         for name, make_picture in pictures(partition).items():
             picture = make_picture()
-            written += [_save(picture, out / f"{name}.{suffix}") for suffix in formats]
+            written += [save(picture, out / f"{name}.{suffix}") for suffix in formats]
     return written
 
 
@@ -88,13 +90,13 @@ def draw_evaluation(run_dir: Path, out: Path, formats: Sequence[str] = ("png", "
         "class-accuracy": classification.class_accuracies(results),
         "reliability": classification.reliability(classification.Calibration.of(evaluation.sums)),
     } | ({"confusion": heat} if heat else {})
-    with _style():
+    with style():
         drawn = {
             name: heat_picture(f) if isinstance(f, figures.HeatMap) else _row([f])
             for name, f in shown.items()
         }
         return [
-            _save(picture, out / f"{name}.{suffix}") for name, picture in drawn.items() for suffix in formats
+            save(picture, out / f"{name}.{suffix}") for name, picture in drawn.items() for suffix in formats
         ]
 
 
@@ -102,12 +104,12 @@ def heat_picture(figure: figures.HeatMap) -> Picture:
     """The picture of a matrix of shares, with names and counts if there are few."""
     from matplotlib.colors import PowerNorm
 
-    picture = _picture(height=4.6)
+    picture = new_picture(height=4.6)
     axes = picture.subplots()
     norm = PowerNorm(1.0 if figure.names else 0.4, 0, 1)
     image = axes.imshow(figure.shares, cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
     axes.spines[:].set_visible(False)
-    bar = picture.colorbar(image, ax=axes, aspect=40, pad=0.01, format=_percent)
+    bar = picture.colorbar(image, ax=axes, aspect=40, pad=0.01, format=percent_mark)
     bar.set_label("share of the class")
     bar.outline.set_visible(False)
     names = [short(name, 18) for name in figure.names]
@@ -131,20 +133,25 @@ def draw_curves(figure: figures.Figure, path: Path) -> Path:
     Raises `ConfigError` if matplotlib is not installed or the name has another ending, and `RunDirectoryError` if the
     file cannot be written.
     """
-    with _style():
-        if path.suffix not in SUFFIXES:
-            raise ConfigError(
-                f"cannot draw '{path.name}': unknown file format '{path.suffix}'",
-                hint=f"choose a name that ends in {', '.join(SUFFIXES)}",
-            )
-        return _save(curve_picture(figure), path, hint="choose another file")
+    with style():
+        check_suffix(path)
+        return save(curve_picture(figure), path, hint="choose another file")
+
+
+def check_suffix(path: Path) -> None:
+    """Raises `ConfigError` if pictures cannot be written in the format that a file's name ends in."""
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"cannot draw '{path.name}': unknown file format '{path.suffix}'",
+            hint=f"choose a name that ends in {', '.join(SUFFIXES)}",
+        )
 
 
 def curve_picture(figure: figures.Figure) -> Picture:
     """The picture of curves: what the axes show as their title, and a legend without the bands."""
-    picture = _picture(_WIDTH * 0.8, _HEIGHT)
+    picture = new_picture(_WIDTH * 0.8, _HEIGHT)
     axes = picture.subplots()
-    _draw(axes, figure)
+    draw_figure(axes, figure)
     axes.set_title("; ".join(filter(None, [figure.title, figure.note])), loc="left", fontsize=8)
     names = [line.name for line in figure.series if line.kind != "band"]
     if len(names) <= 4 and max(map(len, names)) <= 30:  # else it covers the curves
@@ -155,7 +162,7 @@ def curve_picture(figure: figures.Figure) -> Picture:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
     """The style of all pictures; raises `ConfigError` if matplotlib is not installed."""
     try:
         import matplotlib as mpl
@@ -184,7 +191,8 @@ def pictures(partition: Partition) -> dict[str, Callable[[], Picture]]:
     return dict(sorted(functions.items()))
 
 
-def _save(picture: Picture, path: Path, hint: str = "choose another directory with --out") -> Path:
+def save(picture: Picture, path: Path, hint: str = "choose another directory with --out") -> Path:
+    """Writes a picture in the format that the ending of `path` names; raises `RunDirectoryError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         picture.savefig(path, dpi=200, metadata=SUFFIXES[path.suffix])
@@ -197,30 +205,32 @@ def _save(picture: Picture, path: Path, hint: str = "choose another directory wi
     return path
 
 
-def _picture(width: float = _WIDTH, height: float = _HEIGHT) -> Picture:
+def new_picture(width: float = _WIDTH, height: float = _HEIGHT) -> Picture:
+    """An empty picture of this size in inches; needs `style`."""
     from matplotlib.figure import Figure
 
     return Figure((width, height), layout="constrained")
 
 
 def _row(shown: Sequence[figures.Figure]) -> Picture:
-    picture = _picture(_WIDTH / 2 * len(shown), 2.4)
+    picture = new_picture(_WIDTH / 2 * len(shown), 2.4)
     _headline(picture, shown[0].note)
     return _fill(picture, picture.subplots(1, len(shown)), shown)
 
 
 def _column(shown: Sequence[figures.Figure]) -> Picture:
-    picture = _picture(_WIDTH / 2, 0.35 + 0.75 * len(shown))
+    picture = new_picture(_WIDTH / 2, 0.35 + 0.75 * len(shown))
     return _fill(picture, picture.subplots(len(shown), 1), shown)
 
 
 def _fill(picture: Picture, panels: Any, shown: Sequence[figures.Figure]) -> Picture:
     for axes, figure in zip(np.ravel(panels), shown, strict=True):
-        _draw(axes, figure)
+        draw_figure(axes, figure)
     return picture
 
 
-def _draw(axes: Axes, figure: figures.Figure) -> None:
+def draw_figure(axes: Axes, figure: figures.Figure) -> None:
+    """Draws the series of a figure, its marks and its scales."""
     for series in figure.series:
         x, y, points = series.x, series.y, len(series.x)
         color = series.color if series.color.startswith("#") else TEN[0]  # not a variable of the page's style
@@ -230,17 +240,25 @@ def _draw(axes: Axes, figure: figures.Figure) -> None:
             axes.scatter(
                 x, y, 14 if points <= 300 else 4, color, alpha=0.6, linewidths=0, rasterized=points > 5000
             )
+        elif series.kind in ("points", "open", "cross"):
+            _draw_markers(axes, series, color)
         elif series.kind == "band":
             half = points // 2
             axes.fill_between(x[:half], y[:half], y[half:][::-1], color=color, alpha=0.18, linewidth=0)
         else:
             # A gap where a value was not finite; matplotlib leaves out a label that begins with an underscore.
             values = [math.nan if value is None else value for value in y]
-            marker = "." if points <= figures.MARKERS_UP_TO else ""
+            marker = "." if points <= figures.MARKERS_UP_TO and series.kind != "level" else ""
             label = f" {series.name}" if series.name else None
-            line = {"color": color, "linestyle": _DASHES[series.dash], "linewidth": 1.4, "marker": marker}
-            axes.plot(x, values, label=label, **line)
+            line = {
+                "color": color,
+                "linestyle": _DASHES[series.dash],
+                "linewidth": 0.9 if series.kind == "level" else 1.4,
+                "marker": marker,
+            }
+            axes.plot(x, values, label=None if series.group else label, **line)
             axes.grid(visible=True)
+            _draw_error_bars(axes, series, color)
     for band in figure.bands:
         axes.axvspan(band.first - 0.5, band.last + 0.5, color=_MEAN, alpha=0.12, linewidth=0)
     if (mark := figure.mark) is not None:
@@ -253,8 +271,33 @@ def _draw(axes: Axes, figure: figures.Figure) -> None:
         axes.spines["left"].set_visible(False)
 
 
+def _draw_markers(axes: Axes, series: figures.Series, color: str) -> None:
+    label = f" {series.name}" if series.name and not series.group else None
+    values = [math.nan if value is None else value for value in series.y]
+    if series.kind == "cross":
+        axes.scatter(series.x, values, 320, color, marker="+", linewidths=0.9, label=label)
+    elif series.kind == "open":
+        look = {"facecolors": "none", "edgecolors": color, "linewidths": 1.1, "zorder": 3}
+        axes.scatter(series.x, values, 26, marker=_SYMBOLS[series.symbol], label=label, **look)
+    else:
+        areas: Any = [18 * size for size in series.sizes] or 18
+        alpha = 0.75 if series.sizes else 1
+        axes.scatter(series.x, values, areas, color, alpha=alpha, linewidths=0, label=label, zorder=3)
+    axes.grid(visible=True)
+    _draw_error_bars(axes, series, color)
+
+
+def _draw_error_bars(axes: Axes, series: figures.Series, color: str) -> None:
+    if not len(series.low):
+        return
+    ends = zip(series.x, series.y, series.low, series.high, strict=True)
+    for x, y, low, high in ends:
+        if y is not None and low is not None and high is not None:
+            axes.errorbar(x, y, [[y - low], [high - y]], color=color, elinewidth=0.9, capsize=2)
+
+
 def _scale(scale: Any, axis: figures.Axis) -> None:
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import LogFormatter, MaxNLocator, NullLocator
 
     which = scale.axis_name
     scale.axes.set(**{f"{which}label": axis.title, f"{which}scale": "log" if axis.log else "linear"})
@@ -263,7 +306,18 @@ def _scale(scale: Any, axis: figures.Axis) -> None:
     if axis.values == "count":
         _count(scale)
     if axis.values == "share":
-        scale.set_major_formatter(_percent)
+        scale.set_major_formatter(percent_mark)
+    if axis.log and axis.values == "number":
+        # By itself a mark is "10^-2" between dollars, which text without formulas shows as it is.
+        scale.set_major_formatter(lambda value, _: f"{value:g}")
+        scale.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1.2, 0.5)))
+    if axis.values == "bytes":
+        scale.set_major_formatter(lambda value, _: size(value).replace(".0 ", " "))
+        scale.set_major_locator(MaxNLocator(nbins=5))
+    if axis.gap is not None:
+        mark = {"ha": "center", "va": "center", "fontsize": 8, "transform": scale.axes.get_xaxis_transform()}
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        scale.axes.text(axis.gap, 0, "//", zorder=5, clip_on=False, bbox=box, **mark)
     if axis.ticks:
         scale.set_ticks(list(axis.ticks), [short(name, 18) for name in axis.names] or None)
         scale.set_minor_locator(NullLocator())
@@ -282,7 +336,8 @@ def _count(scale: Any) -> None:
         scale.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _percent(value: float, position: int) -> str:
+def percent_mark(value: float, position: int) -> str:
+    """A share as the mark of an axis."""
     return f"{100 * value:.3g} %"
 
 
@@ -296,7 +351,7 @@ def _bars(sample: PartitionSample) -> Picture:
     from matplotlib.colors import ListedColormap
 
     uneven = sample.lopsided()
-    picture = _picture(height=_HEIGHT + 0.9 * uneven)
+    picture = new_picture(height=_HEIGHT + 0.9 * uneven)
     panels = picture.subplots(1 + uneven, 1, squeeze=False, sharex=True, height_ratios=(1, 3)[1 - uneven :])[
         :, 0
     ]
@@ -309,7 +364,7 @@ def _bars(sample: PartitionSample) -> Picture:
         bottoms += heights
     axes.set(xlim=(-0.6, len(clients) - 0.4), ylabel=f"share of its {unit}" if uneven else unit)
     if uneven:
-        axes.yaxis.set_major_formatter(_percent)
+        axes.yaxis.set_major_formatter(percent_mark)
         axes.set_ylim(0, 1)
         marks = sample.counts.sum(axis=1)
         panels[0].bar(clients, marks, 0.85, color="#5d6b7a", linewidth=0)
@@ -359,7 +414,7 @@ def _matrix(sample: PartitionSample) -> Picture:
     """Bubbles of counts for few cells, else a heat map of shares."""
     few = sample.counts.size <= _BUBBLES_AT_MOST and max(sample.counts.shape) <= _TICKS_AT_MOST
     clients = len(sample.ids)
-    picture = _picture(height=min(max(1.3 + 0.22 * clients, 2.2), 5.2) if few else 4.2)
+    picture = new_picture(height=min(max(1.3 + 0.22 * clients, 2.2), 5.2) if few else 4.2)
     axes = picture.subplots()
     (_bubbles if few else _heat)(picture, axes, sample)
     _headline(picture, sample.excerpt())
@@ -396,10 +451,6 @@ def _heat(picture: Picture, axes: Axes, sample: PartitionSample) -> None:
     norm = PowerNorm(0.5 if sample.fine() else 1.0, 0, sample.top_share())
     image = axes.imshow(sample.shares(), cmap="Blues", norm=norm, aspect="auto", interpolation="nearest")
     axes.spines[:].set_visible(False)
-    bar = picture.colorbar(image, ax=axes, aspect=40, pad=0.01, format=_percent)
+    bar = picture.colorbar(image, ax=axes, aspect=40, pad=0.01, format=percent_mark)
     bar.set_label(f"share of the client's {sample.unit}")
     bar.outline.set_visible(False)
-
-
-# The parts of a picture, for other modules that draw.
-style, save, new_picture, draw_figure = _style, _save, _picture, _draw

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.report.downsample import PartitionSample, short
-from fedlens.report.figures import MARKERS_UP_TO, Axis, Band, Figure, HeatMap, Series, VerticalLine
+from fedlens.report.figures import MARKERS_UP_TO, Axis, Band, Figure, HeatMap, Series, ValueMap, VerticalLine
 from fedlens.report.palette import class_colors
 from fedlens.report.partition_figures import CLIENTS_IN_ORDER
 
@@ -25,13 +25,15 @@ _CLASSES_NAMED = 20  # on the axis of a matrix
 _ID_WIDTH, _CLASS_WIDTH = 14, 18  # of a label on an axis, in characters
 _DECADES = 7  # of a logarithmic axis, each with a label
 DOTS = 2000  # of a series; of more, as many are drawn
-_TICK_FORMATS = {"number": "~g", "count": "~s", "share": ".1~%"}
+_TICK_FORMATS = {"number": "~g", "count": "~s", "share": ".1~%", "bytes": "~s"}
+_SYMBOLS = {"circle": "circle-open", "up": "triangle-up-open", "down": "triangle-down-open"}
+_NAMED_CELLS = 120  # of a map of values, each with its value written in it
 
 
 def draw(figure: Figure) -> PlotlyFigure:
     """The figure as traces and a layout."""
     axes = {"xaxis": _axis(figure.x), "yaxis": _axis(figure.y, figure.series)}
-    layout: dict[str, Any] = axes | _mark(figure.mark)
+    layout: dict[str, Any] = axes | _mark(figure.mark) | _gap(figure.x)
     if figure.bands:
         layout |= _bands(figure.bands)
     if figure.hover_title:
@@ -48,6 +50,10 @@ def _trace(series: Series) -> dict[str, Any]:
     trace: dict[str, Any] = {"type": "bar" if series.kind == "bar" else "scatter", "x": x, "y": y}
     if series.name:
         trace["name"] = text(series.name)
+    if series.group:
+        trace |= {"legendgroup": text(series.group), "showlegend": False}
+    if len(series.low):
+        trace["error_y"] = _error_bars(series)
     if series.hover:
         trace["hovertemplate"] = series.hover
     if len(series.texts):
@@ -67,11 +73,44 @@ def _trace(series: Series) -> dict[str, Any]:
     if series.kind == "ring":
         marker = {"size": 11, "color": "var(--card)", "line": {"width": 3, "color": series.color}}
         return trace | {"mode": "markers", "marker": marker, "showlegend": False, "hoverinfo": "skip"}
+    if series.kind in ("points", "open", "cross"):
+        return trace | {"mode": "markers", "marker": marker | _marker(series)}
+    marked = len(x) <= MARKERS_UP_TO and series.kind != "level"
     return trace | {
-        "mode": "lines+markers" if len(x) <= MARKERS_UP_TO else "lines",
+        "mode": "lines+markers" if marked else "lines",
         "line": {"color": series.color, "width": series.width, "dash": series.dash},
         "marker": marker | {"size": 5 if len(x) > 1 else 9},
     }
+
+
+def _marker(series: Series) -> dict[str, Any]:
+    if series.kind == "open":
+        return {"symbol": _SYMBOLS[series.symbol], "size": 9, "line": {"width": 2}}
+    if series.kind == "cross":
+        return {"symbol": "cross-thin-open", "size": 26, "line": {"width": 1.75}}
+    sizes = [7 * math.sqrt(size) for size in series.sizes]
+    return {"size": sizes or 7, "opacity": 0.75 if sizes else 1, "line": {"width": 0}}
+
+
+def _error_bars(series: Series) -> dict[str, Any]:
+    ends = zip(series.y, series.low, series.high, strict=True)
+    known = [(0.0, 0.0) if None in each else (each[0] - each[1], each[2] - each[0]) for each in ends]  # type: ignore[operator]
+    below, above = (list(side) for side in zip(*known, strict=True))
+    return {"array": above, "arrayminus": below, "thickness": 1.25, "width": 3, "color": series.color}
+
+
+def _gap(axis: Axis) -> dict[str, Any]:
+    """A mark on the x axis where it is broken."""
+    if axis.gap is None:
+        return {}
+    place = {
+        "x": math.log10(axis.gap) if axis.log else axis.gap,
+        "y": 0,
+        "yref": "paper",
+        "yanchor": "middle",
+    }
+    look = {"text": "//", "showarrow": False, "bgcolor": "var(--card)", "borderpad": 0}
+    return {"annotations": [place | look]}
 
 
 def _axis(axis: Axis, series: Sequence[Series] = ()) -> dict[str, Any]:
@@ -199,6 +238,35 @@ def heat_map(figure: HeatMap) -> PlotlyFigure:
     x = axis | _title(figure.column_title) | ticks | hidden | turned
     y = axis | _title(figure.row_title) | ticks | hidden | {"autorange": "reversed"}
     return {"data": [heat], "layout": {"xaxis": x, "yaxis": y}}
+
+
+def value_map(figure: ValueMap) -> PlotlyFigure:
+    """A matrix of values, the first row at the bottom, each with its value where they are few."""
+    low, high = figure.limits
+    bar = {"tickformat": ".1~%" if figure.share else "~g", "thickness": 10, "outlinewidth": 0, "len": 1}
+    values = [[None if math.isnan(value) else value for value in row] for row in figure.values.tolist()]
+    heat: dict[str, Any] = {
+        "type": "heatmap",
+        "z": values,
+        "x": _distinct(figure.columns),
+        "y": _distinct(figure.rows),
+        "zmin": low,
+        "zmax": high,
+        "colorscale": [[0, "var(--heat-0)"], [0.5, "var(--heat-1)"], [1, "var(--heat-2)"]],
+        "colorbar": bar | {"ypad": 0, "xpad": 6},
+        "xgap": 1,
+        "ygap": 1,
+        "hoverongaps": False,
+        "hovertemplate": f"{text(figure.row_title)} %{{y}}<br>{text(figure.column_title)} %{{x}}<br>"
+        f"<b>%{{z:{'.2%' if figure.share else '.4~g'}}}</b><extra></extra>",
+    }
+    if figure.values.size <= _NAMED_CELLS:
+        heat["texttemplate"] = "%{z:.1%}" if figure.share else "%{z:.3~g}"
+    axis = {"type": "category", "showgrid": False, "showline": False}
+    return {
+        "data": [heat],
+        "layout": {"xaxis": axis | _title(figure.column_title), "yaxis": axis | _title(figure.row_title)},
+    }
 
 
 def _heat_scale(largest: float, middle: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from fedlens.experiment.atomic_files import write_atomically
 from fedlens.report import format, plotly_figures
-from fedlens.report.figures import Figure, HeatMap
+from fedlens.report.figures import Figure, HeatMap, ValueMap
 
 # The CSS border style that looks like a dash of plotly.
 BORDERS = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dashed"}
@@ -53,10 +53,12 @@ class Plot:
     views: Sequence[View] = ()
 
     @classmethod
-    def of(cls, figure: Figure | HeatMap, **more: Any) -> Plot:
+    def of(cls, figure: Figure | HeatMap | ValueMap, **more: Any) -> Plot:
         """The plot of a figure's data."""
         if isinstance(figure, HeatMap):
             return cls(plotly_figures.heat_map(figure), figure.title, figure.about, **more)
+        if isinstance(figure, ValueMap):
+            return cls(plotly_figures.value_map(figure), figure.title, figure.about, **more)
         title = "; ".join(filter(None, [figure.title, figure.note]))
         return cls(plotly_figures.draw(figure), title, figure.about, **more)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedlens.report.format import heading, is_share, label, many, percent, setting, split_of
-from fedlens.report.study_cells import Comparison, IntervalKind, StudyCell
+from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell
 from fedlens.report.study_choices import choices
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import FEWEST_BOLD, tuned_on
@@ -90,17 +90,23 @@ def tuning_words(info: StudyInfo) -> str:
     share, budget = tuning.get("share"), tuning.get("budget")
     data = f"{percent(share)} of the training data, held out" if share else "held-out training data"
     runs = f", {many(int(budget), 'run')} of tuning for every method and case" if budget else ""
-    whose = "that the results do not use" if tuning.get("own_seeds") else "of the results"
-    if tuned_on(tuning) == 1:
-        where = f"one seed ({seeds[0]})" if seeds else "one seed"
+    whose = " that the results do not use" if tuning.get("own_seeds") else ""
+    fewest, most = tuned_on(tuning), len(seeds)
+    if fewest == 1:
+        where = f"one seed ({seeds[0]})" if most == 1 else "one seed for some methods"
         return (
             f"The numbers are those of these settings, which were chosen on {data}, on {where}{runs}. "
             "One seed shifts the values of a method together, so nothing is bold."
         )
-    return f"Settings were chosen on {data}, by the mean over {seeds_text(seeds)} {whose}{runs}."
+    by = (
+        seeds_text(seeds)
+        if fewest == most
+        else f"{fewest} to {most} seeds, fewer where a method has more points"
+    )
+    return f"Settings were chosen on {data}, by the mean over {by}{whose}{runs}."
 
 
-def bold_words(found: Sequence[Comparison], info: StudyInfo, meaning: str) -> str:
+def bold_words(found: Sequence[CellComparison], info: StudyInfo, meaning: str) -> str:
     """What bold means in a table, and over how many comparisons p is corrected.
 
     Args:
@@ -121,7 +127,7 @@ def bold_words(found: Sequence[Comparison], info: StudyInfo, meaning: str) -> st
     return f"{text} and at least {FEWEST_BOLD} seeds."
 
 
-def untested_words(found: Iterable[Comparison], results: StudyResults) -> str:
+def untested_words(found: Iterable[CellComparison], results: StudyResults) -> str:
     """The comparisons that have no test, and why."""
     without = [each for each in found if each.test is None or each.test.p is None]
     named = [f"{cell_name(results, each.cell)} ({each.untested})" for each in without]

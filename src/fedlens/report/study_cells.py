@@ -101,7 +101,7 @@ def better(metric: str, value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CellComparison:
     """A cell against the cell of the baseline in the same case.
 
     Attributes:
@@ -122,7 +122,7 @@ def comparisons(
     tuning: Mapping[str, Any],
     interval: IntervalKind = "t",
     simultaneous: bool = False,
-) -> list[Comparison]:
+) -> list[CellComparison]:
     """Each cell against the baseline of its case, with Holm's correction over all of them.
 
     Args:
@@ -150,7 +150,7 @@ def comparisons(
         if whole is not None and p is None:
             alone = whole.difference.n == 1
             reason = "one seed" if alone else "the difference is the same at every seed"
-        found.append(Comparison(cell, base, whole, reason, is_bold(whole, tuning)))
+        found.append(CellComparison(cell, base, whole, reason, is_bold(whole, tuning)))
     return found
 
 

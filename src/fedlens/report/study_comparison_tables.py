@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from fedlens.core.errors import ConfigError
@@ -23,9 +23,10 @@ from fedlens.report.study_captions import (
     unit,
     untested_words,
 )
-from fedlens.report.study_cells import Comparison, IntervalKind, StudyCell, better, comparisons
+from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell, better, comparisons
 from fedlens.report.study_choices import choices as chosen
 from fedlens.report.study_choices import chosen_values
+from fedlens.report.study_document_rows import document_notes, stated, stated_methods, stated_text
 from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
 
@@ -54,7 +55,10 @@ def summary(
             up = comparison is not None and comparison.bold and _better(view, comparison)
             down = comparison is not None and comparison.bold and not up
             grid[method, k] = TableCell(text, bold=up, italic=down)
-    head, lines, labels = _oriented(view, grid, rows)
+    names, document = with_document(
+        view, grid, lambda method, case: stated_text(view, stated(view, method, case))
+    )
+    head, lines, labels = oriented(view, grid, names, rows)
     widths = {
         "interval": f"mean ± half the {interval_words(interval)} of the mean",
         "deviation": "mean ± standard deviation",
@@ -74,7 +78,7 @@ def summary(
         untested_words(found, view.results) if several else "",
     )
     title = view.title or f"{metric_name(view.metric)} of each method"
-    notes = failure_notes(view.cells, view.results)
+    notes = [*failure_notes(view.cells, view.results), *document_notes(view, document)]
     return StudyTable(view.name, title, caption, head, lines, notes, labels)
 
 
@@ -187,7 +191,7 @@ def effective_rates(view: TableView, cell: StudyCell) -> list[float]:
 
 def _compared(
     view: TableView, interval: IntervalKind, baseline: str | None = None, simultaneous: bool = False
-) -> list[Comparison]:
+) -> list[CellComparison]:
     return comparisons(view.cells, baseline or view.info.baseline, view.info.tuning, interval, simultaneous)
 
 
@@ -207,29 +211,53 @@ def _mean_text(view: TableView, cell: StudyCell | None, spread: Spread, interval
     return text + star
 
 
-def _better(view: TableView, comparison: Comparison) -> bool:
+def _better(view: TableView, comparison: CellComparison) -> bool:
     assert comparison.test is not None
     return better(view.metric, comparison.test.difference.mean) > 0
 
 
-def _oriented(
-    view: TableView, grid: Mapping[tuple[str, int], TableCell], rows: Literal["methods", "cases"]
+def with_document(
+    view: TableView, grid: dict[tuple[str, int], TableCell], text: Callable[[str, Mapping[str, Any]], str]
+) -> tuple[dict[str, str], bool]:
+    """Adds the document's numbers to a grid of methods by cases.
+
+    Args:
+        text: what the document states about a method in a case; empty for nothing.
+
+    Returns the label of each line of the grid, in order, and whether one is the document's.
+    """
+    names: dict[str, str] = {}
+    document = False
+    for method in [*view.info.methods, *stated_methods(view)]:
+        if method in view.info.methods:
+            names[method] = view.label(method)
+        texts = [text(method, case) for case in view.info.cases]
+        if any(texts):
+            document = True
+            key = f"{method}\ndocument"  # no method has a line feed in its name
+            names[key] = f"{view.label(method)}, document"
+            grid.update({(key, k): TableCell(shown or MISSING) for k, shown in enumerate(texts)})
+    return names, document
+
+
+def oriented(
+    view: TableView,
+    grid: Mapping[tuple[str, int], TableCell],
+    names: Mapping[str, str],
+    rows: Literal["methods", "cases"],
 ) -> tuple[list[str], list[list[TableCell]], int]:
     """Head, rows and the number of label columns of a table of methods by cases."""
-    methods, cases = list(view.info.methods), view.info.cases
+    cases = view.info.cases
     if rows == "methods":
         head = ["Method", *(view.case_label(case) for case in cases)]
-        return (
-            head,
-            [[TableCell(view.label(m)), *(grid[m, k] for k in range(len(cases)))] for m in methods],
-            1,
-        )
-    head = [*view.dimension_head, *map(view.label, methods)]
-    lines = [[*view.dimension_cells(case), *(grid[m, k] for m in methods)] for k, case in enumerate(cases)]
+        lines = [[TableCell(label), *(grid[m, k] for k in range(len(cases)))] for m, label in names.items()]
+        return head, lines, 1
+    head = [*view.dimension_head, *names.values()]
+    lines = [[*view.dimension_cells(case), *(grid[m, k] for m in names)] for k, case in enumerate(cases)]
     return head, lines, len(view.dimension_head)
 
 
-def _difference_cells(view: TableView, each: Comparison) -> Sequence[TableCell]:
+def _difference_cells(view: TableView, each: CellComparison) -> Sequence[TableCell]:
     star = "*" if has_edge(view.results, each.cell) else ""
     name = TableCell(view.label(each.cell.method) + star)
     if each.test is None:

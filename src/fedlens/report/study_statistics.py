@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fedlens.core.errors import ConfigError
 from fedlens.report.differences import Values, difference
@@ -169,19 +170,19 @@ def simultaneous_level(comparisons: int) -> float:
     return 1 - (1 - LEVEL) / max(1, comparisons)
 
 
-def tuned_on(tuning: Mapping[str, object]) -> int | None:
-    """The number of seeds that settings were chosen on; None if nothing was tuned.
+def tuned_on(tuning: Mapping[str, Any]) -> int | None:
+    """The number of seeds that settings were chosen on, of the method with the fewest; None if nothing was tuned.
 
-    >>> tuned_on({}), tuned_on({"seeds": [100]})
+    >>> tuned_on({}), tuned_on({"seeds": [0, 1], "seeds_by_method": {"a": [0], "b": [0, 1]}})
     (None, 1)
     """
     if not tuning:
         return None
-    seeds = tuning.get("seeds")
-    return len(set(seeds)) if isinstance(seeds, list | tuple) else 1
+    lists = [*(tuning.get("seeds_by_method") or {}).values()] or [tuning.get("seeds") or ()]
+    return min(max(1, len(set(seeds))) for seeds in lists)
 
 
-def is_bold(test: PairedTest | None, tuning: Mapping[str, object]) -> bool:
+def is_bold(test: PairedTest | None, tuning: Mapping[str, Any]) -> bool:
     """Whether a difference is shown in bold: adjusted p below 0.05, at least 5 seeds, and fair tuning.
 
     Settings that were chosen on a single seed shift the values at all seeds together, which a test over seeds cannot

@@ -14,7 +14,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from fedlens.core.errors import ConfigError, nearest
+from fedlens.report.study_budget_tables import budgets, targets
 from fedlens.report.study_comparison_tables import choices, differences, summary
+from fedlens.report.study_data_tables import datasets, efficiency
+from fedlens.report.study_relative_tables import clients, ranks, relative
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import refuse_bootstrap
 from fedlens.report.table_format import StudyTable
@@ -24,6 +27,13 @@ TABLES: dict[str, Callable[..., StudyTable]] = {
     "summary": summary,
     "differences": differences,
     "choices": choices,
+    "budgets": budgets,
+    "targets": targets,
+    "relative": relative,
+    "ranks": ranks,
+    "clients": clients,
+    "datasets": datasets,
+    "efficiency": efficiency,
 }
 # A table of these kinds stands beside one of another kind, never alone.
 NOT_ALONE = {"ranks"}
@@ -55,6 +65,8 @@ def study_table(results: StudyResults, spec: Mapping[str, Any], where: str = "ta
     cannot have.
     """
     check_table(spec, where, len(results.info.seeds))
+    if spec["kind"] in NOT_ALONE:
+        _refuse_alone([str(other.get("kind")) for other in results.info.tables] or [str(spec["kind"])])
     options = dict(spec)
     common = {name: options.pop(name, None) for name in _types(_common)}
     narrow = narrowed(results, where, common["metric"], common["methods"], common["where"])
@@ -98,7 +110,10 @@ def check_tables(specs: Sequence[Mapping[str, Any]], seeds: int) -> None:
     """Raises `ConfigError` for `[[tables]]` that cannot be made of so many seeds, whatever the results are."""
     for k, spec in enumerate(specs):
         check_table(spec, f"tables[{k}]", seeds)
-    kinds = [str(spec["kind"]) for spec in specs]
+    _refuse_alone([str(spec["kind"]) for spec in specs])
+
+
+def _refuse_alone(kinds: Sequence[str]) -> None:
     alone = [kind for kind in kinds if kind in NOT_ALONE]
     if alone and len(alone) == len(kinds):
         raise ConfigError(

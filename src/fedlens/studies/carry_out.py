@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fedlens import __version__
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.interrupts import from_code
 from fedlens.experiment.progress import Silent
 from fedlens.report.study_results import RunLine
-from fedlens.studies.line import failed_line, line_of
+from fedlens.studies.line import line_of
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
+from fedlens.studies.stop_diverged import StopDiverged
 
 if TYPE_CHECKING:
     from fedlens.experiment.session import Session
@@ -32,12 +34,14 @@ class RunOptions:
         data_dir: where datasets are; None for the default.
         download: download missing datasets.
         reports: write the report.html of each run.
+        stop_diverged: end a run whose loss has diverged; it counts as failed.
     """
 
     runs: Path
     data_dir: Path | None = None
     download: bool = False
     reports: bool = False
+    stop_diverged: bool = False
 
 
 class RoundListener(Protocol):
@@ -83,7 +87,7 @@ def _start_or_resume(
     progress = _Rounds(run, directory, listener)
     shared: dict[str, Any] = {
         "data_dir": options.data_dir,
-        "progress": progress,
+        "progress": StopDiverged(progress) if options.stop_diverged else progress,
         "report": options.reports,
         "session": session,
         "until": due.until,
@@ -121,7 +125,7 @@ def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> RunLine:
     try:
         line = line_of(run, directory)
     except Exception:  # it has measured nothing, or its files are the reason
-        return failed_line(run, reason)
+        return RunLine(run.digest, run.directory, "failed", reason, 0, "", {"round": []}, {}, __version__)
     return replace(line, status="failed", reason=reason)
 
 

@@ -31,7 +31,8 @@ class StudyCells:
     base: tuple[Base, str]
     common: Sequence[PlacedSetting]  # over the base, for all runs
     tuning_seeds: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    _runs: dict[tuple[str, int, int, Role, int], PlannedRun] = field(default_factory=dict, repr=False)
+    _made: dict[tuple[str, str, str, Role], RunSettings] = field(default_factory=dict, repr=False)
+    _runs: dict[tuple[str, str, str, Role, int], PlannedRun] = field(default_factory=dict, repr=False)
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -53,6 +54,12 @@ class StudyCells:
 
     def made(self, method: Method, case: Case, point: Point, role: Role) -> RunSettings:
         """The settings of the runs of a point, without a seed. Raises `ConfigError` if one is wrong."""
+        key = (method.name, _text(case.values), _text(point), role)
+        if key not in self._made:
+            self._made[key] = self._make(method, case, point, role)
+        return self._made[key]
+
+    def _make(self, method: Method, case: Case, point: Point, role: Role) -> RunSettings:
         base, place = method.base or case.base or self.base
         tuned = [
             PlacedSetting(key, value, method.tuned.places.get(key, "[tune]")) for key, value in point.items()
@@ -79,10 +86,13 @@ class StudyCells:
 
     def run(self, method: Method, case: Case, point: Point, role: Role, seed: int) -> PlannedRun:
         """A run of a point. Raises `ConfigError` if its settings are wrong."""
-        made = self.made(method, case, point, role)
-        key = run_key(method.name, case.values, point, role, seed)
-        settings = with_seed(made, seed, key)
-        return PlannedRun(method.name, dict(case.values), dict(point), role, seed, settings, key)
+        place = (method.name, _text(case.values), _text(point), role, seed)
+        if place not in self._runs:
+            key = run_key(method.name, case.values, point, role, seed)
+            settings = with_seed(self.made(method, case, point, role), seed, key)
+            run = PlannedRun(method.name, dict(case.values), dict(point), role, seed, settings, key)
+            self._runs[place] = run
+        return self._runs[place]
 
     def tuning_runs(self, method: Method, case: Case) -> list[PlannedRun]:
         """The tuning runs of a cell: each point with each tuning seed."""
@@ -94,3 +104,7 @@ class StudyCells:
     def final_runs(self, method: Method, case: Case, point: Point) -> list[PlannedRun]:
         """The runs that give the results of a cell at a chosen point, one a seed."""
         return [self.run(method, case, point, "final", seed) for seed in self.seeds]
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return repr(list(values.items()))

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlens.core.errors import ConfigError
+from fedlens.studies.study_file import StudySource
 
 
 class _Entry(BaseModel):
@@ -75,6 +76,22 @@ def read_document(path: Path) -> dict[str, Any]:
         **document.model_dump(exclude={"values"}),
         "values": [entry.model_dump(exclude_defaults=True) for entry in document.values],
     }
+
+
+def stated_document(source: StudySource) -> dict[str, Any]:
+    """The document's numbers that the tables and figures of a study name, as `StudyInfo.document` has them.
+
+    Values of several files are joined. Raises `ConfigError` as `read_document` does.
+    """
+    study = source.settings
+    names = [spec.get("document") for spec in (*study.tables, *study.figures)]
+    files = dict.fromkeys(name for name in names if isinstance(name, str))
+    documents = [read_document(source.folder / name) for name in files]
+    if not documents:
+        return {}
+    joined = {key: [item for each in documents for item in each[key]] for key in ("claims", "values")}
+    words = {key: "; ".join(filter(None, (each[key] for each in documents))) for key in ("source", "lost")}
+    return {**words, **joined}
 
 
 def _hint(problem: Mapping[str, Any]) -> str:

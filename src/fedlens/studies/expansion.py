@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from fedlens.core.errors import ConfigError, nearest
+from fedlens.studies.places import Places
 from fedlens.studies.run_settings import PlacedSetting
 from fedlens.studies.study_file import (
     Base,
     CaseSettings,
     MethodSettings,
-    Places,
     RandomDraws,
     Range,
     StudySettings,
@@ -263,10 +263,15 @@ class Expansion:
         for grid in (whole, shown, *self._common):
             self._refuse_both(settings, grid.values, grid.places)
         for point in shown.points:
-            values = ", ".join(f"{short_key(key, shown.values)}={shown_value(v)}" for key, v in point.items())
+            short = {key: short_key(key, shown.values) for key in point}
+            names = [f"{short[key]}={shown_value(value)}" for key, value in point.items()]
+            labels = [
+                f"{self._study.labels.get(key, short[key])} = {shown_value(value)}"
+                for key, value in point.items()
+            ]
             yield Method(
-                f"{name} {values}" if point else name,
-                f"{table.label or name}{f', {values}' if point else ''}",
+                " ".join([name, *names]),
+                ", ".join([table.label or name, *labels]),
                 name,
                 [*settings, *_located(point, shown.places)],
                 whole,

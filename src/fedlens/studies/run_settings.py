@@ -16,7 +16,8 @@ from fedlens.experiment.config import Config, plain, read_config
 from fedlens.experiment.config_source import Source, put_setting, read_source
 from fedlens.experiment.plan import plan
 from fedlens.studies.effective_rate import client_rate
-from fedlens.studies.study_file import EFFECTIVE, Base, Places
+from fedlens.studies.places import Places
+from fedlens.studies.study_file import EFFECTIVE, Base
 
 _LIKE_INLINE = frozenset(
     {"default", "auto", "processes", "inline"}
@@ -203,7 +204,9 @@ class SettingsReader:
 
 def with_seed(settings: RunSettings, seed: int, name: str) -> dict[str, Any]:
     """The settings of one run: those that seeds share, with its seed and name."""
-    values = copy.deepcopy(dict(settings.values))
+    values = dict(settings.values)
+    if "seeds" in values:  # those that follow from the seed of the base are replaced
+        values = copy.deepcopy(values)
     put_setting(values, "seed", seed, set(), "seeds")
     return {**values, "name": name}
 

@@ -13,21 +13,23 @@ from fedlens.core.errors import ConfigError
 from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.config_source import Source, override
 from fedlens.report.study_results import RunLine, StudyResults
+from fedlens.report.study_tables import check_tables
 from fedlens.result import Metrics
+from fedlens.studies.carry_out import RunOptions
+from fedlens.studies.changed_study import COPY, refuse_changed
+from fedlens.studies.estimate import StudyEstimate, estimate
+from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, threads_of
+from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import SilentStudy, StudyProgress
+from fedlens.studies.run_cost import PATIENCE
 from fedlens.studies.store import Store
-from fedlens.studies.study_file import flat, read_study
+from fedlens.studies.study_data import make_data
+from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
+from fedlens.studies.sweep import sweep
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from fedlens.studies.carry_out import RunOptions
-    from fedlens.studies.estimate import StudyEstimate
-    from fedlens.studies.jobs import Jobs
-    from fedlens.studies.planned import DueRun
-
-FILE = "study.toml"
 
 
 class StudyRows(Metrics):
@@ -124,7 +126,7 @@ class Study:
             overrides: settings such as `"rounds=10"` over those of the file's table `set`.
             seeds: instead of those of the file.
         """
-        changes = flat(override(Source({}), overrides).values)
+        changes = override(Source({}), overrides).values
         made = cls.__new__(cls)
         made._source = read_study(Path(file), scale, changes, seeds)
         made._changed = bool(changes) or seeds is not None
@@ -145,25 +147,12 @@ class Study:
         return f"Study '{self.name}', {len(self._source.settings.seeds)} seeds"
 
     def plan(self) -> StudyPlan:
-        """The plan: which runs are due, given the results so far."""
+        """The plan: which runs are due, given the results so far. Raises `ConfigError` if a setting is wrong."""
+        return self._plan
+
+    @cached_property
+    def _plan(self) -> StudyPlan:
         return StudyPlan.of(self._source)
-
-    def estimate(
-        self,
-        out: Path | str | None = None,
-        *,
-        jobs: int | None = None,
-        data_dir: Path | str | None = None,
-        download: bool = False,
-    ) -> StudyEstimate:
-        """What the runs that are left will cost, by a short measurement: images, hours, disk and memory.
-
-        The arguments are those of `run`. Raises `FedlensError` if the settings or the data are wrong.
-        """
-        from fedlens.studies.estimate import estimate
-
-        root = None if data_dir is None else Path(data_dir)
-        return estimate(self.plan(), Path(out or self.folder), jobs=jobs, data_dir=root, download=download)
 
     def run(
         self,
@@ -201,18 +190,45 @@ class Study:
             raise ConfigError(f"the number of jobs is {jobs} (must be at least 0)", where="jobs")
         folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
         plan, store = self.plan(), Store(folder)
-        root = None if data_dir is None else Path(data_dir)
-        from fedlens.studies.carry_out import RunOptions
-        from fedlens.studies.sweep import sweep
-
-        options = RunOptions(store.runs, root, download, run_reports)
+        check_tables(plan.info({}).tables, len(self._source.settings.seeds))
+        if address is None and (jobs is None or download):  # workers need not download the same files at once
+            found = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, patience=0.0)
+            jobs = found.jobs if jobs is None else jobs
+        stop = self._source.settings.stop
+        options = RunOptions(
+            store.runs,
+            None if data_dir is None else Path(data_dir),
+            download,
+            run_reports,
+            stop is not None and stop.diverged,
+        )
         with store.lock():
+            for sentence in refuse_changed(folder, plan, accept_changes).sentences():
+                listener.note(sentence)
             self._write_file(folder)
+            make_data(plan, folder, data_dir=options.data_dir, download=download, say=listener.note)
             sweep(plan, store, partial(_started, options, jobs, address, listener), listener)
         result = StudyResult(folder)
         if report:
             result.write()
         return result
+
+    def estimate(
+        self,
+        out: Path | str | None = None,
+        *,
+        jobs: int | None = None,
+        data_dir: Path | str | None = None,
+        download: bool = False,
+        patience: float = PATIENCE,
+    ) -> StudyEstimate:
+        """What is left of the study in `out`: runs, images, hours, disk and memory, by a short measurement.
+
+        See `fedlens.studies.estimate.estimate`.
+        """
+        folder = Path(out or self.folder).expanduser()
+        root = None if data_dir is None else Path(data_dir)
+        return estimate(self.plan(), folder, jobs=jobs, data_dir=root, download=download, patience=patience)
 
     def _write_file(self, folder: Path) -> None:
         """Writes study.toml: a copy of the study file, or the settings if they were given otherwise."""
@@ -221,7 +237,7 @@ class Study:
             content = path.read_bytes()
         else:
             content = tomli_w.dumps(_without_none(self._source.values)).encode()
-        write_atomically(folder / FILE, content)
+        write_atomically(folder / COPY, content)
 
 
 def _started(
@@ -232,22 +248,12 @@ def _started(
     due: Sequence[DueRun],
 ) -> Jobs:
     """What carries out runs like those that are due."""
-    from fedlens.studies import jobs as kinds
-
-    threads = max(kinds.threads_of(one.run) for one in due)
+    threads = max(threads_of(one.run) for one in due)
     if address is not None:
         from fedlens.studies.ray_jobs import RayJobs
 
         return RayJobs(options, threads, address, progress)
-    if jobs == 0:
-        return kinds.InProcess(options, progress)
-    cores = max(kinds.cores_of(one.run) for one in due)
-    if jobs is None:
-        from fedlens.studies.run_cost import largest_memory
-
-        memory = largest_memory((one.run.settings for one in due), options.data_dir, options.download)
-        jobs = kinds.default_jobs(cores, memory, len(due))
-    return kinds.WorkerJobs(options, jobs, threads, progress)
+    return WorkerJobs(options, jobs, threads, progress) if jobs else InProcess(options, progress)
 
 
 def _without_none(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config_errors import explained, refuse_loose
 from fedlens.experiment.config_source import read_toml
+from fedlens.studies.places import Places
 from fedlens.studies.toml_lines import toml_lines
 
 EFFECTIVE = "effective_lr"
@@ -333,39 +334,6 @@ def _known(key: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the settings of a study stand: the file, the scale, and the lines by key."""
-
-    path: Path | None = None
-    scale: str = ""
-    lines: Mapping[str, int] = field(default_factory=dict)
-
-    def locate(self, *keys: str | int) -> str:
-        """Where a person finds this key: the file, its line, the table and the key.
-
-        >>> places = Places(Path("study.toml"), lines={"grid": 4, "grid.local.lr": 5})
-        >>> places.locate("grid", "local.lr"), places.locate("grid", "rounds")
-        ('study.toml, line 5: [grid] local.lr', 'study.toml, line 4: [grid] rounds')
-        """
-        parts = [str(key) for key in keys]
-        shown = parts[-1] if len(parts) == 1 else f"[{'.'.join(parts[:-1])}] {parts[-1]}"
-        if self.path is None:
-            return shown
-        in_scale = self.lines.get(".".join(["scales", self.scale, *parts])) if self.scale else None
-        lines = (self.lines.get(".".join(parts[:length])) for length in range(len(parts), 0, -1))
-        line = in_scale or next((line for line in lines if line is not None), None)
-        return f"{self.path}, line {line}: {shown}" if line else f"{self.path}: {shown}"
-
-    def locate_key(self, key: str) -> str:
-        """The same for a key such as `methods.fedavg.set`."""
-        table = next((name for name in ("grid.", "random.", "set.") if f".{name}" in f".{key}"), None)
-        if table:  # the rest is a dotted setting
-            before, _, setting = f".{key}".partition(f".{table}")
-            return self.locate(*filter(None, before.split(".")), table[:-1], setting)
-        return self.locate(*key.rsplit(".", 1)) if "." in key else self.locate(key)
-
-
-@dataclass(frozen=True)
 class StudySource:
     """A study whose settings are checked, and where each of them stands.
 
@@ -395,8 +363,8 @@ def read_study(
 
     Args:
         scale: a table below `scales`; "paper" is the study itself, if no such table stands in it.
-        changes: settings of the table `set`, over those that stand there, by dotted key.
-        seeds: instead of those that stand there.
+        changes: settings over those of the table `set`, by dotted key.
+        seeds: instead of those of the study.
 
     Raises `ConfigError` with file, line and the nearest right name if a setting is wrong, or the scale is unknown.
     """
@@ -412,12 +380,12 @@ def read_study(
         places = Places(path, chosen, lines)
         full = merged(values, scales.get("paper", {}))
         values = merged(values, scales.get(chosen, {}))
-    if changes:
-        values = merged({"set": {}, **values}, {"set": changes})
-    if seeds is not None:
-        values = {**values, "seeds": list(seeds)}
     if path is not None:
         values = {"name": path.stem, **values}
+    if changes:
+        values = merged(values, {"set": flat(changes)})
+    if seeds is not None:
+        values = {**values, "seeds": list(seeds)}
     try:
         settings = StudySettings.model_validate(values)
     except ValidationError as error:

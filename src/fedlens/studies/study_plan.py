@@ -10,14 +10,20 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
+from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.studies.cells import StudyCells
+from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
+from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_file import StudySource, read_study
 from fedlens.studies.tuning import chosen_point, tuning_due, tuning_seeds
 
+Values = Mapping[str, Any]
+_MANY = 4  # values of a grid that are listed
 _FREE_DATA = frozenset({"cache", "prefetch"})  # settings of [data] that change no example
 
 
@@ -38,23 +44,22 @@ class StudyPlan:
     command: str
 
     @classmethod
-    def load(cls, study: str | Path | Mapping[str, Any], scale: str | None = None) -> StudyPlan:
-        """The plan of a study file, or of the same settings in Python, at a scale. Raises what `of` raises."""
-        return cls.of(read_study(study, scale))
+    def load(cls, study: str | Path | Values, scale: str | None = None, check: bool = True) -> StudyPlan:
+        """The plan of a study file, or of the same settings in Python, at a scale.
+
+        The settings of every run are checked; with `check = False` only as far as counting the runs needs. Raises
+        `ConfigError` with file, line and key if one is wrong.
+        """
+        return cls.of(read_study(study, scale), check)
 
     @classmethod
-    def of(cls, source: StudySource) -> StudyPlan:
-        """The plan of a study that was read.
-
-        The settings of every run are checked. Raises `ConfigError` with file, line and key if one is wrong.
-        """
+    def of(cls, source: StudySource, check: bool = True) -> StudyPlan:
+        """The plan of a study whose own settings are checked. Raises `ConfigError` if a run has a wrong one."""
         cells = _cells(source)
-        _refuse_other_data(cells, source)
-        _refuse_equal(cells, source)
-        file = source.places.path or "STUDY"
-        command = f"fedlens sweep {file}" + (
-            f" --scale {source.places.scale}" if source.places.scale not in ("", "paper") else ""
-        )
+        if check:
+            _refuse_other_data(cells, source)
+            _refuse_equal(cells, source)
+        command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
         return plan
@@ -87,6 +92,8 @@ class StudyPlan:
     @cached_property
     def runs(self) -> Sequence[PlannedRun]:
         """The runs that are known before any result: those of tuning, or else all."""
+        if not self.trains:
+            return []
         pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
         if self.cells.tune is not None:
             return [run for method, case in pairs for run in self.cells.tuning_runs(method, case)]
@@ -95,9 +102,14 @@ class StudyPlan:
     @cached_property
     def number_of_runs(self) -> Mapping[str, int]:
         """How many runs tuning has, and how many follow from its choices, by role."""
-        tuning = len({run.digest for run in self.runs}) if self.cells.tune is not None else 0
-        finals = len(self.cells.methods) * len(self.cells.cases) * len(self.cells.seeds)
-        return {"tune": tuning, "final": finals if tuning else len({run.digest for run in self.runs})}
+        if not self.trains:
+            return {"tune": 0, "final": 0}
+        seeds = self.cells.tuning_seeds
+        tuning = sum(
+            len(method.tuned.points) * len(seeds.get(method.name, ())) for method in self.cells.methods
+        )
+        finals = len(self.cells.methods) * len(self.cells.seeds)
+        return {"tune": tuning * len(self.cells.cases), "final": finals * len(self.cells.cases)}
 
     def due(self, lines: Mapping[str, RunLine]) -> list[DueRun]:
         """The runs that must be carried out now, each once; empty when the study is complete.
@@ -105,10 +117,17 @@ class StudyPlan:
         Args:
             lines: the results so far, by digest.
         """
+        if not self.trains:
+            return []
         if self.cells.tune is None:
-            return _once(DueRun(run) for run in self.runs if run.digest not in lines)
+            return _once(DueRun(run) for run in self.runs if _to_do(run, lines))
         tuning = tuning_due(self.cells, lines)
-        return _once(tuning or (DueRun(run) for run in self.final_runs(lines) if run.digest not in lines))
+        return _once(tuning or (DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines)))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the study has runs: false where its figures and tables show data and models alone."""
+        return needs_runs(self.source.settings.figures, self.source.settings.tables)
 
     def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
         """The runs that give the results, of the cells whose point is known."""
@@ -163,7 +182,8 @@ class StudyPlan:
             figures=list(study.figures),
             tables=list(study.tables),
             scale=self.scale,
-            smaller=smaller(self.source),
+            smaller=scale_differences(self.source),
+            document=stated_document(self.source),
             command=self.command,
             notes=list(study.notes),
             entries=[run.entry for run in known],
@@ -172,6 +192,12 @@ class StudyPlan:
     def with_command(self, command: str) -> StudyPlan:
         """The same plan, of another command that makes its results."""
         return replace(self, command=command)
+
+
+def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
+    """Whether a run has rounds left: one that failed is not repeated, one that was stopped goes on."""
+    line = lines.get(run.digest)
+    return line is None or line.status == "stopped"
 
 
 def _once(runs: Iterable[DueRun]) -> list[DueRun]:
@@ -285,46 +311,45 @@ def _listed(values: Mapping[str, Any]) -> str:
     return "(" + ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items()) + ")"
 
 
-def smaller(source: StudySource) -> list[str]:
-    """Sentences on what differs from the scale "paper"; empty at that scale.
+def differences(before: Values, now: Values) -> list[str]:
+    """What results depend on and differs between the settings of two studies, a phrase each."""
+    old, new = _described(before), _described(now)
 
-    >>> full = {"base": "digits", "seeds": [0, 1, 2], "set": {"rounds": 100}, "scales": {"smoke": {"seeds": [0]}}}
-    >>> smaller(read_study(full, "smoke"))
-    ['seeds: 1 instead of 3']
-    """
-    if source.places.scale in ("", "paper"):
-        return []
-    here, full = _described(source.values), _described(source.full)
+    def words(settings: Mapping[str, str], key: str) -> str:
+        return settings.get(key, "not set")
+
     return [
-        f"{key}: {here.get(key, 'not set')} instead of {full.get(key, 'not set')}"
-        for key in dict.fromkeys([*full, *here])
-        if here.get(key) != full.get(key)
+        f"{key}: {_short(words(new, key))} instead of {_short(words(old, key))}"
+        for key in dict.fromkeys([*old, *new])
+        if words(old, key) != words(new, key)
     ]
 
 
-def _described(values: Mapping[str, Any]) -> dict[str, str]:
+def _short(words: str) -> str:
+    values = words.split(", ")
+    return words if len(values) <= _MANY else f"{len(values)} values"
+
+
+def _described(values: Values) -> dict[str, str]:
     """The settings that results depend on, by key, each in words."""
     words: dict[str, str] = {}
     for key, value in values.items():
-        if key in ("base", "last", "threads"):
+        if key in ("base", "last", "threads", "metric"):
             words[key] = shown_value(value)
         elif key == "seeds":
             words[key] = str(len(value))
         elif key in ("set", "grid", "tune", "stop"):
-            for name, item in value.items():
-                words[name if key == "set" else f"{key}.{name}"] = shown_value(item)
+            words |= {
+                name if key == "set" else f"{key} {name}": shown_value(item) for name, item in value.items()
+            }
         elif key == "random":
             words["random points"] = str(value.get("number"))
         elif key in ("cases", "methods"):
-            words[key] = str(len(value))
+            words[key] = ", ".join(value)
             for name, table in value.items():
                 for part, item in table.items():
-                    if part != "label":
-                        words[f"{key}.{name}.{part}"] = _item(item)
+                    if part in ("set", "grid"):
+                        words |= {f"{name}, {setting}": shown_value(one) for setting, one in item.items()}
+                    elif part != "label":
+                        words[f"{name}, {part}"] = shown_value(item)
     return words
-
-
-def _item(item: Any) -> str:
-    if isinstance(item, Mapping):
-        return ", ".join(f"{key} = {shown_value(value)}" for key, value in item.items())
-    return shown_value(item)

@@ -9,8 +9,9 @@ from fedlens.core.errors import ConfigError
 from fedlens.report.study_results import RunLine
 from fedlens.studies.cells import Point, StudyCells
 from fedlens.studies.expansion import Case, Method
+from fedlens.studies.places import Places
 from fedlens.studies.planned import DueRun
-from fedlens.studies.study_file import Places, StudySettings
+from fedlens.studies.study_file import StudySettings
 
 
 def tuning_seeds(study: StudySettings, methods: list[Method], places: Places) -> dict[str, list[int]]:

@@ -34,7 +34,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append((info, batch))
         return StepMemory(measured=1000 * batch, estimated=1500 * batch)
 
-    monkeypatch.setattr(module, "_measured", measured)
+    monkeypatch.setattr(module, "measured_memory", measured)
     return asked
 
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_measured_is_one_sentence(words: list[str], said: str, un
 
 
 def test_where_no_batch_size_fits_the_command_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_measured", lambda *_: StepMemory(reason="the GPU is out of memory"))
+    monkeypatch.setattr(module, "measured_memory", lambda *_: StepMemory(reason="the GPU is out of memory"))
     answer = memory("digits", "--batch", "4")
     assert answer.exit_code == 1
     assert "the GPU is out of memory" in answer.stdout
@@ -119,7 +119,7 @@ def test_where_no_batch_size_fits_the_command_fails(monkeypatch: pytest.MonkeyPa
 def test_a_process_that_dies_is_a_reason(code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = SimpleNamespace(returncode=code, stdout="", stderr="first\nno such thing\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    reason = module._measured("digits", [], DIGITS, 4).reason
+    reason = module.measured_memory("digits", [], DIGITS, 4).reason
     assert reason is not None
     assert said in reason
 

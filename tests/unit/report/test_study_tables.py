@@ -140,7 +140,7 @@ def test_tuning_on_several_seeds_is_said() -> None:
     )
     same = {**TUNING, "seeds": [0, 1, 2, 3, 4], "own_seeds": False}
     table = make(SCORES, "differences", tuning=same)
-    assert "by the mean over 5 seeds (0 to 4) of the results, 12 runs" in table.caption
+    assert "by the mean over 5 seeds (0 to 4), 12 runs" in table.caption
     assert bold(table) != []
 
 

@@ -120,7 +120,7 @@ def test_a_scale_takes_the_place_of_settings(tmp_path: Path) -> None:
     ] * 2
     assert plan.info({}).cases == [{"data.partition.clients": 5}]
     assert plan.info({}).smaller == [
-        "seeds: 1 instead of 2", "rounds: 2 instead of 20", "grid.data.partition.clients: 5 instead of 5, 10"
+        "seeds: 1 instead of 2", "rounds: 2 instead of 20", "grid data.partition.clients: 5 instead of 5, 10"
     ]  # fmt: skip
     whole = StudyPlan.load(written(tmp_path, text))
     assert (whole.scale, len(whole.runs), whole.info({}).smaller) == ("paper", 8, [])

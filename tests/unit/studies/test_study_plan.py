@@ -46,8 +46,8 @@ def test_a_study_is_every_combination_of_cases_methods_and_seeds() -> None:
     info = plan.info({})
     assert info.methods == {
         "fedavg": "FedAvg",
-        "fedavgm momentum=0.7": "fedavgm, momentum=0.7",
-        "fedavgm momentum=0.9": "fedavgm, momentum=0.9",
+        "fedavgm momentum=0.7": "fedavgm, momentum = 0.7",
+        "fedavgm momentum=0.9": "fedavgm, momentum = 0.9",
     }
     assert info.cases == [{"case": c, "data.partition.clients": n} for c in "ab" for n in (5, 10)]
     assert info.dimensions == {"case": "case", "data.partition.clients": "clients"}

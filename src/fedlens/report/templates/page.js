@@ -37,12 +37,17 @@
     const chosen = figure.querySelector('.toggle [aria-pressed="true"]');
     for (const key of figure.querySelectorAll('.key[aria-pressed="false"]'))
       for (const at of withBand(spec.data, Number(key.dataset.trace))) spec.data[at].visible = "legendonly";
+    for (const key of figure.closest(".panels")?.querySelectorAll('.key[data-name][aria-pressed="false"]') ?? [])
+      for (const at of named(spec.data, key.dataset.name)) spec.data[at].visible = "legendonly";
     Plotly.react(plot, spec.data, spec.layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
     if (chosen) apply(plot, chosen);
   };
 
   // The traces that a legend entry hides: its own, and the band around it.
   const withBand = (data, k) => [k, ...data.keys()].filter((at, place) => place === 0 || data[at].legendgroup === data[k].name);
+
+  // The traces of a name, with the band around a line and the markers that belong to it.
+  const named = (data, name) => [...data.keys()].filter((at) => data[at].name === name || data[at].legendgroup === name);
 
   const apply = (plot, button) => Plotly.update(plot, JSON.parse(button.dataset.data), JSON.parse(button.dataset.layout));
 
@@ -61,6 +66,18 @@
         apply(plot, button);
       });
   };
+
+  // Panels have one legend, which hides a name in all of them.
+  for (const panels of document.querySelectorAll(".panels"))
+    for (const key of panels.querySelectorAll(".key[data-name]"))
+      key.addEventListener("click", () => {
+        const shown = key.getAttribute("aria-pressed") !== "true";
+        key.setAttribute("aria-pressed", shown);
+        for (const plot of panels.querySelectorAll(".plot")) {
+          const at = named(plot.data ?? [], key.dataset.name);
+          if (at.length) Plotly.restyle(plot, { visible: shown ? true : "legendonly" }, at);
+        }
+      });
 
   // A click on a head sorts by its column, a second click the other way; cells without a value come last.
   for (const table of document.querySelectorAll("table.sortable"))

@@ -1,0 +1,215 @@
+"""`fedlens reproduce`: run the study behind a figure or a table of a document."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlens.cli.options import DataDir, Debug, Download, Json, Quiet, Report
+from fedlens.cli.output import print_columns, print_json, printable, reported, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedlens.studies.reproduce import ListedStudy, ScaleCost
+
+
+class Scale(StrEnum):
+    """The scales of a study."""
+
+    SMOKE = "smoke"
+    LAPTOP = "laptop"
+    PAPER = "paper"
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[STUDY]", help="A study, such as hsu2019/fig5; --list has all.")
+    ] = None,
+    scale: Annotated[
+        Scale, typer.Option(help="smoke: minutes; laptop: up to an hour; paper: the document's own.")
+    ] = Scale.SMOKE,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Runs at once; by default as many as cores and memory allow. 0: in this process."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder of the results; default studies/<study>/<scale>."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what it costs and what differs in scale; start nothing.")
+    ] = False,
+    listed: Annotated[
+        bool,
+        typer.Option("--list", help="List the studies: cost by scale, data needed, and what has been run."),
+    ] = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes", help="Continue a study whose settings have changed since it started."
+        ),
+    ] = False,
+    report: Report = True,
+    data_dir: DataDir = None,
+    download: Download = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Reproduce a figure or a table of a document: run its study, and show both numbers side by side.
+
+    The same command continues an interrupted study.
+    """
+    with reported(debug, as_json) as output:
+        from fedlens.core.errors import ConfigError
+        from fedlens.studies.reproduce import absent_data, costs, listed_studies, refuse_absent
+        from fedlens.studies.reproductions import folder_of, reproduction, study_command
+
+        if listed:
+            studies = listed_studies(data_dir)
+            if as_json:
+                print_json([asdict(study) for study in studies])
+            else:
+                show_list(studies)
+            return
+        if name is None:
+            raise ConfigError("no study is named", hint="'fedlens reproduce --list' lists all studies")
+        path = reproduction(name)
+        cost = costs()[name][scale.value]
+        if dry_run and absent_data(cost.datasets, data_dir):
+            _show_absent(name, scale, cost, absent_data(cost.datasets, data_dir), as_json)
+            return
+        refuse_absent(cost.datasets, data_dir, download)
+
+        from fedlens.cli.sweep import run_study
+        from fedlens.studies.scale_differences import scale_differences
+        from fedlens.studies.study import Study
+        from fedlens.studies.study_file import read_study
+
+        if not quiet:
+            sentences = [
+                *_cost_lines(cost),
+                *differences_line(scale_differences(read_study(path, scale.value))),
+            ]
+            for sentence in sentences:
+                print(printable(sentence), file=sys.stderr if as_json else sys.stdout)
+        run_study(
+            Study.load(path, scale.value),
+            output,
+            quiet=quiet,
+            dry_run=dry_run,
+            again=study_command(path, scale.value),
+            out=out or folder_of(name, scale.value),
+            jobs=jobs,
+            data_dir=data_dir,
+            download=download,
+            report=report,
+            accept_changes=accept_changes,
+        )
+
+
+def _show_absent(name: str, scale: Scale, cost: ScaleCost, absent: Sequence[str], as_json: bool) -> None:
+    """What --dry-run prints where data are missing, so that nothing can be measured."""
+    if as_json:
+        print_json({"study": name, "scale": scale.value, **asdict(cost), "absent": list(absent)})
+    else:
+        say(
+            *_cost_lines(cost),
+            f"missing data: {', '.join(absent)}; 'fedlens data info {absent[0]}' says how to get them",
+        )
+
+
+def _cost_lines(cost: ScaleCost) -> list[str]:
+    from fedlens.report.format import many
+
+    if not cost.runs:
+        return ["nothing is trained"]
+    hours = "" if cost.hours is None else f"; about {core_hours(cost.hours)}, by the speeds of the list"
+    return [f"{many(cost.runs, 'run')} at most, {cost.images:,.0f} training images{hours}"]
+
+
+def differences_line(differences: Sequence[str]) -> list[str]:
+    """One line on what the scale changes; none at the scale of the document.
+
+    >>> differences_line(["2 rounds instead of 80", "1 seed instead of 5"])
+    ['at this scale: 2 rounds instead of 80; 1 seed instead of 5']
+    """
+    return [f"at this scale: {'; '.join(differences)}"] if differences else []
+
+
+def core_hours(hours: float) -> str:
+    """Hours of one core in words.
+
+    >>> core_hours(0.001), core_hours(0.25), core_hours(31.4), core_hours(120_000)
+    ('4 core seconds', '15 core minutes', '31 core hours', '120,000 core hours')
+    """
+    for unit, least, factor in (("hours", 2, 1), ("minutes", 1 / 30, 60), ("seconds", 0, 3600)):
+        if hours >= least:
+            return f"{hours * factor:,.0f} core {unit}"
+    return "no time"
+
+
+def show_list(studies: Sequence[ListedStudy]) -> None:
+    """Prints the studies of each document: costs by scale, data that are missing, and what has been run."""
+    from fedlens.studies.reproduce import SCALES
+
+    for document in dict.fromkeys(study.name.partition("/")[0] for study in studies):
+        say(("" if document == studies[0].name.partition("/")[0] else "\n") + document)
+        rows = [
+            (
+                study.name,
+                *(short_hours(study.costs.get(scale)) for scale in SCALES),
+                absent_words(study),
+                run_words(study),
+                study.description,
+            )
+            for study in studies
+            if study.name.partition("/")[0] == document
+        ]
+        head = ("study", "smoke", "laptop", "paper", "missing data", "has been run", "what it is")
+        print_columns(rows, head, numeric=(1, 2, 3))
+    say("\ncosts: of one core, by arithmetic from the settings; runs and images are in --json")
+
+
+def short_hours(cost: ScaleCost | None) -> str:
+    """The cost of a scale in a column.
+
+    >>> from fedlens.studies.reproduce import ScaleCost
+    >>> short_hours(ScaleCost(0, 0, 0.0, ())), short_hours(ScaleCost(3, 9, 0.5, ()))
+    ('no training', '30 min')
+    """
+    if cost is None:
+        return "-"
+    if not cost.runs:
+        return "no training"
+    if cost.hours is None:
+        return f"{cost.runs:,} runs"
+    for unit, least, factor in (("h", 2, 1), ("min", 1 / 30, 60), ("s", 0, 3600)):
+        if cost.hours >= least:
+            return f"{cost.hours * factor:,.0f} {unit}"
+    return "-"
+
+
+def absent_words(study: ListedStudy) -> str:
+    """The datasets that are missing, with the scales that need them if others do not."""
+    scales = [scale for scale, cost in study.costs.items() if set(cost.datasets) & set(study.absent)]
+    text = ", ".join(study.absent)
+    return f"{text} (for {', '.join(scales)})" if text and len(scales) < len(study.costs) else text or "-"
+
+
+def run_words(study: ListedStudy) -> str:
+    """Which scales have been run: in the local folder, and by us."""
+    local: list[Any] = [
+        scale if done == planned else f"{scale} ({done} of {planned} runs)"
+        for scale, (done, planned) in study.local.items()
+    ]
+    ours = [f"{record.scale} by us ({record.version})" for record in study.records]
+    return ", ".join([*(f"{each} here" for each in local), *ours]) or "-"

@@ -1,0 +1,76 @@
+"""A figure of a study: its panels, its caption and what it lacks, for papers and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field
+
+from fedlens.core.errors import DataError
+from fedlens.report import pictures
+from fedlens.report.figures import Figure
+from fedlens.report.panel_pictures import Panel, panel_picture
+from fedlens.report.render import Plot
+
+Columns: TypeAlias = Annotated[int, Field(ge=1, le=8)]  # panels beside each other
+
+
+@dataclass(frozen=True)
+class StudyFigure:
+    """One figure, with two renderers.
+
+    Attributes:
+        caption: what the panels show, as sentences.
+        gaps: what is missing: failed runs, and runs that are not done.
+        picture: makes the picture for papers; called inside `pictures.style`.
+        plots: makes the plots of the page, one a panel.
+    """
+
+    title: str
+    caption: str
+    gaps: Sequence[str]
+    picture: Callable[[], Any]
+    plots: Callable[[], Sequence[Plot]]
+
+    @classmethod
+    def of_panels(
+        cls,
+        title: str,
+        caption: str,
+        panels: Sequence[Panel],
+        gaps: Sequence[str] = (),
+        columns: int | None = None,
+    ) -> StudyFigure:
+        """The figure of panels that `figures` describes. Panels of a single title need none."""
+        shown = [replace(panels[0], title="")] if len(panels) == 1 else list(panels)
+        return cls(
+            title,
+            caption,
+            gaps,
+            lambda: panel_picture(shown, columns),
+            lambda: _plots(shown),
+        )
+
+    def draw(self, path: Path) -> Path:
+        """Draws the figure into a .png, .pdf or .svg file, and returns its path.
+
+        The same results give the same bytes. Raises `ConfigError` if matplotlib is not installed or the name has
+        another ending, and `RunDirectoryError` if the file cannot be written.
+        """
+        with pictures.style():
+            pictures.check_suffix(path)
+            return pictures.save(self.picture(), path, hint="choose another file")
+
+
+def _plots(panels: Sequence[Panel]) -> list[Plot]:
+    names = {line.name for panel in panels if isinstance(panel, Figure) for line in panel.series if line.name}
+    shape = "tall" if len(panels) == 1 else "low"
+    return [Plot.of(panel, legend=len(names) > 1, shape=shape) for panel in panels]
+
+
+def no_values(title: str, gaps: Sequence[str]) -> DataError:
+    """The error for a figure that no run has values for."""
+    return DataError(f"no run has values for the figure '{title}'", hint=" ".join(gaps) or None)

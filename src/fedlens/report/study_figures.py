@@ -1,0 +1,145 @@
+"""The figures of a study: those that its file asks for, or else the usual ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedlens.core.errors import ConfigError, DataError, nearest
+from fedlens.core.registry import settings_model
+from fedlens.experiment.config_errors import explained
+from fedlens.report.study_choices import is_number
+from fedlens.report.study_data_figures import distributions_figure, populations_figure
+from fedlens.report.study_figure import StudyFigure
+from fedlens.report.study_groups import METHOD, SeedGroups
+from fedlens.report.study_lines import curve_figure, setting_figure
+from fedlens.report.study_maps import effective_rate_figure, heat_figure
+from fedlens.report.study_results import StudyResults
+
+# Each kind by name: a function of the results whose keyword-only parameters are the keys of [[figures]].
+FIGURES: dict[str, Callable[..., StudyFigure]] = {
+    "setting": setting_figure,
+    "curves": curve_figure,
+    "heat": heat_figure,
+    "effective-lr": effective_rate_figure,
+    "populations": populations_figure,
+    "distributions": distributions_figure,
+}
+_COMMON = ("kind", "name", "title", "document")
+
+
+@dataclass(frozen=True)
+class NamedFigure:
+    """A figure and the name of its file; `figure` is None if it cannot be drawn yet, for the reason in `missing`."""
+
+    name: str
+    figure: StudyFigure | None
+    missing: str = ""
+
+
+def check_figure(spec: Mapping[str, Any], where: str = "figures") -> dict[str, Any]:
+    """The keys of one [[figures]] table, with their types checked and without the common ones.
+
+    Args:
+        spec: its "kind", the keys of the kind, and optionally "name" (of the file), "title", and "document" (false
+            leaves out the numbers of the document).
+        where: the place of the table, for errors.
+
+    Raises `ConfigError` for an unknown kind or key, a key that is missing, and a value of another type.
+
+    >>> check_figure({"kind": "setting", "x": "alpha"})
+    {'x': 'alpha'}
+    """
+    kind = spec.get("kind")
+    if kind is None:
+        raise ConfigError("a figure has no kind", where=where, hint=f"add kind = '{nearest('', FIGURES)}'")
+    if kind not in FIGURES:
+        raise ConfigError(
+            f"unknown kind of figure '{kind}'", where=f"{where}.kind", hint=nearest(str(kind), FIGURES)
+        )
+    values = {key: value for key, value in spec.items() if key not in _COMMON}
+    for key in ("name", "title"):
+        if not isinstance(spec.get(key, ""), str):
+            raise ConfigError(f"'{key}' is {spec[key]!r}, but must be a string", where=f"{where}.{key}")
+    model = settings_model(FIGURES[kind])
+    try:
+        checked = model.model_validate(values)
+    except ValidationError as error:
+        known = [*model.model_fields, *_COMMON]
+        raise explained(error, values, where, lambda key: key, lambda key: known) from None
+    return checked.model_dump(exclude_unset=True)
+
+
+def study_figure(results: StudyResults, spec: Mapping[str, Any], where: str = "figures") -> StudyFigure:
+    """The figure that a [[figures]] table asks for; see `FIGURES` for the kinds.
+
+    Raises `ConfigError` if the table is wrong, and `DataError` if no run has values for it yet.
+    """
+    settings = check_figure(spec, where)
+    if spec.get("document") is False:
+        results = replace(results, info=replace(results.info, document={}))
+    figure = FIGURES[spec["kind"]](results, **settings)
+    return replace(figure, title=spec["title"]) if spec.get("title") else figure
+
+
+def draw(results: StudyResults, spec: Mapping[str, Any], path: Path) -> Path:
+    """Draws the figure of a [[figures]] table into a .svg, .pdf or .png file, and returns its path.
+
+    Raises `ConfigError` if the table is wrong, matplotlib is not installed or the name has another ending, `DataError`
+    if no run has values for it yet, and `RunDirectoryError` if the file cannot be written.
+    """
+    return study_figure(results, spec).draw(path)
+
+
+def study_figures(results: StudyResults) -> list[NamedFigure]:
+    """The figures that the study file asks for, or those of `default_figures`.
+
+    A figure that no run has values for is named with the reason. Raises `ConfigError` if a table is wrong.
+    """
+    specs = list(results.info.figures) or default_figures(results)
+    named: list[NamedFigure] = []
+    for k, spec in enumerate(specs):
+        name = _file_name(str(spec.get("name") or spec["kind"]))
+        taken = {figure.name for figure in named}
+        name = name if name not in taken else f"{name}-{k + 1}"
+        try:
+            named.append(NamedFigure(name, study_figure(results, spec, f"figures[{k}]")))
+        except DataError as error:
+            named.append(NamedFigure(name, None, str(error)))
+    return named
+
+
+def default_figures(results: StudyResults) -> list[dict[str, Any]]:
+    """Learning curves of each case, and the metric against each dimension with several numbers."""
+    runs = SeedGroups.of(results)
+    specs: list[dict[str, Any]] = [{"kind": "curves"}]
+    for key in runs.varying():
+        numbers = [value for value in runs.all_values(key) if is_number(value)]
+        if key != METHOD and len(numbers) > 1:
+            specs.append({"kind": "setting", "x": key, "name": f"setting-{key.rpartition('.')[2]}"})
+    return specs
+
+
+def write_study_figures(
+    results: StudyResults, folder: Path, formats: Sequence[str] = ("svg", "pdf")
+) -> list[Path]:
+    """Draws the figures of `study_figures` into a folder, and returns the files.
+
+    Raises `ConfigError` if a table is wrong or matplotlib is not installed, and `RunDirectoryError` if a file cannot be
+    written.
+    """
+    return [
+        named.figure.draw(folder / f"{named.name}.{suffix}")
+        for named in study_figures(results)
+        if named.figure is not None
+        for suffix in formats
+    ]
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.") or "figure"

@@ -1,0 +1,201 @@
+"""The runs of a study by the settings they differ in, and the words for these settings in figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.report.format import SPLITS, many, setting
+from fedlens.report.study_choices import is_number
+from fedlens.report.study_results import Role, RunLine, StudyResults
+
+METHOD = "method"
+EFFECTIVE, LOCAL = "effective_lr", "local.lr"
+CENTRALIZED = "centralized"
+
+
+@dataclass(frozen=True)
+class SeedRuns:
+    """The runs that differ in the seed alone.
+
+    Attributes:
+        keys: the method, the value of each dimension of the case, and for runs of tuning the tuned settings.
+        runs: the line of each planned seed; None until the run is done.
+    """
+
+    keys: Mapping[str, Any]
+    runs: Mapping[int, RunLine | None]
+
+    @property
+    def done(self) -> dict[int, RunLine]:
+        """The runs with a result."""
+        return {seed: line for seed, line in self.runs.items() if line is not None and not is_lost(line)}
+
+    @property
+    def lost(self) -> dict[int, RunLine]:
+        """The runs that failed, and those that were stopped because they diverged."""
+        return {seed: line for seed, line in self.runs.items() if line is not None and is_lost(line)}
+
+    def values(self, metric: str, last: int) -> dict[int, float]:
+        """The final values by seed; none if a run of the cell was lost, as the rest would be a chosen part."""
+        if self.lost:
+            return {}
+        found = {seed: line.final(metric, last) for seed, line in self.done.items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+
+def is_lost(line: RunLine) -> bool:
+    """Whether a run failed, or was stopped because it diverged."""
+    return line.status == "failed" or (line.status == "stopped" and "diverged" in (line.reason or ""))
+
+
+@dataclass(frozen=True)
+class SeedGroups:
+    """The cells of one part of a study, "final" or "tune", and the names of what they differ in."""
+
+    results: StudyResults
+    role: Role = "final"
+    cells: Sequence[SeedRuns] = field(default_factory=tuple)
+
+    @classmethod
+    def of(cls, results: StudyResults, role: Role = "final") -> SeedGroups:
+        """The cells in the order of the plan; of the case that is planned and has no run yet, with empty `runs`."""
+        found: dict[str, tuple[dict[str, Any], dict[int, RunLine | None]]] = {}
+        if role == "final":
+            for case in results.info.cases:
+                for method in results.info.methods:
+                    keys = {METHOD: method, **case}
+                    found[_text(keys)] = (keys, {})
+        for entry in results.info.entries:
+            if entry.role == role:
+                keys = {METHOD: entry.method, **entry.case, **(entry.point if role == "tune" else {})}
+                _, runs = found.setdefault(_text(keys), (keys, {}))
+                runs[entry.seed] = results.lines.get(entry.digest)
+        return cls(
+            results, role, [SeedRuns(keys, dict(sorted(runs.items()))) for keys, runs in found.values()]
+        )
+
+    @property
+    def metric(self) -> str:
+        """The column that final values are taken from; that of validation data for runs of tuning."""
+        info = self.results.info
+        done = [line for cell in self.cells for line in cell.done.values()]
+        name = info.metric or next((line.main for line in done if line.main), self.results.metric)
+        if self.role == "tune":
+            on_validation = f"validation_{bare(name)}"
+            return on_validation if any(on_validation in line.curve for line in done) else name
+        return name
+
+    def varying(self) -> list[str]:
+        """The keys that have several values, in order: those of cases, the method, tuned settings."""
+        keys = dict.fromkeys(key for cell in self.cells for key in cell.keys)
+        order = sorted(keys, key=lambda key: key == METHOD)
+        return [key for key in order if len(self.all_values(key)) > 1]
+
+    def all_values(self, key: str) -> list[Any]:
+        """The values of a key, numbers in rising order, other values in the order of the plan."""
+        values = list(
+            {_text(cell.keys[key]): cell.keys[key] for cell in self.cells if key in cell.keys}.values()
+        )
+        return sorted(values) if all(map(is_number, values)) else values
+
+    def key(self, name: str, where: str) -> str:
+        """The key that a study file names: in full, by its label, or by its last part.
+
+        Raises `ConfigError` with the nearest name if the runs do not differ by a setting of this name.
+        """
+        keys = list(dict.fromkeys([METHOD, *(key for cell in self.cells for key in cell.keys)]))
+        labels = {self.label(key): key for key in keys}
+        if name in keys or name in labels:
+            return name if name in keys else labels[name]
+        ends = [key for key in keys if key.rpartition(".")[2] == name]
+        if len(ends) == 1:
+            return ends[0]
+        raise ConfigError(
+            f"'{name}' is no dimension of the study", where=where, hint=nearest(name, [*keys, *labels])
+        )
+
+    def label(self, key: str) -> str:
+        """A key in words."""
+        return self.results.info.dimensions.get(key) or key.rpartition(".")[2].replace("_", " ")
+
+    def words(self, key: str, value: Any) -> str:
+        """A value in words, as a legend has it: the label of a method, a number."""
+        if key == METHOD:
+            return str(self.results.info.methods.get(value, value))
+        return f"{value:g}" if isinstance(value, float) else setting(value, most=3)
+
+    def title(self, keys: Mapping[str, Any], names: Iterable[str]) -> str:
+        """Some keys and their values: "alpha 0.1, FedAvg"."""
+        parts = [
+            self.words(name, keys[name])
+            if name in (METHOD, "case")
+            else f"{self.label(name)} {self.words(name, keys[name])}"
+            for name in names
+            if name in keys
+        ]
+        return ", ".join(parts)
+
+    def gaps(self, cells: Sequence[SeedRuns]) -> list[str]:
+        """Sentences on what some cells lack: runs that failed, and runs that are not done."""
+        names = self.varying()
+        said, waiting, empty = [], 0, []
+        for cell in cells:
+            title = self.title(cell.keys, names) or "the cell"
+            if cell.lost:
+                reasons = "; ".join(dict.fromkeys(line.reason or "no reason" for line in cell.lost.values()))
+                said.append(f"{title}: {len(cell.lost)} of {many(len(cell.runs), 'run')} failed ({reasons}).")
+            waiting += sum(line is None for line in cell.runs.values())
+            if not cell.done and not cell.lost:
+                empty.append(title)
+        if waiting:
+            planned = sum(len(cell.runs) for cell in cells)
+            said.append(f"{waiting:,} of {many(planned, 'run')} are not done yet.")
+        if empty:
+            more = f", and {len(empty) - 6} more" if len(empty) > 6 else ""
+            said.append(f"No results yet: {'; '.join(empty[:6])}{more}.")
+        return said
+
+    def known_key(self, name: str) -> str:
+        """The key of a name as `key` reads it, or the name itself if it is none."""
+        try:
+            return self.key(name, "document")
+        except ConfigError:
+            return name
+
+
+def bare(metric: str) -> str:
+    """A metric without its split.
+
+    >>> bare("test_accuracy"), bare("accuracy")
+    ('accuracy', 'accuracy')
+    """
+    split, _, name = metric.partition("_")
+    return name if split in SPLITS and name else metric
+
+
+def effective_rate(cell: SeedRuns) -> tuple[float, float] | None:
+    """The effective rate eta / (1 - beta) of a cell and its client rate eta (hsu2019, section 4.2); None if unknown.
+
+    Both stand in the keys of a cell, or in the facts of its runs ("effective_lr", "local_lr").
+    """
+    facts = next((line.facts for line in cell.done.values()), {})
+    beta = next((cell.keys[k] for k in ("algorithm.momentum", "server.momentum") if k in cell.keys), 0.0)
+    rate = _number(cell.keys.get(LOCAL, facts.get("local_lr")))
+    effective = _number(cell.keys.get(EFFECTIVE, facts.get("effective_lr")))
+    shrunk = 1 - beta if is_number(beta) else 0.0
+    if effective is None and rate is not None and shrunk > 0:
+        effective = rate / shrunk
+    if rate is None and effective is not None:
+        rate = effective * shrunk
+    return (effective, rate) if effective and rate and effective > 0 else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if is_number(value) else None
+
+
+def _text(value: Any) -> str:
+    return repr(sorted(value.items())) if isinstance(value, Mapping) else repr(value)

@@ -1,0 +1,265 @@
+"""Figures of a study with lines: a metric against a setting, and learning curves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+from fedlens.core.errors import ConfigError
+from fedlens.report import figures
+from fedlens.report.figures import Axis, Figure, Series
+from fedlens.report.format import is_share
+from fedlens.report.study_clock import simulated_hours
+from fedlens.report.study_document_marks import document_marks, mark_series
+from fedlens.report.study_figure import Columns, StudyFigure, no_values
+from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare
+from fedlens.report.study_panels import (
+    LineRuns,
+    Names,
+    Scale,
+    Spread,
+    XScale,
+    arrange,
+    banded,
+    chance_level,
+    level,
+    metric_title,
+    selected,
+    spread,
+    x_scale,
+    y_axis,
+)
+from fedlens.report.study_results import Role, RunLine, StudyResults
+from fedlens.report.study_values import Finals, caption_of, known, runs_of, start
+
+Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples", "hours"]
+
+_OVER: dict[str, tuple[str, Literal["number", "count", "bytes"], str]] = {
+    "round": ("round", "count", "round %{x:,~r}"),
+    "batches": ("batches of the busiest client", "count", "%{x:,.4~r} batches"),
+    "bytes": ("bytes sent, both ways", "bytes", "%{x:.3~s}B"),
+    "bytes_client": ("bytes of one client, both ways", "bytes", "%{x:.3~s}B"),
+    "examples": ("training images", "count", "%{x:,.4~r} images"),
+    "hours": ("simulated hours", "number", "%{x:.3~r} hours"),
+}
+
+
+def setting_figure(
+    study: StudyResults,
+    *,
+    x: str,
+    lines: Names = METHOD,
+    panels: Names | None = None,
+    where: dict[str, Any] | None = None,
+    methods: list[str] | None = None,
+    metric: str | None = None,
+    runs: Role | None = None,
+    relative: bool = False,
+    band: Spread = "interval",
+    scale: Scale = "auto",
+    reverse: bool = False,
+    chance: float | None = None,
+    columns: Columns | None = None,
+) -> StudyFigure:
+    """A metric against a setting: final values, their mean over seeds, and a band (hsu2019, figures 2 and 5).
+
+    Args:
+        x: the setting, a dimension of the cases, or a tuned setting, which shows the runs of tuning.
+        lines, panels: the settings that lines and panels differ in. Other settings that differ make panels too.
+        where: the cases that are shown, by setting: a value or a list of values.
+        methods: those that are shown; all by default.
+        metric: another column than the study's metric.
+        runs: "final" or "tune".
+        relative: divides by the value of the method `centralized` at the same case (hsu2020, section 6).
+        band: the 95 % t interval over seeds, their range, one deviation, or none.
+        scale: of the axis of `x`. "auto" is logarithmic for positive values that span a factor of 8.
+        reverse: the largest value stands on the left.
+        chance: the value of guessing, as a dotted line.
+        columns: of panels beside each other.
+
+    Raises `ConfigError` if a name is unknown, and `DataError` if no run has values.
+    """
+    shown = runs_of(study, runs, [x, *([lines] if isinstance(lines, str) else lines)])
+    key = shown.key(x, "figures.x")
+    name = metric or shown.metric
+    chosen = [group for group in selected(shown, where, methods) if key in group.keys]
+    if relative:
+        chosen = [group for group in chosen if group.keys[METHOD] != CENTRALIZED]
+    layout = arrange(shown, chosen, [key], lines, panels)
+    stated = document_marks(shown, layout, f"relative_{bare(name)}" if relative else name, key)
+    values = [group.keys[key] for group in chosen] + [mark.x for mark in stated if mark.x is not None]
+    if not values:
+        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(chosen))
+    place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse)
+    final = Finals(shown, name, relative)
+    texts = not (place.kind == "linear" or (place.axis.gap is None and place.kind == "log"))
+    drawn = [
+        [
+            series
+            for k, line in enumerate(panel.lines)
+            for series in _setting_line(line, key, place, final, band, k, len(panel.lines), texts, shown)
+        ]
+        for panel in layout.panels
+    ]
+    if not any(series.kind in ("line", "points") and known(series) for panel in drawn for series in panel):
+        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(chosen))
+    ends = place.axis.limits or (0.0, 1.0)
+    guess = None if relative else chance_level(chosen, name, chance)
+    for series_of, panel in zip(drawn, layout.panels, strict=True):
+        if guess is not None:
+            series_of.append(level(guess, ends, "chance"))
+        series_of += mark_series([mark for mark in stated if mark.panel is panel], place, ends)
+    title = f"{start(metric_title(name, relative))} against {shown.label(key)}"
+    y = y_axis(name, metric_title(name, relative), drawn, relative)
+    unified = "" if texts or place.kind == "category" else f"{shown.label(key)} %{{x}}"
+    built = [
+        Figure(panel.title, f"{title} {panel.title}", place.axis, y, series_of, hover_title=unified)
+        for panel, series_of in zip(layout.panels, drawn, strict=True)
+    ]
+    caption = caption_of(study, title, chosen, band, shown.role, relative, bool(stated), guess, layout)
+    return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
+
+
+def curve_figure(
+    study: StudyResults,
+    *,
+    x: Over = "round",
+    lines: Names = METHOD,
+    panels: Names | None = None,
+    where: dict[str, Any] | None = None,
+    methods: list[str] | None = None,
+    metric: str | None = None,
+    runs: Role = "final",
+    band: Spread = "interval",
+    chance: float | None = None,
+    columns: Columns | None = None,
+) -> StudyFigure:
+    """Learning curves: the mean over seeds and a band, against rounds, batches, bytes, images or simulated hours.
+
+    Batches and bytes differ by seed; a point stands at their mean over seeds. Runs that failed are left out, and named.
+    Other arguments as in `setting_figure`.
+
+    Raises `ConfigError` if a name is unknown or hours are wanted without `[clock]`, and `DataError` without values.
+    """
+    shown = runs_of(study, runs, [lines] if isinstance(lines, str) else lines)
+    name = metric or shown.metric
+    if x == "hours" and not study.info.clock:
+        raise ConfigError(
+            "simulated hours need the speed and the link of a client",
+            where="figures.x",
+            hint="add [clock] with images_per_second, up_mbit and down_mbit",
+        )
+    chosen = selected(shown, where, methods)
+    layout = arrange(shown, chosen, [], lines, panels)
+    hover = figures.hover(bare(name))
+    drawn = [
+        [
+            series
+            for line in panel.lines
+            for group in line.groups
+            for series in _curve(line, group, name, x, study.info.clock, band, hover)
+        ]
+        for panel in layout.panels
+    ]
+    title = f"{start(metric_title(name))} over {_OVER[x][0] if x != 'round' else 'rounds'}"
+    last = max((max(series.x) for panel in drawn for series in panel), default=0.0)
+    if last <= 0:
+        raise no_values(title, shown.gaps(chosen))
+    stated = document_marks(shown, layout, name, None, rounds=x == "round")
+    last = max([last, *(mark.x for mark in stated if mark.x is not None)])
+    limits = figures.x_limits(last)
+    guess = chance_level(chosen, name, chance)
+    for series_of, panel in zip(drawn, layout.panels, strict=True):
+        if guess is not None:
+            series_of.append(level(guess, limits, "chance"))
+        series_of += mark_series([mark for mark in stated if mark.panel is panel], None, limits)
+    words, form, unified = _OVER[x]
+    whole = x == "round" and 0 < last < 10
+    axis = Axis(words, form, limits=limits, ticks=range(int(last) + 1) if whole else ())
+    y = y_axis(name, metric_title(name), drawn)
+    built = [
+        Figure(panel.title, f"{title} {panel.title}", axis, y, series_of, hover_title=unified)
+        for panel, series_of in zip(layout.panels, drawn, strict=True)
+    ]
+    caption = caption_of(study, title, chosen, band, runs, False, bool(stated), guess, layout)
+    return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
+
+
+def _order(shown: SeedGroups, key: str) -> Callable[[Any], int]:
+    order = [repr(value) for value in shown.all_values(key)]
+    return lambda value: order.index(repr(value)) if repr(value) in order else len(order)
+
+
+def _setting_line(
+    line: LineRuns,
+    key: str,
+    place: XScale,
+    final: Finals,
+    band: Spread,
+    number: int,
+    lines: int,
+    texts: bool,
+    shown: SeedGroups,
+) -> list[Series]:
+    groups = sorted(line.groups, key=lambda group: place.at(group.keys[key]))
+    values = [final(group) for group in groups]
+    means = [statistics.fmean(each) if each else None for each in values]
+    share = is_share(bare(final.metric)) and not final.relative
+    ends = [spread(each, band, share) for each in values]
+    x = [place.beside(group.keys[key], number, lines) for group in groups]
+    form = ".2%" if is_share(bare(final.metric)) or final.relative else ".4~g"
+    words = [f"{shown.label(key)} {shown.words(key, group.keys[key])}" for group in groups]
+    if place.kind == "category":
+        # No line joins values that have no order.
+        bars = [end or (None, None) for end in ends]
+        return [
+            Series(
+                x,
+                means,
+                line.name,
+                "points",
+                line.color,
+                texts=words,
+                hover=f"%{{text}}: %{{y:{form}}}",
+                low=[bar[0] for bar in bars],
+                high=[bar[1] for bar in bars],
+            )
+        ]
+    hover = f"%{{text}}: %{{y:{form}}}" if texts else f"%{{y:{form}}}"
+    return banded(x, means, ends, line, hover, words if texts else ())
+
+
+def _curve(
+    line: LineRuns,
+    group: SeedRuns,
+    metric: str,
+    over: Over,
+    clock: Mapping[str, float],
+    band: Spread,
+    hover: str,
+) -> list[Series]:
+    """The curve of some seeds at the rounds that all of them have evaluated."""
+    runs = [by_round for run in group.done.values() if (by_round := _by_round(run, metric, over, clock))]
+    shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
+    if not shared:
+        return []
+    at = [statistics.fmean(run[k][0] for run in runs) for k in shared]
+    values = [[run[k][1] for run in runs] for k in shared]
+    means = [statistics.fmean(each) for each in values]
+    share = is_share(bare(metric))
+    return banded(at, means, [spread(each, band, share) for each in values], line, hover)
+
+
+def _by_round(
+    run: RunLine, metric: str, over: Over, clock: Mapping[str, float]
+) -> dict[int, tuple[float, float]]:
+    """(place, value) by round."""
+    rounds = run.curve.get("round", ())
+    at = simulated_hours(run, clock) if over == "hours" else run.curve.get(over, [None] * len(rounds))
+    found = {}
+    for k, value in run.series(metric):
+        place, number = at[k], rounds[k]
+        if place is not None and number is not None:
+            found[int(number)] = (float(place), value)
+    return found

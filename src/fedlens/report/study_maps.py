@@ -1,0 +1,179 @@
+"""Figures of a study without lines: two settings as a heat map, and the effective learning rate."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedlens.report.figures import Axis, Figure, Series, ValueMap
+from fedlens.report.format import is_share, smaller_is_better
+from fedlens.report.study_figure import Columns, StudyFigure, no_values
+from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare, effective_rate
+from fedlens.report.study_panels import (
+    LineRuns,
+    Names,
+    arrange,
+    chance_level,
+    level,
+    metric_title,
+    selected,
+    y_axis,
+)
+from fedlens.report.study_results import Role, StudyResults
+from fedlens.report.study_values import Finals, caption_of, runs_of, start
+
+_LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
+
+
+def heat_figure(
+    study: StudyResults,
+    *,
+    x: str,
+    y: str,
+    panels: Names | None = None,
+    where: dict[str, Any] | None = None,
+    methods: list[str] | None = None,
+    metric: str | None = None,
+    runs: Role | None = None,
+    relative: bool = False,
+    columns: Columns | None = None,
+) -> StudyFigure:
+    """A metric by two settings, one colour a cell (hsu2020, figure 8): the mean of the final values over seeds.
+
+    Methods and settings that are on no axis make panels. Arguments as in `setting_figure`; a tuned setting on an axis
+    shows the runs of tuning.
+
+    Raises `ConfigError` if a name is unknown, and `DataError` if no run has values.
+    """
+    shown = runs_of(study, runs, [x, y])
+    across, up = shown.key(x, "figures.x"), shown.key(y, "figures.y")
+    name = metric or shown.metric
+    chosen = [g for g in selected(shown, where, methods) if across in g.keys and up in g.keys]
+    if relative:
+        chosen = [group for group in chosen if group.keys[METHOD] != CENTRALIZED]
+    layout = arrange(shown, chosen, [across, up], [], panels)
+    final = Finals(shown, name, relative)
+    means = {id(group): statistics.fmean(each) for group in chosen if (each := final(group))}
+    title = f"{start(metric_title(name, relative))} by {shown.label(across)} and {shown.label(up)}"
+    if not means:
+        raise no_values(title, shown.gaps(chosen))
+    low, high = min(means.values()), max(means.values())
+    limits = (low, high) if high > low else (low - 0.05, high + 0.05)
+    columns_of, rows = _present(shown, across, chosen), _present(shown, up, chosen)
+    built = []
+    for panel in layout.panels:
+        values = np.full((len(rows), len(columns_of)), np.nan)
+        for line in panel.lines:
+            for group in line.groups:
+                row, column = rows.index(group.keys[up]), columns_of.index(group.keys[across])
+                values[row, column] = means.get(id(group), np.nan)
+        built.append(
+            ValueMap(
+                panel.title,
+                f"{title} {panel.title}",
+                values,
+                [shown.words(up, value) for value in rows],
+                [shown.words(across, value) for value in columns_of],
+                shown.label(up),
+                shown.label(across),
+                metric_title(name, relative),
+                limits,
+                is_share(bare(name)) or relative,
+            )
+        )
+    caption = caption_of(study, title, chosen, "none", shown.role, relative, False, None, layout)
+    return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
+
+
+def effective_rate_figure(
+    study: StudyResults,
+    *,
+    lines: Names = METHOD,
+    panels: Names | None = None,
+    where: dict[str, Any] | None = None,
+    methods: list[str] | None = None,
+    metric: str | None = None,
+    runs: Role | None = None,
+    chance: float | None = None,
+    columns: Columns | None = None,
+) -> StudyFigure:
+    """A metric against the effective learning rate eta / (1 - beta) (hsu2019, figure 6).
+
+    A marker is the mean over seeds of one combination of settings, and its area is proportional to the client rate
+    eta. A cross marks the best combination of each line. Runs of tuning are shown if the study tunes. Other arguments
+    as in `setting_figure`.
+
+    Raises `ConfigError` if a name is unknown, and `DataError` if no run has a value and a rate.
+    """
+    tuned = any(entry.role == "tune" for entry in study.info.entries)
+    shown = SeedGroups.of(study, runs or ("tune" if tuned else "final"))
+    name = metric or shown.metric
+    chosen = selected(shown, where, methods)
+    layout = arrange(shown, chosen, _rate_keys(shown), lines, panels)
+    final = Finals(shown, name, relative=False)
+    largest = max((rates[1] for group in chosen if (rates := effective_rate(group))), default=1.0)
+    drawn = [
+        [each for line in panel.lines for each in _markers(shown, line, final, largest)]
+        for panel in layout.panels
+    ]
+    title = f"{start(metric_title(name))} against effective learning rate"
+    at = [x for panel in drawn for series in panel for x in series.x]
+    if not at:
+        raise no_values(title, shown.gaps(chosen))
+    limits = (min(at) / 1.6, max(at) * 1.6)
+    guess = chance_level(chosen, name, chance)
+    if guess is not None:
+        for series_of in drawn:
+            series_of.append(level(guess, limits, "chance"))
+    axis = Axis("effective learning rate", log=True, limits=limits)
+    y = y_axis(name, metric_title(name), drawn)
+    built = [
+        Figure(panel.title, f"{title} {panel.title}", axis, y, series)
+        for panel, series in zip(layout.panels, drawn, strict=True)
+    ]
+    caption = caption_of(study, title, chosen, "none", shown.role, False, False, guess, layout)
+    caption += (
+        " The effective rate is the client rate / (1 - momentum of the server). Areas are proportional to the "
+        "client rate, down to a smallest size; a cross marks the best."
+    )
+    return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
+
+
+def _rate_keys(shown: SeedGroups) -> list[str]:
+    """The keys that make up the effective rate: markers differ in them, panels do not."""
+    keys = sorted({key for group in shown.cells for key in group.keys})
+    return [key for key in keys if key in ("effective_lr", "local.lr") or key.endswith(".momentum")]
+
+
+def _present(shown: SeedGroups, key: str, groups: Sequence[SeedRuns]) -> list[Any]:
+    values = [group.keys[key] for group in groups]
+    return [value for value in shown.all_values(key) if value in values]
+
+
+def _markers(shown: SeedGroups, line: LineRuns, final: Finals, largest: float) -> list[Series]:
+    points = []
+    for group in line.groups:
+        rates, values = effective_rate(group), final(group)
+        if rates is not None and values:
+            points.append((*rates, statistics.fmean(values)))
+    if not points:
+        return []
+    points.sort()
+    share = is_share(bare(final.metric))
+    pick = min if smaller_is_better(bare(final.metric)) else max
+    best = pick(points, key=lambda point: point[2])
+    hover = f"effective rate %{{x:.3~g}}<br>%{{text}}<br>%{{y:{'.2%' if share else '.4~g'}}}"
+    effective, local, values = (list(column) for column in zip(*points, strict=True))
+    sizes = [max(_SMALLEST, _LARGEST * rate / largest) for rate in local]
+    texts = [f"client rate {rate:.3g}" for rate in local]
+    markers = Series(
+        effective, values, line.name, "points", line.color, texts=texts, hover=hover, sizes=sizes
+    )
+    cross = Series(
+        [best[0]], [best[2]], f"best {line.name}", "cross", line.color, group=line.name, hover=hover,
+        texts=[f"client rate {best[1]:.3g}, the best"],
+    )  # fmt: skip
+    return [markers, cross]

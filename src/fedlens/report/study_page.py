@@ -1,0 +1,176 @@
+"""study.html: a study as one page that opens offline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlens.report.format import MISSING, count, duration, many, setting
+from fedlens.report.render import Plot, write_page
+from fedlens.report.study_figures import NamedFigure, study_figures
+from fedlens.report.study_groups import METHOD, SeedGroups, is_lost
+from fedlens.report.study_results import RunLine, StudyResults
+
+PAGE, FOLDER = "study.html", "figures"
+
+
+@dataclass(frozen=True)
+class LegendKey:
+    """An entry of the legend of several plots; `shape` is "line", "dot", "ring" or "box"."""
+
+    name: str
+    shape: str
+    color: str
+    dash: str = "solid"
+
+
+@dataclass(frozen=True)
+class ShownFigure:
+    """A figure on the page, with the names of its files for papers."""
+
+    title: str
+    caption: str
+    gaps: Sequence[str]
+    plots: Sequence[Plot] = ()
+    keys: Sequence[LegendKey] = ()
+    files: Sequence[str] = ()
+
+
+def write_study_page(folder: Path) -> Path:
+    """Writes study.html into the folder of a study from its study.json and results.jsonl; returns its path.
+
+    A study that is not finished has a page of the runs that are done; the page says which ones are missing.
+
+    Raises `DataError` if the folder has no study, and `ConfigError` if a table or figure that it asks for is wrong.
+    """
+    results = StudyResults.read(folder)
+    info = results.info
+    lines = [results.lines.get(entry.digest) for entry in info.entries]
+    versions = sorted({line.version for line in lines if line is not None and line.version})
+    context = {
+        "title": f"{info.title or info.name} · fedlens",
+        "aside": str(folder),
+        "heading": info.title or info.name,
+        "what": _what(results),
+        "planned": len(info.entries),
+        "waiting": sum(line is None for line in lines),
+        "lost": _lost_rows(results),
+        "kpis": _kpis(results),
+        "smaller": info.smaller,
+        "tables": [],
+        "figures": [_shown(named, folder) for named in study_figures(results)],
+        "claims": info.document.get("claims", ()),
+        "source": info.document.get("source", ""),
+        "method": _method(results),
+        "command": info.command,
+        "version": ", ".join(versions),
+    }
+    return write_page(folder / PAGE, "study.html.j2", context)
+
+
+def legend_keys(plots: Sequence[Plot]) -> list[LegendKey]:
+    """The legend of several plots: each name once, in the order of the traces. Names are escaped for the page."""
+    keys: dict[str, LegendKey] = {}
+    for trace in (trace for plot in plots if plot.legend for trace in plot.figure["data"]):
+        name = trace.get("name")
+        if not name or "showlegend" in trace or name in keys:
+            continue
+        marker, line = trace.get("marker", {}), trace.get("line")
+        if trace["type"] == "bar":
+            keys[name] = LegendKey(name, "box", marker["color"])
+        elif line is None:
+            keys[name] = LegendKey(name, "ring" if "symbol" in marker else "dot", marker["color"])
+        else:
+            keys[name] = LegendKey(name, "line", line["color"], line["dash"])
+    return list(keys.values())
+
+
+def _shown(named: NamedFigure, folder: Path) -> ShownFigure:
+    figure = named.figure
+    if figure is None:
+        return ShownFigure(named.name, "", [named.missing])
+    plots = figure.plots()
+    files = sorted(path.name for path in (folder / FOLDER).glob(f"{named.name}.*"))
+    return ShownFigure(figure.title, figure.caption, figure.gaps, plots, legend_keys(plots), files)
+
+
+def _what(results: StudyResults) -> str:
+    info = results.info
+    parts = [many(len(info.methods), "method")]
+    if len(info.cases) > 1:
+        parts.append(many(len(info.cases), "case"))
+    parts.append(many(len(info.seeds), "seed"))
+    scale = f"at the scale {info.scale}" if info.scale else ""
+    return " ".join(filter(None, [f"{info.name}:", ", ".join(parts), scale]))
+
+
+def _done(results: StudyResults) -> list[RunLine]:
+    """The lines of the study, each once: two cells can share a run."""
+    digests = dict.fromkeys(entry.digest for entry in results.info.entries)
+    return [results.lines[digest] for digest in digests if digest in results.lines]
+
+
+def _kpis(results: StudyResults) -> list[tuple[str, str, str]]:
+    done = _done(results)
+    planned = len({entry.digest for entry in results.info.entries})
+    tuned = len({entry.digest for entry in results.info.entries if entry.role == "tune"})
+    seconds = [value for line in done if (value := line.facts.get("cpu_seconds")) is not None]
+    images = sum(int(values[-1] or 0) for line in done if (values := line.curve.get("examples")))
+    seeds = ", ".join(map(str, results.info.seeds[:8])) + (", ..." if len(results.info.seeds) > 8 else "")
+    return [
+        ("Runs", f"{len(done):,} of {planned:,}", f"{tuned:,} of them tuning" if tuned else "done"),
+        ("Seeds", count(len(results.info.seeds)), seeds),
+        ("CPU time", duration(sum(seconds)) if seconds else MISSING, "of the runs that are done"),
+        ("Training images", count(images) if images else MISSING, "over all rounds and clients"),
+    ]
+
+
+def _lost_rows(results: StudyResults) -> list[list[Any]]:
+    """The runs that failed or diverged, with their place in the study and the reason."""
+    runs, rows = SeedGroups.of(results), []
+    for entry in results.info.entries:
+        line = results.lines.get(entry.digest)
+        if line is not None and is_lost(line):
+            case = runs.title(entry.case, entry.case) or MISSING
+            if entry.point:
+                case += "; " + ", ".join(f"{key} {setting(value)}" for key, value in entry.point.items())
+            method = runs.words(METHOD, entry.method)
+            rows.append([entry.run, method, case, str(entry.seed), line.rounds, line.reason or "no reason"])
+    return rows
+
+
+def _method(results: StudyResults) -> list[str]:
+    """How the runs were made comparable, as sentences."""
+    info, tuning = results.info, results.info.tuning
+    sentences = [
+        f"A seed gives every method the same clients, initial weights and sampled clients. Seeds: "
+        f"{', '.join(map(str, info.seeds))}.",
+        f"The value of a run is {SeedGroups.of(results).metric}"
+        + (
+            f", the mean of its last {info.last} evaluations."
+            if info.last > 1
+            else " of its last evaluation."
+        ),
+    ]
+    if info.baseline in info.methods and len(info.methods) > 1:
+        sentences.append(f"The baseline is {info.methods[info.baseline]}.")
+    if tuning:
+        own = "by seeds of their own" if tuning.get("own_seeds") else "by the mean over the study's seeds"
+        share = tuning.get("share")
+        held = f", {100 * share:g} % of the training set" if share else ""
+        sentences.append(
+            f"Settings were chosen on {tuning.get('on', 'validation')} data{held}, {own}: "
+            f"{many(int(tuning.get('budget') or 0), 'run')} for each method and case."
+        )
+    if info.clock:
+        sentences.append(
+            "Simulated hours: each round lasts as long as its busiest client, which trains "
+            f"{info.clock.get('images_per_second', 0):g} images a second and sends {info.clock.get('up_mbit', 0):g} "
+            f"Mbit/s up, {info.clock.get('down_mbit', 0):g} Mbit/s down."
+        )
+    return [*sentences, *info.notes]
+
+
+__all__ = ["LegendKey", "legend_keys", "write_study_page"]

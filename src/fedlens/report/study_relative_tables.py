@@ -1,0 +1,224 @@
+"""Tables of relative accuracy, of ranks over cases, and of the values over clients."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from fedlens.core.errors import ConfigError
+from fedlens.report.format import MISSING, heading, many, number, split_of
+from fedlens.report.study_budget_tables import needs_method
+from fedlens.report.study_captions import (
+    case_name,
+    failure_notes,
+    final_value,
+    interval_words,
+    joined,
+    listed,
+    metric_name,
+    own_populations,
+    seeds_text,
+    tuning_words,
+    unit,
+)
+from fedlens.report.study_cells import StudyCell, better
+from fedlens.report.study_comparison_tables import oriented, p_text, with_document
+from fedlens.report.study_document_rows import document_notes, stated, stated_text
+from fedlens.report.study_statistics import mean_ranks, t_interval
+from fedlens.report.table_format import StudyTable, TableCell
+from fedlens.report.table_view import TableView
+
+
+def relative(
+    view: TableView, *, to: str = "centralized", rows: Literal["methods", "cases"] = "methods"
+) -> StudyTable:
+    """Relative accuracy: each value divided by that of the method `to` in the same case and at the same seed.
+
+    Source: hsu2020, section 6. The line of `to` itself has its values.
+
+    Raises `ConfigError` if the study has no method `to`.
+    """
+    needs_method(view, to, f"{view.where}.to")
+    grid = {
+        (method, k): TableCell(_relative_text(view, method, to, case))
+        for k, case in enumerate(view.info.cases)
+        for method in view.info.methods
+    }
+    names, document = with_document(view, grid, lambda method, case: _stated_ratio(view, method, to, case))
+    label = f"{view.label(to)}: {metric_name(view.metric).lower()}{unit(view.metric)}"
+    names = {
+        key: name.replace(view.label(to), label) if key.partition("\n")[0] == to else name
+        for key, name in names.items()
+    }
+    head, lines, labels = oriented(view, grid, names, rows)
+    several = len(view.info.seeds) > 1
+    spread = f", mean ± half the {interval_words('t')} over" if several else " of"
+    caption = joined(
+        f"{metric_name(view.metric)} divided by that of {view.label(to)} in the same case and at the same seed, in %"
+        f"{spread} {seeds_text(view.info.seeds)}.",
+        own_populations(view.info),
+        final_value(view.info),
+        tuning_words(view.info),
+    )
+    notes = [*failure_notes(view.cells, view.results), *document_notes(view, document)]
+    title = view.title or f"{metric_name(view.metric)} relative to {view.label(to)}"
+    return StudyTable(view.name, title, caption, head, lines, notes, labels)
+
+
+def ratios(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
+    """`first` / `second` at each seed that both have, if `second` is not 0 there.
+
+    >>> ratios({0: 0.4, 1: 0.5}, {0: 0.8, 2: 1.0})
+    [0.5]
+    """
+    return [first[seed] / second[seed] for seed in sorted(first.keys() & second.keys()) if second[seed]]
+
+
+def _relative_text(view: TableView, method: str, to: str, case: Mapping[str, Any]) -> str:
+    cell, reference = view.cell(method, case), view.cell(to, case)
+    if cell is None or not cell.complete:
+        return view.status(cell)
+    if method == to:
+        return _mean(view, list(cell.values.values()), view.metric)
+    if reference is None or not reference.complete:
+        return f"{view.label(to)}: {view.status(reference)}"
+    return _mean(view, ratios(cell.values, reference.values), "test_accuracy")
+
+
+def _mean(view: TableView, values: Sequence[float], metric: str) -> str:
+    """Mean and half the interval, in per cent where `metric` is a share."""
+    if not values:
+        return MISSING
+    found = t_interval(values)
+    text = view.value(found.mean, metric)
+    return text if found.half is None else f"{text} ± {view.value(found.half, metric)}"
+
+
+def _stated_ratio(view: TableView, method: str, to: str, case: Mapping[str, Any]) -> str:
+    """The document's ratio, where it states both values; of `to`, its value."""
+    value, reference = stated(view, method, case), stated(view, to, case)
+    if method == to or value is None:
+        return stated_text(view, value)
+    if reference is None or reference.number == 0 or reference.value is None:
+        return ""
+    words = {"above": value.low, "below": value.high, "about": value.about}
+    word = next((f"{word} " for word, given in words.items() if given is not None), "")
+    return word + view.value(value.number / reference.number, "test_accuracy")
+
+
+def ranks(view: TableView, *, least_examples: int = 0) -> StudyTable:
+    """Mean ranks over cases with Friedman's test and Nemenyi's critical difference (Demsar 2006).
+
+    Only beside another table: ranks hide the size of differences.
+
+    Args:
+        least_examples: methods whose final runs trained on fewer examples, counted once an epoch, are not ranked.
+
+    Raises `ConfigError` for a study with one method, or one case.
+    """
+    if len(view.info.methods) < 2 or len(view.info.cases) < 2:
+        few = many(len(view.info.methods), "method") + " and " + many(len(view.info.cases), "case")
+        raise ConfigError(
+            f"ranks need several methods and several cases, and the table has {few}",
+            where=view.where,
+            hint="remove the table of ranks",
+        )
+    short = [method for method in view.info.methods if _fewest_examples(view, method) < least_examples]
+    methods = [method for method in view.info.methods if method not in short]
+    cells = {(cell.method, repr(cell.case)): cell for cell in view.cells}
+    by_case = [[cells.get((method, repr(case))) for method in methods] for case in view.info.cases]
+    whole = [[cell for cell in row if cell is not None and cell.complete] for row in by_case]
+    used = [row for row in whole if methods and len(row) == len(methods)]
+    left_out = [
+        case_name(view.info, case)
+        for case, row in zip(view.info.cases, whole, strict=True)
+        if len(row) < len(methods)
+    ]
+    rows: list[list[TableCell]] = []
+    test = ""
+    if used and len(methods) > 1:
+        scores = {
+            method: [better(view.metric, statistics.fmean(row[j].values.values())) for row in used]
+            for j, method in enumerate(methods)
+        }
+        found = mean_ranks(scores)
+        for method, rank in sorted(found.means.items(), key=lambda item: item[1]):
+            rows.append(
+                [TableCell(view.label(method)), TableCell(f"{rank:.2f}"), TableCell(str(found.cases))]
+            )
+        if found.p is not None and found.chi2 is not None:
+            p = p_text(found.p)
+            test += f"Friedman's test that all methods rank alike: chi-squared {number(found.chi2)}, p {p}. "
+        if found.critical is not None:
+            test += (
+                f"Critical difference (Nemenyi, 5 %): {found.critical:.2f}. Mean ranks that are nearer to each other "
+                "are not told apart. Both are approximations for many cases, and take cases as independent."
+            )
+    caption = joined(
+        f"Mean rank over {many(len(used), 'case')} by the mean of {metric_name(view.metric).lower()} over "
+        f"{seeds_text(view.info.seeds)}; 1 is the best.",
+        test.strip(),
+        "Ranks hide the size of differences: read them beside the other tables.",
+        tuning_words(view.info),
+        f"Left out, since runs failed or are not finished: {listed(left_out)}." if left_out else "",
+        f"Not ranked, with fewer than {many(least_examples, 'example')}: {listed([view.label(m) for m in short])}."
+        if short
+        else "",
+    )
+    notes = failure_notes(view.cells, view.results)
+    return StudyTable(
+        view.name, view.title or "Mean ranks", caption, ["Method", "Mean rank", "Cases"], rows, notes
+    )
+
+
+def _fewest_examples(view: TableView, method: str) -> float:
+    lines = [
+        line
+        for cell in view.cells
+        if cell.method == method
+        for line in view.results.runs(method, cell.case).values()
+    ]
+    ends = [
+        next((each for each in reversed(line.curve.get("examples", ())) if each is not None), 0)
+        for line in lines
+    ]
+    return min(ends, default=0)
+
+
+def clients(view: TableView) -> StudyTable:
+    """The metric over clients, each on its held-out examples: mean, standard deviation and worst tenth."""
+    split = split_of(view.metric)
+    metric = split[1] if split else view.metric
+    parts = {"mean": "Mean", "std": "Deviation", "worst_decile": "Worst tenth"}
+    rows = [
+        [
+            *view.dimension_cells(cell.case),
+            TableCell(view.label(cell.method)),
+            *(TableCell(_over_clients(view, cell, f"clients_{metric}_{part}")) for part in parts),
+        ]
+        for cell in view.cells
+    ]
+    spread = ", each ± half its 95 % t interval over" if len(view.info.seeds) > 1 else ", of"
+    caption = joined(
+        f"{heading(metric)}{unit(view.metric)} of the clients, each on its own held-out examples, after the last "
+        f"round: the mean, the standard deviation and the mean of the worst tenth of the clients{spread} "
+        f"{seeds_text(view.info.seeds)}.",
+        own_populations(view.info),
+        tuning_words(view.info),
+    )
+    notes = failure_notes(view.cells, view.results)
+    if rows and all(cell.text == MISSING for row in rows for cell in row[-3:]):
+        notes = [*notes, 'No run measured its clients: set "evaluation.clients" = "all".']
+    head = [*view.dimension_head, "Method", *parts.values()]
+    title = view.title or "Values over clients"
+    return StudyTable(view.name, title, caption, head, rows, notes, len(view.dimension_head) + 1)
+
+
+def _over_clients(view: TableView, cell: StudyCell, column: str) -> str:
+    if not cell.complete:
+        return view.status(cell)
+    lines = view.results.runs(cell.method, cell.case).values()
+    values = [line.final(column, view.info.last) for line in lines]
+    known = [value for value in values if value is not None]
+    return _mean(view, known, view.metric) if len(known) == len(values) else MISSING

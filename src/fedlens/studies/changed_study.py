@@ -1,0 +1,158 @@
+"""A study that was changed after runs of it were made: which cells are new, and which runs no longer belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import ConfigError, FedlensError
+from fedlens.core.summary_text import listed
+from fedlens.experiment.atomic_files import read_regular
+from fedlens.report.study_results import INFO, LINES, Entry, StudyInfo, StudyResults, read_lines
+from fedlens.studies.expansion import shown_value
+from fedlens.studies.study_file import read_study
+from fedlens.studies.study_plan import StudyPlan, differences
+
+COPY = "study.toml"
+_MOST = 4  # cells or settings that are named
+
+
+@dataclass(frozen=True)
+class StudyChange:
+    """How a study differs from the one whose runs lie in its folder.
+
+    Attributes:
+        settings: what differs in the study file, a phrase each, as far as its copy in the folder shows it.
+        new: the runs that were not planned before, as far as they are known without results.
+        gone: the entries whose runs were made and no longer belong to the study.
+        rules: phrases on what else changes the results of the runs that stay.
+    """
+
+    settings: Sequence[str] = ()
+    new: Sequence[Entry] = ()
+    gone: Sequence[Entry] = ()
+    rules: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.new or self.gone or self.rules)
+
+    def sentences(self) -> list[str]:
+        """The change in words, a sentence each."""
+        found = [f"Changed: {listed(self.settings, _MOST)}"] if self.settings else []
+        if self.new:
+            found.append(f"New: {_runs(self.new)}")
+        if self.gone:
+            found.append(f"No longer part of it: {_runs(self.gone)}")
+        return [*found, *self.rules]
+
+
+def changed_study(folder: Path, plan: StudyPlan) -> StudyChange:
+    """How the plan differs from the study in `folder`; nothing, if no run of it was made.
+
+    Raises `DataError` if a file in `folder` is damaged.
+    """
+    made = {line.digest for line in read_lines(folder / LINES)}
+    if not made or not (folder / INFO).exists():
+        return StudyChange()
+    before = StudyResults.read(folder).info
+    known = {entry.digest for entry in before.entries}
+    new = [run.entry for run in plan.runs if run.digest not in known]
+    new += _further_seeds(before, plan)
+    gone = [entry for entry in before.entries if entry.digest in made and not _belongs(entry, plan)]
+    return StudyChange(_settings(folder, before, plan), new, gone, _rules(before, plan))
+
+
+def refuse_changed(folder: Path, plan: StudyPlan, accept_changes: bool = False) -> StudyChange:
+    """The change of a study, where it is accepted or there is none.
+
+    Raises `ConfigError` that says which cells are new, which runs no longer belong, and what to do.
+    """
+    change = changed_study(folder, plan)
+    if change and not accept_changes:
+        what = "\n".join([f"the study in {folder} has runs, and was changed since", *change.sentences()])
+        stay = ""
+        if change.gone:
+            one = len(change.gone) == 1
+            stay = f": the {'run that is' if one else 'runs that are'} no longer part of it "
+            stay += f"{'stays' if one else 'stay'} in 'runs', but not in the results"
+        hint = f"undo the change, continue with --accept-changes{stay}, or write to another folder with --out"
+        raise ConfigError(what, hint=hint)
+    return change
+
+
+def _belongs(entry: Entry, plan: StudyPlan) -> bool:
+    """Whether the plan can have this run: with its method, case, seed and point, and the same settings."""
+    cells = plan.cells
+    method = next((one for one in cells.methods if one.name == entry.method), None)
+    case = next((one for one in cells.cases if dict(one.values) == dict(entry.case)), None)
+    if method is None or case is None or (entry.role == "tune" and cells.tune is None):
+        return False
+    seeds = cells.tuning_seeds[method.name] if entry.role == "tune" else cells.seeds
+    free = cells.tune is not None and (cells.tune.widen or cells.tune.search != "grid")
+    if entry.seed not in seeds or not (
+        free or dict(entry.point) in [dict(one) for one in cells.points(method)]
+    ):
+        return False
+    with suppress(ConfigError):
+        return cells.run(method, case, entry.point, entry.role, entry.seed).digest == entry.digest
+    return False
+
+
+def _further_seeds(before: StudyInfo, plan: StudyPlan) -> list[Entry]:
+    """The final runs of seeds that the study did not have, whose points follow from tuning."""
+    if plan.cells.tune is None:
+        return []
+    return [
+        Entry("", "", method.name, dict(case.values), {}, "final", seed)
+        for seed in plan.cells.seeds
+        if seed not in before.seeds
+        for case in plan.cells.cases
+        for method in plan.cells.methods
+    ]
+
+
+def _rules(before: StudyInfo, plan: StudyPlan) -> list[str]:
+    """What changes the choice of tuned points, though all tuning runs stay."""
+    now = plan.info({})
+    if not before.tuning or not now.tuning:
+        return []
+    pairs = {
+        "metric": (before.metric, now.metric),
+        "last": (before.last, now.last),
+        "tune.refit": (before.tuning.get("refit"), now.tuning.get("refit")),
+    }
+    return [
+        f"The points that tuning chooses can change: {name} is {_value(new)} instead of {_value(old)}"
+        for name, (old, new) in pairs.items()
+        if old != new
+    ]
+
+
+def _value(value: Any) -> str:
+    return "that of the task" if value is None else shown_value(value)
+
+
+def _settings(folder: Path, before: StudyInfo, plan: StudyPlan) -> list[str]:
+    """What differs from the copy of the study file; nothing where the copy is missing or cannot be read."""
+    try:
+        read_regular(folder / COPY)
+        old = read_study(folder / COPY, before.scale or None)
+    except (FedlensError, OSError):
+        return []
+    values = {key: value for key, value in old.values.items() if key != "base"}  # its path starts elsewhere
+    return differences(values, {key: value for key, value in plan.source.values.items() if key != "base"})
+
+
+def _runs(entries: Iterable[Entry]) -> str:
+    """How many runs, and their cells."""
+    cells: dict[str, int] = {}
+    for entry in entries:
+        case = ", ".join(f"{key} = {shown_value(value)}" for key, value in entry.case.items())
+        name = entry.method + (f" ({case})" if case else "")
+        cells[name] = cells.get(name, 0) + 1
+    number = sum(cells.values())
+    parts = [f"{name}: {count}" for name, count in cells.items()]
+    return f"{number} {'run' if number == 1 else 'runs'} ({listed(parts, _MOST)})"

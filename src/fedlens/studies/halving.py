@@ -1,0 +1,160 @@
+"""Successive halving in synchronous rungs: which runs are continued, by their values at the round of the rung.
+
+All points of a cell run to the first rung; the best 1/eta of them run on to the next rung, which is eta times as
+long (Jamieson and Talwalkar 2016, algorithm 1). A decision reads each curve up to the round of the rung and no
+further, so it is the same however far the runs have come since.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from fedlens.core.errors import ConfigError
+from fedlens.report.format import smaller_is_better
+from fedlens.report.study_results import RunLine
+
+Score = tuple[
+    int, float
+]  # the number of failed seeds, and the mean value of the others; the smaller the better
+
+
+def rungs(rounds: int, first: int | None = None, eta: int | None = None) -> list[int]:
+    """The rounds at which points are compared, the last of them after all `rounds`.
+
+    >>> rungs(500, first=50, eta=3), rungs(500)
+    ([50, 150, 450, 500], [500])
+    """
+    found: list[int] = []
+    if first is not None and eta is not None:
+        at = first
+        while at < rounds:
+            found.append(at)
+            at *= eta
+    return [*found, rounds]
+
+
+def kept(points: int, eta: int) -> int:
+    """How many of `points` run on after a rung: 1/eta of them, rounded down, and at least one.
+
+    >>> [kept(points, 3) for points in (12, 4, 2, 1)]
+    [4, 1, 1, 1]
+    """
+    return max(1, points // eta)
+
+
+def has_reached(line: RunLine | None, rung: int | None) -> bool:
+    """Whether a run needs no more rounds for a comparison at `rung`; None for the end of the run.
+
+    A run that failed has nothing to add.
+    """
+    if line is None:
+        return False
+    return line.status in ("finished", "failed") or (rung is not None and line.rounds >= rung)
+
+
+def failed_before(line: RunLine, rung: int | None) -> bool:
+    """Whether a run failed or diverged before the end of round `rung`; None for the end of the run.
+
+    A run that failed later was compared at the rung while it still ran, and that comparison stays as it is.
+    """
+    return line.status == "failed" and (rung is None or line.rounds < rung)
+
+
+def value_at(line: RunLine, metric: str, rung: int | None = None, last: int = 1) -> float | None:
+    """The mean of the last `last` values of `metric` up to round `rung`, None for the whole run.
+
+    None if the run failed until then, or has no finite value.
+
+    >>> curve = {"round": [0, 1, 2, 3], "validation_accuracy": [0.1, 0.5, 0.6, 0.9]}
+    >>> line = RunLine("d", "r", "finished", None, 3, "test_accuracy", curve)
+    >>> value_at(line, "validation_accuracy", rung=2), value_at(line, "validation_accuracy", rung=2, last=2)
+    (0.6, 0.55)
+    """
+    if failed_before(line, rung):
+        return None
+    rounds = line.curve["round"]
+    values = [
+        value
+        for index, value in line.series(metric)
+        if rung is None or (at := rounds[index]) is None or at <= rung
+    ][-last:]
+    return statistics.fmean(values) if values else None
+
+
+def score(lines: Sequence[RunLine], metric: str | None, rung: int | None = None, last: int = 1) -> Score:
+    """How good a point is, from its runs with every tuning seed; the smaller the better.
+
+    A point with fewer failed runs is better than one with more. A run that diverged has failed.
+
+    Args:
+        metric: a column of the curves; None for the validation metric of each run, see `validation_metric`.
+
+    Raises `ConfigError` if a run that did not fail lacks the metric.
+    """
+    values: list[float] = []
+    failed = 0
+    for line in lines:
+        column = metric or validation_metric(line.main)
+        if not failed_before(line, rung):
+            _check_has(line, column)
+        value = value_at(line, column, rung, last)
+        if value is None:
+            failed += 1
+        else:
+            values.append(value if smaller_is_better(column) else -value)
+    return failed, statistics.fmean(values) if values else 0.0
+
+
+def best(scores: Sequence[Score], number: int) -> list[int]:
+    """The indices of the `number` best scores, in their order; of equal ones the first are taken.
+
+    >>> best([(0, -0.5), (1, -0.9), (0, -0.7), (0, -0.7)], 2), best([(0, -0.7), (0, -0.7)], 1)
+    ([2, 3], [0])
+    """
+    ranked = sorted(range(len(scores)), key=lambda index: (scores[index], index))
+    return sorted(ranked[:number])
+
+
+def validation_metric(metric: str) -> str:
+    """The metric on validation data that belongs to one on test data.
+
+    >>> validation_metric("test_accuracy"), validation_metric("validation_loss"), validation_metric("clients_accuracy")
+    ('validation_accuracy', 'validation_loss', 'clients_accuracy')
+    """
+    return f"validation_{metric.removeprefix('test_')}" if metric.startswith("test_") else metric
+
+
+def _check_has(line: RunLine, metric: str) -> None:
+    """Raises `ConfigError` if a run has no column for the metric that points are compared by."""
+    if line.curve and metric not in line.curve:
+        known = [name for name in line.curve if name.startswith("validation_")]
+        raise ConfigError(
+            f"tuning needs the metric '{metric}', which the run {line.run} lacks",
+            where="metric",
+            hint=f"choose one of {', '.join(known)}" if known else "set data.validation, or tune.share",
+        )
+
+
+def reaching(points: int, rounds: int, first: int | None = None, eta: int | None = None) -> dict[int, int]:
+    """How many of `points` run to each rung, by its round. A point that is left alone is chosen and not run on.
+
+    >>> reaching(9, 500, first=50, eta=3), reaching(4, 500)
+    ({50: 9, 150: 3}, {500: 4})
+    """
+    found: dict[int, int] = {}
+    for rung in rungs(rounds, first, eta):
+        if points > 1:
+            found[rung] = points
+            points = kept(points, eta or points)
+    return found
+
+
+def check_rungs(first: int, every: int, where: str = "stop.first") -> None:
+    """Raises `ConfigError` if the first rung comes before the first evaluation of a trained model."""
+    if first < every:
+        raise ConfigError(
+            f"the first rung is round {first}, but runs are first evaluated after round {every}",
+            where=where,
+            hint=f"set stop.first to {every} or more, or evaluation.every to {first} or less",
+        )

@@ -1,0 +1,169 @@
+"""The list of the studies that reproduce figures and tables: costs by scale, data needed, and what has been run."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import ConfigError, DataError
+from fedlens.data.catalogue import CATALOGUE, presence
+from fedlens.experiment.datadir import data_directory
+from fedlens.report.study_results import StudyResults
+from fedlens.studies.reproductions import FOLDER, folder_of, reproduction, reproductions
+
+SCALES = ("smoke", "laptop", "paper")
+COSTS, RECORD = "costs.json", "record.toml"
+
+
+@dataclass(frozen=True)
+class ScaleCost:
+    """What a scale of a study costs and needs, see `fedlens.studies.study_cost.StudyCost`."""
+
+    runs: int
+    images: float
+    hours: float | None
+    datasets: Sequence[str]
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """One time that a study was run.
+
+    Attributes:
+        version: of fedlens.
+        cpu_hours: of one core.
+        outcome: one sentence on what the result shows.
+    """
+
+    scale: str
+    version: str
+    cpu_hours: float
+    outcome: str
+
+
+@dataclass(frozen=True)
+class ListedStudy:
+    """One study of `fedlens reproduce --list`.
+
+    Attributes:
+        description: the first line of its file.
+        costs: by scale.
+        absent: datasets of all scales that are not on this machine.
+        local: by scale, what the folder `studies/` holds: (finished runs, planned runs).
+        records: when we ran it.
+    """
+
+    name: str
+    description: str
+    costs: Mapping[str, ScaleCost]
+    absent: Sequence[str]
+    local: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    records: Sequence[StudyRecord] = ()
+
+
+def absent_data(datasets: Sequence[str], data_dir: Path | None) -> list[str]:
+    """The datasets that are not on this machine, or only in part."""
+    root, known = data_directory(data_dir), [name for name in datasets if name in CATALOGUE]
+    return [name for name in known if presence(CATALOGUE[name], root).state in ("absent", "partly")]
+
+
+def refuse_absent(datasets: Sequence[str], data_dir: Path | None, download: bool) -> None:
+    """Raises `DataError` if a dataset is not on this machine, with how to get it.
+
+    Args:
+        download: whether datasets with published archives may be fetched.
+    """
+    root = data_directory(data_dir)
+    for name in absent_data(datasets, data_dir):
+        facts = CATALOGUE[name]
+        if not (download and facts.archives):
+            where = "not" if presence(facts, root).state == "absent" else "only in part"
+            raise DataError(f"the study needs {name}, which is {where} in {root}", hint=facts.how)
+
+
+@cache
+def costs() -> Mapping[str, Mapping[str, ScaleCost]]:
+    """The costs of each study by scale, from costs.json."""
+    tables = json.loads((FOLDER / COSTS).read_text(encoding="utf-8"))
+    return {
+        name: {scale: ScaleCost(**cost) for scale, cost in scales.items()} for name, scales in tables.items()
+    }
+
+
+def computed_costs(name: str) -> dict[str, Any]:
+    """The costs of a study by scale as costs.json has them, computed anew."""
+    from fedlens.studies.study_cost import study_cost
+    from fedlens.studies.study_plan import StudyPlan
+
+    path, made = reproduction(name), {}
+    for scale in SCALES:
+        cost = study_cost(StudyPlan.load(path, scale, check=False))
+        hours = None if cost.hours is None else float(f"{cost.hours:.3g}")
+        made[scale] = {
+            **asdict(cost),
+            "images": round(cost.images),
+            "hours": hours,
+            "datasets": [*cost.datasets],
+        }
+    return made
+
+
+def records(path: Path | None = None) -> dict[str, list[StudyRecord]]:
+    """What we have run, from record.toml, by study. Raises `ConfigError` if an entry is wrong."""
+    path = path or FOLDER / RECORD
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    try:
+        return {name: [StudyRecord(**entry) for entry in entries] for name, entries in tables.items()}
+    except TypeError as error:
+        hint = "an entry has scale, version, cpu_hours and outcome"
+        raise ConfigError(f"an entry is wrong: {error}", where=str(path), hint=hint) from None
+
+
+def listed_studies(data_dir: Path | None = None, studies: Path | None = None) -> list[ListedStudy]:
+    """All studies with their costs, the data that are missing, and whether they have been run.
+
+    Args:
+        studies: the folder with local results, by default `studies`.
+    """
+    recorded, known = records(), costs()
+    everything = dict.fromkeys(
+        each for scales in known.values() for cost in scales.values() for each in cost.datasets
+    )
+    missing = set(absent_data([*everything], data_dir))
+    found: list[ListedStudy] = []
+    for name, path in reproductions().items():
+        by_scale = known.get(name, {})
+        needed = dict.fromkeys(dataset for cost in by_scale.values() for dataset in cost.datasets)
+        absent = [dataset for dataset in needed if dataset in missing]
+        local = {
+            scale: counts
+            for scale, cost in by_scale.items()
+            if (counts := _local(name, scale, cost, studies or Path("studies"))) is not None
+        }
+        found.append(ListedStudy(name, _first_line(path), by_scale, absent, local, recorded.get(name, ())))
+    return found
+
+
+def _local(name: str, scale: str, cost: ScaleCost, studies: Path) -> tuple[int, int] | None:
+    """(finished runs, planned runs) of a study in the local folder; None if it was never started."""
+    try:
+        results = StudyResults.read(studies / folder_of(name, scale).relative_to("studies"))
+    except DataError:
+        return None
+    planned = {entry.digest for entry in results.info.entries}
+    finished = sum(
+        digest in results.lines and results.lines[digest].status == "finished" for digest in planned
+    )
+    if planned <= results.lines.keys():
+        return finished, len(planned)
+    return finished, max(cost.runs, len(planned))
+
+
+def _first_line(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        return file.readline().removeprefix("#").strip()

@@ -1,0 +1,79 @@
+"""Stops a run of a study when its loss has diverged, so that hopeless settings cost little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import RunFailed
+from fedlens.core.work import Work
+from fedlens.experiment.divergence import Divergence, Extremes
+from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent
+from fedlens.experiment.rundir import RunDir
+
+KINDS = ("loss-not-finite", "loss-jump")  # of `fedlens.experiment.divergence`
+
+
+class RunDiverged(RunFailed):
+    """A run that was stopped because its loss diverged; its study counts it as failed."""
+
+
+class StopDiverged(ProgressBase):
+    """A listener that ends a run when its loss is not finite, or stays at a hundred times its earlier level.
+
+    The limits are those of the warnings of every run, see `fedlens.experiment.divergence`. The run ends after the
+    same round however often it was interrupted before. All calls are passed on to `listener`.
+
+    >>> stop = StopDiverged()
+    >>> stop.round_done({"round": 0, "test_loss": 2.3})
+    >>> try:
+    ...     for round in (1, 2, 3):
+    ...         stop.round_done({"round": round, "test_loss": 900.0})
+    ... except RunDiverged as error:
+    ...     print(error)
+    diverged in round 3: The test loss has been more than 100 times the lowest value before (2.3) since round 1: ...
+    """
+
+    def __init__(self, listener: Progress | None = None) -> None:
+        self._listener = BareProgress.wrap(listener or Silent())
+        self._divergence = Divergence(rounds=1, lr=1.0)
+        self._why: str | None = None
+
+    def started(self, plan: dict[str, Any]) -> None:
+        """Takes in the rounds that the run has done before, and passes the call on."""
+        for line in RunDir.open(Path(plan["directory"])).read_metrics():
+            self._take(line)
+        self._listener.started(plan)
+
+    def working(self, work: Work) -> None:
+        """Passes the call on. Raises `RunDiverged` if the rounds before the start have diverged already."""
+        self._listener.working(work)
+        self._refuse()
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        """Passes the call on. Raises `RunDiverged` if the loss has diverged in this round."""
+        self._listener.round_done(metrics)
+        self._take(metrics)
+        self._refuse()
+
+    def note(self, text: str) -> None:
+        """Passed on."""
+        self._listener.note(text)
+
+    def problem(self, text: str) -> None:
+        """Passed on."""
+        self._listener.problem(text)
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """Passed on."""
+        self._listener.finished(summary)
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        for warning in self._divergence.after(line, Extremes()):
+            if warning["kind"] in KINDS and self._why is None:
+                self._why = f"diverged in round {line['round']}: {warning['sentence']}"
+
+    def _refuse(self) -> None:
+        if self._why is not None:
+            raise RunDiverged(self._why)

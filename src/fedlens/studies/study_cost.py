@@ -1,0 +1,171 @@
+"""What a study costs, by arithmetic from its settings: no data are read and nothing is measured."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fedlens.data.catalogue import CATALOGUE
+from fedlens.experiment.config import Config
+from fedlens.report.study_populations import needs_runs
+from fedlens.studies.study_plan import StudyPlan
+
+BALANCED = 120_300  # images of the class-balanced iNaturalist, hsu2020 section 4.1
+EVALUATION = 3  # a training step takes about as long as the evaluation of three times its images
+_WORK = (
+    "rounds",
+    "local.",
+    "select.",
+    "data.",
+    "evaluation.",
+    "model.",
+    "algorithm.name",
+    "algorithm.examples",
+)
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """The images of one run: those it trains on, counting each use, and those it evaluates."""
+
+    trained: float
+    evaluated: float
+
+
+@dataclass(frozen=True)
+class StudyCost:
+    """What a study costs at one scale.
+
+    Attributes:
+        runs: runs of tuning and final runs; the latter are counted even if they turn out to be runs of tuning.
+        images: trained on in all runs, counting each use.
+        hours: of one core; None if the speed of a model is not known.
+        datasets: the names of the datasets that it reads, in order.
+    """
+
+    runs: int
+    images: float
+    hours: float | None
+    datasets: tuple[str, ...]
+
+
+def study_cost(plan: StudyPlan) -> StudyCost:
+    """The cost of a study. Runs that successive halving or divergence would end early are counted in full."""
+    runs, images, seconds = 0, 0.0, 0.0
+    known, datasets = True, dict[str, None]()
+    cells, trains = plan.cells, needs_runs(plan.source.settings.figures, plan.source.settings.tables)
+    for case in cells.cases:
+        for method in cells.methods:
+            points = cells.points(method)
+            alike = not any(key.startswith(_WORK) and key != "local.lr" for key in points[0])
+            made = [
+                cells.made(method, case, point, "final").config for point in points[: 1 if alike else None]
+            ]
+            datasets[made[0].data.dataset["name"]] = None
+            tuning = len(cells.tuning_seeds[method.name]) if cells.tune is not None else 0
+            finals = 0 if cells.tune is not None and not _refits(plan) else len(cells.seeds)
+            repeats = tuning * (len(points) if alike else 1) + finals / len(made)
+            for config in made if trains else ():
+                work, speed = run_work(config), images_per_second(config)
+                runs += round(repeats)
+                images += repeats * work.trained
+                if speed is None:
+                    known = False
+                else:
+                    seconds += repeats * (work.trained + work.evaluated / EVALUATION) / speed
+    return StudyCost(runs, images, seconds / 3600 if known else None, tuple(datasets))
+
+
+def _refits(plan: StudyPlan) -> bool:
+    """Whether final runs follow the runs of tuning, instead of being some of them."""
+    tune = plan.cells.tune
+    return tune is None or tune.refit or tune.seeds is not None
+
+
+def run_work(config: Config) -> RunWork:
+    """The images of a run with these settings, at clients of the mean size.
+
+    >>> from fedlens.experiment.config import read_config
+    >>> run_work(read_config({"rounds": 10, "model": "hsu-cnn", "local": {"lr": 0.1, "epochs": 2},
+    ...     "data": {"dataset": "cifar10", "partition": {"name": "iid", "clients": 100}},
+    ...     "select": {"name": "uniform", "fraction": 0.1}, "evaluation": {"every": 5}}))
+    RunWork(trained=100000.0, evaluated=30000.0)
+    """
+    facts = CATALOGUE.get(config.data.dataset["name"])
+    partition = config.data.partition
+    train = config.data.dataset.get("train") or (facts and facts.train) or BALANCED
+    test = config.data.dataset.get("test") if isinstance(config.data.dataset.get("test"), int) else None
+    test = test or (facts and facts.test) or 0
+    clients = partition.get("clients") or (facts and facts.clients) or 1
+    if partition.get("size") is not None:
+        train = partition["size"] * clients
+    held_out = config.data.validation * train
+    train -= held_out
+    rounds = config.rounds
+    if config.algorithm["name"] == "centralized":
+        trained = _visit(config, train, virtual=None)
+    else:
+        share = _share(config, clients)
+        trained = share * clients * _visit(config, train / clients, _virtual(config))
+    evaluations = 1 + -(-rounds // config.evaluation.every)
+    evaluated = test + held_out + (train if config.evaluation.train else 0)
+    return RunWork(float(rounds * trained), float(evaluations * evaluated))
+
+
+def _share(config: Config, clients: int) -> float:
+    """The share of the clients that take part in a round."""
+    select = config.select or {"name": "all"}
+    asked = select.get("clients_per_round")
+    if asked is not None:
+        return float(asked) / clients
+    fraction = select.get("fraction")
+    return 1.0 if fraction is None else max(1, round(fraction * clients)) / clients
+
+
+def _virtual(config: Config) -> int | None:
+    """N_VC of FedVC."""
+    if config.algorithm["name"] == "fedvc":
+        return int(config.algorithm.get("examples") or config.local.examples or 256)
+    return None
+
+
+def _visit(config: Config, held: float, virtual: int | None) -> float:
+    """The images that a client with `held` images trains on in a round."""
+    local = config.local
+    held = float(virtual or local.examples or held)
+    if config.algorithm["name"] == "liadmm" and config.algorithm.get("gradient", "full") != "training":
+        return held if config.algorithm.get("gradient", "full") == "full" else float(local.batch(round(held)))
+    if local.steps:
+        return float(local.steps * local.batch(max(1, round(held))))
+    return held * (local.epochs or 1)
+
+
+@cache
+def _speeds() -> Mapping[str, Any]:
+    text = (files("fedlens") / "recipes" / "studies" / "speeds.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def images_per_second(config: Config) -> float | None:
+    """Images that one core trains on in a second, from speeds.toml; None for a model that is not in it.
+
+    The speed is that of the measured size of images, times the ratio of their areas.
+    """
+    speeds = _speeds()
+    entry = speeds["models"].get(_model_key(config))
+    if entry is None:
+        return None
+    precision = config.engine.get("precision", "fp32")
+    rate = entry.get(precision, entry["fp32"])
+    size = config.data.dataset.get("size", speeds["sides"].get(config.data.dataset["name"], entry["side"]))
+    area = size[0] * size[1] if isinstance(size, list | tuple) else size**2
+    return float(rate) * entry["side"] ** 2 / float(area)
+
+
+def _model_key(config: Config) -> str:
+    name, backbone = config.model["name"], config.model.get("backbone")
+    return f"{name}-{backbone}" if backbone else str(name)

@@ -1,0 +1,162 @@
+"""Studies that are killed or interrupted, whose disk fills, or that two commands want: they go on to the same files."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens.report.study_results import LINES
+from tests.faults.run_kit import fedlens
+from tests.unit.studies.study_kit import without_clock
+
+STUDY = """
+base = {{ rounds = {rounds}, model = "linear", data = {{ dataset = "digits", partition = {{ name = "dirichlet", \
+clients = 4, alpha = 0.3 }}, normalize = "unit" }}, local = {{ lr = 0.1 }}, checkpoint = {{ seconds = 0.0 }} }}
+seeds = [0, 1]
+[grid]
+"data.partition.alpha" = [0.3, 3.0]
+[methods.fedavg]
+grid = {{ "local.lr" = [0.03, 0.1] }}
+[methods.fedprox]
+set = {{ "algorithm.name" = "fedprox", "algorithm.mu" = 0.1 }}
+grid = {{ "local.lr" = [0.03, 0.1] }}
+[tune]
+seeds = [10]
+"""
+WALL = ("seconds", "elapsed", "cpu_seconds")
+
+
+def study(folder: Path, rounds: int = 6) -> None:
+    (folder / "study.toml").write_text(STUDY.format(rounds=rounds), encoding="utf-8")
+
+
+def sweep(cwd: Path, out: str, jobs: int = 2, *more: str, **how: Any) -> Any:
+    return fedlens("sweep", "study.toml", "--out", out, "--jobs", str(jobs), *more, cwd=cwd, **how)
+
+
+def finished(cwd: Path, out: str, jobs: int = 2) -> Path:
+    process = sweep(cwd, out, jobs)
+    _, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    return cwd / out
+
+
+def outputs(folder: Path) -> dict[str, Any]:
+    """Every file of results, wall-clock values aside."""
+    found: dict[str, Any] = {"results": without_clock(folder)}
+    for path in [folder / "study.json", folder / "study.toml", *sorted(folder.glob("cells.*"))]:
+        found[path.name] = path.read_bytes()
+    for path in sorted((folder / "tables").iterdir()):
+        found[path.name] = path.read_bytes()
+    rows = list(csv.DictReader((folder / "runs.csv").read_text("utf-8").splitlines()))
+    found["runs"] = [{key: value for key, value in row.items() if key not in WALL} for row in rows]
+    return found
+
+
+def lines(folder: Path) -> int:
+    path = folder / LINES
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def killed(cwd: Path, out: str, draw: random.Random, spread: float) -> bool:
+    """Starts the study, and kills it some time after it has begun; whether that hit."""
+    process, began = sweep(cwd, out), time.monotonic()
+    started = lines(cwd / out)
+    while process.poll() is None and lines(cwd / out) == started and time.monotonic() - began < 60:
+        time.sleep(0.002)
+    time.sleep(draw.uniform(0, spread))
+    process.kill()
+    process.communicate(timeout=60)
+    return bool(process.returncode == -signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The files of the study of six rounds, carried out without an accident by one job."""
+    folder = tmp_path_factory.mktemp("straight")
+    study(folder)
+    return outputs(finished(folder, "broken", jobs=1))
+
+
+def test_killed_three_times_and_continued_it_gives_the_files_of_one_that_was_not(
+    tmp_path: Path, straight: dict[str, Any]
+) -> None:
+    study(tmp_path)
+    draw = random.Random(3)
+    assert sum(killed(tmp_path, "broken", draw, 0.3) for _ in range(3)) >= 2
+    assert lines(tmp_path / "broken") < 16
+    broken = outputs(finished(tmp_path, "broken", jobs=4))
+    assert broken == straight
+    assert len(broken["results"]) == 16
+
+
+@pytest.mark.nightly  # three times above
+def test_killed_twenty_times_at_random_moments_it_gives_the_same_files(tmp_path: Path) -> None:
+    study(tmp_path, rounds=60)
+    draw = random.Random(20)
+    hits = 0
+    for _ in range(20):
+        process = sweep(tmp_path, "broken")
+        time.sleep(draw.uniform(2.0, 6.0))
+        process.kill()
+        process.communicate(timeout=60)
+        hits += process.returncode == -signal.SIGKILL
+    assert hits >= 10
+    assert outputs(finished(tmp_path, "broken")) == outputs(finished(tmp_path, "straight", jobs=1))
+
+
+def test_interrupted_it_saves_all_runs_and_says_how_to_continue(tmp_path: Path) -> None:
+    study(tmp_path, rounds=200)
+    process = sweep(tmp_path, "out")
+    while not list((tmp_path / "out" / "runs").glob("*/checkpoint")) and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1] == (
+        "interrupted: all running runs are saved; continue with: fedlens sweep study.toml --out out --jobs 2"
+    )
+    assert "Traceback" not in err
+    summaries = [path.read_text() for path in (tmp_path / "out" / "runs").glob("*/summary.json")]
+    assert summaries
+    assert all('"status": "interrupted"' in text or '"finished"' in text for text in summaries)
+
+
+def test_a_disk_that_fills_stops_the_study_with_a_sentence_and_it_continues(
+    tmp_path: Path, straight: dict[str, Any]
+) -> None:
+    study(tmp_path)
+
+    def small() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    process = sweep(tmp_path, "broken", preexec_fn=small)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 1, err
+    assert "error: the study stopped: " in err
+    assert "run the same command again: it continues" in err
+    assert "Traceback" not in err
+    assert lines(tmp_path / "broken") == 0
+    assert outputs(finished(tmp_path, "broken")) == straight
+
+
+def test_two_sweeps_in_one_folder_are_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    study(tmp_path, rounds=200)
+    first = sweep(tmp_path, "out")
+    while not lines(tmp_path / "out") and first.poll() is None:
+        time.sleep(0.01)
+    second = sweep(tmp_path, "out")
+    _, err = second.communicate(timeout=100)
+    assert second.returncode == 2
+    assert f"the study out is in use by process {first.pid}" in err
+    first.kill()
+    first.communicate(timeout=60)

@@ -1,0 +1,378 @@
+"""Figures of studies: their numbers against hand calculations, what they lack, and wrong requests."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from fedlens.core.errors import ConfigError, DataError
+from fedlens.report.figures import Figure, Series, ValueMap
+from fedlens.report.pictures import style
+from fedlens.report.plotly_figures import PlotlyFigure
+from fedlens.report.study_figures import (
+    FIGURES,
+    check_figure,
+    default_figures,
+    draw,
+    study_figure,
+    study_figures,
+    write_study_figures,
+)
+from fedlens.report.study_groups import SeedGroups, effective_rate
+from fedlens.report.study_panels import x_scale
+from fedlens.report.study_results import StudyResults
+from tests.unit.report.study_curves_fake import ALPHA, by_alpha, line, results, tuned
+
+DOCUMENT: dict[str, Any] = {
+    "source": "hsu2019",
+    "values": [
+        {
+            "method": "fedavgm",
+            "metric": "test_accuracy",
+            "case": {ALPHA: 0.0},
+            "low": 0.75,
+            "where": "section 4.2",
+        },
+        {
+            "method": "fedavg",
+            "metric": "test_accuracy",
+            "case": {ALPHA: 10.0},
+            "value": 0.7,
+            "where": "table 1",
+        },
+        {
+            "method": "fedavg",
+            "metric": "test_loss",
+            "case": {ALPHA: 0.1},
+            "value": 9.0,
+            "where": "another metric",
+        },
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def _kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the panels of each figure that a test makes, in `PANELS`."""
+    from fedlens.report.study_figure import StudyFigure
+
+    make = StudyFigure.of_panels.__func__  # type: ignore[attr-defined]
+
+    def keeping(cls: Any, title: str, caption: str, panels: Any, *rest: Any) -> Any:
+        PANELS[:] = panels
+        return make(cls, title, caption, panels, *rest)
+
+    monkeypatch.setattr(StudyFigure, "of_panels", classmethod(keeping))
+
+
+PANELS: list[Any] = []
+
+
+def panels(study: StudyResults, **spec: Any) -> list[Any]:
+    study_figure(study, spec)
+    return list(PANELS)
+
+
+def named(figure: Figure, name: str, kind: str = "line") -> Series:
+    return next(series for series in figure.series if series.name == name and series.kind == kind)
+
+
+def test_a_point_is_the_mean_over_seeds_and_its_band_the_t_interval_of_scipy() -> None:
+    study = by_alpha()
+    [panel] = panels(study, kind="setting", x="alpha")
+    mean, band = named(panel, "FedAvg"), named(panel, "FedAvg", "band")
+    for k, alpha in enumerate((0.0, 0.1, 1.0, 100.0)):
+        values = list(study.values("fedavg", {ALPHA: alpha}).values())
+        low, high = stats.t.interval(0.95, 4, statistics.fmean(values), stats.sem(values))
+        assert mean.y[k] == pytest.approx(statistics.fmean(values))
+        assert (band.y[k], band.y[7 - k]) == pytest.approx((high, low))
+
+
+@pytest.mark.parametrize("kind", ["range", "deviation"])
+def test_other_bands_are_what_the_caption_says(kind: str) -> None:
+    study = by_alpha()
+    [panel] = panels(study, kind="setting", x="alpha", band=kind)
+    values = list(study.values("fedavg", {ALPHA: 0.1}).values())
+    mean, deviation = statistics.fmean(values), statistics.stdev(values)
+    wanted = {"range": (max(values), min(values)), "deviation": (mean + deviation, mean - deviation)}[kind]
+    band = named(panel, "FedAvg", "band")
+    assert (band.y[1], band.y[6]) == pytest.approx(wanted)
+
+
+def test_zero_stands_a_step_below_the_smallest_value_of_a_logarithmic_axis_after_a_break() -> None:
+    scale = x_scale(SeedGroups.of(by_alpha()), ALPHA, [100.0, 0.0, 0.1, 1.0])
+    zero, smallest = scale.at(0.0), scale.at(0.1)
+    assert scale.kind == "log"
+    assert smallest == 0.1
+    assert 0 < zero < scale.axis.gap < smallest  # type: ignore[operator]
+    assert list(scale.axis.names) == ["0", "0.1", "1", "100"]
+
+
+def test_numbers_of_a_narrow_range_stand_on_a_linear_axis_and_words_on_one_of_categories() -> None:
+    runs = SeedGroups.of(by_alpha())
+    assert x_scale(runs, ALPHA, [1, 2, 5]).kind == "linear"
+    assert x_scale(runs, ALPHA, ["iid", 2]).kind == "category"
+    assert [x_scale(runs, ALPHA, ["b", "a"]).at(value) for value in ("b", "a")] == [0, 1]
+    with pytest.raises(ConfigError, match="no log axis shows"):
+        x_scale(runs, ALPHA, [-1, 2, 5], "log")
+
+
+def test_relative_values_are_divided_by_the_centralized_run_of_the_same_seed_and_case() -> None:
+    study = by_alpha(centralized=True)
+    [panel] = panels(study, kind="setting", x="alpha", relative=True)
+    own, bound = study.values("fedavg", {ALPHA: 0.1}), study.values("centralized", {ALPHA: 0.1})
+    assert named(panel, "FedAvg").y[1] == pytest.approx(statistics.fmean(own[s] / bound[s] for s in own))
+    assert not any(series.name == "Centralized" for series in panel.series)
+
+
+def test_relative_values_need_a_centralized_method() -> None:
+    with pytest.raises(ConfigError, match="a method named 'centralized'"):
+        study_figure(by_alpha(), {"kind": "setting", "x": "alpha", "relative": True})
+
+
+def test_a_curve_is_the_mean_at_the_rounds_that_all_seeds_have() -> None:
+    study = by_alpha()
+    short = study.lines["fedavg-0-2"]
+    cut = {key: values[:7] for key, values in short.curve.items()}
+    study = StudyResults(study.info, {**study.lines, short.digest: replace(short, curve=cut)})
+    panel = panels(study, kind="curves")[0]
+    drawn = named(panel, "FedAvg")
+    assert list(drawn.x) == [10, 20, 30, 40, 50, 60, 70]
+    values = [study.lines[f"fedavg-0-{seed}"].curve["test_accuracy"][6] for seed in range(5)]
+    assert drawn.y[6] == pytest.approx(statistics.fmean(values))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("over", ["batches", "bytes", "bytes_client", "examples"])
+def test_curves_stand_at_the_mean_over_seeds_of_what_they_are_drawn_over(over: str) -> None:
+    study = by_alpha()
+    drawn = named(panels(study, kind="curves", x=over)[0], "FedAvg")
+    at = [study.lines[f"fedavg-0-{seed}"].curve[over][3] for seed in range(5)]
+    assert drawn.x[3] == pytest.approx(statistics.fmean(at))  # type: ignore[arg-type]
+
+
+def test_simulated_hours_are_those_of_the_clock() -> None:
+    study = by_alpha(clock={"images_per_second": 50.0})
+    drawn = named(panels(study, kind="curves", x="hours")[0], "FedAvg")
+    batches = [study.lines[f"fedavg-0-{seed}"].curve["batches"][0] for seed in range(5)]
+    assert drawn.x[0] == pytest.approx(statistics.fmean(batches) * 64 / 50 / 3600)  # type: ignore[type-var]
+    with pytest.raises(ConfigError, match="simulated hours"):
+        study_figure(by_alpha(), {"kind": "curves", "x": "hours"})
+
+
+def test_a_setting_that_is_on_no_axis_and_no_line_makes_panels() -> None:
+    study = by_alpha()
+    assert [panel.title for panel in panels(study, kind="curves")] == [
+        "alpha 0",
+        "alpha 0.1",
+        "alpha 1",
+        "alpha 100",
+    ]
+    found = panels(study, kind="curves", lines="alpha")
+    assert [panel.title for panel in found] == ["FedAvg", "FedAvgM"]
+    assert {s.name for s in found[0].series if s.name} == {
+        "alpha 0",
+        "alpha 0.1",
+        "alpha 1",
+        "alpha 100",
+        "chance",
+    }
+
+
+def test_a_method_has_one_colour_in_all_panels_and_centralized_is_dashed() -> None:
+    study = by_alpha(centralized=True)
+    for panel in panels(study, kind="curves", methods=["fedavgm", "centralized"]):
+        assert named(panel, "FedAvgM").color == "#f28e2b"
+        assert named(panel, "Centralized").dash == "dash"
+
+
+def test_a_failed_run_leaves_a_gap_and_its_reason_below() -> None:
+    study = by_alpha()
+    failed = replace(study.lines["fedavgm-1-0"], status="failed", reason="loss is not finite")
+    study = StudyResults(study.info, {**study.lines, failed.digest: failed})
+    figure = study_figure(study, {"kind": "setting", "x": "alpha"})
+    assert named(PANELS[0], "FedAvgM").y[1] is None
+    assert figure.gaps[0] == "alpha 0.1, FedAvgM: 1 of 5 runs failed (loss is not finite)."
+    # The point before the gap has no neighbour to draw a band to.
+    assert named(PANELS[0], "FedAvgM").low[0] is not None
+
+
+def test_a_study_that_is_running_draws_what_it_has_and_says_what_is_missing() -> None:
+    study = by_alpha()
+    some = {digest: each for digest, each in study.lines.items() if not digest.startswith("fedavgm-3")}
+    some.pop("fedavg-0-4")
+    figure = study_figure(StudyResults(study.info, some), {"kind": "setting", "x": "alpha"})
+    assert list(figure.gaps) == ["6 of 40 runs are not done yet.", "No results yet: alpha 100, FedAvgM."]
+    assert named(PANELS[0], "FedAvgM").y[3] is None
+    assert "4 to 5 seeds" in figure.caption
+
+
+def test_without_a_result_a_figure_is_named_with_the_reason() -> None:
+    study = StudyResults(by_alpha().info, {})
+    with pytest.raises(DataError, match="40 of 40 runs are not done yet"):
+        study_figure(study, {"kind": "curves"})
+    assert [(each.name, each.figure) for each in study_figures(study)] == [
+        ("curves", None),
+        ("setting-alpha", None),
+    ]
+
+
+def test_the_document_is_drawn_at_its_own_place_in_the_colour_of_its_line() -> None:
+    [panel] = panels(by_alpha(document=DOCUMENT), kind="setting", x="alpha")
+    bound, value = [series for series in panel.series if series.kind == "open"]
+    line_m, line_a = named(panel, "FedAvgM"), named(panel, "FedAvg")
+    assert (bound.symbol, bound.color, list(bound.y)) == ("up", line_m.color, [0.75])
+    assert list(bound.x) == [line_m.x[0]]
+    assert (value.symbol, value.color, list(value.x)) == ("circle", line_a.color, [10.0])
+    assert (bound.name, value.group) == ("document", "document")
+
+
+def test_the_document_is_a_level_of_the_curves_of_its_case() -> None:
+    first, *others = panels(by_alpha(document=DOCUMENT), kind="curves")
+    assert [list(s.y) for s in first.series if s.name == "document"] == [[0.75, 0.75]]
+    assert not any(series.name == "document" for panel in others for series in panel.series)
+
+
+def test_a_heat_map_has_the_mean_of_each_cell_and_nan_where_there_is_none() -> None:
+    study = by_alpha()
+    some = {digest: each for digest, each in study.lines.items() if not digest.startswith("fedavgm-3")}
+    study = StudyResults(study.info, some)
+    [found] = panels(study, kind="heat", x="alpha", y="method")
+    assert isinstance(found, ValueMap)
+    assert (list(found.rows), list(found.columns)) == (["FedAvg", "FedAvgM"], ["0", "0.1", "1", "100"])
+    assert found.values[0, 1] == pytest.approx(
+        statistics.fmean(study.values("fedavg", {ALPHA: 0.1}).values())
+    )
+    assert math.isnan(found.values[1, 3])
+
+
+def test_a_tuned_setting_on_an_axis_shows_the_runs_of_tuning() -> None:
+    found = panels(tuned(), kind="heat", x="effective_lr", y="momentum")
+    assert [panel.title for panel in found] == ["alpha 0.1", "alpha 1"]
+    assert found[0].value_title == "validation accuracy"
+    assert found[0].values.shape == (3, 6)
+
+
+def test_the_best_effective_rate_is_marked_and_areas_follow_the_client_rate() -> None:
+    study = tuned()
+    panel = panels(study, kind="effective-lr")[0]
+    points, cross = named(panel, "FedAvgM", "points"), named(panel, "best FedAvgM", "cross")
+    best = max(range(len(points.y)), key=lambda k: points.y[k])  # type: ignore[arg-type, return-value]
+    assert (list(cross.x), list(cross.y)) == ([points.x[best]], [points.y[best]])
+    at = {(x, size) for x, size in zip(points.x, points.sizes, strict=True) if x == 1.0}
+    # eta = 1 * (1 - beta) for beta 0.7, 0.9 and 0.97; the largest client rate of the study is 1.
+    assert sorted(size for _, size in at) == pytest.approx([0.35, 0.7, 2.1])
+
+
+def test_the_effective_rate_is_the_client_rate_over_one_minus_the_momentum() -> None:
+    def of(keys: Mapping[str, Any], **facts: float) -> tuple[float, float] | None:
+        from fedlens.report.study_groups import SeedRuns
+
+        return effective_rate(SeedRuns(keys, {0: line("d", 0.5, 0, facts=facts)}))
+
+    assert of({"local.lr": 0.1, "algorithm.momentum": 0.9}) == pytest.approx((1.0, 0.1))
+    assert of({"effective_lr": 1.0, "server.momentum": 0.9}) == pytest.approx((1.0, 0.1))
+    assert of({"local.lr": 0.1}) == (0.1, 0.1)
+    assert of({"method": "x"}, local_lr=0.03, effective_lr=0.3) == (0.3, 0.03)
+    assert of({"method": "x"}) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({}, "a figure has no kind"),
+        ({"kind": "curve"}, "unknown kind of figure 'curve'.*did you mean 'curves'"),
+        ({"kind": "curves", "pannels": "alpha"}, "unknown setting 'pannels'.*did you mean 'panels'"),
+        ({"kind": "setting"}, "the setting 'x' is missing"),
+        ({"kind": "setting", "x": "alhpa"}, "'alhpa' is no dimension.*did you mean 'alpha'"),
+        ({"kind": "setting", "x": "alpha", "band": "wide"}, "'band' is 'wide'"),
+        ({"kind": "curves", "x": "epochs"}, "'x' is 'epochs'"),
+        ({"kind": "curves", "columns": 0}, "'columns' is 0"),
+        ({"kind": "curves", "where": {"alpha": 0.2}}, "no run has alpha = 0.2"),
+        ({"kind": "curves", "methods": ["fedavgn"]}, "no method 'fedavgn'.*did you mean 'fedavg"),
+        ({"kind": "curves", "title": 3}, "'title' is 3"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_what_to_write(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        study_figure(by_alpha(), spec)
+
+
+def test_a_spec_is_checked_without_results() -> None:
+    assert check_figure({"kind": "curves", "x": "bytes", "name": "b"}) == {"x": "bytes"}
+    assert set(FIGURES) >= {"setting", "curves", "heat", "effective-lr"}
+
+
+def test_a_study_without_figures_has_curves_and_one_figure_for_each_numeric_dimension() -> None:
+    cases = [{ALPHA: alpha, "case": case} for alpha in (0.1, 1.0) for case in ("small", "large")]
+    study = results({"fedavg": "FedAvg"}, cases, {("fedavg", k): 0.5 for k in range(4)}, seeds=[0])
+    assert default_figures(study) == [
+        {"kind": "curves"},
+        {"kind": "setting", "x": ALPHA, "name": "setting-alpha"},
+    ]
+
+
+SPECS: list[tuple[str, dict[str, Any]]] = [
+    ("alpha", {"kind": "setting", "x": "alpha", "reverse": True}),
+    ("alpha", {"kind": "setting", "x": "method", "lines": "alpha"}),
+    ("alpha", {"kind": "setting", "x": "alpha", "relative": True}),
+    ("alpha", {"kind": "curves", "x": "bytes", "metric": "test_loss"}),
+    ("alpha", {"kind": "heat", "x": "alpha", "y": "method"}),
+    ("tuned", {"kind": "effective-lr"}),
+    ("tuned", {"kind": "setting", "x": "effective_lr", "lines": "momentum"}),
+]
+
+
+@pytest.mark.parametrize(("of", "spec"), SPECS)
+def test_every_kind_is_drawn_for_the_page_and_for_papers_with_the_same_bytes(
+    of: str, spec: dict[str, Any], tmp_path: Path
+) -> None:
+    import plotly.graph_objects as go
+
+    study = by_alpha(centralized=True, document=DOCUMENT) if of == "alpha" else tuned()
+    for plot in study_figure(study, spec).plots():
+        go.Figure(_without_variables(plot.figure))
+    first, second = (draw(study, spec, tmp_path / name).read_bytes() for name in ("a.svg", "b.svg"))
+    assert first == second
+
+
+def _without_variables(figure: PlotlyFigure) -> PlotlyFigure:
+    """Colours of the page's style are variables, which plotly's own checks do not know."""
+    if isinstance(figure, dict):
+        return {key: _without_variables(value) for key, value in figure.items() if key != "unifiedhovertitle"}
+    if isinstance(figure, list):
+        return [_without_variables(item) for item in figure]
+    return "#123456" if isinstance(figure, str) and figure.startswith("var(") else figure
+
+
+@pytest.mark.parametrize(("of", "spec"), SPECS)
+def test_no_label_lies_over_another(of: str, spec: dict[str, Any]) -> None:
+    study = by_alpha(centralized=True, document=DOCUMENT) if of == "alpha" else tuned()
+    with style():
+        picture = study_figure(study, spec).picture()
+        picture.canvas.draw()
+        for axes in (axes for axes in picture.axes if axes.get_visible()):
+            for scale in (axes.xaxis, axes.yaxis):
+                boxes = [
+                    t.get_window_extent() for t in scale.get_ticklabels() if t.get_text() and t.get_visible()
+                ]
+                inside = [b for b in boxes if b.width]
+                for first, second in pairwise(inside):
+                    assert not first.overlaps(second), [t.get_text() for t in scale.get_ticklabels()]
+
+
+def test_the_figures_of_a_study_are_written_under_names_of_their_own(tmp_path: Path) -> None:
+    study = by_alpha(
+        figures=[{"kind": "curves"}, {"kind": "curves", "x": "bytes"}, {"kind": "curves", "name": "a b"}]
+    )
+    written = write_study_figures(study, tmp_path / "figures", ["svg"])
+    assert [path.name for path in written] == ["curves.svg", "curves-2.svg", "a-b.svg"]
+    with pytest.raises(ConfigError, match="unknown file format"):
+        draw(study, {"kind": "curves"}, tmp_path / "x.bmp")
