@@ -31,7 +31,7 @@ class RunLine:
     Attributes:
         digest: of the run's settings, see `fedlens.studies.planned.PlannedRun.digest`.
         run: the name of its directory.
-        status: "stopped" is a run that the study ended early, by successive halving or because it diverged.
+        status: "stopped" is a run that successive halving ended early, "failed" also one whose loss diverged.
         reason: why it failed or was stopped.
         rounds: the rounds it has done.
         main: the main metric as metrics.jsonl names it, such as "test_accuracy".

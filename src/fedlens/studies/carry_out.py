@@ -16,7 +16,7 @@ from fedlens.report.study_results import RunLine
 from fedlens.studies.line import line_of
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
-from fedlens.studies.stop_diverged import StopDiverged
+from fedlens.studies.stop_diverged import StopDiverged, refuse_diverged
 
 if TYPE_CHECKING:
     from fedlens.experiment.session import Session
@@ -66,6 +66,8 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _start_or_resume(due, directory, options, session, listener)
+        if options.stop_diverged:
+            refuse_diverged(directory)
         write_planned(run, directory, ended=True)
         return line_of(run, directory)
     except BaseException as error:

@@ -94,13 +94,6 @@ class StudyCells:
             self._runs[place] = run
         return self._runs[place]
 
-    def tuning_runs(self, method: Method, case: Case) -> list[PlannedRun]:
-        """The tuning runs of a cell: each point with each tuning seed."""
-        seeds = self.tuning_seeds[method.name] if self.tune is not None else ()
-        return [
-            self.run(method, case, point, "tune", seed) for point in self.points(method) for seed in seeds
-        ]
-
     def final_runs(self, method: Method, case: Case, point: Point) -> list[PlannedRun]:
         """The runs that give the results of a cell at a chosen point, one a seed."""
         return [self.run(method, case, point, "final", seed) for seed in self.seeds]

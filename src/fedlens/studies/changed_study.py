@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,11 @@ from fedlens.experiment.atomic_files import read_regular
 from fedlens.report.study_results import INFO, LINES, Entry, StudyInfo, StudyResults, read_lines
 from fedlens.studies.expansion import shown_value
 from fedlens.studies.study_file import read_study
-from fedlens.studies.study_plan import StudyPlan, differences
+from fedlens.studies.study_plan import StudyPlan, Values
 
 COPY = "study.toml"
-_MOST = 4  # cells or settings that are named
+_OF_TASK = "that of the task"
+_MOST = 4  # cells, settings or values that are named
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,13 @@ def _rules(before: StudyInfo, plan: StudyPlan) -> list[str]:
     if not before.tuning or not now.tuning:
         return []
     pairs = {
-        "metric": (before.metric, now.metric),
+        "metric": (before.metric or _OF_TASK, now.metric or _OF_TASK),
         "last": (before.last, now.last),
         "tune.refit": (before.tuning.get("refit"), now.tuning.get("refit")),
+        "tune.search": (before.tuning.get("search", "grid"), now.tuning["search"]),
+        "the number of runs that tune.widen allows": (before.tuning.get("widen", 0), now.tuning["widen"]),
+        "stop.halving": (before.tuning.get("halving"), now.tuning["halving"]),
+        "stop.first": (before.tuning.get("first"), now.tuning["first"]),
     }
     return [
         f"The points that tuning chooses can change: {name} is {_value(new)} instead of {_value(old)}"
@@ -132,7 +137,7 @@ def _rules(before: StudyInfo, plan: StudyPlan) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    return "that of the task" if value is None else shown_value(value)
+    return "not set" if value is None else shown_value(value)
 
 
 def _settings(folder: Path, before: StudyInfo, plan: StudyPlan) -> list[str]:
@@ -156,3 +161,47 @@ def _runs(entries: Iterable[Entry]) -> str:
     number = sum(cells.values())
     parts = [f"{name}: {count}" for name, count in cells.items()]
     return f"{number} {'run' if number == 1 else 'runs'} ({listed(parts, _MOST)})"
+
+
+def differences(before: Values, now: Values) -> list[str]:
+    """What results depend on and differs between the settings of two studies, a phrase each."""
+    old, new = _described(before), _described(now)
+
+    def words(settings: Mapping[str, str], key: str) -> str:
+        return settings.get(key, "not set")
+
+    return [
+        f"{key}: {_short(words(new, key))} instead of {_short(words(old, key))}"
+        for key in dict.fromkeys([*old, *new])
+        if words(old, key) != words(new, key)
+    ]
+
+
+def _short(words: str) -> str:
+    values = words.split(", ")
+    return words if len(values) <= _MOST else f"{len(values)} values"
+
+
+def _described(values: Values) -> dict[str, str]:
+    """The settings that results depend on, by key, each in words."""
+    words: dict[str, str] = {}
+    for key, value in values.items():
+        if key in ("base", "last", "threads", "metric"):
+            words[key] = shown_value(value)
+        elif key == "seeds":
+            words[key] = str(len(value))
+        elif key in ("set", "grid", "tune", "stop"):
+            words |= {
+                name if key == "set" else f"{key} {name}": shown_value(item) for name, item in value.items()
+            }
+        elif key == "random":
+            words["random points"] = str(value.get("number"))
+        elif key in ("cases", "methods"):
+            words[key] = ", ".join(value)
+            for name, table in value.items():
+                for part, item in table.items():
+                    if part in ("set", "grid"):
+                        words |= {f"{name}, {setting}": shown_value(one) for setting, one in item.items()}
+                    elif part != "label":
+                        words[f"{name}, {part}"] = shown_value(item)
+    return words

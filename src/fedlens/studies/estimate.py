@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,14 @@ from fedlens.core.errors import FedlensError
 from fedlens.experiment.session import Session
 from fedlens.report.format import count, duration, many, size
 from fedlens.report.study_results import LINES, RunLine, read_lines
+from fedlens.studies.expansion import Case, Method
+from fedlens.studies.halving import reaching
 from fedlens.studies.jobs import cores_of, default_jobs
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.run_cost import PATIENCE, RunCost, RunCosts
 from fedlens.studies.study_file import StopSettings
 from fedlens.studies.study_plan import StudyPlan
-from fedlens.studies.tuning import chosen_point
+from fedlens.studies.tuning import chosen_point, number_of_tuning_runs, search_of, tuning_runs
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def estimate(
 def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedRun, int | None]]:
     """All runs of a study, each once, with the rounds that they are expected to do; None for all."""
     seen: set[str] = set()
-    for run in plan.runs:
+    for run in plan.runs if plan.cells.tune is None else tuning_runs(plan.cells, lines):
         if run.digest not in seen:
             seen.add(run.digest)
             yield run, _expected(plan, run) if run.role == "tune" else None
@@ -127,11 +128,22 @@ def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedR
         return
     for case in plan.cells.cases:
         for method in plan.cells.methods:
+            # Points that Optuna has not suggested yet cost as much as others.
+            known = len(search_of(plan.cells, method, case, lines).runs)
+            further = number_of_tuning_runs(plan.cells, method) - known
+            for number in range(further):
+                yield _other_run(plan, method, case, number), None
             point = chosen_point(plan.cells, method, case, lines) or plan.cells.points(method)[0]
             for run in plan.cells.final_runs(method, case, point):
                 if run.digest not in seen:
                     seen.add(run.digest)
                     yield run, None
+
+
+def _other_run(plan: StudyPlan, method: Method, case: Case, number: int) -> PlannedRun:
+    """A tuning run of some point, in place of one that is not known yet."""
+    points, seeds = plan.cells.points(method), plan.cells.tuning_seeds[method.name]
+    return plan.cells.run(method, case, points[number % len(points)], "tune", seeds[number % len(seeds)])
 
 
 def _expected(plan: StudyPlan, run: PlannedRun) -> int | None:
@@ -146,20 +158,16 @@ def _expected(plan: StudyPlan, run: PlannedRun) -> int | None:
 def mean_rounds(points: int, rounds: int, first: int, keep: int) -> int:
     """The rounds of a point in successive halving, the mean over the points.
 
-    >>> mean_rounds(9, rounds=450, first=50, keep=3)  # 9 for 50, 3 for another 100, 1 for another 300
-    117
+    >>> mean_rounds(9, rounds=450, first=50, keep=3)  # 9 for 50, 3 for another 100; the best of them is chosen
+    84
     >>> mean_rounds(9, rounds=40, first=50, keep=3)
     40
     """
-    rungs = [0]
-    while first < rounds:
-        rungs.append(first)
-        first *= keep
-    total, left = 0, points
-    for start, end in pairwise([*rungs, rounds]):
-        total += left * (end - start)
-        left = max(1, left // keep)
-    return ceil(total / points)
+    total, before = 0, 0
+    for rung, number in reaching(points, rounds, first, keep).items():
+        total += number * (rung - before)
+        before = rung
+    return ceil(total / points) if total else rounds
 
 
 def _is_done(run: PlannedRun, lines: dict[str, RunLine]) -> bool:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,13 @@ class Grid:
         points: settings by dotted key, all with the same keys.
         values: by key, in order, without repetition.
         places: by key.
+        ranges: of drawn settings, by key.
     """
 
     points: Sequence[Values] = field(default_factory=lambda: [{}])
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ def product(grids: Iterable[Grid]) -> Grid:
         points,
         {key: values for grid in listed for key, values in grid.values.items()},
         {key: place for grid in listed for key, place in grid.places.items()},
+        {key: one for grid in listed for key, one in grid.ranges.items()},
     )
 
 
@@ -175,7 +178,7 @@ class Expansion:
             except ConfigError as error:
                 where = self._places.locate(*table, "random", "number")
                 raise ConfigError(error.what, where=where, hint=error.hint) from None
-            found.append(_listed(points, places))
+            found.append(replace(_listed(points, places), ranges=dict(random.ranges)))
         if math.prod(len(one.points) for one in found) > _MOST:
             where = self._places.locate(*table, "grid" if grid else "random")
             raise ConfigError(f"the grid has more than {_MOST:,} points", where=where, hint="remove values")

@@ -14,6 +14,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.report.format import smaller_is_better
 from fedlens.report.study_results import RunLine
 
+DIVERGED = "diverged in round"  # how the reason of a run begins that was stopped because its loss diverged
 Score = tuple[
     int, float
 ]  # the number of failed seeds, and the mean value of the others; the smaller the better
@@ -54,11 +55,15 @@ def has_reached(line: RunLine | None, rung: int | None) -> bool:
 
 
 def failed_before(line: RunLine, rung: int | None) -> bool:
-    """Whether a run failed or diverged before the end of round `rung`; None for the end of the run.
+    """Whether a run had failed or diverged when round `rung` was over; None for the end of the run.
 
-    A run that failed later was compared at the rung while it still ran, and that comparison stays as it is.
+    A run that failed later was compared at the rung while it still ran, and that comparison stays as it is. A run
+    that diverged was stopped by its last complete round; other failures come in the round after it.
     """
-    return line.status == "failed" and (rung is None or line.rounds < rung)
+    if line.status != "failed":
+        return False
+    diverged = (line.reason or "").startswith(DIVERGED)
+    return rung is None or line.rounds < rung or (line.rounds == rung and diverged)
 
 
 def value_at(line: RunLine, metric: str, rung: int | None = None, last: int = 1) -> float | None:
@@ -73,7 +78,7 @@ def value_at(line: RunLine, metric: str, rung: int | None = None, last: int = 1)
     """
     if failed_before(line, rung):
         return None
-    rounds = line.curve["round"]
+    rounds = line.curve.get("round", ())
     values = [
         value
         for index, value in line.series(metric)
@@ -88,14 +93,15 @@ def score(lines: Sequence[RunLine], metric: str | None, rung: int | None = None,
     A point with fewer failed runs is better than one with more. A run that diverged has failed.
 
     Args:
-        metric: a column of the curves; None for the validation metric of each run, see `validation_metric`.
+        metric: that of the study, None for that of each run; its values on validation data count, see
+            `validation_metric`.
 
     Raises `ConfigError` if a run that did not fail lacks the metric.
     """
     values: list[float] = []
     failed = 0
     for line in lines:
-        column = metric or validation_metric(line.main)
+        column = validation_metric(metric or line.main)
         if not failed_before(line, rung):
             _check_has(line, column)
         value = value_at(line, column, rung, last)

@@ -21,7 +21,8 @@ class SearchRules:
     """The rules of tuning, the same for every method and case.
 
     Attributes:
-        metric: on validation data; None for that of the task, see `fedlens.studies.halving.validation_metric`.
+        metric: that of the study, None for that of the task; compared on validation data, see
+            `fedlens.studies.halving.validation_metric`.
         last: the number of evaluations that a value is the mean of.
         widen: the runs that each method and case may add while its best point lies at an edge.
         halving, first: the best 1/halving run on after round `first`, `first * halving`, ...; None without rungs.
@@ -40,14 +41,6 @@ class SearchRules:
 
 class SearchCell(Protocol):
     """One method in one case, as tuning sees it."""
-
-    @property
-    def method(self) -> str:
-        """Its name."""
-
-    @property
-    def case(self) -> Mapping[str, Any]:
-        """Its case, by dimension."""
 
     @property
     def points(self) -> Sequence[Point]:

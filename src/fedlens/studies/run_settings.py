@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping, Set
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError
-from fedlens.core.registry import import_name
+from fedlens.core.registry import import_name, load_target
 from fedlens.experiment.config import Config, plain, read_config
 from fedlens.experiment.config_source import Source, put_setting, read_source
 from fedlens.experiment.plan import plan
@@ -43,9 +44,11 @@ class _Layered(Source):
     """Settings of a base with those of a study on top; `places` says where the latter stand."""
 
     places: Mapping[str, str] = field(default_factory=dict)
-    below: Source | None = None
+    below: Source = field(default_factory=lambda: Source({}))
+    base_place: str = ""
 
     def locate(self, key: str) -> str:
+        """The place in the study file, or in the base."""
         parts = key.split(".")
         for length in range(len(parts), 0, -1):
             place = self.places.get(".".join(parts[:length]))
@@ -54,7 +57,7 @@ class _Layered(Source):
         inner = [place for given, place in self.places.items() if given.startswith(f"{key}.")]
         if inner:
             return inner[0]
-        return self.below.locate(key) if self.below is not None else key
+        return f"{self.base_place} {key}" if self.below.path is None else self.below.locate(key)
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,13 @@ class SettingsReader:
         listed = list(settings)
         key = json.dumps([base, [[one.key, one.value] for one in listed]], sort_keys=True, default=repr)
         if key not in self._made:
-            self._made[key] = self._make(self.base(base, place), listed)
+            self._made[key] = self._make(self.base(base, place), listed, place)
         return self._made[key]
 
-    def _make(self, base: Source, settings: list[PlacedSetting]) -> RunSettings:
+    def _make(self, base: Source, settings: list[PlacedSetting], place: str) -> RunSettings:
         rate = next((one for one in settings if one.key == EFFECTIVE), None)
         if rate is None:
-            return self._checked(base, settings)
+            return self._checked(base, settings, place)
         twice = next((one for one in settings if one.key == "local.lr"), None)
         if twice is not None:
             raise ConfigError(
@@ -137,12 +140,12 @@ class SettingsReader:
             if isinstance(local, Mapping) and "lr" in local
             else [PlacedSetting("local.lr", 0.1, rate.place)]
         )
-        momentum = self._checked(base, [*others, *start]).config
+        momentum = self._checked(base, [*others, *start], place).config
         lr = client_rate(float(rate.value), momentum)
-        return self._checked(base, [*others, PlacedSetting("local.lr", lr, rate.place)])
+        return self._checked(base, [*others, PlacedSetting("local.lr", lr, rate.place)], place)
 
-    def _checked(self, base: Source, settings: list[PlacedSetting]) -> RunSettings:
-        source = self._layered(base, settings)
+    def _checked(self, base: Source, settings: list[PlacedSetting], place: str) -> RunSettings:
+        source = self._layered(base, settings, place)
         try:
             config = read_config(source.values, source.locate)
             full = plan(config, source).config
@@ -161,7 +164,7 @@ class SettingsReader:
         text = json.dumps(alone, sort_keys=True, separators=(",", ":"))
         return RunSettings(values, full, text)
 
-    def _layered(self, base: Source, settings: list[PlacedSetting]) -> _Layered:
+    def _layered(self, base: Source, settings: list[PlacedSetting], place: str) -> _Layered:
         values = copy.deepcopy(base.values)
         places: dict[str, str] = {}
         renamed: set[str] = set()
@@ -175,10 +178,13 @@ class SettingsReader:
                 places |= {f"{key}.{name}": one.place for name in one.value}
                 if isinstance(before, Mapping) and before.get("name") != one.value.get("name"):
                     renamed.add(key)
+        put_setting(values, "seed", 0, set(), "seeds")  # bases may differ in theirs, which no run has
         if places.keys().isdisjoint({"engine", "engine.name"}):
             by_study = {key.removeprefix("engine.") for key in places if key.startswith("engine.")}
             values["engine"] = self._engine(values.get("engine"), by_study)
-        return _Layered(values, base.path, base.lines, frozenset(places), frozenset(renamed), places, base)
+        return _Layered(
+            values, base.path, base.lines, frozenset(places), frozenset(renamed), places, base, place
+        )
 
     def _engine(self, given: Any, by_study: Set[str]) -> Any:
         """The engine of a run: one process, which gives the same bits as workers and leaves cores to other runs.
@@ -225,7 +231,23 @@ def _like(value: Any, full: Any) -> Any:
         return [_like(item, other) for item, other in zip(value, others, strict=True)]
     if isinstance(full, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    return import_name(value) if callable(value) else value
+    return _named(value) if callable(value) else value
+
+
+def _named(thing: Any) -> str:
+    """The name that a worker process imports a function or class by. Raises `ConfigError` if it cannot."""
+    name = import_name(thing)
+    try:
+        found = load_target(name) if inspect.isroutine(thing) or isinstance(thing, type) else None
+    except ConfigError:
+        found = None
+    if found is not thing:
+        raise ConfigError(
+            f"{name} cannot be imported by the processes that carry out the runs",
+            where="base",
+            hint="define a function or a class at the top level of a file, and name it as 'FILE.py:NAME'",
+        )
+    return name
 
 
 def _at(values: Any, key: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from fedlens.core.work import Work
 from fedlens.experiment.divergence import Divergence, Extremes
 from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent
 from fedlens.experiment.rundir import RunDir
+from fedlens.studies.halving import DIVERGED
 
 KINDS = ("loss-not-finite", "loss-jump")  # of `fedlens.experiment.divergence`
 
@@ -42,20 +43,19 @@ class StopDiverged(ProgressBase):
 
     def started(self, plan: dict[str, Any]) -> None:
         """Takes in the rounds that the run has done before, and passes the call on."""
-        for line in RunDir.open(Path(plan["directory"])).read_metrics():
-            self._take(line)
+        self.take(RunDir.open(Path(plan["directory"])).read_metrics())
         self._listener.started(plan)
 
     def working(self, work: Work) -> None:
         """Passes the call on. Raises `RunDiverged` if the rounds before the start have diverged already."""
         self._listener.working(work)
-        self._refuse()
+        self.refuse()
 
     def round_done(self, metrics: dict[str, Any]) -> None:
         """Passes the call on. Raises `RunDiverged` if the loss has diverged in this round."""
         self._listener.round_done(metrics)
-        self._take(metrics)
-        self._refuse()
+        self.take([metrics])
+        self.refuse()
 
     def note(self, text: str) -> None:
         """Passed on."""
@@ -69,11 +69,24 @@ class StopDiverged(ProgressBase):
         """Passed on."""
         self._listener.finished(summary)
 
-    def _take(self, line: Mapping[str, Any]) -> None:
-        for warning in self._divergence.after(line, Extremes()):
-            if warning["kind"] in KINDS and self._why is None:
-                self._why = f"diverged in round {line['round']}: {warning['sentence']}"
+    def take(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Takes in lines of metrics.jsonl."""
+        for line in lines:
+            for warning in self._divergence.after(line, Extremes()):
+                if warning["kind"] in KINDS and self._why is None:
+                    self._why = f"{DIVERGED} {line['round']}: {warning['sentence']}"
 
-    def _refuse(self) -> None:
+    def refuse(self) -> None:
+        """Raises `RunDiverged` if the loss has diverged in the lines so far."""
         if self._why is not None:
             raise RunDiverged(self._why)
+
+
+def refuse_diverged(directory: Path) -> None:
+    """Raises `RunDiverged` if the loss of a run has diverged, though it may be paused or finished.
+
+    A run that is due to no further round is not trained, so that no listener hears of it.
+    """
+    stop = StopDiverged()
+    stop.take(RunDir.open(directory).read_metrics())
+    stop.refuse()

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config_errors import explained, refuse_loose
 from fedlens.experiment.config_source import read_toml
+from fedlens.report.format import SPLITS
 from fedlens.studies.places import Places
 from fedlens.studies.toml_lines import toml_lines
 
@@ -75,12 +76,21 @@ def _values(value: Any) -> Any:
     return value
 
 
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+Number = Annotated[int | float | None, BeforeValidator(_number)]
+
+
 class Range(_Table):
     """The values that [random] draws of one setting: between `low` and `high`, or out of `choices`."""
 
-    low: int | float | None = Field(None, description="the smallest value")
-    high: int | float | None = Field(None, description="the largest value")
-    log: bool = Field(False, description="draw the logarithm uniformly")
+    low: Number = Field(None, description="the smallest value")
+    high: Number = Field(None, description="the largest value")
+    log: bool = Field(False, strict=True, description="draw the logarithm uniformly")
     choices: tuple[Any, ...] | None = Field(None, min_length=1, description="the values, instead of a range")
 
     @model_validator(mode="after")
@@ -150,11 +160,14 @@ def _points(value: Any) -> Any:
 def _named(value: Any) -> Any:
     if isinstance(value, Mapping) and not value:
         raise ValueError("the table must have at least one table with a name below it")
+    if isinstance(value, Mapping) and "" in value:
+        raise ValueError("the table must not have a table without a name")
     return value
 
 
 def _numbers(value: Any) -> Any:
-    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else value
+    values = [value] if isinstance(value, int | float) else value
+    return [_number(item) for item in values] if isinstance(values, list | tuple) else values
 
 
 def _each_once(value: Any) -> Any:
@@ -232,9 +245,13 @@ class TuneSettings(_Table):
         "[random] outside `data.`",
     )
     refit: bool = Field(
-        True, description="final runs train on all training data; false: they hold out the same share"
+        True,
+        strict=True,
+        description="final runs train on all training data; false: they hold out the same share",
     )
-    widen: bool = Field(False, description="try further values while the best lies at the edge of its grid")
+    widen: bool = Field(
+        False, strict=True, description="try further values while the best lies at the edge of its grid"
+    )
     search: Literal["grid", "optuna"] = Field("grid", description="optuna needs fedlens[search]")
 
 
@@ -245,7 +262,9 @@ class StopSettings(_Table):
         None, ge=2, description="keep one in this many points at each rung, by method and case"
     )
     first: int | None = Field(None, ge=1, description="rounds of the first rung")
-    diverged: bool = Field(True, description="stop a run whose loss diverged; it counts as the worst")
+    diverged: bool = Field(
+        True, strict=True, description="stop a run whose loss diverged; it counts as the worst"
+    )
 
     @model_validator(mode="after")
     def _both(self) -> StopSettings:
@@ -275,7 +294,7 @@ class StudySettings(_Table):
     name: str = Field(
         "study",
         min_length=1,
-        pattern=r"[A-Za-z0-9][A-Za-z0-9 ._-]*",
+        pattern=r"^[^./\\][^/\\]*$",
         description="by default that of the file",
     )
     title: str = Field("", description="a sentence at the top of the page")
@@ -295,7 +314,7 @@ class StudySettings(_Table):
         None, description="the method that others are compared with; by default the first"
     )
     threads: int = Field(1, ge=1, le=1024, description="threads of a run")
-    same_data: bool = Field(True, description="refuse methods that differ in data.* or seeds.*")
+    same_data: bool = Field(True, strict=True, description="refuse methods that differ in data.* or seeds.*")
     labels: dict[str, str] = Field(
         default_factory=dict, description="names of settings in tables and figures"
     )
@@ -393,6 +412,7 @@ def read_study(
         hint = found.hint.partition(", or pass --set")[0] if found.hint else None  # a study has no --set
         raise ConfigError(found.what, where=found.where, hint=hint) from None
     refuse_loose(values, settings, "", places.locate_key, finite=True)
+    _refuse_metric(settings, places)
     if settings.stop is not None and settings.stop.halving is not None and settings.tune is None:
         raise ConfigError(
             "successive halving chooses among the points of [tune], which is not set",
@@ -400,6 +420,26 @@ def read_study(
             hint="add a table [tune]",
         )
     return StudySource(settings, values, full, places)
+
+
+def _refuse_metric(settings: StudySettings, places: Places) -> None:
+    """Raises `ConfigError` if the metric is no column of metrics.jsonl, or tuning has no counterpart of it."""
+    metric = settings.metric
+    if metric is None:
+        return
+    split, _, name = metric.partition("_")
+    if split not in (*SPLITS, "clients") or not name:
+        what, ready = (
+            "does not name a split and a value",
+            "test_loss" if split in SPLITS else f"test_{metric}",
+        )
+    elif settings.tune is not None and split not in ("test", "validation"):
+        what, ready = "cannot be tuned on validation data", f"test_{name}"
+    else:
+        return
+    raise ConfigError(
+        f"'metric' is '{metric}', which {what}", where=places.locate("metric"), hint=f"write '{ready}'"
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,18 +13,29 @@ from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
+from fedlens.report.study_tables import check_tables
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.point_search import merged
 from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_file import StudySource, read_study
-from fedlens.studies.tuning import chosen_point, tuning_due, tuning_seeds
+from fedlens.studies.tuning import (
+    chosen_point,
+    effort,
+    number_of_points,
+    number_of_tuning_runs,
+    refuse_search,
+    tuning_due,
+    tuning_runs,
+    tuning_seeds,
+    widening_runs,
+)
 
 Values = Mapping[str, Any]
-_MANY = 4  # values of a grid that are listed
 _FREE_DATA = frozenset({"cache", "prefetch"})  # settings of [data] that change no example
 
 
@@ -59,6 +71,8 @@ class StudyPlan:
         if check:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
+            refuse_search(cells, source.places)
+            _refuse_tables(source)
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
@@ -94,9 +108,9 @@ class StudyPlan:
         """The runs that are known before any result: those of tuning, or else all."""
         if not self.trains:
             return []
-        pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
         if self.cells.tune is not None:
-            return [run for method, case in pairs for run in self.cells.tuning_runs(method, case)]
+            return tuning_runs(self.cells, {})
+        pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
         return [run for method, case in pairs for run in self.cells.final_runs(method, case, {})]
 
     @cached_property
@@ -104,10 +118,7 @@ class StudyPlan:
         """How many runs tuning has, and how many follow from its choices, by role."""
         if not self.trains:
             return {"tune": 0, "final": 0}
-        seeds = self.cells.tuning_seeds
-        tuning = sum(
-            len(method.tuned.points) * len(seeds.get(method.name, ())) for method in self.cells.methods
-        )
+        tuning = sum(number_of_tuning_runs(self.cells, method) for method in self.cells.methods)
         finals = len(self.cells.methods) * len(self.cells.seeds)
         return {"tune": tuning * len(self.cells.cases), "final": finals * len(self.cells.cases)}
 
@@ -119,10 +130,8 @@ class StudyPlan:
         """
         if not self.trains:
             return []
-        if self.cells.tune is None:
-            return _once(DueRun(run) for run in self.runs if _to_do(run, lines))
-        tuning = tuning_due(self.cells, lines)
-        return _once(tuning or (DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines)))
+        tuning = tuning_due(self.cells, lines) if self.cells.tune is not None else []
+        return merged([*tuning, *(DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines))])
 
     @property
     def trains(self) -> bool:
@@ -155,11 +164,16 @@ class StudyPlan:
                 "seeds": sorted(used),
                 "seeds_by_method": seeds,
                 "share": tune.share,
-                "budget": len(first.tuned.points) * len(seeds[first.name]),
+                "budget": number_of_points(study, first) * len(seeds[first.name]),
                 "own_seeds": used.isdisjoint(study.seeds),
                 "refit": tune.refit,
+                "search": tune.search,
+                "widen": widening_runs(self.cells),
+                "halving": study.stop.halving if study.stop is not None else None,
+                "first": study.stop.first if study.stop is not None else None,
             }
-        known = [*self.runs, *(self.final_runs(lines) if tune is not None else ())]
+        tuned = tune is not None and self.trains
+        known = [*tuning_runs(self.cells, lines), *self.final_runs(lines)] if tuned else self.runs
         return StudyInfo(
             name=study.name,
             title=study.title,
@@ -185,7 +199,7 @@ class StudyPlan:
             smaller=scale_differences(self.source),
             document=stated_document(self.source),
             command=self.command,
-            notes=list(study.notes),
+            notes=[*study.notes, *effort(self.cells, lines)],
             entries=[run.entry for run in known],
         )
 
@@ -198,11 +212,6 @@ def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
     """Whether a run has rounds left: one that failed is not repeated, one that was stopped goes on."""
     line = lines.get(run.digest)
     return line is None or line.status == "stopped"
-
-
-def _once(runs: Iterable[DueRun]) -> list[DueRun]:
-    """The first of the runs with the same settings: two cells can share one."""
-    return list({due.run.digest: due for due in reversed(list(runs))}.values())[::-1]
 
 
 def _cells(source: StudySource) -> StudyCells:
@@ -265,6 +274,15 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
     return flat
 
 
+def _refuse_tables(source: StudySource) -> None:
+    """Raises `ConfigError` for `[[tables]]` that no results could fill."""
+    try:
+        check_tables(source.settings.tables, len(source.settings.seeds))
+    except ConfigError as error:
+        keys = re.split(r"[\[\].]+", error.where or "tables")
+        raise ConfigError(error.what, where=source.places.locate(*keys), hint=error.hint) from None
+
+
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:
     """Raises `ConfigError` if two cells, or two points of one, have the same settings. Checks every setting."""
     seen: dict[str, tuple[Method, Case, Mapping[str, Any]]] = {}
@@ -309,47 +327,3 @@ def _equal(
 
 def _listed(values: Mapping[str, Any]) -> str:
     return "(" + ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items()) + ")"
-
-
-def differences(before: Values, now: Values) -> list[str]:
-    """What results depend on and differs between the settings of two studies, a phrase each."""
-    old, new = _described(before), _described(now)
-
-    def words(settings: Mapping[str, str], key: str) -> str:
-        return settings.get(key, "not set")
-
-    return [
-        f"{key}: {_short(words(new, key))} instead of {_short(words(old, key))}"
-        for key in dict.fromkeys([*old, *new])
-        if words(old, key) != words(new, key)
-    ]
-
-
-def _short(words: str) -> str:
-    values = words.split(", ")
-    return words if len(values) <= _MANY else f"{len(values)} values"
-
-
-def _described(values: Values) -> dict[str, str]:
-    """The settings that results depend on, by key, each in words."""
-    words: dict[str, str] = {}
-    for key, value in values.items():
-        if key in ("base", "last", "threads", "metric"):
-            words[key] = shown_value(value)
-        elif key == "seeds":
-            words[key] = str(len(value))
-        elif key in ("set", "grid", "tune", "stop"):
-            words |= {
-                name if key == "set" else f"{key} {name}": shown_value(item) for name, item in value.items()
-            }
-        elif key == "random":
-            words["random points"] = str(value.get("number"))
-        elif key in ("cases", "methods"):
-            words[key] = ", ".join(value)
-            for name, table in value.items():
-                for part, item in table.items():
-                    if part in ("set", "grid"):
-                        words |= {f"{name}, {setting}": shown_value(one) for setting, one in item.items()}
-                    elif part != "label":
-                        words[f"{name}, {part}"] = shown_value(item)
-    return words

@@ -46,7 +46,7 @@ def line_of(due: DueRun, rounds: int, value: Value, metric: str = "validation_ac
     for round in range(until + 1):
         measured = value(due.run.point, due.run.seed, round)
         if measured is None:
-            status, reason, until = "failed", f"diverged in round {round}", round - 1
+            status, reason, until = "failed", f"the loss of round {round} is not a finite number", round - 1
             break
         found["round"].append(round)
         found[metric].append(measured)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,16 @@ def test_tuning_counts_with_its_runs_and_the_runs_after_it(tmp_path: Path) -> No
 
 
 def test_successive_halving_counts_with_the_rounds_it_leaves() -> None:
-    assert mean_rounds(9, rounds=450, first=50, keep=3) == (9 * 50 + 3 * 100 + 300) / 9 + 1 / 3
+    assert mean_rounds(9, rounds=450, first=50, keep=3) == ceil((9 * 50 + 3 * 100) / 9)
     assert mean_rounds(1, rounds=100, first=10, keep=3) == 100
+
+
+def test_points_that_optuna_has_not_suggested_yet_count() -> None:
+    rates = {"number": 6, "local.lr": {"low": 0.01, "high": 0.1}}
+    tune = {"search": "optuna", "seeds": [7, 8], "over": ["local.lr"]}
+    study = {key: value for key, value in STUDY.items() if key != "grid"}
+    plan = StudyPlan.load({**study, "random": rates, "tune": tune})
+    assert estimate(plan, Path("nowhere"), jobs=1).runs["tune"] == 12
 
 
 def test_a_disk_that_is_too_small_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,3 +142,20 @@ def test_a_rung_before_the_first_evaluation_is_refused() -> None:
     check_rungs(5, 5)
     with pytest.raises(ConfigError, match="first evaluated after round 10"):
         check_rungs(5, 10)
+
+
+def test_a_run_that_diverged_in_the_round_of_the_rung_is_the_worst_there() -> None:
+    curve = {"round": [0, 3], "validation_accuracy": [0.1, 0.9]}
+    diverged = RunLine("d", "r", "failed", "diverged in round 3: ...", 3, "test_accuracy", curve)
+    crashed = replace(diverged, reason="no client update of round 4 was accepted")
+    assert value_at(diverged, "validation_accuracy", 3) is None
+    assert value_at(crashed, "validation_accuracy", 3) == 0.9
+
+
+def test_a_point_that_a_rung_left_behind_is_not_compared_with_values_of_later_rungs() -> None:
+    def falling(point: Point, seed: int, round: int) -> float:
+        return _constant(point, seed, round) - (0.5 if round > 3 else 0.0)
+
+    for widen in (0, 4):
+        outcome, _ = played(FakeCell(NINE), replace(HALVING, widen=widen), falling)
+        assert outcome.chosen == {"local.lr": 0.6}

@@ -93,3 +93,12 @@ def test_a_missing_optuna_is_an_error_that_names_the_extra(monkeypatch: pytest.M
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"fedlens\[search\]"):
         OptunaSearch(SPACE)
+
+
+def test_a_point_with_a_failed_run_is_told_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float | None] = []
+    real = OptunaSearch.tell
+    monkeypatch.setattr(OptunaSearch, "tell", lambda self, values: told.extend(values) or real(self, values))
+    _, lines = played(CELL, TUNING, lambda p, s, r: None if s else 0.5)
+    assert set(told) == {None}
+    assert {line.status for line in lines.values()} == {"finished", "failed"}

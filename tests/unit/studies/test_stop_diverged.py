@@ -7,7 +7,7 @@ import pytest
 
 from fedlens.api import Experiment, resume
 from fedlens.experiment.progress import ProgressBase
-from fedlens.studies.stop_diverged import RunDiverged, StopDiverged
+from fedlens.studies.stop_diverged import RunDiverged, StopDiverged, refuse_diverged
 
 
 def _experiment(lr: float, **settings: Any) -> Experiment:
@@ -70,3 +70,16 @@ def test_a_run_that_was_killed_after_it_diverged_trains_no_further_round(tmp_pat
         resume(tmp_path / "run", progress=StopDiverged(), report=False)
     assert str(caught.value) == why
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_that_diverged_and_is_due_to_no_later_round_has_diverged_all_the_same(tmp_path: Path) -> None:
+    why = _stopped(tmp_path / "run", 1e6)
+    resume(tmp_path / "run", progress=StopDiverged(), report=False, until=3)  # it trains no round
+    with pytest.raises(RunDiverged) as caught:
+        refuse_diverged(tmp_path / "run")
+    assert str(caught.value) == why
+
+
+def test_a_run_that_did_not_diverge_is_not_refused(tmp_path: Path) -> None:
+    _experiment(0.1).run(tmp_path / "run", report=False)
+    refuse_diverged(tmp_path / "run")

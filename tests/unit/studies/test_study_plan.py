@@ -10,6 +10,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source, override, read_source
 from fedlens.experiment.plan import plan as planned
+from fedlens.models.simple import mlp
 from fedlens.report.study_results import RunLine
 from fedlens.studies import run_settings
 from fedlens.studies.effective_rate import effective_rate
@@ -125,6 +126,19 @@ def test_the_effective_rate_sets_the_rate_of_clients() -> None:
         assert effective_rate(config_of(run.settings)) == run.case["effective_lr"]
     assert "sets local.lr, which is set too" in refused(grid={"effective_lr": [1.0], "local.lr": [0.1]})
     assert "must be a number above 0" in refused(grid={"effective_lr": [0]})
+
+
+def test_a_function_is_named_so_that_other_processes_find_it() -> None:
+    base = {**read_source("digits").values, "model": mlp}
+    assert load(base=base).runs[0].settings["model"] == "fedlens.models.simple:mlp"
+    with pytest.raises(ConfigError, match="cannot be imported by the processes that carry out the runs"):
+        load(base={**base, "model": lambda input_shape, classes: None})
+
+
+def test_bases_may_differ_in_the_seed_that_no_run_has() -> None:
+    other = {**read_source("digits").values, "seed": 9, "rounds": 7}
+    plan = load(methods={"a": {}, "b": {"base": other}}, seeds=[2])
+    assert [run.settings["seed"] for run in plan.runs] == [2, 2]
 
 
 def test_random_points_are_the_same_for_the_same_seed_and_within_their_ranges() -> None:

@@ -1,0 +1,258 @@
+"""Tuning in the plan of a study: which runs are due, which point follows, and what the result says."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedlens.core.errors import ConfigError
+from fedlens.report.study_results import RunLine
+from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.study_plan import StudyPlan
+
+BASE = {
+    "rounds": 9,
+    "model": "linear",
+    "local": {"lr": 0.1},
+    "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}},
+}
+Value = Callable[[PlannedRun, int], float | None]
+
+
+def load(**settings: Any) -> StudyPlan:
+    return StudyPlan.load({"base": BASE, **settings})
+
+
+def refused(**settings: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        load(**settings)
+    return str(error.value)
+
+
+def peak(run: PlannedRun, round: int) -> float | None:
+    """Best at a local rate of 0.1, with noise of the seed, and better from round to round."""
+    noise = random.Random(f"{run.seed} {sorted(run.point.items())}").gauss(0, 0.01)
+    return round / 20 - abs(math.log10(run.settings["local"]["lr"] / 0.1)) / 5 + noise
+
+
+def line_of(due: DueRun, value: Value = peak) -> RunLine:
+    rounds = due.run.settings["rounds"]
+    until = rounds if due.until is None else min(rounds, due.until)
+    values = [value(due.run, round) for round in range(until + 1)]
+    failed = next((round for round, one in enumerate(values) if one is None), None)
+    until = until if failed is None else failed - 1
+    status = "failed" if failed is not None else "finished" if until == rounds else "stopped"
+    columns = {"round": range(until + 1), "validation_accuracy": values, "test_accuracy": values}
+    curve = {name: list(column)[: until + 1] for name, column in columns.items()}
+    return RunLine(due.run.digest, due.run.directory, status, None, until, "test_accuracy", curve)  # type: ignore[arg-type]
+
+
+def carried_out(plan: StudyPlan, value: Value = peak) -> dict[str, RunLine]:
+    lines: dict[str, RunLine] = {}
+    for _ in range(100):
+        due = plan.due(lines)
+        if not due:
+            return lines
+        assert len({one.run.digest for one in due}) == len(due)
+        lines |= {one.run.digest: line_of(one, value) for one in due}
+    raise AssertionError("the study does not end")
+
+
+def chosen(plan: StudyPlan, lines: Mapping[str, RunLine]) -> dict[str, Any]:
+    """The tuned values of the final runs by method."""
+    return {run.method: dict(run.point) for run in plan.final_runs(lines)}
+
+
+RATES = {"local.lr": [0.01, 0.1, 1.0]}
+METHODS = {"fedavg": {}, "fedprox": {"set": {"algorithm.name": "fedprox", "algorithm.mu": 0.1}}}
+
+
+def test_every_method_gets_the_best_of_its_own_points_and_the_budget_is_said() -> None:
+    plan = load(grid=RATES, methods=METHODS, seeds=[0, 1], tune={"seeds": [100, 101]})
+    lines = carried_out(
+        plan, lambda run, round: run.settings["local"]["lr"] * (1 if run.method == "fedavg" else -1)
+    )
+    assert chosen(plan, lines) == {"fedavg": {"local.lr": 1.0}, "fedprox": {"local.lr": 0.01}}
+    tuning = plan.info(lines).tuning
+    assert (tuning["budget"], tuning["own_seeds"]) == (6, True)
+    assert len(lines) == 2 * 6 + 2 * 2
+
+
+def test_a_killed_study_makes_the_same_runs_in_any_order() -> None:
+    rng = random.Random(0)
+    rules: list[dict[str, Any]] = [
+        {"tune": {"seeds": [7]}},
+        {"tune": {"refit": False}},
+        {"tune": {"widen": True, "refit": False}},
+        {"tune": {"seeds": [7, 8], "widen": True}, "stop": {"halving": 2, "first": 2}},
+        {"tune": {"refit": False}, "stop": {"halving": 3, "first": 3}},
+    ]
+    for rule in rules:
+        plan = load(grid={"local.lr": [0.001, 0.01, 0.03]}, methods=METHODS, seeds=[0, 1], **rule)
+        whole = carried_out(plan)
+        for _ in range(4):
+            lines: dict[str, RunLine] = {}
+            while due := plan.due(lines):
+                rng.shuffle(due)
+                lines |= {one.run.digest: line_of(one) for one in due[: rng.randint(1, len(due))]}
+            assert lines == whole
+            assert plan.info(lines) == plan.info(whole)
+
+
+def test_final_runs_of_a_cell_start_as_soon_as_its_point_is_chosen() -> None:
+    plan = load(grid=RATES, methods=METHODS, seeds=[0], tune={"seeds": [100]})
+    lines = {one.run.digest: line_of(one) for one in plan.due({}) if one.run.method == "fedavg"}
+    assert {(one.run.method, one.run.role) for one in plan.due(lines)} == {
+        ("fedavg", "final"),
+        ("fedprox", "tune"),
+    }
+
+
+def test_without_refit_the_chosen_runs_of_halving_go_on_to_the_end_as_final_runs() -> None:
+    plan = load(grid=RATES, seeds=[0, 1], tune={"refit": False}, stop={"halving": 3, "first": 2})
+    lines = carried_out(plan)
+    rounds = sorted((line.status, line.rounds) for line in lines.values())
+    assert rounds == [("finished", 9)] * 2 + [("stopped", 2)] * 4
+    assert {run.role for run in plan.final_runs(lines)} == {"final"}
+    # The choice was made at round 2, and later rounds do not change it.
+    assert chosen(plan, lines) == {"fedavg": {"local.lr": 0.1}}
+    worse = {
+        digest: line_of(DueRun(run), lambda run, round: peak(run, round) if round < 3 else 0.0)
+        for run in plan.final_runs(lines)
+        for digest in [run.digest]
+    }
+    assert chosen(plan, lines | worse) == chosen(plan, lines)
+
+
+def test_a_final_run_that_fails_after_its_rung_leaves_the_choice_as_it_was() -> None:
+    plan = load(grid=RATES, seeds=[0, 1], tune={"refit": False}, stop={"halving": 3, "first": 2})
+
+    def fails(run: PlannedRun, round: int) -> float | None:
+        return None if round > 2 and run.seed == 1 else peak(run, round)
+
+    lines = carried_out(plan, fails)
+    assert chosen(plan, lines) == {"fedavg": {"local.lr": 0.1}}
+    assert [line.status for line in lines.values()].count("failed") == 1
+    assert plan.due(lines) == []
+
+
+def test_widening_goes_on_beyond_the_grid_and_is_said() -> None:
+    plan = load(grid={"local.lr": [0.001, 0.01]}, seeds=[0], tune={"seeds": [7, 8, 9], "widen": True})
+    lines = carried_out(plan)
+    assert chosen(plan, lines) == {"fedavg": {"local.lr": 0.1}}
+    info = plan.info(lines)
+    tried = {entry.point["local.lr"] for entry in info.entries if entry.role == "tune"}
+    assert tried == {0.001, 0.01, 0.1, 1.0}
+    assert info.tuning["widen"] == 12
+    assert any("allowed 12 further tuning runs in each case; 6 were used" in note for note in info.notes)
+
+
+def test_widening_stays_within_the_bounds_of_a_setting() -> None:
+    plan = load(
+        set={"algorithm.name": "fedavgm"},
+        grid={"algorithm.momentum": [0.7, 0.9]},
+        tune={"seeds": [7], "widen": True},
+    )
+    lines = carried_out(plan, lambda run, round: run.settings["algorithm"]["momentum"])
+    tried = sorted(run.point["algorithm.momentum"] for run in map(_planned(plan, lines).get, lines) if run)
+    assert tried[:3] == [0.7, 0.9, 0.9667]
+    assert all(0.9 <= beta < 1 for beta in tried[1:])
+    assert plan.info(lines).tuning["widen"] == 4
+
+
+def _planned(plan: StudyPlan, lines: Mapping[str, RunLine]) -> dict[str, PlannedRun]:
+    from fedlens.studies.tuning import tuning_runs
+
+    return {run.digest: run for run in tuning_runs(plan.cells, lines)}
+
+
+def test_every_method_may_add_the_same_number_of_runs_whatever_its_seeds() -> None:
+    plan = load(
+        grid={"local.lr": [0.001, 0.01]},
+        methods={"fedavg": {}, "fedprox": {**METHODS["fedprox"], "grid": {"local.epochs": [1, 2]}}},
+        tune={"budget": 8, "widen": True},
+    )
+    assert {name: len(seeds) for name, seeds in plan.cells.tuning_seeds.items()} == {
+        "fedavg": 4,
+        "fedprox": 2,
+    }
+    lines = carried_out(plan, lambda run, round: run.settings["local"]["lr"])
+    runs = [run.method for run in _planned(plan, lines).values()]
+    assert (runs.count("fedavg"), runs.count("fedprox")) == (8 + 16, 8 + 16)
+
+
+def test_a_method_with_one_point_makes_no_tuning_run() -> None:
+    plan = load(grid={"local.lr": [0.1]}, seeds=[0], tune={"seeds": [100]})
+    assert [one.run.role for one in plan.due({})] == ["final"]
+    assert plan.number_of_runs == {"tune": 0, "final": 1}
+
+
+def test_the_first_rung_must_not_precede_the_first_evaluation() -> None:
+    text = refused(grid=RATES, set={"evaluation.every": 3}, tune={}, stop={"halving": 3, "first": 2})
+    assert "the first rung is round 2, but runs are first evaluated after round 3" in text
+
+
+def test_points_are_compared_on_validation_data_where_the_study_names_a_metric_of_test_data() -> None:
+    plan = load(grid=RATES, seeds=[0], tune={"seeds": [100]}, metric="test_accuracy")
+    lines = {one.run.digest: line_of(one) for one in plan.due({})}
+    opposite = {
+        digest: replace(
+            line, curve={**line.curve, "test_accuracy": [-(v or 0) for v in line.curve["test_accuracy"]]}
+        )
+        for digest, line in lines.items()
+    }
+    assert chosen(plan, opposite) == chosen(plan, lines) == {"fedavg": {"local.lr": 0.1}}
+
+
+def test_a_run_without_the_metric_is_named_with_the_metrics_that_it_has() -> None:
+    plan = load(grid=RATES, tune={"seeds": [100]}, metric="test_mean_iou")
+    lines = {one.run.digest: line_of(one) for one in plan.due({})}
+    with pytest.raises(ConfigError, match=r"'validation_mean_iou', which the run .* lacks"):
+        plan.due(lines)
+
+
+RANGES = {"number": 6, "local.lr": {"low": 0.001, "high": 1.0, "log": True}}
+
+
+def test_optuna_tries_as_many_points_as_random_draws_would_be() -> None:
+    plan = load(
+        random=RANGES, grid={"local.epochs": [1, 2]}, seeds=[0], tune={"search": "optuna", "seeds": [7, 8]}
+    )
+    lines = carried_out(plan)
+    info = plan.info(lines)
+    points = [entry.point for entry in info.entries if entry.role == "tune" and entry.seed == 7]
+    assert len(points) == 6
+    assert info.tuning["budget"] == plan.number_of_runs["tune"] == 12
+    assert all(0.001 <= point["local.lr"] <= 1 and point["local.epochs"] in (1, 2) for point in points)
+    assert len({point["local.lr"] for point in points}) == 6
+    assert "Optuna suggested the points of tuning." in info.notes
+
+
+def test_optuna_over_a_grid_takes_the_number_of_points_from_the_budget() -> None:
+    plan = load(
+        grid={"local.lr": [0.01, 0.03, 0.1, 0.3]}, seeds=[0, 1], tune={"search": "optuna", "budget": 6}
+    )
+    assert plan.number_of_runs["tune"] == 6
+    assert "have no number" in refused(grid=RATES, seeds=[0, 1], tune={"search": "optuna", "budget": 5})
+    assert "have no number" in refused(grid=RATES, tune={"search": "optuna"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"random": RANGES, "tune": {"search": "optuna", "widen": True}}, "excludes tune.widen"),
+        ({"random": RANGES, "tune": {"search": "optuna"}, "stop": {"halving": 2, "first": 2}}, "excludes stop.halving"),
+        ({"methods": {"a": {"points": [{"rounds": 1}, {"rounds": 2}]}}, "tune": {"search": "optuna"}}, "'points'"),
+        (
+            {"random": {"number": 4, "local.lr": {"low": -1.0, "high": 1.0}}, "tune": {"search": "optuna"}},
+            "local.lr",
+        ),
+    ],
+)  # fmt: skip
+def test_what_optuna_cannot_search_is_refused(settings: dict[str, Any], words: str) -> None:
+    assert words in refused(**settings)
