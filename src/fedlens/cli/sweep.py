@@ -35,7 +35,9 @@ def sweep(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The folder of the study; default studies/<name>, and the scale below it."),
+        typer.Option(
+            metavar="DIR", help="The folder of the study; default studies/<name>, and the scale below it."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print runs, images, hours and disk, and start nothing.")

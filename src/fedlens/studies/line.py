@@ -107,7 +107,9 @@ def _chance(run: Run) -> float | None:
     """The accuracy of guessing one of the classes; None for another task."""
     if subtable(run.config, "task").get("name") != "classification":
         return None
-    classes = [name for name in subtable(run.summary, "details") if name.startswith(f"{run.split()}_accuracy_")]
+    classes = [
+        name for name in subtable(run.summary, "details") if name.startswith(f"{run.split()}_accuracy_")
+    ]
     return 1 / len(classes) if len(classes) > 1 else None
 
 
