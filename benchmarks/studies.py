@@ -3,6 +3,7 @@
     python -m benchmarks.studies                       # 200 runs of ten rounds of `digits` in one session
     python -m benchmarks.studies --runs 20 --model linear
     python -m benchmarks.studies --start               # the start of runs on Fashion-MNIST and CIFAR-10
+    python -m benchmarks.studies --jobs 2 --runs 40    # a study with one run at a time, and with two
 
 The arithmetic is a bare PyTorch loop over the same steps: the same network, one process and thread, each client's
 images in memory and normalized beforehand, the same cohort size, epochs and batches, plain SGD without an optimizer
@@ -10,8 +11,11 @@ object, the mean of the models by examples, and after each round the loss and th
 Loops and runs take turns, and the figures are means over all of them, in time of the clock and of the processor; the
 goal is 0.15 s of either. Runs draw no report page, as in a study.
 
-`--start` times a run of one round with one small client from the call to the end, with the data below FEDLENS_DATA:
-without a session, as the first run of a session, and later in it.
+`--start` times a run of one round with one step from the call to the end, with the data below FEDLENS_DATA: without a
+session, as the first run of a session, later in it with another seed, and with the partition of an earlier run.
+
+`--jobs N` times the same study, start of the workers included, with one run at a time and with N, in turn; the goal on
+two idle cores is a ratio of 1.8. It compares the results too.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ from fedlens.experiment.build import Built, build, data_directory
 from fedlens.experiment.plan import plan
 from fedlens.experiment.session import Session
 from fedlens.local.settings import LocalSettings
+from fedlens.report.study_results import StudyResults
+from fedlens.studies.study import Study
 
 GOAL = 0.15
 Times = tuple[float, float]  # of the clock and of the processor
@@ -44,12 +50,17 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--model", default="small-cnn")
+    parser.add_argument("--jobs", type=int, help="compare one run at a time with so many")
+    parser.add_argument("--turns", type=int, default=3, help="with --jobs")
     parser.add_argument("--start", action="store_true", help="time the start on image datasets instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         if arguments.start:
             start(Path(folder))
+        elif arguments.jobs:
+            how = (arguments.jobs, arguments.runs, arguments.rounds, arguments.model, arguments.turns)
+            at_once(Path(folder), *how)
         else:
             beyond(Path(folder), arguments.runs, arguments.rounds, arguments.model)
 
@@ -151,17 +162,19 @@ def made(experiment: Experiment) -> Built:
 def start(folder: Path) -> None:
     """Prints the time of a run of one round on Fashion-MNIST and CIFAR-10, without a session and in one."""
     print(
-        "a run of one round, one client of 100 images, the first 60,000 or 50,000 images read: ms of the clock"
+        "a run of one round with one step on 60,000 or 50,000 images, two evaluations of 10,000: ms of the clock"
     )
-    print(f"{'':16}{'no session':>12}{'first':>10}{'later':>10}")
+    print(f"{'':16}{'no session':>12}{'first':>10}{'another seed':>14}{'same seed':>12}")
     for dataset in ("fashion-mnist", "cifar10"):
 
-        def run(name: str, seed: int, session: Session | None, dataset: str = dataset) -> float:
+        def run(
+            name: str, seed: int, session: Session | None, lr: float = 0.01, dataset: str = dataset
+        ) -> float:
             settings: dict[str, Any] = {
                 "seed": seed,
                 "rounds": 1,
                 "model": "linear",
-                "local": {"lr": 0.01, "steps": 1},
+                "local": {"lr": lr, "steps": 1},
                 "select": {"clients_per_round": 1},
                 "data": {
                     "dataset": dataset,
@@ -170,7 +183,7 @@ def start(folder: Path) -> None:
                 "engine": {"name": "inline", "threads": 1},
             }
             experiment = Experiment(**settings)
-            out = folder / dataset / f"{name}{seed}"
+            out = folder / dataset / f"{name}{seed}-{lr}"
             return 1e3 * timed(lambda: experiment.run(out, report=False, session=session))[0]
 
         run("warm", 0, None)
@@ -178,7 +191,33 @@ def start(folder: Path) -> None:
         session = Session()
         first = run("session", 0, session)
         later = statistics.median(run("session", seed, session) for seed in range(1, 6))
-        print(f"{dataset:16}{alone:12.0f}{first:10.0f}{later:10.0f}")
+        same = statistics.median(run("session", 0, session, lr=0.01 * k) for k in range(2, 7))
+        print(f"{dataset:16}{alone:12.0f}{first:10.0f}{later:14.0f}{same:12.0f}")
+
+
+def at_once(folder: Path, jobs: int, runs: int, rounds: int, model: str, turns: int) -> None:
+    """Prints how much faster a study is with several runs at once."""
+    study = Study(
+        name="speed",
+        base="digits",
+        set={"rounds": rounds, "model.name": model},
+        seeds=list(range(runs)),
+    )
+    seconds: dict[int, list[float]] = {1: [], jobs: []}
+    for turn in range(turns):
+        found = []
+        for number in seconds:
+            out = folder / f"{turn}-{number}"
+            seconds[number].append(timed(lambda: study.run(out, jobs=number, report=False))[0])  # noqa: B023
+            lines = StudyResults.read(out).lines
+            found.append({digest: line.series(line.main) for digest, line in lines.items()})
+        if found[0] != found[1]:
+            raise SystemExit("the results differ")
+    ratios = sorted(one / many for one, many in zip(seconds[1], seconds[jobs], strict=True))
+    medians = [statistics.median(each) for each in seconds.values()]
+    print(f"{runs} runs of {rounds} rounds of digits with {model}, {turns} turns; the results are equal")
+    print(f"one at a time {medians[0]:.1f} s, {jobs} at once {medians[1]:.1f} s")
+    print(f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
 
 
 def timed(work: Callable[[], object]) -> Times:

@@ -156,7 +156,8 @@ def cost(
     config = read_config(source.values, source.locate)
     refuse_baseline(config, source)
     measured, notes = measured_at_clients(source, config)
-    work = federated_work(measured, root, download)
+    session = Session()
+    work = federated_work(measured, root, download, session)
     runs = planned_runs(measured, seeds, work)
     directory = Path(out).expanduser() if out is not None else Path("runs") / f"{config.name}-cost"
     refuse_other_settings(directory, runs)
@@ -179,7 +180,6 @@ def cost(
     for sentence in notes:
         listener.note(sentence)
     _write(directory, about)
-    session = Session()
     for position, (run, row) in enumerate(zip(runs, rows, strict=True), 1):
         watcher = listener.run_started(run.name, position, len(runs))
         try:
@@ -242,7 +242,9 @@ def measured_at_clients(source: Source, config: Config) -> tuple[Source, list[st
     return Source(values, source.path, source.lines, source.overridden, source.renamed), notes
 
 
-def federated_work(source: Source, root: Path, download: bool) -> dict[str, Any]:
+def federated_work(
+    source: Source, root: Path, download: bool, session: Session | None = None
+) -> dict[str, Any]:
     """How much the federated run trains, and what the centralized run has to train in a round to match it.
 
     Keys: rounds; clients and cohort (of a round); images (of all clients, held-out images aside), images_per_round,
@@ -255,7 +257,7 @@ def federated_work(source: Source, root: Path, download: bool) -> dict[str, Any]
 
     values = {**source.values, "engine": {"name": "inline"}}  # no run, so no choice of an engine
     planned = plan(read_config(values, source.locate), Source(values, *_places(source)))
-    built = build(planned, root, download)
+    built = build(planned, root, download, session=session)
     try:
         config, federation = built.config, built.federation
         pool = int(federation.sizes.sum())

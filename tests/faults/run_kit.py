@@ -144,11 +144,12 @@ def outcome(run: Path) -> dict[str, Any]:
     for name in ("run_id", "directory"):
         del summary[name]
     for part in (summary["totals"], summary["final"] or {}):
-        for name in ("seconds", "elapsed"):
+        for name in ("seconds", "elapsed", "cpu_seconds"):
             part.pop(name, None)
     last = checkpoint.load_latest(run / "checkpoint")
     assert last is not None
     last.payload["line"] = None  # has the wall times
+    del last.payload["cpu_seconds"]
     structure, tensors = encode(last.payload)
     return {
         "model": sha(run / "model.safetensors") if (run / "model.safetensors").exists() else None,

@@ -26,6 +26,8 @@ Read = TypeVar("Read")
 def write_arrays(path: Path, format: str, about: Mapping[str, Any], arrays: Arrays) -> None:
     """Writes a file atomically. Raises `RunFailed` if the disk refuses.
 
+    Its name survives a power cut after the next file of the folder that is written durably, such as summary.json.
+
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "counts.npz"
     >>> write_arrays(path, "counts-1", {"round": 3}, {"counts": np.array([1, 2])})
@@ -36,7 +38,7 @@ def write_arrays(path: Path, format: str, about: Mapping[str, Any], arrays: Arra
     file = io.BytesIO()
     given: dict[str, Any] = {"about": np.frombuffer(text.encode(), np.uint8), **arrays}
     np.savez_compressed(file, **given)
-    write_atomically(path, file.getvalue())
+    write_atomically(path, file.getvalue(), named=False)
 
 
 def read_arrays(

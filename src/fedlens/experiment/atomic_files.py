@@ -71,11 +71,12 @@ def read_regular(path: Path) -> bytes:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, named: bool = True) -> Iterator[Path]:
     """A temporary name beside `path`, which becomes `path` when the block ends without an error, else is removed.
 
     Readers of `path` see the old content or the new, even if the process is killed in between. The block creates the
     temporary file and fsyncs it (`write_atomically` and `tensorfile.write` do). A link at `path` is replaced itself.
+    Without `named` the new name is not waited for: a later `fsync_directory` makes it survive a power cut.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "note.txt"
@@ -88,14 +89,17 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, path)
-        fsync_directory(path.parent)
+        if named:
+            fsync_directory(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, named: bool = True) -> None:
     """Write `content` to `path` so that a crash leaves the old file or the new one; raises `RunFailed`.
+
+    `named` is that of `replacing`.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "summary.json"
@@ -104,7 +108,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     b'{}'
     """
     try:
-        with ExitStack() as held, replacing(path) as temporary:
+        with ExitStack() as held, replacing(path, named) as temporary:
             file = held.enter_context(open(create(temporary), "wb"))
             # Locked until it has its name: `sweep` of another process leaves it alone.
             with suppress(OSError):

@@ -239,10 +239,12 @@ def prune(directory: Path, keep: int = 2, best: int | None = None) -> None:
             _remove(path)
 
 
-def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_model(
+    path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, str], named: bool = True
+) -> None:
     """Write a model as one safetensors file, with `metadata` and a digest of it all in the file's metadata.
 
-    The file at `path` is replaced atomically.
+    The file at `path` is replaced atomically; `named` is that of `replacing`.
     Raises `RunFailed` if the disk is full or refuses, or if a tensor cannot be stored.
 
     >>> import tempfile, torch
@@ -253,7 +255,7 @@ def write_model(path: Path, tree: Mapping[str, Tensor], metadata: Mapping[str, s
     """
     try:
         sweep(path.parent)
-        with replacing(path) as temporary:
+        with replacing(path, named) as temporary:
             tensorfile.write(temporary, tree, {**metadata, DIGEST: model_digest(tree, metadata)})
     except OSError as error:
         raise refused(error, "the model", path) from error

@@ -168,7 +168,10 @@ def _write_model(built: Built, path: Path, state: State, round: int) -> None:
     model, tree = built.algorithm.model(state)
     if model is built.model:
         model, tree = built.unwrapped, built.task.export(tree)
-    checkpoint.write_model(path, tree, {**metadata(built, model), "round": str(round)})
+    about = {**metadata(built, model), "round": str(round)}
+    checkpoint.write_model(
+        path, tree, about, named=False
+    )  # the name is on the disk before that of the summary
 
 
 def metadata(built: Built, model: ModelSpec) -> dict[str, str]:

@@ -19,7 +19,13 @@ from typing import Any
 from fedlens import __version__
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment import jsonl as lines
-from fedlens.experiment.atomic_files import not_regular, read_regular, sweep, write_atomically
+from fedlens.experiment.atomic_files import (
+    fsync_directory,
+    not_regular,
+    read_regular,
+    sweep,
+    write_atomically,
+)
 from fedlens.experiment.lock import locked
 
 FORMAT = 1
@@ -143,7 +149,7 @@ class RunDir:
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `environment.json`, with the format of the run directory in it."""
-        _write_json(self.environment_path, {"format": FORMAT, **environment})
+        _write_json(self.environment_path, {"format": FORMAT, **environment}, named=False)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`; numbers that are not finite become null."""
@@ -161,9 +167,13 @@ class RunDir:
         lines.append(self.clients_path, [plain(row) for row in rows])
 
     def sync(self) -> None:
-        """Wait until the appended lines are on the disk. A checkpoint is saved only after that."""
+        """Wait until the appended lines and the names of all files are on the disk.
+
+        A checkpoint is saved only after that, so a run that can be resumed has all that it needs.
+        """
         for path in (self.metrics_path, self.clients_path):
             lines.sync(path)
+        fsync_directory(self.path)
 
     def truncate_metrics(self, after_round: int) -> int:
         """Drop the lines of `metrics.jsonl` after this round and a truncated last line; returns how many."""
@@ -291,8 +301,8 @@ def _runs_below(path: Path, depth: int) -> list[Path]:
     return runs
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(path, (json.dumps(plain(content), indent=2, allow_nan=False) + "\n").encode())
+def _write_json(path: Path, content: Mapping[str, Any], named: bool = True) -> None:
+    write_atomically(path, (json.dumps(plain(content), indent=2, allow_nan=False) + "\n").encode(), named)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -86,9 +86,10 @@ def estimate(
     known: list[RunCost] = []
     cores = 1
     failed: FedlensError | None = None
+    due = {one.run.digest for one in plan.due(lines)} if lines else set()
     for run, rounds in _runs(plan, lines):
         numbers[run.role] = numbers.get(run.role, 0) + 1
-        if _is_done(run, lines):
+        if run.digest in lines and run.digest not in due and lines[run.digest].status != "failed":
             continue
         cores = max(cores, cores_of(run))
         try:
@@ -170,11 +171,6 @@ def mean_rounds(points: int, rounds: int, first: int, keep: int) -> int:
         total += number * (rung - before)
         before = rung
     return ceil(total / points) if total else rounds
-
-
-def _is_done(run: PlannedRun, lines: dict[str, RunLine]) -> bool:
-    line = lines.get(run.digest)
-    return line is not None and line.status != "failed"
 
 
 def _existing(folder: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
@@ -167,10 +167,6 @@ class RunCosts:
         disk = speed.files + lines + _CHECKPOINTS * (speed.checkpoint + kept) + states - kept
         return RunCost(images, seconds, disk, shape.memory + kept)
 
-    def memory(self, settings: Mapping[str, Any]) -> int:
-        """Bytes of a process that carries out a run, the states of clients aside. Raises what `of` raises."""
-        return self._shape(settings, read_config(dict(settings))).memory
-
     def _shape(self, settings: Mapping[str, Any], config: Config) -> _Shape:
         data = config.data.model_dump(mode="json", exclude={"cache", "prefetch"}, fallback=repr)
         batch = [config.local.batch_size, config.local.examples]
@@ -236,20 +232,6 @@ class RunCosts:
                 until=until,
             )
             return _Timed.of(RunDir(out), experiment.config, time.perf_counter() - began, tested)
-
-
-def largest_memory(
-    runs: Iterable[Mapping[str, Any]], data_dir: Path | None = None, download: bool = False
-) -> int:
-    """Bytes of a process that carries out the largest of these runs, by their settings.
-
-    Runs whose data cannot be read do not count: they fail as soon as they start.
-    """
-    costs, largest = RunCosts(Session(), data_dir, download), 0
-    for settings in runs:
-        with suppress(FedlensError):
-            largest = max(largest, costs.memory(settings))
-    return largest
 
 
 @dataclass(frozen=True)
@@ -392,4 +374,4 @@ def _key(parts: Sequence[Any]) -> str:
     return json.dumps(parts, sort_keys=True, default=repr)
 
 
-__all__ = ["PATIENCE", "RunCost", "RunCosts", "Speed", "largest_memory"]
+__all__ = ["PATIENCE", "RunCost", "RunCosts", "Speed"]

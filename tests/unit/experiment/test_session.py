@@ -28,7 +28,11 @@ SETTINGS: dict[str, Any] = {
 }
 OTHER: dict[str, dict[str, Any]] = {
     "digits": {},
-    "another partition": {"seed": 5},
+    "another seed": {"seed": 5},
+    "another seed of the partition": {"seeds": {"partition": 7}},
+    "another partition": {
+        "data": {"dataset": "digits", "partition": {"name": "dirichlet", "alpha": 5.0, "clients": 6}}
+    },
     "held out at clients": {
         "data": {**SETTINGS["data"], "validation": 0.2, "validation_from": "client"},
         "evaluation": {"clients": "all"},
