@@ -36,7 +36,7 @@ def sweep(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="The folder of the study; default studies/<name>, and <scale> in it."
+            metavar="DIR", help="The folder of the study; default studies/<name>, and the scale below it."
         ),
     ] = None,
     dry_run: Annotated[

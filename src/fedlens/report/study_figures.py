@@ -19,7 +19,7 @@ from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_groups import METHOD, SeedGroups
 from fedlens.report.study_lines import curve_figure, setting_figure
 from fedlens.report.study_maps import effective_rate_figure, heat_figure
-from fedlens.report.study_results import StudyResults
+from fedlens.report.study_results import StudyInfo, StudyResults
 
 # Each kind by name: a function of the results whose keyword-only parameters are the keys of [[figures]].
 FIGURES: dict[str, Callable[..., StudyFigure]] = {
@@ -73,6 +73,19 @@ def check_figure(spec: Mapping[str, Any], where: str = "figures") -> dict[str, A
         known = [*model.model_fields, *_COMMON]
         raise explained(error, values, where, lambda key: key, lambda key: known) from None
     return checked.model_dump(exclude_unset=True)
+
+
+def check_figures(info: StudyInfo) -> None:
+    """Raises `ConfigError` for [[figures]] that the results of this study cannot have, before any run.
+
+    Kinds, keys, their types, and the names of settings, methods and cases are checked.
+    """
+    planned = StudyResults(info, {})
+    for k, spec in enumerate(info.figures):
+        try:
+            study_figure(planned, spec, f"figures[{k}]")
+        except DataError:
+            continue  # without runs there are no values, which is all that is missing
 
 
 def study_figure(results: StudyResults, spec: Mapping[str, Any], where: str = "figures") -> StudyFigure:

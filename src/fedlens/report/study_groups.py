@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
@@ -13,6 +14,13 @@ from fedlens.report.study_results import Role, RunLine, StudyResults
 
 METHOD = "method"
 EFFECTIVE, LOCAL = "effective_lr", "local.lr"
+# What was measured of a run and can stand on an axis.
+FACTS = {
+    "emd": "earth mover's distance of the clients",
+    "clients": "clients",
+    "parameters": "parameters",
+    "multiply_adds": "multiply-adds",
+}
 CENTRALIZED = "centralized"
 
 
@@ -35,7 +43,7 @@ class SeedRuns:
 
     @property
     def lost(self) -> dict[int, RunLine]:
-        """The runs that failed, and those that were stopped because they diverged."""
+        """The runs that failed or diverged."""
         return {seed: line for seed, line in self.runs.items() if line is not None and is_lost(line)}
 
     def values(self, metric: str, last: int) -> dict[int, float]:
@@ -47,8 +55,13 @@ class SeedRuns:
 
 
 def is_lost(line: RunLine) -> bool:
-    """Whether a run failed, or was stopped because it diverged."""
-    return line.status == "failed" or (line.status == "stopped" and "diverged" in (line.reason or ""))
+    """Whether a run failed or diverged, so that it has no result."""
+    return why_lost(line) is not None
+
+
+def why_lost(line: RunLine) -> str | None:
+    """Why a run has no result; None if it has one. A run that halving stopped has the result of its last round."""
+    return None if line.status == "stopped" else line.problem(line.main)
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,9 @@ class SeedGroups:
             if entry.role == role:
                 keys = {METHOD: entry.method, **entry.case, **(entry.point if role == "tune" else {})}
                 _, runs = found.setdefault(_text(keys), (keys, {}))
-                runs[entry.seed] = results.lines.get(entry.digest)
+                line = results.lines.get(entry.digest)
+                paused = line is not None and role == "final" and line.status == "stopped"
+                runs[entry.seed] = None if paused else line
         return cls(
             results, role, [SeedRuns(keys, dict(sorted(runs.items()))) for keys, runs in found.values()]
         )
@@ -117,8 +132,19 @@ class SeedGroups:
             f"'{name}' is no dimension of the study", where=where, hint=nearest(name, [*keys, *labels])
         )
 
+    def with_fact(self, name: str) -> SeedGroups:
+        """The same groups with a fact, its mean over seeds, as a key; without it where no run is done."""
+        cells = []
+        for group in self.cells:
+            known = [value for line in group.done.values() if (value := line.facts.get(name)) is not None]
+            more = {name: float(f"{statistics.fmean(known):.4g}")} if known else {}
+            cells.append(SeedRuns({**group.keys, **more}, group.runs))
+        return replace(self, cells=cells)
+
     def label(self, key: str) -> str:
         """A key in words."""
+        if key in FACTS:
+            return FACTS[key]
         return self.results.info.dimensions.get(key) or key.rpartition(".")[2].replace("_", " ")
 
     def words(self, key: str, value: Any) -> str:
@@ -145,7 +171,7 @@ class SeedGroups:
         for cell in cells:
             title = self.title(cell.keys, names) or "the cell"
             if cell.lost:
-                reasons = "; ".join(dict.fromkeys(line.reason or "no reason" for line in cell.lost.values()))
+                reasons = "; ".join(dict.fromkeys(why_lost(line) or "" for line in cell.lost.values()))
                 said.append(f"{title}: {len(cell.lost)} of {many(len(cell.runs), 'run')} failed ({reasons}).")
             waiting += sum(line is None for line in cell.runs.values())
             if not cell.done and not cell.lost:

@@ -13,8 +13,10 @@ from fedlens.report.format import is_share
 from fedlens.report.study_clock import simulated_hours
 from fedlens.report.study_document_marks import document_marks, mark_series
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
-from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare
+from fedlens.report.study_groups import CENTRALIZED, FACTS, METHOD, SeedGroups, SeedRuns, bare
 from fedlens.report.study_panels import (
+    GREY,
+    Limits,
     LineRuns,
     Names,
     Scale,
@@ -59,13 +61,15 @@ def setting_figure(
     band: Spread = "interval",
     scale: Scale = "auto",
     reverse: bool = False,
+    y: Limits | None = None,
     chance: float | None = None,
     columns: Columns | None = None,
 ) -> StudyFigure:
     """A metric against a setting: final values, their mean over seeds, and a band (hsu2019, figures 2 and 5).
 
     Args:
-        x: the setting, a dimension of the cases, or a tuned setting, which shows the runs of tuning.
+        x: the setting, a dimension of the cases, or a tuned setting, which shows the runs of tuning; or what was
+            measured: "emd" (hsu2020, figure 4), "clients", "parameters", "multiply_adds".
         lines, panels: the settings that lines and panels differ in. Other settings that differ make panels too.
         where: the cases that are shown, by setting: a value or a list of values.
         methods: those that are shown; all by default.
@@ -75,23 +79,30 @@ def setting_figure(
         band: the 95 % t interval over seeds, their range, one deviation, or none.
         scale: of the axis of `x`. "auto" is logarithmic for positive values that span a factor of 8.
         reverse: the largest value stands on the left.
-        chance: the value of guessing, as a dotted line.
+        y: the ends of the axis of the metric, [low, high].
+        chance: the value of guessing, as a dotted line; by default where it lies near the values.
         columns: of panels beside each other.
 
     Raises `ConfigError` if a name is unknown, and `DataError` if no run has values.
     """
     shown = runs_of(study, runs, [x, *([lines] if isinstance(lines, str) else lines)])
-    key = shown.key(x, "figures.x")
+    measured = x in FACTS
+    shown = shown.with_fact(x) if measured else shown
+    key = x if measured else shown.key(x, "figures.x")
     name = metric or shown.metric
-    chosen = [group for group in selected(shown, where, methods) if key in group.keys]
-    if relative:
-        chosen = [group for group in chosen if group.keys[METHOD] != CENTRALIZED]
-    layout = arrange(shown, chosen, [key], lines, panels)
+    asked = [
+        group
+        for group in selected(shown, where, methods)
+        if (measured or key in group.keys) and not (relative and group.keys[METHOD] == CENTRALIZED)
+    ]
+    chosen = [group for group in asked if key in group.keys]
+    # A fact follows from the settings, so that they differ from point to point.
+    layout = arrange(shown, chosen, [key], lines, panels, points=measured)
     stated = document_marks(shown, layout, f"relative_{bare(name)}" if relative else name, key)
     values = [group.keys[key] for group in chosen] + [mark.x for mark in stated if mark.x is not None]
     if not values:
-        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(chosen))
-    place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse)
+        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
+    place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse, marks=not measured)
     final = Finals(shown, name, relative)
     texts = not (place.kind == "linear" or (place.axis.gap is None and place.kind == "log"))
     drawn = [
@@ -103,22 +114,22 @@ def setting_figure(
         for panel in layout.panels
     ]
     if not any(series.kind in ("line", "points") and known(series) for panel in drawn for series in panel):
-        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(chosen))
+        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
     ends = place.axis.limits or (0.0, 1.0)
-    guess = None if relative else chance_level(chosen, name, chance)
+    guess = None if relative else chance_level(chosen, name, chance, drawn)
     for series_of, panel in zip(drawn, layout.panels, strict=True):
         if guess is not None:
             series_of.append(level(guess, ends, "chance"))
         series_of += mark_series([mark for mark in stated if mark.panel is panel], place, ends)
     title = f"{start(metric_title(name, relative))} against {shown.label(key)}"
-    y = y_axis(name, metric_title(name, relative), drawn, relative)
+    up = y_axis(name, metric_title(name, relative), drawn, relative, y)
     unified = "" if texts or place.kind == "category" else f"{shown.label(key)} %{{x}}"
     built = [
-        Figure(panel.title, f"{title} {panel.title}", place.axis, y, series_of, hover_title=unified)
+        Figure(panel.title, f"{title} {panel.title}", place.axis, up, series_of, hover_title=unified)
         for panel, series_of in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, band, shown.role, relative, bool(stated), guess, layout)
-    return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
+    return StudyFigure.of_panels(title, caption, built, shown.gaps(asked), columns)
 
 
 def curve_figure(
@@ -132,12 +143,15 @@ def curve_figure(
     metric: str | None = None,
     runs: Role = "final",
     band: Spread = "interval",
+    y: Limits | None = None,
+    until: float | None = None,
     chance: float | None = None,
     columns: Columns | None = None,
 ) -> StudyFigure:
     """Learning curves: the mean over seeds and a band, against rounds, batches, bytes, images or simulated hours.
 
     Batches and bytes differ by seed; a point stands at their mean over seeds. Runs that failed are left out, and named.
+    `until` is the last value of the axis of `x`; by default the curves of the federated methods end there.
     Other arguments as in `setting_figure`.
 
     Raises `ConfigError` if a name is unknown or hours are wanted without `[clock]`, and `DataError` without values.
@@ -163,13 +177,16 @@ def curve_figure(
         for panel in layout.panels
     ]
     title = f"{start(metric_title(name))} over {_OVER[x][0] if x != 'round' else 'rounds'}"
-    last = max((max(series.x) for panel in drawn for series in panel), default=0.0)
+    ends = [max(series.x) for panel in drawn for series in panel]
+    # A round of centralized training has as many batches as there are data, and sends nothing.
+    compared = [max(series.x) for panel in drawn for series in panel if x == "round" or series.color != GREY]
+    last = until or max(compared or ends, default=0.0)
     if last <= 0:
         raise no_values(title, shown.gaps(chosen))
     stated = document_marks(shown, layout, name, None, rounds=x == "round")
     last = max([last, *(mark.x for mark in stated if mark.x is not None)])
     limits = figures.x_limits(last)
-    guess = chance_level(chosen, name, chance)
+    guess = chance_level(chosen, name, chance, drawn)
     for series_of, panel in zip(drawn, layout.panels, strict=True):
         if guess is not None:
             series_of.append(level(guess, limits, "chance"))
@@ -177,13 +194,16 @@ def curve_figure(
     words, form, unified = _OVER[x]
     whole = x == "round" and 0 < last < 10
     axis = Axis(words, form, limits=limits, ticks=range(int(last) + 1) if whole else ())
-    y = y_axis(name, metric_title(name), drawn)
+    up = y_axis(name, metric_title(name), drawn, wanted=y)
     built = [
-        Figure(panel.title, f"{title} {panel.title}", axis, y, series_of, hover_title=unified)
+        Figure(panel.title, f"{title} {panel.title}", axis, up, series_of, hover_title=unified)
         for panel, series_of in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, band, runs, False, bool(stated), guess, layout)
-    return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
+    gaps = shown.gaps(chosen)
+    if any(group.lost and group.done for group in chosen):
+        gaps.append("A curve with failed runs is the mean of the other seeds, which makes it look better.")
+    return StudyFigure.of_panels(title, caption, built, gaps, columns)
 
 
 def _order(shown: SeedGroups, key: str) -> Callable[[Any], int]:

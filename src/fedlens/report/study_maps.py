@@ -13,6 +13,7 @@ from fedlens.report.format import is_share, smaller_is_better
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
 from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare, effective_rate
 from fedlens.report.study_panels import (
+    Limits,
     LineRuns,
     Names,
     arrange,
@@ -97,6 +98,7 @@ def effective_rate_figure(
     methods: list[str] | None = None,
     metric: str | None = None,
     runs: Role | None = None,
+    y: Limits | None = None,
     chance: float | None = None,
     columns: Columns | None = None,
 ) -> StudyFigure:
@@ -124,14 +126,14 @@ def effective_rate_figure(
     if not at:
         raise no_values(title, shown.gaps(chosen))
     limits = (min(at) / 1.6, max(at) * 1.6)
-    guess = chance_level(chosen, name, chance)
+    guess = chance_level(chosen, name, chance, drawn)
     if guess is not None:
         for series_of in drawn:
             series_of.append(level(guess, limits, "chance"))
     axis = Axis("effective learning rate", log=True, limits=limits)
-    y = y_axis(name, metric_title(name), drawn)
+    up = y_axis(name, metric_title(name), drawn, wanted=y)
     built = [
-        Figure(panel.title, f"{title} {panel.title}", axis, y, series)
+        Figure(panel.title, f"{title} {panel.title}", axis, up, series)
         for panel, series in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, "none", shown.role, False, False, guess, layout)

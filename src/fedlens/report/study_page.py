@@ -10,8 +10,9 @@ from typing import Any
 from fedlens.report.format import MISSING, count, duration, many, setting
 from fedlens.report.render import Plot, write_page
 from fedlens.report.study_figures import NamedFigure, study_figures
-from fedlens.report.study_groups import METHOD, SeedGroups, is_lost
+from fedlens.report.study_groups import METHOD, SeedGroups, is_lost, why_lost
 from fedlens.report.study_results import RunLine, StudyResults
+from fedlens.report.study_tables import study_tables
 
 PAGE, FOLDER = "study.html", "figures"
 
@@ -59,7 +60,7 @@ def write_study_page(folder: Path) -> Path:
         "lost": _lost_rows(results),
         "kpis": _kpis(results),
         "smaller": info.smaller,
-        "tables": [],
+        "tables": study_tables(results),
         "figures": [_shown(named, folder) for named in study_figures(results)],
         "claims": info.document.get("claims", ()),
         "source": info.document.get("source", ""),
@@ -137,7 +138,7 @@ def _lost_rows(results: StudyResults) -> list[list[Any]]:
             if entry.point:
                 case += "; " + ", ".join(f"{key} {setting(value)}" for key, value in entry.point.items())
             method = runs.words(METHOD, entry.method)
-            rows.append([entry.run, method, case, str(entry.seed), line.rounds, line.reason or "no reason"])
+            rows.append([entry.run, method, case, str(entry.seed), line.rounds, why_lost(line) or MISSING])
     return rows
 
 

@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.report.differences import difference
 from fedlens.report.figures import DASHES, Axis, Series, share_limits
 from fedlens.report.format import is_share, label
 from fedlens.report.palette import TEN
 from fedlens.report.study_choices import is_number
 from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare
-from fedlens.report.study_results import RunLine
+from fedlens.report.study_statistics import t_interval
 
 Names: TypeAlias = str | list[str]
 Scale: TypeAlias = Literal["auto", "log", "linear", "category"]
+Limits: TypeAlias = tuple[float, float]
 Spread: TypeAlias = Literal["interval", "range", "deviation", "none"]
 
 GREY = "#77828f"
 _PANELS = 24  # at most
 _LOG_FROM = 8.0  # the largest value over the smallest, from where on an axis is logarithmic by itself
+_MARKED = 12  # values at most that are all marked
 _NEAR = 0.085  # of an axis: labels closer than that would run into each other
 
 
@@ -101,19 +102,25 @@ def selected(
 
 
 def arrange(
-    runs: SeedGroups, groups: Sequence[SeedRuns], axes: Sequence[str], lines: Names, panels: Names | None
+    runs: SeedGroups,
+    groups: Sequence[SeedRuns],
+    axes: Sequence[str],
+    lines: Names,
+    panels: Names | None,
+    points: bool = False,
 ) -> PanelLayout:
     """The runs by panel and line. Settings that differ and are neither on an axis nor a line make panels.
 
     Args:
         axes: the keys on the axes.
         lines, panels: what they differ in, as the study file names it.
+        points: whether the points of a line may differ in every setting of the case, so that none makes panels.
     """
     line_keys = [key for name in names_of(lines) if (key := runs.key(name, "figures.lines")) not in axes]
     panel_keys = [runs.key(name, "figures.panels") for name in names_of(panels)]
     used = {*axes, *line_keys, *panel_keys}
     differing = [key for key in runs.varying() if len({repr(group.keys.get(key)) for group in groups}) > 1]
-    panel_keys += [key for key in differing if key not in used]
+    panel_keys += [key for key in differing if key not in used and (key == METHOD or not points)]
     styles = _styles(runs, line_keys)
     found: dict[str, tuple[dict[str, Any], dict[str, list[SeedRuns]]]] = {}
     for group in groups:
@@ -190,9 +197,16 @@ class XScale:
 
 
 def x_scale(
-    runs: SeedGroups, key: str, values: Sequence[Any], scale: Scale = "auto", reverse: bool = False
+    runs: SeedGroups,
+    key: str,
+    values: Sequence[Any],
+    scale: Scale = "auto",
+    reverse: bool = False,
+    marks: bool = True,
 ) -> XScale:
     """The axis of a setting. On a logarithmic one, 0 stands a step below the smallest value, after a break.
+
+    With `marks` each value is marked, as far as there is room.
 
     Raises `ConfigError` if an axis of numbers is wanted for other values, or a logarithmic one for negative numbers.
     """
@@ -216,7 +230,7 @@ def x_scale(
         return XScale(axis, "category", places)
     ordered = sorted(distinct)
     positive = [value for value in ordered if value > 0]
-    wide = len(positive) > 2 and ordered[0] >= 0 and positive[-1] / positive[0] >= _LOG_FROM
+    wide = len(positive) > 1 and ordered[0] >= 0 and positive[-1] / positive[0] >= _LOG_FROM
     log = bool(positive) and (scale == "log" or (scale == "auto" and wide))
     places = {repr(value): float(value) for value in ordered}
     gap = None
@@ -226,12 +240,13 @@ def x_scale(
         gap = math.sqrt(zero * positive[0])
         places[repr(ordered[0])] = zero
     at = [places[repr(value)] for value in ordered]
+    marked = len(at) <= _MARKED and (marks or gap is not None)
     axis = Axis(
         runs.label(key),
         log=log,
         limits=_padded(at, log)[::-1] if reverse else _padded(at, log),
-        ticks=at if len(at) <= 12 else (),
-        names=_thinned(at, [runs.words(key, value) for value in ordered], log) if len(at) <= 12 else (),
+        ticks=at if marked else (),
+        names=_thinned(at, [runs.words(key, value) for value in ordered], log) if marked else (),
         gap=gap,
     )
     return XScale(axis, "log" if log else "linear", places)
@@ -263,8 +278,9 @@ def spread(values: Sequence[float], kind: Spread, share: bool) -> tuple[float, f
     if kind == "range":
         low, high = min(values), max(values)
     else:
-        found = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
-        low, high = (found.low or 0.0, found.high or 0.0) if found else (0.0, 0.0)
+        interval = t_interval(values)
+        half = interval.half or 0.0
+        low, high = interval.mean - half, interval.mean + half
         if kind == "deviation":
             mean = math.fsum(values) / len(values)
             half = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
@@ -319,8 +335,17 @@ def banded(
     return [*series, main]
 
 
-def y_axis(metric: str, title: str, panels: Sequence[Sequence[Series]], relative: bool = False) -> Axis:
-    """The axis that all panels share: it shows every mean, and bands as far as they do not squeeze the means."""
+def y_axis(
+    metric: str,
+    title: str,
+    panels: Sequence[Sequence[Series]],
+    relative: bool = False,
+    wanted: tuple[float, float] | None = None,
+) -> Axis:
+    """The axis that all panels share: it shows every mean, and bands as far as they do not squeeze the means.
+
+    `wanted` are its ends, if the study file names them.
+    """
     means: list[float] = []
     edges: list[float] = []
     for series in (each for panel in panels for each in panel):
@@ -328,6 +353,8 @@ def y_axis(metric: str, title: str, panels: Sequence[Sequence[Series]], relative
         (edges if series.kind == "band" else means).extend(known)
         edges += [value for value in (*series.low, *series.high) if value is not None]
     share = is_share(bare(metric)) or relative
+    if wanted is not None:
+        return Axis(title, values="share" if share else "number", limits=wanted)
     if not means:
         return Axis(title, values="share" if share else "number")
     low, high = min(means), max(means)
@@ -353,13 +380,28 @@ def metric_title(metric: str, relative: bool = False) -> str:
     return f"{split} {label(name)}" if name == bare(metric) else label(metric)
 
 
-def chance_level(groups: Sequence[SeedRuns], metric: str, chance: float | None) -> float | None:
-    """The accuracy of guessing: as given, or the fact "chance" of the runs if it is the same in all of them."""
+def chance_level(
+    groups: Sequence[SeedRuns], metric: str, chance: float | None, panels: Sequence[Sequence[Series]]
+) -> float | None:
+    """The accuracy of guessing: as given, or the fact "chance" of the runs if it is the same in all of them.
+
+    None if it lies so far below the lines of the panels that it would squeeze them, unless it is given.
+    """
     if chance is not None or "accuracy" not in metric:
         return chance
-    lines: list[RunLine] = [line for group in groups for line in group.done.values()]
-    known = {line.facts.get("chance") for line in lines}
-    return known.pop() if len(known) == 1 else None
+    known = {line.facts.get("chance") for group in groups for line in group.done.values()}
+    level = known.pop() if len(known) == 1 else None
+    means = [
+        value
+        for panel in panels
+        for series in panel
+        if series.kind != "band"
+        for value in series.y
+        if value is not None
+    ]
+    if level is None or not means or level < min(means) - max(max(means) - min(means), 0.02):
+        return None
+    return level
 
 
 def level(value: float, limits: tuple[float, float], name: str, dash: str = "dot", **more: Any) -> Series:

@@ -8,10 +8,12 @@ from typing import Any
 
 from fedlens import __version__
 from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.config import read_config
 from fedlens.experiment.rundir import RunDir
 from fedlens.report.format import finite, split_of
-from fedlens.report.read import Run
+from fedlens.report.read import Run, subtable
 from fedlens.report.study_results import RunLine, Status
+from fedlens.studies.effective_rate import effective_rate
 from fedlens.studies.planned import PlannedRun
 
 DIGITS = 7  # significant ones of each value
@@ -60,11 +62,12 @@ def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]
     """The columns of `RunLine.curve`."""
     names = list(dict.fromkeys(name for line in metrics for name in line if _is_metric(name)))
     sums = {"examples": 0, "batches": 0, "bytes": 0}
-    client = 0.0
+    client = client_up = 0.0
     rows: list[dict[str, float | None]] = []
     for line in metrics:
         both = _count(line, "bytes_up") + _count(line, "bytes_down")
         client += both / max(1, _count(line, "clients"))
+        client_up += _count(line, "bytes_up") / max(1, _count(line, "clients"))
         sums["examples"] += _count(line, "examples")
         sums["batches"] += _count(line, "batches_max")
         sums["bytes"] += both
@@ -74,11 +77,12 @@ def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]
                     "round": line["round"],
                     **sums,
                     "bytes_client": rounded(client),
+                    "bytes_client_up": rounded(client_up),
                     "elapsed": rounded(finite(line.get("elapsed"))),
                     **{name: rounded(finite(line.get(name))) for name in (*names, _TRAINING)},
                 }
             )
-    columns = ["round", *sums, "bytes_client", "elapsed", *names, _TRAINING]
+    columns = ["round", *sums, "bytes_client", "bytes_client_up", "elapsed", *names, _TRAINING]
     return {name: [row[name] for row in rows] for name in columns}
 
 
@@ -91,8 +95,22 @@ def _facts(run: Run) -> dict[str, float | None]:
         "emd": run.emd(),
         "clients": run.recorded("partition", "clients"),
         "warnings": len(run.summary.get("warnings") or ()),
+        "batch_size": subtable(run.config, "local").get("batch_size"),
+        "chance": _chance(run),
+        "local_lr": subtable(run.config, "local").get("lr"),
+        "effective_lr": effective_rate(read_config(run.config)),
     }
     return {name: rounded(finite(value)) for name, value in facts.items()}
+
+
+def _chance(run: Run) -> float | None:
+    """The accuracy of guessing one of the classes; None for another task."""
+    if subtable(run.config, "task").get("name") != "classification":
+        return None
+    classes = [
+        name for name in subtable(run.summary, "details") if name.startswith(f"{run.split()}_accuracy_")
+    ]
+    return 1 / len(classes) if len(classes) > 1 else None
 
 
 def _is_metric(name: str) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.experiment.config import Config
 from fedlens.report.study_populations import needs_runs
+from fedlens.report.study_results import Role
+from fedlens.studies.expansion import Method
 from fedlens.studies.study_plan import StudyPlan
 
 BALANCED = 120_300  # images of the class-balanced iNaturalist, hsu2020 section 4.1
@@ -41,7 +43,7 @@ class StudyCost:
     """What a study costs at one scale.
 
     Attributes:
-        runs: runs of tuning and final runs; the latter are counted even if they turn out to be runs of tuning.
+        runs: runs of tuning and final runs.
         images: trained on in all runs, counting each use.
         hours: of one core; None if the speed of a model is not known.
         datasets: the names of the datasets that it reads, in order.
@@ -54,30 +56,41 @@ class StudyCost:
 
 
 def study_cost(plan: StudyPlan) -> StudyCost:
-    """The cost of a study. Runs that successive halving or divergence would end early are counted in full."""
+    """The cost of a study. Runs that successive halving or divergence would end early are counted in full.
+
+    The points of a method count with equal weight among its final runs, since the one that is chosen is not known.
+    """
     runs, images, seconds = 0, 0.0, 0.0
     known, datasets = True, dict[str, None]()
     cells, trains = plan.cells, needs_runs(plan.source.settings.figures, plan.source.settings.tables)
     for case in cells.cases:
         for method in cells.methods:
             points = cells.points(method)
-            alike = not any(key.startswith(_WORK) and key != "local.lr" for key in points[0])
-            made = [
-                cells.made(method, case, point, "final").config for point in points[: 1 if alike else None]
-            ]
-            datasets[made[0].data.dataset["name"]] = None
-            tuning = len(cells.tuning_seeds[method.name]) if cells.tune is not None else 0
-            finals = 0 if cells.tune is not None and not _refits(plan) else len(cells.seeds)
-            repeats = tuning * (len(points) if alike else 1) + finals / len(made)
-            for config in made if trains else ():
-                work, speed = run_work(config), images_per_second(config)
-                runs += round(repeats)
-                images += repeats * work.trained
-                if speed is None:
-                    known = False
-                else:
-                    seconds += repeats * (work.trained + work.evaluated / EVALUATION) / speed
+            some = points if any(map(_changes_work, points[0])) else points[:1]
+            datasets[cells.made(method, case, points[0], "final").config.data.dataset["name"]] = None
+            for role, number in _numbers(plan, method, len(points)).items() if trains else ():
+                runs += number
+                for point in some:
+                    config = cells.made(method, case, point, role).config
+                    work, speed = run_work(config), images_per_second(config)
+                    images += number / len(some) * work.trained
+                    known = known and speed is not None
+                    seconds += (
+                        number / len(some) * (work.trained + work.evaluated / EVALUATION) / (speed or 1)
+                    )
     return StudyCost(runs, images, seconds / 3600 if known else None, tuple(datasets))
+
+
+def _changes_work(key: str) -> bool:
+    return key.startswith(_WORK) and key != "local.lr"
+
+
+def _numbers(plan: StudyPlan, method: Method, points: int) -> dict[Role, int]:
+    """How many runs of each role a cell has."""
+    if plan.cells.tune is None:
+        return {"final": len(plan.cells.seeds)}
+    tuning = points * len(plan.cells.tuning_seeds[method.name])
+    return {"tune": tuning, "final": len(plan.cells.seeds) if _refits(plan) else 0}
 
 
 def _refits(plan: StudyPlan) -> bool:
@@ -163,7 +176,7 @@ def images_per_second(config: Config) -> float | None:
     rate = entry.get(precision, entry["fp32"])
     size = config.data.dataset.get("size", speeds["sides"].get(config.data.dataset["name"], entry["side"]))
     area = size[0] * size[1] if isinstance(size, list | tuple) else size**2
-    return float(rate) * entry["side"] ** 2 / float(area)
+    return float(rate) * float(entry["side"]) ** 2 / float(area)
 
 
 def _model_key(config: Config) -> str:

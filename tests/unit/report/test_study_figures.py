@@ -14,12 +14,14 @@ import pytest
 from scipy import stats
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.registry import settings_model
 from fedlens.report.figures import Figure, Series, ValueMap
 from fedlens.report.pictures import style
 from fedlens.report.plotly_figures import PlotlyFigure
 from fedlens.report.study_figures import (
     FIGURES,
     check_figure,
+    check_figures,
     default_figures,
     draw,
     study_figure,
@@ -240,6 +242,97 @@ def test_the_document_is_a_level_of_the_curves_of_its_case() -> None:
     assert not any(series.name == "document" for panel in others for series in panel.series)
 
 
+def test_a_number_without_a_place_on_the_axis_holds_along_it() -> None:
+    everywhere = {"method": "fedavg", "metric": "test_accuracy", "about": 0.5, "where": "text"}
+    other = {"method": "centralized", "metric": "test_accuracy", "value": 0.86, "where": "section 4.2"}
+    study = by_alpha(document={"source": "x", "values": [everywhere, other]})
+    [panel] = panels(study, kind="setting", x="alpha")
+    drawn = [(list(s.y), s.color) for s in panel.series if s.kind == "level" and s.name != "chance"]
+    # A method that the study does not run is grey.
+    assert drawn == [([0.5, 0.5], named(panel, "FedAvg").color), ([0.86, 0.86], "#77828f")]
+
+
+def test_a_number_at_a_budget_stands_at_its_round_and_one_to_a_target_nowhere() -> None:
+    entry = {
+        "method": "fedavg",
+        "metric": "test_accuracy",
+        "case": {ALPHA: 1.0},
+        "value": 0.6,
+        "where": "table 2",
+    }
+    values = [{**entry, "at": {"rounds": 1000}}, {**entry, "value": 80, "at": {"target": 0.5}}]
+    study = by_alpha(document={"source": "x", "values": values})
+    found = [
+        (s.x[0], s.y[0]) for panel in panels(study, kind="curves") for s in panel.series if s.kind == "open"
+    ]
+    assert found == [(1000, 0.6)]
+    assert PANELS[0].x.limits[1] > 1000
+    [panel] = panels(study, kind="setting", x="alpha")
+    assert not [s for s in panel.series if s.kind in ("open", "level") and s.name != "chance"]
+
+
+def test_a_figure_leaves_out_the_document_where_it_is_told_to() -> None:
+    [panel] = panels(by_alpha(document=DOCUMENT), kind="setting", x="alpha", document=False)
+    assert not any(series.kind == "open" for series in panel.series)
+
+
+def test_guessing_is_drawn_where_it_does_not_squeeze_the_lines() -> None:
+    near = panels(by_alpha(), kind="setting", x="alpha")
+    assert any(series.name == "chance" for series in near[0].series)
+    high = by_alpha(centralized=True)
+    far = panels(high, kind="setting", x="alpha", methods=["centralized"])
+    assert not any(series.name == "chance" for series in far[0].series)
+    asked = panels(high, kind="setting", x="alpha", methods=["centralized"], chance=0.1)
+    assert any(series.name == "chance" for series in asked[0].series)
+
+
+def test_curves_over_batches_end_with_the_federated_methods() -> None:
+    study = by_alpha(centralized=True)
+    longer = {
+        digest: replace(
+            each, curve={**each.curve, "batches": [100 * (b or 0) for b in each.curve["batches"]]}
+        )
+        for digest, each in study.lines.items()
+        if digest.startswith("centralized")
+    }
+    study = StudyResults(study.info, {**study.lines, **longer})
+    limits = panels(study, kind="curves", x="batches")[0].x.limits
+    assert 1600 < limits[1] < 1800
+    assert panels(study, kind="curves", x="batches", until=500)[0].x.limits[1] == pytest.approx(510)
+
+
+def test_a_run_that_is_paused_is_not_done_and_one_that_diverged_has_failed() -> None:
+    study = by_alpha()
+    paused = replace(study.lines["fedavg-0-0"], status="stopped", reason="paused after round 50")
+    loss = [*study.lines["fedavg-1-0"].curve["test_loss"][:-1], None]
+    curve = {**study.lines["fedavg-1-0"].curve, "test_loss": loss}
+    diverged = replace(study.lines["fedavg-1-0"], curve=curve)
+    study = StudyResults(study.info, {**study.lines, paused.digest: paused, diverged.digest: diverged})
+    gaps = study_figure(study, {"kind": "setting", "x": "alpha"}).gaps
+    assert gaps[0] == "alpha 0.1, FedAvg: 1 of 5 runs failed (test_loss is not finite in round 200)."
+    assert gaps[1] == "1 of 40 runs are not done yet."
+
+
+def test_a_wrong_figure_is_refused_before_any_run() -> None:
+    check_figures(by_alpha(figures=[{"kind": "curves"}, {"kind": "setting", "x": "alpha"}]).info)
+    for spec, message in (
+        ({"kind": "setting", "x": "alhpa"}, r"figures\.x"),
+        ({"kind": "curves", "x": "hours"}, "simulated hours need"),
+        ({"kind": "setting", "x": "alpha", "relative": True}, "centralized"),
+        ({"kind": "heat", "x": "alpha", "y": "momentum"}, "'momentum' is no dimension"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_figures(by_alpha(figures=[spec]).info)
+
+
+def test_every_key_of_every_kind_stands_on_the_page_about_studies() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "studies.md").read_text(encoding="utf-8")
+    for kind, function in FIGURES.items():
+        assert f"`{kind}`" in text, kind
+        for key in settings_model(function).model_fields:
+            assert f"`{key}`" in text, f"{kind}: {key}"
+
+
 def test_a_heat_map_has_the_mean_of_each_cell_and_nan_where_there_is_none() -> None:
     study = by_alpha()
     some = {digest: each for digest, each in study.lines.items() if not digest.startswith("fedavgm-3")}
@@ -376,3 +469,19 @@ def test_the_figures_of_a_study_are_written_under_names_of_their_own(tmp_path: P
     assert [path.name for path in written] == ["curves.svg", "curves-2.svg", "a-b.svg"]
     with pytest.raises(ConfigError, match="unknown file format"):
         draw(study, {"kind": "curves"}, tmp_path / "x.bmp")
+
+
+def test_a_measured_fact_on_the_axis_places_each_case_at_its_mean_over_seeds() -> None:
+    study = by_alpha(document=DOCUMENT)
+    emd = {0: 1.8, 1: 1.2, 2: 0.5, 3: 0.05}
+    placed = {
+        digest: replace(each, facts={**each.facts, "emd": emd[int(digest.split("-")[1])] + 0.01 * (k % 5)})
+        for k, (digest, each) in enumerate(study.lines.items())
+    }
+    [panel] = panels(StudyResults(study.info, placed), kind="setting", x="emd")
+    drawn = named(panel, "FedAvg")
+    assert list(drawn.x) == pytest.approx([0.07, 0.52, 1.22, 1.82])
+    assert drawn.y[3] == pytest.approx(statistics.fmean(study.values("fedavg", {ALPHA: 0.0}).values()))
+    # The document's number is about alpha 0, and stands where the runs of alpha 0 do.
+    assert [list(s.x) for s in panel.series if s.symbol == "up"] == [pytest.approx([1.82])]
+    check_figures(by_alpha(figures=[{"kind": "setting", "x": "emd"}]).info)

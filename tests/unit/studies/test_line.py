@@ -48,6 +48,8 @@ def test_a_line_sums_examples_batches_and_bytes_up_to_each_evaluation(finished: 
     both = [m["bytes_up"] + m["bytes_down"] for m in metrics]
     assert line.curve["bytes"] == [sum(both[: r + 1]) for r in (0, 2, 4)]
     assert line.curve["bytes_client"] == [pytest.approx(sum(both[: r + 1]) / 3, rel=1e-6) for r in (0, 2, 4)]
+    up = [sum(m["bytes_up"] for m in metrics[: r + 1]) for r in (0, 2, 4)]
+    assert line.curve["bytes_client_up"] == [pytest.approx(each / 3, rel=1e-6) for each in up]
     assert line.curve["test_accuracy"] == [float(f"{metrics[r]['test_accuracy']:.7g}") for r in (0, 2, 4)]
     assert line.curve["local_loss"][0] is None
     assert {len(column) for column in line.curve.values()} == {3}
@@ -58,6 +60,8 @@ def test_a_line_has_the_facts_of_the_run_and_survives_the_file(finished: Path, t
     assert (line.facts["parameters"], line.facts["multiply_adds"], line.facts["clients"]) == (650, 640, 6)
     assert 0 < (line.facts["emd"] or 0) < 2
     assert all((line.facts[name] or 0) > 0 for name in TIMES)
+    assert (line.facts["batch_size"], line.facts["chance"]) == (32, 0.1)
+    assert (line.facts["local_lr"], line.facts["effective_lr"]) == (0.1, 0.1)
     write_lines(tmp_path / "results.jsonl", [line])
     assert read_lines(tmp_path / "results.jsonl") == [line]
 

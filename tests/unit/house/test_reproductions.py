@@ -1,0 +1,130 @@
+"""Every study that `fedlens reproduce` offers can be planned at every scale, and its document's numbers fit it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedlens.data.catalogue import CATALOGUE
+from fedlens.report.stated_values import stated_values
+from fedlens.report.study_figures import check_figures
+from fedlens.report.study_populations import DATA_FIGURES
+from fedlens.report.study_tables import check_tables
+from fedlens.studies.document import stated_document
+from fedlens.studies.reproduce import SCALES, computed_costs, costs, records
+from fedlens.studies.reproductions import FOLDER, reproduction, reproductions
+from fedlens.studies.scale_differences import scale_differences
+from fedlens.studies.study_file import read_study, scale_data
+from fedlens.studies.study_plan import StudyPlan
+from tests.unit.house.reproduce_table import PAGE, rendered
+
+NAMES = sorted(reproductions())
+# Their tens of thousands of runs at the scale "paper" take a minute to check.
+LARGE = {f"hsu2019/fig{k}" for k in (2, 4, 5, 6)} | {f"hsu2020/fig{k}" for k in ("4a", "4b", "8a", "8b")}
+ONE_OF_EACH = ["hsu2019/fig5", "hsu2020/table5", "ghaemi2022/algorithms"]
+DOCUMENTS = [name for name in NAMES if (FOLDER / f"{name}.document.toml").exists()]
+OTHER_ROWS = {"centralized", "chance"}  # what a document states of methods that a study does not run
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_says_what_it_is_and_has_three_scales(name: str) -> None:
+    first, second, *_ = reproduction(name).read_text(encoding="utf-8").splitlines()
+    assert first.startswith("# ")
+    assert first.endswith(".")
+    assert second == "#", "the first comment line is the whole description"
+    for scale in SCALES:
+        source = read_study(reproduction(name), scale)
+        assert source.settings.title
+        assert bool(scale_differences(source)) <= (scale != "paper")
+
+
+def planned(name: str, scale: str) -> None:
+    """All runs of a scale can be planned, at the cost and on the data that costs.json states."""
+    plan = StudyPlan.load(reproduction(name), scale)
+    names = {plan.cells.made(m, c, plan.cells.points(m)[0], "final").config.data.dataset["name"]
+             for m in plan.cells.methods for c in plan.cells.cases}  # fmt: skip
+    cost = costs()[name][scale]
+    assert set(cost.datasets) == names <= set(CATALOGUE)
+    stated = set(scale_data(plan.source.full | {"scales": {scale: {}}}, scale))
+    assert stated <= names
+    info = plan.info({})
+    check_figures(replace(info, figures=[spec for spec in info.figures if spec["kind"] not in DATA_FIGURES]))
+    check_tables(info.tables, len(info.seeds))
+    assert info.command == f"fedlens reproduce {name} --scale {scale}"
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in LARGE or name in ONE_OF_EACH])
+def test_every_run_has_right_settings(name: str, scale: str) -> None:
+    if name not in LARGE or scale != "paper":
+        planned(name, scale)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_every_run_of_a_large_study_has_right_settings(name: str, scale: str) -> None:
+    planned(name, scale)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_numbers_of_a_document_belong_to_cells_of_its_study(name: str) -> None:
+    plan = StudyPlan.load(reproduction(name), "paper", check=False)
+    document = stated_document(plan.source)
+    assert document["source"]
+    assert document["values"] or document["claims"]
+    methods = {method.name for method in plan.cells.methods} | OTHER_ROWS
+    for value in stated_values(document):
+        assert value.method in methods, value
+        assert value.where
+        assert any(value.holds_for(case.values) for case in plan.cells.cases), value
+        if value.metric.endswith("accuracy") and "target" not in value.at:
+            assert 0 < value.number < 1
+
+
+def test_a_file_of_numbers_belongs_to_a_study() -> None:
+    files = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.document.toml")}
+    named = set()
+    for name in NAMES:
+        study = read_study(reproduction(name)).settings
+        documents = [spec.get("document") for spec in (*study.tables, *study.figures)]
+        named |= {f"{name.partition('/')[0]}/{file}" for file in documents if isinstance(file, str)}
+    assert files == named
+
+
+def test_costs_are_those_of_the_study_files() -> None:
+    """`python -m tests.unit.house.reproduce_table NAME` computes them anew."""
+    assert set(costs()) == set(NAMES)
+    for name in NAMES:
+        if name not in LARGE:
+            stated = {scale: vars(cost) for scale, cost in costs()[name].items()}
+            assert computed_costs(name) == stated, name
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_costs_of_large_studies_are_those_of_the_study_files(name: str) -> None:
+    assert computed_costs(name) == {scale: vars(cost) for scale, cost in costs()[name].items()}
+
+
+def test_records_name_studies_and_scales() -> None:
+    for name, runs in records().items():
+        assert name in NAMES
+        assert all(run.scale in SCALES and run.outcome.endswith(".") for run in runs)
+
+
+def test_the_table_of_the_page_is_the_list() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert rendered(page) == page, "run 'python -m tests.unit.house.reproduce_table'"
+
+
+def test_hsu2019_figure_5_has_the_settings_of_the_document() -> None:
+    plan = StudyPlan.load(reproduction("hsu2019/fig5"), "paper", check=False)
+    fedavgm = plan.cells.method("fedavgm")
+    config = plan.cells.made(fedavgm, plan.cells.cases[0], plan.cells.points(fedavgm)[-1], "final").config
+    assert (config.rounds, config.local.batch_size, config.local.weight_decay) == (10_000, 64, 0.004)
+    assert config.algorithm == {"name": "fedavgm", "lr": 1.0, "momentum": 0.997, "nesterov": True}
+    assert config.local.lr == 0.3
+    assert len(plan.cells.points(fedavgm)) == len(plan.cells.points(plan.cells.method("fedavg"))) == 48
+    assert {case.values["select.fraction"] for case in plan.cells.cases} == {0.05, 0.1, 0.2, 0.4}

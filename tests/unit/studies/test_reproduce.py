@@ -1,0 +1,193 @@
+"""Lists, costs, documents and refusals of the studies that reproduce figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlens.cli.main import app
+from fedlens.core.errors import ConfigError, DataError
+from fedlens.report.stated_values import StatedValue
+from fedlens.report.study_results import Entry, RunLine, StudyInfo, write_info, write_lines
+from fedlens.studies.document import read_document
+from fedlens.studies.reproduce import listed_studies, records, refuse_absent
+from fedlens.studies.scale_differences import scale_differences
+from fedlens.studies.study_cost import study_cost
+from fedlens.studies.study_file import read_study
+from fedlens.studies.study_plan import StudyPlan
+
+BASE = {
+    "rounds": 10,
+    "model": "mlp",
+    "local": {"lr": 0.1, "epochs": 2, "batch_size": 20},
+    "data": {"dataset": "fashion-mnist", "partition": {"name": "iid", "clients": 100}},
+    "select": {"name": "uniform", "fraction": 0.1},
+    "evaluation": {"every": 5},
+}
+
+
+def cost_of(**study: object) -> object:
+    return study_cost(StudyPlan.load({"base": BASE, **study}))
+
+
+def test_a_study_trains_on_the_images_that_its_rounds_clients_and_epochs_make() -> None:
+    cost = cost_of(seeds=[0, 1, 2])
+    assert (cost.runs, cost.images) == (3, 3 * 10 * 10 * 600 * 2)
+    speed, evaluated = 23_674, 3 * 10_000 / 3  # three evaluations of a third of the time
+    assert cost.hours == pytest.approx(3 * (120_000 + evaluated) / speed / 3600)
+    assert cost.datasets == ("fashion-mnist",)
+
+
+def test_tuning_is_counted_by_points_and_seeds_and_held_out_images_are_not_trained_on() -> None:
+    methods = {"fedavg": {"grid": {"local.lr": [0.1, 0.2, 0.3]}}}
+    tuned = cost_of(seeds=[0, 1], methods=methods, tune={"seeds": [7], "share": 0.1})
+    assert tuned.runs == 3 + 2
+    shared = cost_of(seeds=[0, 1], methods=methods, tune={"share": 0.1, "refit": False})
+    assert shared.runs == 3 * 2
+    assert shared.images == pytest.approx(6 * 0.9 * 120_000)
+
+
+def test_a_setting_that_changes_the_work_is_counted_for_each_of_its_values() -> None:
+    assert cost_of(grid={"local.epochs": [1, 5]}).images == 60_000 + 300_000
+    methods = {"fedavg": {"grid": {"local.epochs": [1, 5]}}}
+    tuned = cost_of(methods=methods, tune={"seeds": [7], "share": 0.5})
+    assert tuned.images == pytest.approx(
+        180_000 + 180_000
+    )  # half of each, and the mean of the two at the end
+
+
+def test_centralized_virtual_and_gradient_clients_do_their_own_work() -> None:
+    central = cost_of(methods={"c": {"set": {"algorithm.name": "centralized"}}})
+    assert central.images == 10 * 60_000 * 2
+    virtual = {"algorithm.name": "fedvc", "algorithm.examples": 40, "local.epochs": 1}
+    assert cost_of(methods={"v": {"set": virtual}}).images == 10 * 10 * 40
+    gradient = cost_of(methods={"l": {"set": {"algorithm.name": "liadmm"}}})
+    assert gradient.images == 10 * 10 * 600
+
+
+def test_a_scale_says_what_it_leaves_out() -> None:
+    study = {
+        "base": BASE,
+        "seeds": [0, 1, 2],
+        "set": {"rounds": 10_000},
+        "cases": {"a": {}, "b": {"set": {"data.partition.clients": 50}}},
+        "methods": {"fedavg": {"label": "FedAvg", "grid": {"local.lr": [0.1, 0.2]}}},
+        "tune": {"budget": 6},
+        "scales": {
+            "smoke": {
+                "seeds": [0],
+                "set": {"rounds": 1, "evaluation.every": 1},
+                "cases": {"b": {"set": {"data.partition.clients": 20}}},
+                "methods": {
+                    "fedavg": {"label": "FedAvg", "set": {"local.lr": 0.1}, "grid": {"local.momentum": [0.5]}}
+                },
+                "tune": {"budget": 1, "refit": False},
+            },
+            "full": {"set": {"evaluation.every": 50}},
+        },
+    }
+    assert scale_differences(read_study(study, "smoke")) == [
+        "1 round instead of 10,000",
+        "1 seed instead of 3",
+        "b: 20 clients instead of 50",
+        "FedAvg: local.lr = 0.1 instead of 2 values",
+        "FedAvg: local.momentum: 0.5, which the full study does not vary",
+        "1 tuning run a method and case instead of 6",
+        "final runs train without the 10 % of the images that settings were chosen on",
+    ]
+    assert scale_differences(read_study(study, "full")) == []
+    assert scale_differences(read_study(study, "paper")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('source = "x"\n[[values]]\nmethod = "a"\nmetric = "m"\nwhere = "t"\n', "exactly one"),
+        (
+            'source = "x"\n[[values]]\nmethod = "a"\nmetric = "m"\nwhere = "t"\nlow = 1\nhigh = 2\n',
+            "exactly one",
+        ),
+        ('source = "x"\n[[values]]\nmethod = "a"\nmetric = "m"\nvalue = 1\n', "where"),
+        ('[[values]]\nmethod = "a"\nmetric = "m"\nwhere = "t"\nvalue = 1\n', "source"),
+        ("source = ", "not valid TOML"),
+    ],
+)
+def test_a_wrong_entry_of_a_document_is_refused(tmp_path: Path, text: str, word: str) -> None:
+    path = tmp_path / "x.document.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=word):
+        read_document(path)
+
+
+def test_a_stated_value_holds_for_the_cases_that_agree_with_it() -> None:
+    value = StatedValue("fedavg", "test_accuracy", "table", {"E": 1}, high=0.4)
+    assert (value.text, value.number) == ("below 0.4", 0.4)
+    assert value.holds_for({"E": 1, "alpha": 0.0})
+    assert not value.holds_for({"E": 5, "alpha": 0.0})
+    assert not value.holds_for({"alpha": 0.0})
+
+
+def test_missing_data_are_refused_with_the_way_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"needs inaturalist-user-120k, which is not in .*train_val_images"):
+        refuse_absent(["digits", "inaturalist-user-120k"], tmp_path, download=False)
+    refuse_absent(["digits", "cifar10"], tmp_path, download=True)
+    with pytest.raises(DataError, match="cifar10"):
+        refuse_absent(["cifar10"], tmp_path, download=False)
+
+
+def test_a_wrong_record_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "record.toml"
+    entry = '[["hsu2019/fig5"]]\nscale = "smoke"\nversion = "1"\ncpu_hours = 0.1\n'
+    path.write_text(f'{entry}outcome = "It ran."\n')
+    assert records(path)["hsu2019/fig5"][0].outcome == "It ran."
+    path.write_text(entry)
+    with pytest.raises(ConfigError, match="an entry is wrong"):
+        records(path)
+
+
+def test_the_list_has_what_was_run_here(tmp_path: Path) -> None:
+    folder = tmp_path / "hsu2019" / "fig4" / "smoke"
+    folder.mkdir(parents=True)
+    entries = [Entry(digest, digest, "fedavg", {}, {}, "final", 0) for digest in ("a", "b")]
+    info = StudyInfo("f", "", [0], None, 1, [], "fedavg", {"fedavg": "FedAvg"}, {}, [{}], entries=entries)
+    write_info(folder, info)
+    line = RunLine("a", "a", "finished", None, 2, "test_accuracy", {"round": [2], "test_accuracy": [0.5]})
+    write_lines(folder / "results.jsonl", [line])
+
+    def found() -> dict[str, tuple[int, int]]:
+        return {study.name: dict(study.local) for study in listed_studies(tmp_path, tmp_path)}["hsu2019/fig4"]
+
+    assert found() == {"smoke": (1, 4)}  # one of the four runs that the scale costs
+    write_lines(folder / "results.jsonl", [line, RunLine("b", "b", "failed", "why", 0, "", {})])
+    assert found() == {"smoke": (1, 2)}
+
+
+def test_the_command_lists_studies_and_refuses_unknown_ones(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    listed = run(app, ["reproduce", "--list", "--json", "--data-dir", str(tmp_path)])
+    studies = {study["name"]: study for study in json.loads(listed.stdout)}
+    assert studies["hsu2020/table3"]["absent"] == ["inaturalist-user-120k"]
+    assert studies["hsu2019/fig5"]["costs"]["paper"]["runs"] == 31_360
+    assert "hsu2019/fig5" in run(app, ["reproduce", "--list", "--data-dir", str(tmp_path)]).stdout
+    wrong = run(app, ["reproduce", "hsu2019/fig55"])
+    assert wrong.exit_code == 2
+    assert "did you mean 'hsu2019/fig5'" in wrong.stderr
+    parts = run(app, ["reproduce", "hsu2020/fig4"])
+    assert "hsu2020/fig4a, hsu2020/fig4b" in parts.stderr
+    assert "--list" in run(app, ["reproduce"]).stderr
+
+
+def test_the_command_refuses_a_study_without_its_data_and_can_still_say_what_it_costs(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    arguments = ["reproduce", "hsu2020/table3", "--scale", "laptop", "--data-dir", str(tmp_path)]
+    refused = run(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert refused.exit_code == 2
+    assert "the study needs inaturalist-user-120k" in refused.stderr
+    assert not (tmp_path / "out").exists()
+    dry = run(app, [*arguments, "--dry-run"])
+    assert dry.exit_code == 0
+    assert "8 runs at most" in dry.stdout
+    assert "missing data: inaturalist-user-120k" in dry.stdout
