@@ -1,6 +1,6 @@
 """Error rates of the statistics of studies, by simulation: how often bold is wrong, and how often it is missed.
 
-python -m benchmarks.error_rates                 # two minutes
+python -m benchmarks.error_rates                 # a minute
 python -m benchmarks.error_rates --tables 500    # a few seconds
 
 A simulated value is method + case and seed + noise, all normal; the noise has deviation 1. A table has ten comparisons
@@ -84,7 +84,7 @@ def bootstrap_errors(tables: int, seeds: int, level: float = 0.95, seed: int = 0
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Simulate the error rates of the statistics of studies.")
-    parser.add_argument("--tables", type=int, default=10_000, help="simulated tables for each number")
+    parser.add_argument("--tables", type=int, default=4_000, help="simulated tables for each number")
     tables: int = parser.parse_args().tables
     print(f"{tables:,} tables each\n")
     print("No true difference: tables with a bold comparison (at most 5 %)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from fedlens.cli.options import Changes, DataDir, Debug, Download, Json, Quiet, 
 from fedlens.cli.output import CommandOutput, Interrupted, reported, say, stdout_kept_clean
 
 if TYPE_CHECKING:
+    from fedlens.studies.estimate import StudyEstimate
     from fedlens.studies.study import Study, StudyResult
 
 _SEEDS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
@@ -124,16 +126,15 @@ def run_study(
     """
     from fedlens.cli.sweep_display import SweepDisplay
 
-    keys = ("jobs", "data_dir", "download")
-    found = study.estimate(how["out"], **{key: how[key] for key in keys})
-    if dry_run and output.as_json:
-        output.json(vars(found))
-    elif not quiet and not output.as_json:
-        say(*found.sentences)
-    if dry_run:
-        return
-    if how["jobs"] is None:
-        how["jobs"] = found.jobs
+    if dry_run or not quiet or how["jobs"] is None:
+        found = _estimated(study, output, how)
+        if dry_run and output.as_json:
+            output.json(vars(found))
+        elif (dry_run or not quiet) and not output.as_json:
+            say(*found.sentences)
+        if dry_run:
+            return
+        how["jobs"] = found.jobs if how["jobs"] is None else how["jobs"]
     display = SweepDisplay(quiet=quiet, stderr=output.as_json)
     try:
         with stdout_kept_clean(output.as_json):
@@ -143,6 +144,16 @@ def run_study(
     finally:
         display.close()
     show(result, output, quiet)
+
+
+def _estimated(study: Study, output: CommandOutput, how: Mapping[str, Any]) -> StudyEstimate:
+    try:
+        with stdout_kept_clean(output.as_json):
+            return study.estimate(
+                how["out"], jobs=how["jobs"], data_dir=how["data_dir"], download=how["download"]
+            )
+    except KeyboardInterrupt:
+        raise Interrupted("nothing was started") from None
 
 
 def show(result: StudyResult, output: CommandOutput, quiet: bool) -> None:

@@ -38,11 +38,13 @@ class SweepDisplay:
 
     def runs_due(self, due: int, done: int, total: int) -> None:
         """Starts to count."""
-        self._done, self._total, self._since, self._ended = done, max(total, done + due), time.monotonic(), 0
+        self._done, self._total, self._since, self._ended = done, max(total, done + due), 0.0, 0
 
     def run_started(self, run: PlannedRun) -> None:
         """Adds the run to the changing line."""
-        self._running[run.digest] = (run.key, 0, 0, time.monotonic())
+        now = time.monotonic()
+        self._since = self._since or now  # not before: the workers start first
+        self._running[run.digest] = (run.key, 0, 0, now)
         self._update()
 
     def round_done(self, run: PlannedRun, round: int, rounds: int) -> None:

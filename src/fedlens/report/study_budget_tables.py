@@ -282,9 +282,18 @@ def _with_multiplier(
     return text
 
 
+def mean_count(value: float) -> str:
+    """A mean of counts, with one digit after the point where that says more.
+
+    >>> mean_count(2.0), mean_count(2.4), mean_count(1234.4)
+    ('2', '2.4', '1,234')
+    """
+    return count(value) if value >= 100 or value == round(value) else f"{value:.1f}"
+
+
 _FORMATS: dict[str, Callable[[float], str]] = {
-    "rounds": count,
-    "batches": count,
+    "rounds": mean_count,
+    "batches": mean_count,
     "bytes": size,
     "hours": lambda hours: number(float(f"{hours:.3g}")),
 }

@@ -11,6 +11,7 @@ from fedlens.report.study_choices import choices
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import FEWEST_BOLD, tuned_on
 
+_FEW = 5  # seeds of tuning; with fewer, two copies of a method differ too often
 _MOST_NAMED = 12  # of cells in a sentence
 
 
@@ -103,7 +104,8 @@ def tuning_words(info: StudyInfo) -> str:
         if fewest == most
         else f"{fewest} to {most} seeds, fewer where a method has more points"
     )
-    return f"Settings were chosen on {data}, by the mean over {by}{whose}{runs}."
+    few = " So few seeds leave some luck of the choice in the differences." if (fewest or 0) < _FEW else ""
+    return f"Settings were chosen on {data}, by the mean over {by}{whose}{runs}.{few}"
 
 
 def bold_words(found: Sequence[CellComparison], info: StudyInfo, meaning: str) -> str:
@@ -146,7 +148,8 @@ def failure_notes(cells: Iterable[StudyCell], results: StudyResults) -> list[str
                 f"{reason} (seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))})"
                 for reason, seeds in by_reason.items()
             ]
-            count = f"{len(cell.failed)} of {many(cell.planned, 'run')} failed"
+            ended = "failed" if cell.measured else "have no value"
+            count = f"{len(cell.failed)} of {many(cell.planned, 'run')} {ended}"
             notes.append(f"{cell_name(results, cell)}: {count}: {'; '.join(reasons)}.")
     return notes
 

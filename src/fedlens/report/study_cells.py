@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fedlens.core.errors import nearest
 from fedlens.report.format import smaller_is_better, split_of
-from fedlens.report.study_results import StudyResults
+from fedlens.report.study_groups import is_lost
+from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.report.study_statistics import (
     Interval,
     PairedTest,
@@ -19,6 +21,7 @@ from fedlens.report.study_statistics import (
     t_interval,
 )
 
+UNMEASURED = "{} was not measured"  # the words of `RunLine.problem`
 IntervalKind = Literal["t", "bootstrap"]
 
 
@@ -48,6 +51,11 @@ class StudyCell:
         """Whether each of its runs has a value. Only complete cells have a mean and are compared."""
         return bool(self.values) and not self.failed and not self.missing
 
+    @property
+    def measured(self) -> bool:
+        """Whether a run has a value or failed; false if all that ended lack the metric."""
+        return bool(self.values) or not all(" was not measured" in reason for reason in self.failed.values())
+
     def interval(self, kind: IntervalKind = "t") -> Interval | None:
         """The mean and the 95 % interval over its seeds; None if it is not complete."""
         if not self.complete:
@@ -59,11 +67,9 @@ class StudyCell:
 def cell_of(results: StudyResults, method: str, case: Mapping[str, Any]) -> StudyCell:
     """The cell of a method in a case, with the final values of `results.metric`."""
     runs, values = results.runs(method, case), results.values(method, case)
-    failed = {
-        seed: line.problem(results.metric) or f"{results.metric} was not measured"
-        for seed, line in runs.items()
-        if seed not in values
-    }
+    # Only what diverged was stopped for good: a paused run goes on.
+    runs = {seed: line for seed, line in runs.items() if line.status != "stopped" or is_lost(line)}
+    failed = {seed: _reason(line, results.metric) for seed, line in runs.items() if seed not in values}
     planned = [
         entry.seed
         for entry in results.info.entries
@@ -72,6 +78,13 @@ def cell_of(results: StudyResults, method: str, case: Mapping[str, Any]) -> Stud
     # Before tuning has chosen, the entries of final runs do not exist, so the seeds of the study count.
     missing = [seed for seed in planned or results.info.seeds if seed not in runs]
     return StudyCell(method, case, values, failed, missing)
+
+
+def _reason(line: RunLine, metric: str) -> str:
+    """Why a run has no value, with the nearest metric that it has."""
+    reason = line.problem(metric) or UNMEASURED.format(metric)
+    known = [name for name in line.curve if split_of(name) or name.startswith("clients_")]
+    return f"{reason}, {nearest(metric, known)}" if known and reason == UNMEASURED.format(metric) else reason
 
 
 def study_cells(results: StudyResults) -> list[StudyCell]:
@@ -157,7 +170,7 @@ def comparisons(
 def _untested(cell: StudyCell, base: StudyCell) -> str | None:
     for each, whose in ((cell, ""), (base, " of the baseline")):
         if each.failed:
-            return f"{len(each.failed)} of {each.planned} runs{whose} failed"
+            return f"{len(each.failed)} of {each.planned} runs{whose} {'failed' if each.measured else 'have no value'}"
         if each.missing:
             return f"{len(each.missing)} of {each.planned} runs{whose} are not finished"
     return None if cell.values.keys() & base.values.keys() else "no seed in common"

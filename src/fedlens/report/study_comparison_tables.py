@@ -27,9 +27,11 @@ from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell, 
 from fedlens.report.study_choices import choices as chosen
 from fedlens.report.study_choices import chosen_values
 from fedlens.report.study_document_rows import document_notes, stated, stated_methods, stated_text
+from fedlens.report.study_results import RunLine
 from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
 
+EFFECTIVE = "effective_lr"
 Spread = Literal["interval", "deviation", "none"]
 
 
@@ -185,8 +187,21 @@ def _star_words(stars: bool, complete: bool) -> str:
 
 def effective_rates(view: TableView, cell: StudyCell) -> list[float]:
     """The effective learning rates of the final runs of a cell, each once."""
-    rates = [line.facts.get("effective_lr") for line in view.results.runs(cell.method, cell.case).values()]
-    return sorted({rate for rate in rates if rate is not None})
+    settings = {**cell.case, **chosen_values(view.results, cell.method, cell.case)}
+    runs = view.results.runs(cell.method, cell.case).values()
+    rates = {effective_rate_of(line, settings) for line in runs}
+    return sorted(rate for rate in rates if rate is not None)
+
+
+def effective_rate_of(line: RunLine, settings: Mapping[str, Any]) -> float | None:
+    """The effective learning rate of a run: its fact, or the setting of that name; None if neither is known.
+
+    >>> line = RunLine("", "", "finished", None, 1, "test_accuracy", {}, {})
+    >>> effective_rate_of(line, {"effective_lr": 0.1}), effective_rate_of(line, {"local.lr": 0.1})
+    (0.1, None)
+    """
+    known = line.facts.get(EFFECTIVE)
+    return known if known is not None else settings.get(EFFECTIVE)
 
 
 def _compared(

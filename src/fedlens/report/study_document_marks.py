@@ -63,10 +63,17 @@ def document_marks(
             method = groups.words(METHOD, stated.method)
             place = ", ".join(filter(None, [source, stated.where]))
             text = f"{NAME}: {method} {stated.text} ({place})"
-            x = budget if x_key is None else case.get(x_key)
+            x = budget if x_key is None else case.get(x_key, _only_place(line, case, x_key))
             symbol = _symbol(stated)
             marks.append(DocumentMark(panel, line, lines[0] if lines else 0, x, stated.number, symbol, text))
     return marks
+
+
+def _only_place(line: LineRuns | None, case: Mapping[str, Any], x_key: str) -> Any:
+    """The value on the axis of the only point that a case is about; None if it is about several or none."""
+    groups = line.groups if line and case else ()
+    same = [g for g in groups if all(g.keys.get(key) == value for key, value in case.items())]
+    return same[0].keys.get(x_key) if len(same) == 1 else None
 
 
 def _contradicts(

@@ -29,7 +29,7 @@ from fedlens.report.study_captions import (
 )
 from fedlens.report.study_cells import better, comparisons, study_cells
 from fedlens.report.study_choices import chosen_values
-from fedlens.report.study_comparison_tables import p_text
+from fedlens.report.study_comparison_tables import EFFECTIVE, effective_rate_of, p_text
 from fedlens.report.study_results import Entry, RunLine, StudyResults
 from fedlens.report.table_format import StudyTable, TableCell, csv_text
 from fedlens.report.table_view import TableView
@@ -41,7 +41,7 @@ Record = dict[str, Any]
 
 WALL_CLOCK = ("seconds", "cpu_seconds")
 _SUMS = ("examples", "batches", "bytes", "bytes_client")
-_FIRST_FACTS = ("effective_lr", *WALL_CLOCK)  # these have a place of their own in a row
+_FIRST_FACTS = (EFFECTIVE, *WALL_CLOCK)  # these have a place of their own in a row
 
 
 def run_rows(results: StudyResults) -> list[Record]:
@@ -54,7 +54,8 @@ def run_rows(results: StudyResults) -> list[Record]:
     """
     entries = [entry for entry in results.info.entries if entry.digest in results.lines]
     lines = [results.lines[entry.digest] for entry in entries]
-    settings = _names(entry.point for entry in entries)
+    settings = [name for name in _names(entry.point for entry in entries) if name != EFFECTIVE]
+    compared = list(dict.fromkeys(_measured(results, entry) for entry in entries))
     metrics = [name for name in _names(line.curve for line in lines) if _is_metric(name)]
     facts = [name for name in _names(line.facts for line in lines) if name not in _FIRST_FACTS]
     sums = [name for name in _SUMS if any(name in line.curve for line in lines)]
@@ -68,9 +69,9 @@ def run_rows(results: StudyResults) -> list[Record]:
             "label": results.info.methods.get(entry.method, entry.method),
             "role": entry.role,
             "seed": entry.seed,
-            **{name: entry.case.get(name) for name in results.info.dimensions},
+            **{name: entry.case.get(name) for name in results.info.dimensions if name != EFFECTIVE},
             **{name: entry.point.get(name) for name in settings},
-            "effective_lr": line.facts.get("effective_lr"),
+            EFFECTIVE: effective_rate_of(line, {**entry.case, **entry.point}),
             "status": line.status,
             "reason": line.reason or problem,
             "rounds": line.rounds,
@@ -78,13 +79,12 @@ def run_rows(results: StudyResults) -> list[Record]:
                 name: None if name == metric and problem else line.final(name, results.info.last)
                 for name in metrics
             },
-            f"best_{metric}": None,
+            **{f"best_{name}": _best(line, name) if name == metric else None for name in compared},
             **{name: _last(line, name) for name in sums},
             **{name: line.facts.get(name) for name in facts},
             "version": line.version,
             "directory": entry.run,
         }
-        row[f"best_{metric}"] = _best(line, metric)
         rows.append({**row, **{name: line.facts.get(name) for name in WALL_CLOCK}})
     return _same_columns(rows)
 
@@ -101,7 +101,7 @@ def cell_rows(results: StudyResults) -> list[Record]:
     info = results.info
     cells = study_cells(results)
     points = [chosen_values(results, cell.method, cell.case) for cell in cells]
-    settings = _names(points)
+    settings = [name for name in _names(points) if name != EFFECTIVE]
     tests = {
         (each.cell.method, repr(each.cell.case)): each
         for each in comparisons(cells, info.baseline, info.tuning)
@@ -112,15 +112,15 @@ def cell_rows(results: StudyResults) -> list[Record]:
         comparison = tests.get((cell.method, repr(cell.case)))
         test = comparison.test if comparison else None
         runs = results.runs(cell.method, cell.case).values()
-        rates = {line.facts.get("effective_lr") for line in runs}
+        rates = {effective_rate_of(line, {**cell.case, **point}) for line in runs}
         rows.append(
             {
                 "study": info.name,
                 "method": cell.method,
                 "label": info.methods.get(cell.method, cell.method),
-                **{name: cell.case.get(name) for name in info.dimensions},
+                **{name: cell.case.get(name) for name in info.dimensions if name != EFFECTIVE},
                 **{name: point.get(name) for name in settings},
-                "effective_lr": rates.pop() if len(rates) == 1 else None,
+                EFFECTIVE: rates.pop() if len(rates) == 1 else None,
                 "metric": results.metric,
                 "mean": found.mean if found else None,
                 "std": statistics.stdev(values) if found and len(values) > 1 else None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
@@ -13,6 +14,13 @@ from fedlens.report.study_results import Role, RunLine, StudyResults
 
 METHOD = "method"
 EFFECTIVE, LOCAL = "effective_lr", "local.lr"
+# What was measured of a run and can stand on an axis.
+FACTS = {
+    "emd": "earth mover's distance of the clients",
+    "clients": "clients",
+    "parameters": "parameters",
+    "multiply_adds": "multiply-adds",
+}
 CENTRALIZED = "centralized"
 
 
@@ -124,8 +132,19 @@ class SeedGroups:
             f"'{name}' is no dimension of the study", where=where, hint=nearest(name, [*keys, *labels])
         )
 
+    def with_fact(self, name: str) -> SeedGroups:
+        """The same groups with a fact, its mean over seeds, as a key; without it where no run is done."""
+        cells = []
+        for group in self.cells:
+            known = [value for line in group.done.values() if (value := line.facts.get(name)) is not None]
+            more = {name: float(f"{statistics.fmean(known):.4g}")} if known else {}
+            cells.append(SeedRuns({**group.keys, **more}, group.runs))
+        return replace(self, cells=cells)
+
     def label(self, key: str) -> str:
         """A key in words."""
+        if key in FACTS:
+            return FACTS[key]
         return self.results.info.dimensions.get(key) or key.rpartition(".")[2].replace("_", " ")
 
     def words(self, key: str, value: Any) -> str:

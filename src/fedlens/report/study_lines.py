@@ -12,9 +12,8 @@ from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.format import is_share
 from fedlens.report.study_clock import simulated_hours
 from fedlens.report.study_document_marks import document_marks, mark_series
-from fedlens.report.study_facts import FACTS, by_fact
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
-from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare
+from fedlens.report.study_groups import CENTRALIZED, FACTS, METHOD, SeedGroups, SeedRuns, bare
 from fedlens.report.study_panels import (
     GREY,
     Limits,
@@ -69,8 +68,8 @@ def setting_figure(
     """A metric against a setting: final values, their mean over seeds, and a band (hsu2019, figures 2 and 5).
 
     Args:
-        x: the setting, a dimension of the cases, or a tuned setting, which shows the runs of tuning. "emd" is the mean
-            EMD of the clients (hsu2020, section 6.1), which takes the place of the settings of their data.
+        x: the setting, a dimension of the cases, or a tuned setting, which shows the runs of tuning; or what was
+            measured: "emd" (hsu2020, figure 4), "clients", "parameters", "multiply_adds".
         lines, panels: the settings that lines and panels differ in. Other settings that differ make panels too.
         where: the cases that are shown, by setting: a value or a list of values.
         methods: those that are shown; all by default.
@@ -86,24 +85,24 @@ def setting_figure(
 
     Raises `ConfigError` if a name is unknown, and `DataError` if no run has values.
     """
-    named = [*([lines] if isinstance(lines, str) else lines)]
-    shown = runs_of(study, runs, [*([] if x in FACTS else [x]), *named])
-    if x in FACTS:
-        asked = [*named, *([panels] if isinstance(panels, str) else panels or ()), *(where or ())]
-        shown, key = by_fact(shown, x, [shown.key(each, "figures") for each in asked]), x
-    else:
-        key = shown.key(x, "figures.x")
+    shown = runs_of(study, runs, [x, *([lines] if isinstance(lines, str) else lines)])
+    measured = x in FACTS
+    shown = shown.with_fact(x) if measured else shown
+    key = x if measured else shown.key(x, "figures.x")
     name = metric or shown.metric
-    planned = selected(shown, where, methods)
-    chosen = [group for group in planned if key in group.keys]
-    if relative:
-        chosen = [group for group in chosen if group.keys[METHOD] != CENTRALIZED]
-    layout = arrange(shown, chosen, [key], lines, panels)
+    asked = [
+        group
+        for group in selected(shown, where, methods)
+        if (measured or key in group.keys) and not (relative and group.keys[METHOD] == CENTRALIZED)
+    ]
+    chosen = [group for group in asked if key in group.keys]
+    # A fact follows from the settings, so that they differ from point to point.
+    layout = arrange(shown, chosen, [key], lines, panels, points=measured)
     stated = document_marks(shown, layout, f"relative_{bare(name)}" if relative else name, key)
     values = [group.keys[key] for group in chosen] + [mark.x for mark in stated if mark.x is not None]
     if not values:
-        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(chosen))
-    place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse)
+        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
+    place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse, marks=not measured)
     final = Finals(shown, name, relative)
     texts = not (place.kind == "linear" or (place.axis.gap is None and place.kind == "log"))
     drawn = [
@@ -115,7 +114,7 @@ def setting_figure(
         for panel in layout.panels
     ]
     if not any(series.kind in ("line", "points") and known(series) for panel in drawn for series in panel):
-        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(chosen))
+        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
     ends = place.axis.limits or (0.0, 1.0)
     guess = None if relative else chance_level(chosen, name, chance, drawn)
     for series_of, panel in zip(drawn, layout.panels, strict=True):
@@ -130,8 +129,7 @@ def setting_figure(
         for panel, series_of in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, band, shown.role, relative, bool(stated), guess, layout)
-    gaps = shown.gaps(planned if x in FACTS else chosen)
-    return StudyFigure.of_panels(title, caption, built, gaps, columns)
+    return StudyFigure.of_panels(title, caption, built, shown.gaps(asked), columns)
 
 
 def curve_figure(

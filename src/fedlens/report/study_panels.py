@@ -23,6 +23,7 @@ Spread: TypeAlias = Literal["interval", "range", "deviation", "none"]
 GREY = "#77828f"
 _PANELS = 24  # at most
 _LOG_FROM = 8.0  # the largest value over the smallest, from where on an axis is logarithmic by itself
+_MARKED = 12  # values at most that are all marked
 _NEAR = 0.085  # of an axis: labels closer than that would run into each other
 
 
@@ -101,19 +102,25 @@ def selected(
 
 
 def arrange(
-    runs: SeedGroups, groups: Sequence[SeedRuns], axes: Sequence[str], lines: Names, panels: Names | None
+    runs: SeedGroups,
+    groups: Sequence[SeedRuns],
+    axes: Sequence[str],
+    lines: Names,
+    panels: Names | None,
+    points: bool = False,
 ) -> PanelLayout:
     """The runs by panel and line. Settings that differ and are neither on an axis nor a line make panels.
 
     Args:
         axes: the keys on the axes.
         lines, panels: what they differ in, as the study file names it.
+        points: whether the points of a line may differ in every setting of the case, so that none makes panels.
     """
     line_keys = [key for name in names_of(lines) if (key := runs.key(name, "figures.lines")) not in axes]
     panel_keys = [runs.key(name, "figures.panels") for name in names_of(panels)]
     used = {*axes, *line_keys, *panel_keys}
     differing = [key for key in runs.varying() if len({repr(group.keys.get(key)) for group in groups}) > 1]
-    panel_keys += [key for key in differing if key not in used]
+    panel_keys += [key for key in differing if key not in used and (key == METHOD or not points)]
     styles = _styles(runs, line_keys)
     found: dict[str, tuple[dict[str, Any], dict[str, list[SeedRuns]]]] = {}
     for group in groups:
@@ -190,9 +197,16 @@ class XScale:
 
 
 def x_scale(
-    runs: SeedGroups, key: str, values: Sequence[Any], scale: Scale = "auto", reverse: bool = False
+    runs: SeedGroups,
+    key: str,
+    values: Sequence[Any],
+    scale: Scale = "auto",
+    reverse: bool = False,
+    marks: bool = True,
 ) -> XScale:
     """The axis of a setting. On a logarithmic one, 0 stands a step below the smallest value, after a break.
+
+    With `marks` each value is marked, as far as there is room.
 
     Raises `ConfigError` if an axis of numbers is wanted for other values, or a logarithmic one for negative numbers.
     """
@@ -226,12 +240,13 @@ def x_scale(
         gap = math.sqrt(zero * positive[0])
         places[repr(ordered[0])] = zero
     at = [places[repr(value)] for value in ordered]
+    marked = len(at) <= _MARKED and (marks or gap is not None)
     axis = Axis(
         runs.label(key),
         log=log,
         limits=_padded(at, log)[::-1] if reverse else _padded(at, log),
-        ticks=at if len(at) <= 12 else (),
-        names=_thinned(at, [runs.words(key, value) for value in ordered], log) if len(at) <= 12 else (),
+        ticks=at if marked else (),
+        names=_thinned(at, [runs.words(key, value) for value in ordered], log) if marked else (),
         gap=gap,
     )
     return XScale(axis, "log" if log else "linear", places)

@@ -62,6 +62,9 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     """
     if not values:
         raise ConfigError("a mean of no values has no interval", hint="give at least one value")
+    if len(values) > 1 and _no_noise(values):
+        mean = statistics.fmean(values)
+        return Interval(mean, mean, mean, len(values))
     # The difference to 0 is the value itself, up to rounding: x - 0.0 is x.
     found = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0), level=level)
     assert found is not None

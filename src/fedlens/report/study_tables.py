@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.report.study_budget_tables import budgets, targets
@@ -42,12 +42,12 @@ NOT_ALONE = {"ranks"}
 def _common(
     *,
     kind: str,
-    name: str = "",
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "",
     title: str = "",
     metric: str | None = None,
     methods: list[str] | None = None,
     where: dict[str, Any] | None = None,
-    digits: int | None = None,
+    digits: Annotated[int, Field(ge=0, le=6)] | None = None,
     document: str | bool = True,
 ) -> None:
     """The options of every kind, as types."""
@@ -144,9 +144,9 @@ def check_table(spec: Mapping[str, Any], where: str, seeds: int) -> None:
             )
         try:
             TypeAdapter(types[option]).validate_python(value, strict=True)
-        except ValidationError:
+        except ValidationError as error:
             raise ConfigError(
-                f"{option} is {value!r}, but must be {_type_words(types[option])}", where=f"{where}.{option}"
+                f"{option} is {value!r}, but {_needed(types[option], error)}", where=f"{where}.{option}"
             ) from None
     if spec.get("interval") == "bootstrap":
         refuse_bootstrap(seeds, f"{where}.interval")
@@ -155,7 +155,7 @@ def check_table(spec: Mapping[str, Any], where: str, seeds: int) -> None:
 @cache
 def _types(function: Callable[..., Any]) -> Mapping[str, Any]:
     """The keyword arguments of a function and their types."""
-    hints = get_type_hints(function)
+    hints = get_type_hints(function, include_extras=True)
     return {
         name: hints[name]
         for name, parameter in inspect.signature(function).parameters.items()
@@ -163,8 +163,21 @@ def _types(function: Callable[..., Any]) -> Mapping[str, Any]:
     }
 
 
+def _needed(kind: Any, error: ValidationError) -> str:
+    """What a value must be: the bound that it breaks, or else its type."""
+    problem = error.errors()[-1]
+    words = {"greater_than": "more than", "greater_than_equal": "at least", "less_than_equal": "at most"}
+    if problem["type"] in words:
+        return f"must be {words[problem['type']]} {next(iter(problem['ctx'].values()))}"
+    if problem["type"] == "string_pattern_mismatch":
+        return "must be letters, digits, dots, hyphens and underscores"
+    return f"must be {_type_words(kind)}"
+
+
 def _type_words(kind: Any) -> str:
     """A type in words, as a study file writes its values."""
+    if get_origin(kind) is Annotated:
+        return _type_words(get_args(kind)[0])
     if get_origin(kind) is Literal:
         return " or ".join(f'"{value}"' for value in get_args(kind))
     plain = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}

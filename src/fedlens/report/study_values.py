@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.report.figures import Series
 from fedlens.report.format import many
-from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns
+from fedlens.report.study_groups import CENTRALIZED, FACTS, METHOD, SeedGroups, SeedRuns
 from fedlens.report.study_panels import GREY, SPREADS, PanelLayout, Spread
 from fedlens.report.study_results import Role, StudyResults
 
 
 def runs_of(study: StudyResults, role: Role | None, names: Sequence[str]) -> SeedGroups:
     """The runs of a role; without one the final runs, or those of tuning if a name is a setting of tuning alone."""
+    names = [name for name in names if name not in FACTS]
     if role is not None:
         return SeedGroups.of(study, role)
     final, tune = SeedGroups.of(study, "final"), SeedGroups.of(study, "tune")

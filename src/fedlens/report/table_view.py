@@ -92,6 +92,8 @@ class TableView:
         """What stands in place of a value: "failed (1 of 3)", or how many runs are finished."""
         if cell is None:
             return MISSING
+        if cell.failed and not cell.measured:
+            return f"no value ({len(cell.failed)} of {cell.planned})"
         if cell.failed:
             return f"failed ({len(cell.failed)} of {cell.planned})"
         return f"unfinished ({len(cell.values)} of {cell.planned})"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment import jsonl
-from fedlens.experiment.atomic_files import open_unlinked, refused, sweep
+from fedlens.experiment.atomic_files import open_unlinked, read_regular, refused, sweep
 from fedlens.experiment.lock import locked
 from fedlens.report.study_results import LINES, Entry, RunLine, StudyInfo, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun
@@ -23,15 +23,15 @@ _WORKING = ".working"  # locked by every process that carries out runs
 _PATIENCE = 60.0  # seconds until the workers of a study that was killed are gone
 
 
-class Store:
+class StudyStore:
     """The lines of a study in its folder, by digest.
 
     A line is appended when its run ends, so that a kill loses at most the line of a run whose directory is complete.
 
     >>> import tempfile
-    >>> store = Store(Path(tempfile.mkdtemp()))
+    >>> store = StudyStore(Path(tempfile.mkdtemp()))
     >>> store.add(RunLine("0f", "fedavg-seed0-0f", "finished", None, 2, "test_accuracy", {}))
-    >>> Store(store.folder).lines["0f"].rounds
+    >>> StudyStore(store.folder).lines["0f"].rounds
     2
     """
 
@@ -65,6 +65,8 @@ class Store:
             sweep(self.folder)
             self._wait_for_workers()
             self.lines = self._read()
+            if not _ends_with_a_line(self.folder / LINES):  # the next one would be lost with it
+                write_lines(self.folder / LINES, self.lines.values())
             yield
 
     def _wait_for_workers(self) -> None:
@@ -129,6 +131,16 @@ def working(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    """Whether the last line of a file was written as a whole; also if there is no file."""
+    try:
+        return read_regular(path)[-1:] in (b"", b"\n")
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise RunDirectoryError(f"{path.name} cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def _free(path: Path) -> bool:

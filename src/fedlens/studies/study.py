@@ -23,7 +23,7 @@ from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, threads_of
 from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import SilentStudy, StudyProgress
 from fedlens.studies.run_cost import PATIENCE
-from fedlens.studies.store import Store
+from fedlens.studies.store import StudyStore
 from fedlens.studies.study_data import make_data
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
@@ -190,7 +190,7 @@ class Study:
         if jobs is not None and jobs < 0:
             raise ConfigError(f"the number of jobs is {jobs} (must be at least 0)", where="jobs")
         folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
-        plan, store = self.plan(), Store(folder)
+        plan, store = self.plan(), StudyStore(folder)
         check_tables(plan.info({}).tables, len(self._source.settings.seeds))
         check_figures(plan.info({}))
         if address is None and (jobs is None or download):  # workers need not download the same files at once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
+from fedlens.report.study_tables import check_tables
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
@@ -70,6 +72,7 @@ class StudyPlan:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
             refuse_search(cells, source.places)
+            _refuse_tables(source)
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
@@ -269,6 +272,15 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
             else:
                 flat[f"{name}.{key}"] = value
     return flat
+
+
+def _refuse_tables(source: StudySource) -> None:
+    """Raises `ConfigError` for `[[tables]]` that no results could fill."""
+    try:
+        check_tables(source.settings.tables, len(source.settings.seeds))
+    except ConfigError as error:
+        keys = re.split(r"[\[\].]+", error.where or "tables")
+        raise ConfigError(error.what, where=source.places.locate(*keys), hint=error.hint) from None
 
 
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:

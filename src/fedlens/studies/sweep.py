@@ -10,10 +10,10 @@ from fedlens.report.study_results import RunLine, StudyInfo, write_info
 from fedlens.studies.jobs import Jobs
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import StudyProgress
-from fedlens.studies.store import Store
+from fedlens.studies.store import StudyStore
 
 
-class Plan(Protocol):
+class DuePlan(Protocol):
     """What is to be run, given the results so far; a `fedlens.studies.study_plan.StudyPlan`."""
 
     @property
@@ -31,7 +31,7 @@ class Plan(Protocol):
 
 
 def sweep(
-    plan: Plan, store: Store, start: Callable[[Sequence[DueRun]], Jobs], progress: StudyProgress
+    plan: DuePlan, store: StudyStore, start: Callable[[Sequence[DueRun]], Jobs], progress: StudyProgress
 ) -> None:
     """Carries out all runs of a plan that are not finished, and adds their lines to the store.
 

@@ -84,7 +84,7 @@ def test_a_target_has_the_mean_number_of_rounds_and_multipliers_of_the_row() -> 
     table = targets(targets=[0.4, 0.5], measures=["rounds", "bytes"])
     assert table.head == ["Method", "Rounds to 40 %", "Rounds to 50 %", "Bytes to 40 %", "Bytes to 50 %"]
     assert texts(table) == [
-        ["fedavg", "2 (1.0×)", "4 (1.6×)", "2.5 MB (1.0×)", "4.0 MB (1.6×)"],
+        ["fedavg", "2.5 (1.0×)", "4 (1.6×)", "2.5 MB (1.0×)", "4.0 MB (1.6×)"],
         ["fedavgm", "2 (1.0×)", "2 (1.0×)", "2.0 MB (1.0×)", "2.0 MB (1.0×)"],
     ]
     assert "times as much as for the first target of the row" in table.caption
@@ -101,7 +101,7 @@ def test_multipliers_can_be_those_to_the_baseline_or_to_the_first_case() -> None
 
 def test_a_target_that_runs_do_not_reach_says_how_many() -> None:
     table = targets(targets=[0.4, 0.55, 0.9], measures=["rounds"])
-    assert texts(table)[0][1:] == ["2 (1.0×)", "not reached by 1 of 2", "not reached by 2 of 2"]
+    assert texts(table)[0][1:] == ["2.5 (1.0×)", "not reached by 1 of 2", "not reached by 2 of 2"]
     assert "Runs have 4 rounds." in table.notes
     one = targets({"fedavg": [[0.1, 0.2]]}, targets=[0.4, 0.5], measures=["rounds"])
     assert texts(one)[0][1:] == ["not reached", "not reached"]

@@ -469,3 +469,19 @@ def test_the_figures_of_a_study_are_written_under_names_of_their_own(tmp_path: P
     assert [path.name for path in written] == ["curves.svg", "curves-2.svg", "a-b.svg"]
     with pytest.raises(ConfigError, match="unknown file format"):
         draw(study, {"kind": "curves"}, tmp_path / "x.bmp")
+
+
+def test_a_measured_fact_on_the_axis_places_each_case_at_its_mean_over_seeds() -> None:
+    study = by_alpha(document=DOCUMENT)
+    emd = {0: 1.8, 1: 1.2, 2: 0.5, 3: 0.05}
+    placed = {
+        digest: replace(each, facts={**each.facts, "emd": emd[int(digest.split("-")[1])] + 0.01 * (k % 5)})
+        for k, (digest, each) in enumerate(study.lines.items())
+    }
+    [panel] = panels(StudyResults(study.info, placed), kind="setting", x="emd")
+    drawn = named(panel, "FedAvg")
+    assert list(drawn.x) == pytest.approx([0.07, 0.52, 1.22, 1.82])
+    assert drawn.y[3] == pytest.approx(statistics.fmean(study.values("fedavg", {ALPHA: 0.0}).values()))
+    # The document's number is about alpha 0, and stands where the runs of alpha 0 do.
+    assert [list(s.x) for s in panel.series if s.symbol == "up"] == [pytest.approx([1.82])]
+    check_figures(by_alpha(figures=[{"kind": "setting", "x": "emd"}]).info)

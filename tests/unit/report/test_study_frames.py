@@ -52,6 +52,21 @@ def test_a_failed_run_has_its_reason_and_no_value() -> None:
     assert (row["test_accuracy"], row["best_test_accuracy"]) == (None, None)
 
 
+def test_a_run_that_ended_without_a_finite_loss_has_its_reason() -> None:
+    results = results_of({"fedavg": [[0.7, 0.1]]})
+    ((digest, line),) = results.lines.items()
+    line = replace(line, curve={**line.curve, "test_loss": [1.0, None]})
+    row = run_rows(StudyResults(results.info, {digest: line}))[0]
+    assert (row["reason"], row["test_accuracy"]) == ("test_loss is not finite in round 2", None)
+
+
+def test_an_effective_rate_that_is_a_setting_has_one_column() -> None:
+    results = results_of({"fedavg": [0.5]})
+    entries = [replace(results.info.entries[0], point={"effective_lr": 0.3})]
+    results = StudyResults(replace(results.info, entries=entries), results.lines)
+    assert (run_rows(results)[0]["effective_lr"], cell_rows(results)[0]["effective_lr"]) == (0.3, 0.3)
+
+
 def test_a_run_without_a_line_has_no_row() -> None:
     assert len(run_rows(results_of({"fedavg": [0.5, None]}))) == 1
 
@@ -67,6 +82,7 @@ def test_tuning_runs_are_rows_with_their_point_and_their_validation_value() -> N
         "tune", 0.1, 0.4, None,
     )  # fmt: skip
     assert (final["best_validation_accuracy"], tune["best_validation_accuracy"]) == (None, 0.4)
+    assert list(final).index("best_validation_accuracy") == list(final).index("best_test_accuracy") + 1
     assert cell_rows(results)[0]["local.lr"] == 0.1
 
 

@@ -62,6 +62,7 @@ def test_a_difference_without_noise_has_no_p_and_none_at_all_has_one() -> None:
     assert constant is not None
     assert same is not None
     assert (constant.p, same.p) == (None, 1.0)
+    assert same.difference == Interval(0.0, 0.0, 0.0, 5)
 
 
 def test_holms_correction_by_hand() -> None:

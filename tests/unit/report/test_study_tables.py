@@ -138,9 +138,15 @@ def test_tuning_on_several_seeds_is_said() -> None:
     assert (
         "by the mean over 2 seeds (100, 101) that the results do not use, 12 runs of tuning for every" in own
     )
+    assert "So few seeds leave some luck" in own
     same = {**TUNING, "seeds": [0, 1, 2, 3, 4], "own_seeds": False}
     table = make(SCORES, "differences", tuning=same)
     assert "by the mean over 5 seeds (0 to 4), 12 runs" in table.caption
+    assert "So few seeds" not in table.caption
+    unequal = {**same, "seeds_by_method": {"fedavg": [0, 1, 2, 3, 4], "fedavgm": [0]}}
+    one = make(SCORES, "differences", tuning=unequal)
+    assert "on one seed for some methods" in one.caption
+    assert bold(one) == []
     assert bold(table) != []
 
 
@@ -174,12 +180,22 @@ def test_a_run_whose_loss_ended_without_a_value_has_diverged() -> None:
     assert "test_loss is not finite in round 2 (seed 0)" in table.notes[0]
 
 
-def test_a_stopped_run_has_no_value() -> None:
+def test_a_metric_that_no_run_has_is_no_failure_and_the_nearest_one_is_named() -> None:
+    table = make(SCORES, "summary", {"metric": "test_acuracy"})
+    assert texts(table)[0][1] == "no value (5 of 5)"
+    why = "test_acuracy was not measured, did you mean 'test_accuracy' (seeds 0, 1, 2, 3, 4)."
+    assert table.notes[0] == f"fedavg: 5 of 5 runs have no value: {why}"
+
+
+def test_a_run_that_was_stopped_as_it_diverged_has_failed_and_a_paused_one_is_not_finished() -> None:
     results = results_of({"fedavg": [0.7, 0.72]})
     digest = next(iter(results.lines))
     stopped = replace(results.lines[digest], status="stopped", reason="the loss diverged")
     results = StudyResults(results.info, {**results.lines, digest: stopped})
     assert texts(study_table(results, {"kind": "summary"}))[0][1] == "failed (1 of 2)"
+    paused = replace(stopped, reason="paused after round 1")
+    results = StudyResults(results.info, {**results.lines, digest: paused})
+    assert texts(study_table(results, {"kind": "summary"}))[0][1] == "unfinished (1 of 2)"
 
 
 def test_a_study_that_still_runs_says_how_far_it_is() -> None:
@@ -264,6 +280,8 @@ def test_methods_and_cases_can_be_left_out() -> None:
         ({"kind": "summary", "where": {"alpha": 1}}, "no dimension of the cases is 'alpha'"),
         ({"kind": "differences", "baseline": "x"}, "the baseline 'x' is not among the methods"),
         ({"kind": "differences", "methods": ["fedavg"]}, "one method"),
+        ({"kind": "summary", "name": "../x"}, "name is '../x', but must be letters"),
+        ({"kind": "summary", "digits": -1}, "digits is -1, but must be at least 0"),
         ({"kind": "choices"}, "the study tunes no settings"),
         ({"kind": "summary", "interval": "bootstrap"}, "at least 30 seeds, and this table has 5.*tables.interval"),
     ],

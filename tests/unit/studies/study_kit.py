@@ -13,7 +13,7 @@ from fedlens.studies.carry_out import RunOptions
 from fedlens.studies.jobs import InProcess, Jobs
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import SilentStudy
-from fedlens.studies.store import Store
+from fedlens.studies.store import StudyStore
 from fedlens.studies.sweep import sweep
 
 WALL_FACTS = ("cpu_seconds", "seconds")
@@ -101,9 +101,9 @@ class Heard(SilentStudy):
         self.ended.append(run.key)
 
 
-def carried_out(folder: Path, plan: FixedPlan, start: Any = None, progress: Any = None) -> Store:
+def carried_out(folder: Path, plan: FixedPlan, start: Any = None, progress: Any = None) -> StudyStore:
     """The store of the folder after a sweep, in this process unless `start` says otherwise."""
-    store, listener = Store(folder), progress or SilentStudy()
+    store, listener = StudyStore(folder), progress or SilentStudy()
 
     def in_process(due: Sequence[DueRun]) -> Jobs:
         return InProcess(RunOptions(store.runs), listener)

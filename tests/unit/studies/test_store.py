@@ -6,13 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.report.study_results import LINES
-from fedlens.studies.store import Store, working
+from fedlens.studies.store import StudyStore, working
 from tests.unit.studies.study_kit import FAILING, FixedPlan, Heard, carried_out, planned, without_clock
 
 PLAN = FixedPlan([planned(0), planned(1), FAILING])
@@ -49,6 +50,16 @@ def test_lost_and_cut_lines_come_back_from_the_run_directories(study: Path) -> N
     (study / LINES).write_bytes(before[: len(before) * 2 // 3])
     carried_out(study, PLAN)
     assert (study / LINES).read_bytes() == before
+
+
+def test_a_line_after_one_that_was_cut_off_is_not_lost(study: Path) -> None:
+    content = (study / LINES).read_bytes()
+    (study / LINES).write_bytes(content[:-5])
+    store = StudyStore(study)
+    with store.lock():
+        kept = set(store.lines)
+        store.add(replace(next(iter(store.lines.values())), digest="new"))
+    assert set(StudyStore(study).lines) == {*kept, "new"}
 
 
 def test_lines_of_runs_outside_the_plan_stay_at_the_end(study: Path) -> None:
@@ -126,16 +137,24 @@ def test_a_deleted_directory_of_an_unfinished_run_is_run_again(tmp_path: Path) -
 
 
 def test_a_folder_that_another_process_works_on_is_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    with store.lock(), pytest.raises(RunDirectoryError, match="in use by process"), Store(tmp_path).lock():
+    store = StudyStore(tmp_path)
+    with (
+        store.lock(),
+        pytest.raises(RunDirectoryError, match="in use by process"),
+        StudyStore(tmp_path).lock(),
+    ):
         pass
 
 
 def test_workers_of_a_killed_study_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedlens.studies.store._PATIENCE", 0.2)
-    with working(tmp_path), pytest.raises(RunDirectoryError, match="still write"), Store(tmp_path).lock():
+    with (
+        working(tmp_path),
+        pytest.raises(RunDirectoryError, match="still write"),
+        StudyStore(tmp_path).lock(),
+    ):
         pass
-    with Store(tmp_path).lock():
+    with StudyStore(tmp_path).lock():
         pass
 
 

@@ -1,0 +1,208 @@
+"""`fedlens.Study` and `fedlens sweep`: from a file to results, and back from the results alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fedlens
+from fedlens.cli.main import app
+from fedlens.core.errors import ConfigError
+from fedlens.studies.study import StudyResult
+from tests.unit.studies.study_kit import Heard, without_clock
+
+BASE = {
+    "rounds": 3,
+    "model": "linear",
+    "local": {"lr": 0.1},
+    "data": {
+        "dataset": "digits",
+        "partition": {"name": "dirichlet", "clients": 4, "alpha": 0.5},
+        "normalize": "unit",
+    },
+}
+FILE = """
+base = "base.toml"
+seeds = [0, 1]
+[grid]
+"data.partition.alpha" = [0.3, 3.0]
+[methods.fedavg]
+[methods.fedprox]
+set = { "algorithm.name" = "fedprox", "algorithm.mu" = 0.1 }
+"""
+BASE_FILE = """
+rounds = 2
+model = "linear"
+local = { lr = 0.1 }
+data = { dataset = "digits", partition = { name = "dirichlet", clients = 4, alpha = 1.0 }, normalize = "unit" }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a study of eight runs."""
+    (tmp_path / "s.toml").write_text(FILE, encoding="utf-8")
+    (tmp_path / "base.toml").write_text(BASE_FILE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sweep(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["sweep", "s.toml", "--jobs", "0", *arguments])
+
+
+def test_a_study_in_python_gives_tidy_rows(tmp_path: Path) -> None:
+    heard = Heard()
+    study = fedlens.Study(base=BASE, seeds=[0, 1], grid={"local.lr": [0.1, 0.3]})
+    result = study.run(tmp_path / "s", jobs=0, progress=heard, report=False)
+    assert [run.key for run in study.plan().runs] == heard.ended
+    assert [row["seed"] for row in result.runs] == [0, 1, 0, 1]
+    frame = result.cells.to_pandas()
+    assert list(frame["local.lr"]) == [0.1, 0.3]
+    assert list(frame["n"]) == [2, 2]
+    assert set(result.results.lines) == {run.digest for run in study.plan().runs}
+    again = Heard()
+    study.run(tmp_path / "s", jobs=0, progress=again, report=False)
+    assert again.ended == []
+
+
+def test_halving_and_tuning_give_the_same_by_any_number_of_jobs_and_after_a_stop(tmp_path: Path) -> None:
+    settings = {
+        "base": BASE,
+        "seeds": [0],
+        "set": {"rounds": 4},
+        "methods": {"a": {"grid": {"local.lr": [0.01, 0.03, 0.1, 0.3]}}},
+        "tune": {"seeds": [5]},
+        "stop": {"halving": 2, "first": 2},
+    }
+    straight = fedlens.Study(**settings).run(tmp_path / "straight", jobs=0, report=False)
+    lines = without_clock(straight.directory)
+    assert sorted(line["rounds"] for line in lines) == [2, 2, 4, 4, 4]
+
+    class Stop(Heard):
+        def run_ended(self, run: Any, line: Any) -> None:
+            super().run_ended(run, line)
+            raise KeyboardInterrupt
+
+    for _ in range(7):  # one run further each: four to the rung, two from there, one of the results
+        with pytest.raises(KeyboardInterrupt):
+            fedlens.Study(**settings).run(tmp_path / "cut", jobs=0, report=False, progress=Stop())
+    fedlens.Study(**settings).run(tmp_path / "cut", jobs=0, report=False)
+    assert without_clock(tmp_path / "cut") == lines
+    for name in ("study.json", "study.toml"):
+        assert (tmp_path / "cut" / name).read_bytes() == (straight.directory / name).read_bytes()
+
+
+def test_the_command_runs_a_study_and_writes_its_files(folder: Path) -> None:
+    done = sweep()
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0] == "8 runs."
+    assert "They train on" in lines[1]
+    assert lines[-1] == "results: studies/s/study.html"
+    assert sum(line.startswith("[") for line in lines) == 8
+    made = folder / "studies" / "s"
+    assert (made / "study.toml").read_bytes() == (folder / "s.toml").read_bytes()
+    names = {path.name for path in made.iterdir()}
+    assert names >= {
+        "study.json",
+        "results.jsonl",
+        "runs.csv",
+        "cells.csv",
+        "cells.tex",
+        "tables",
+        "study.html",
+    }
+    runs = made / "runs"
+    assert len(list(runs.iterdir())) == 8
+    assert not list(runs.glob("*/report.html"))
+
+
+def test_results_alone_are_enough_to_write_the_files_again(folder: Path) -> None:
+    assert sweep("--no-report").exit_code == 0
+    made = folder / "studies" / "s"
+    assert not (made / "cells.csv").exists()
+    shutil.rmtree(made / "runs")
+    (folder / "base.toml").unlink()
+    done = sweep("--render")
+    assert done.exit_code == 0, done.output
+    assert "fedprox" in (made / "cells.csv").read_text("utf-8")
+    assert not (made / "runs").exists()
+
+
+def test_a_dry_run_starts_nothing(folder: Path) -> None:
+    done = sweep("--dry-run")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("8 runs.")
+    assert not (folder / "studies").exists()
+    told = json.loads(sweep("--dry-run", "--json").stdout)
+    assert (told["left"], told["runs"]) == (8, {"final": 8})
+
+
+def test_other_seeds_and_settings_are_kept_in_the_copy_of_the_study(folder: Path) -> None:
+    done = sweep("--seeds", "3-4,7", "--set", "rounds=1", "--json", "--no-report")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert {row["seed"] for row in told["runs"]} == {3, 4, 7}
+    assert {row["rounds"] for row in told["runs"]} == {1}
+    copy = (folder / "studies" / "s" / "study.toml").read_text("utf-8")
+    assert "rounds = 1" in copy
+    assert fedlens.Study.load(folder / "studies" / "s" / "study.toml")._source.settings.seeds == [3, 4, 7]
+
+
+def test_a_changed_study_is_refused_until_it_is_accepted(folder: Path) -> None:
+    assert sweep("--no-report").exit_code == 0
+    (folder / "s.toml").write_text(FILE.replace("0.1", "0.2"), encoding="utf-8")
+    before = (folder / "studies" / "s" / "study.toml").read_bytes()
+    refused = sweep("--no-report")
+    assert refused.exit_code == 2
+    assert "was changed since" in refused.output
+    assert (folder / "studies" / "s" / "study.toml").read_bytes() == before
+    accepted = sweep("--no-report", "--accept-changes")
+    assert accepted.exit_code == 0, accepted.output
+    assert len(StudyResult(folder / "studies" / "s").runs) == 8
+
+
+def test_failed_runs_are_named_and_end_with_code_1(folder: Path) -> None:
+    (folder / "own.py").write_text(
+        "from fedlens.algorithms.fedavg import fedavg\ndef broken(parts):\n    raise ValueError('no luck')\n",
+        encoding="utf-8",
+    )
+    text = FILE.replace(
+        '"algorithm.name" = "fedprox", "algorithm.mu" = 0.1', '"algorithm.name" = "own.py:broken"'
+    )
+    (folder / "s.toml").write_text(text, encoding="utf-8")
+    done = sweep()
+    assert done.exit_code == 1, done.output
+    assert "4 of 8 runs failed; the same command tries them again" in done.output
+    assert "no luck" in done.output
+    assert StudyResult(folder / "studies" / "s").failed[0].status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seeds", "1.5"], "--seeds is '1.5'"),
+        (["--engine", "inline"], "only 'ray' carries out"),
+        (["--address", "auto"], "add --engine ray"),
+        (["--scale", "smoke"], "no scale 'smoke'"),
+        (["--set", "local.lrr=1"], "lrr"),
+    ],
+)
+def test_a_wrong_request_ends_with_code_2_and_writes_nothing(
+    folder: Path, arguments: list[str], said: str
+) -> None:
+    done = sweep(*arguments)
+    assert done.exit_code == 2
+    assert said in done.output.replace("\n", " ")
+    assert not (folder / "studies").exists()
+
+
+def test_a_negative_number_of_jobs_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be at least 0"):
+        fedlens.Study(base=BASE).run(jobs=-1)
