@@ -26,6 +26,7 @@ class Axis:
         limits: the first and the last value shown; None fits them to the data.
         ticks: where the marks are; empty chooses them.
         names: the labels of the marks; empty writes their values.
+        name_width: of a label, in characters; a longer one is shortened.
         gap: where a mark says that the axis is broken, such as between 0 and the smallest value of a log axis.
     """
 
@@ -35,6 +36,7 @@ class Axis:
     limits: tuple[float, float] | None = None
     ticks: Sequence[float] = ()
     names: Sequence[str] = ()
+    name_width: int = 18
     gap: float | None = None
 
 

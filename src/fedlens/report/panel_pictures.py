@@ -14,6 +14,7 @@ from fedlens.report.pictures import Axes, Picture, draw_figure, new_picture, per
 
 Panel: TypeAlias = Figure | ValueMap
 
+_LETTERS = 11  # of labels, for each inch of an axis
 _VALUES_NAMED = 120  # cells of a map, each with its value written in it
 
 
@@ -37,6 +38,10 @@ def panel_picture(panels: Sequence[Panel], columns: int | None = None) -> Pictur
             # Panels share their scales, so the titles of the axes stand at the edge alone.
             axes.set_ylabel(panel.y.title if k % wide == 0 else "")
             axes.set_xlabel(panel.x.title if k + wide >= len(panels) else "")
+            if sum(map(len, panel.x.names)) > _LETTERS * width / wide:
+                axes.tick_params(axis="x", rotation=30)
+                for label in axes.get_xticklabels():
+                    label.set(ha="right", rotation_mode="anchor")
         if panel.title:
             axes.set_title(panel.title, loc="left", fontsize=8)
     for axes in grid[len(panels) :]:

@@ -319,7 +319,7 @@ def _scale(scale: Any, axis: figures.Axis) -> None:
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
         scale.axes.text(axis.gap, 0, "//", zorder=5, clip_on=False, bbox=box, **mark)
     if axis.ticks:
-        scale.set_ticks(list(axis.ticks), [short(name, 18) for name in axis.names] or None)
+        scale.set_ticks(list(axis.ticks), [short(name, axis.name_width) for name in axis.names] or None)
         scale.set_minor_locator(NullLocator())
     if axis.values == "hidden":
         scale.set_ticks([])

@@ -126,7 +126,10 @@ def _axis(axis: Axis, series: Sequence[Series] = ()) -> dict[str, Any]:
     if axis.ticks:
         settings |= {"tickmode": "array", "tickvals": list(axis.ticks)}
     if axis.names:
-        settings |= {"ticktext": [text(short(name, _CLASS_WIDTH)) for name in axis.names], "showgrid": False}
+        settings |= {
+            "ticktext": [text(short(name, axis.name_width)) for name in axis.names],
+            "showgrid": False,
+        }
     return settings
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from fedlens.report.study_choices import is_number
 from fedlens.report.study_results import Role, RunLine, StudyResults
 
 METHOD = "method"
+_POINT = re.compile(r"( [\w.-]+=\S+)+$")  # of a method's grid, in the name of the method
 EFFECTIVE, LOCAL = "effective_lr", "local.lr"
 # What was measured of a run and can stand on an axis.
 FACTS = {
@@ -141,6 +143,20 @@ class SeedGroups:
             cells.append(SeedRuns({**group.keys, **more}, group.runs))
         return replace(self, cells=cells)
 
+    def by_family(self) -> SeedGroups:
+        """The same groups with the points of a method's grid, "fedavgm lr=0.1", under the name of the method."""
+        methods: dict[str, str] = {}
+        for name, text in self.results.info.methods.items():
+            family = _POINT.sub("", name)
+            parts = name[len(family) :].count("=")
+            methods.setdefault(family, text if not parts else ", ".join(text.split(", ")[:-parts]) or family)
+        cells = [
+            SeedRuns({**group.keys, METHOD: _POINT.sub("", str(group.keys[METHOD]))}, group.runs)
+            for group in self.cells
+        ]
+        info = replace(self.results.info, methods=methods)
+        return replace(self, cells=cells, results=replace(self.results, info=info))
+
     def label(self, key: str) -> str:
         """A key in words."""
         if key in FACTS:
@@ -151,7 +167,7 @@ class SeedGroups:
         """A value in words, as a legend has it: the label of a method, a number."""
         if key == METHOD:
             return str(self.results.info.methods.get(value, value))
-        return f"{value:g}" if isinstance(value, float) else setting(value, most=3)
+        return f"{value:.4g}" if isinstance(value, float) else setting(value, most=3)
 
     def title(self, keys: Mapping[str, Any], names: Iterable[str]) -> str:
         """Some keys and their values: "alpha 0.1, FedAvg"."""

@@ -35,6 +35,8 @@ from fedlens.report.study_panels import (
 from fedlens.report.study_results import Role, RunLine, StudyResults
 from fedlens.report.study_values import Finals, caption_of, known, runs_of, start
 
+_BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
+
 Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples", "hours"]
 
 _OVER: dict[str, tuple[str, Literal["number", "count", "bytes"], str]] = {
@@ -184,8 +186,12 @@ def curve_figure(
     if last <= 0:
         raise no_values(title, shown.gaps(chosen))
     stated = document_marks(shown, layout, name, None, rounds=x == "round")
-    last = max([last, *(mark.x for mark in stated if mark.x is not None)])
-    limits = figures.x_limits(last)
+    beyond = max((mark.x for mark in stated if mark.x is not None), default=0.0)
+    wide = until is None and beyond > _BEYOND * last
+    last = until or max(last, beyond)
+    # Budgets of a document that are far beyond the rounds of this scale would squeeze the curves.
+    first = min((x for panel in drawn for series in panel for x in series.x if x > 0), default=1.0)
+    limits = (0.8 * first, 1.2 * last) if wide else figures.x_limits(last)
     guess = chance_level(chosen, name, chance, drawn)
     for series_of, panel in zip(drawn, layout.panels, strict=True):
         if guess is not None:
@@ -193,7 +199,7 @@ def curve_figure(
         series_of += mark_series([mark for mark in stated if mark.panel is panel], None, limits)
     words, form, unified = _OVER[x]
     whole = x == "round" and 0 < last < 10
-    axis = Axis(words, form, limits=limits, ticks=range(int(last) + 1) if whole else ())
+    axis = Axis(words, form, log=wide, limits=limits, ticks=range(int(last) + 1) if whole else ())
     up = y_axis(name, metric_title(name), drawn, wanted=y)
     built = [
         Figure(panel.title, f"{title} {panel.title}", axis, up, series_of, hover_title=unified)

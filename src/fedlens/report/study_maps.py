@@ -18,6 +18,7 @@ from fedlens.report.study_panels import (
     Names,
     arrange,
     chance_level,
+    decades,
     level,
     metric_title,
     selected,
@@ -111,7 +112,7 @@ def effective_rate_figure(
     Raises `ConfigError` if a name is unknown, and `DataError` if no run has a value and a rate.
     """
     tuned = any(entry.role == "tune" for entry in study.info.entries)
-    shown = SeedGroups.of(study, runs or ("tune" if tuned else "final"))
+    shown = SeedGroups.of(study, runs or ("tune" if tuned else "final")).by_family()
     name = metric or shown.metric
     chosen = selected(shown, where, methods)
     layout = arrange(shown, chosen, _rate_keys(shown), lines, panels)
@@ -130,7 +131,10 @@ def effective_rate_figure(
     if guess is not None:
         for series_of in drawn:
             series_of.append(level(guess, limits, "chance"))
-    axis = Axis("effective learning rate", log=True, limits=limits)
+    ticks = decades(*limits)
+    axis = Axis(
+        "effective learning rate", log=True, limits=limits, ticks=ticks, names=[f"{each:g}" for each in ticks]
+    )
     up = y_axis(name, metric_title(name), drawn, wanted=y)
     built = [
         Figure(panel.title, f"{title} {panel.title}", axis, up, series)

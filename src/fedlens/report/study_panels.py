@@ -23,6 +23,7 @@ Spread: TypeAlias = Literal["interval", "range", "deviation", "none"]
 GREY = "#77828f"
 _PANELS = 24  # at most
 _LOG_FROM = 8.0  # the largest value over the smallest, from where on an axis is logarithmic by itself
+_LONG = 32  # characters of the name of a case
 _MARKED = 12  # values at most that are all marked
 _NEAR = 0.085  # of an axis: labels closer than that would run into each other
 
@@ -222,10 +223,14 @@ def x_scale(
     if scale == "category" or not numeric:
         distinct = sorted(distinct) if numeric else distinct
         places = {repr(value): float(k) for k, value in enumerate(distinct)}
-        ends = (-0.5, len(distinct) - 0.5)
+        limits = (-0.5, len(distinct) - 0.5)
         names = [runs.words(key, value) for value in distinct]
         axis = Axis(
-            runs.label(key), limits=ends[::-1] if reverse else ends, ticks=range(len(names)), names=names
+            runs.label(key),
+            limits=limits[::-1] if reverse else limits,
+            ticks=range(len(names)),
+            names=names,
+            name_width=_LONG,
         )
         return XScale(axis, "category", places)
     ordered = sorted(distinct)
@@ -250,6 +255,18 @@ def x_scale(
         gap=gap,
     )
     return XScale(axis, "log" if log else "linear", places)
+
+
+def decades(low: float, high: float) -> list[float]:
+    """The marks of a logarithmic axis: powers of ten, with their doubles and fives if there are few.
+
+    >>> decades(0.003, 2.0), decades(0.02, 0.3)
+    ([0.01, 0.1, 1.0], [0.02, 0.05, 0.1, 0.2])
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1,) if math.log10(high / low) > 1.5 else (1, 2, 5)
+    marks = [float(f"{step}e{power}") for power in powers for step in steps]
+    return [mark for mark in marks if low <= mark <= high]
 
 
 def _padded(at: Sequence[float], log: bool) -> tuple[float, float]:

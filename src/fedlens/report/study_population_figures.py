@@ -84,7 +84,7 @@ def population_picture(shown: Sequence[Panel], spec: Mapping[str, Any]) -> pictu
     style = _style_of(spec)
     clients = int(spec.get("clients") or 0)
     samples = [_sample(panel.population, clients) for panel in shown]
-    columns = int(spec.get("columns") or (1 if style == "classes" else min(len(shown), 4)))
+    columns = int(spec.get("columns") or (1 if style == "classes" else len(shown) if len(shown) <= 5 else 4))
     rows = math.ceil(len(shown) / columns)
     tall = max(len(s.labels) for s in samples) if style == "matrix" else max(len(s.ids) for s in samples)
     height = 0.7 + (2.0 if style == "classes" else min(max(0.13 * tall, 1.4), _ROW)) * rows

@@ -142,5 +142,15 @@ def needs_populations(figures: Sequence[Mapping[str, Any]], tables: Sequence[Map
     )
 
 
+def needs_data(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the study reads a dataset: false where models are counted for a stated shape alone.
+
+    >>> needs_data([], [{"kind": "efficiency", "runs": False, "shape": [3, 8, 8], "classes": 10}])
+    False
+    """
+    stated = all(table.get("shape") and table.get("classes") for table in tables if _of_models(table))
+    return needs_runs(figures, tables) or needs_populations(figures, tables) or not stated
+
+
 def _of_models(table: Mapping[str, Any]) -> bool:
     return table.get("kind") == "efficiency" and table.get("runs") is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.experiment.config import Config
-from fedlens.report.study_populations import needs_runs
+from fedlens.report.study_populations import needs_data, needs_runs
 from fedlens.report.study_results import Role
 from fedlens.studies.expansion import Method
 from fedlens.studies.study_plan import StudyPlan
@@ -62,12 +63,14 @@ def study_cost(plan: StudyPlan) -> StudyCost:
     """
     runs, images, seconds = 0, 0.0, 0.0
     known, datasets = True, dict[str, None]()
-    cells, trains = plan.cells, needs_runs(plan.source.settings.figures, plan.source.settings.tables)
+    cells, shown = plan.cells, (plan.source.settings.figures, plan.source.settings.tables)
+    trains = needs_runs(*shown)
     for case in cells.cases:
         for method in cells.methods:
             points = cells.points(method)
             some = points if any(map(_changes_work, points[0])) else points[:1]
-            datasets[cells.made(method, case, points[0], "final").config.data.dataset["name"]] = None
+            if needs_data(*shown):
+                datasets[cells.made(method, case, points[0], "final").config.data.dataset["name"]] = None
             for role, number in _numbers(plan, method, len(points)).items() if trains else ():
                 runs += number
                 for point in some:
@@ -166,17 +169,19 @@ def _speeds() -> Mapping[str, Any]:
 def images_per_second(config: Config) -> float | None:
     """Images that one core trains on in a second, from speeds.toml; None for a model that is not in it.
 
-    The speed is that of the measured size of images, times the ratio of their areas.
+    The speed is that of the nearest measured size of images, times the ratio of their areas.
     """
     speeds = _speeds()
-    entry = speeds["models"].get(_model_key(config))
-    if entry is None:
+    measured = speeds["models"].get(_model_key(config))
+    if measured is None:
         return None
-    precision = config.engine.get("precision", "fp32")
-    rate = entry.get(precision, entry["fp32"])
-    size = config.data.dataset.get("size", speeds["sides"].get(config.data.dataset["name"], entry["side"]))
-    area = size[0] * size[1] if isinstance(size, list | tuple) else size**2
-    return float(rate) * float(entry["side"]) ** 2 / float(area)
+    entries = measured if isinstance(measured, list) else [measured]
+    usual = speeds["sides"].get(config.data.dataset["name"], entries[0]["side"])
+    size = config.data.dataset.get("size", usual)
+    area = float(size[0] * size[1] if isinstance(size, list | tuple) else size**2)
+    entry = min(entries, key=lambda each: abs(math.log(each["side"] ** 2 / area)))
+    rate = entry.get(config.engine.get("precision", "fp32"), entry["fp32"])
+    return float(rate) * entry["side"] ** 2 / area
 
 
 def _model_key(config: Config) -> str:

@@ -485,3 +485,41 @@ def test_a_measured_fact_on_the_axis_places_each_case_at_its_mean_over_seeds() -
     # The document's number is about alpha 0, and stands where the runs of alpha 0 do.
     assert [list(s.x) for s in panel.series if s.symbol == "up"] == [pytest.approx([1.82])]
     check_figures(by_alpha(figures=[{"kind": "setting", "x": "emd"}]).info)
+
+
+def test_the_points_of_a_methods_grid_are_one_line_of_effective_rates() -> None:
+    methods = {
+        f"fedavgm lr={lr} momentum={m}": f"FedAvgM, lr = {lr}, momentum = {m}"
+        for lr in (0.01, 0.1)
+        for m in (0, 0.9)
+    }
+    study = results(methods, [{ALPHA: 1.0}], {(m, 0): 0.5 + k / 20 for k, m in enumerate(methods)}, seeds=[0])
+    facts = {
+        f"{name}-0-0": (float(name.split("=")[1].split()[0]), float(name.split("=")[2])) for name in methods
+    }
+    lines = {
+        digest: replace(each, facts={"local_lr": lr, "effective_lr": lr / (1 - beta)})
+        for digest, each in study.lines.items()
+        for lr, beta in [facts[digest]]
+    }
+    [panel] = panels(StudyResults(study.info, lines), kind="effective-lr")
+    assert list(named(panel, "FedAvgM", "points").x) == pytest.approx([0.01, 0.1, 0.1, 1.0])
+    assert len([series for series in panel.series if series.kind == "cross"]) == 1
+
+
+def test_budgets_of_a_document_far_beyond_the_rounds_make_the_axis_logarithmic() -> None:
+    entry = {
+        "method": "fedavg",
+        "metric": "test_accuracy",
+        "value": 0.6,
+        "where": "table 2",
+        "at": {"rounds": 5000},
+    }
+    study = by_alpha(document={"source": "x", "values": [entry]})
+    axis = panels(study, kind="curves")[0].x
+    assert axis.log
+    assert axis.limits == pytest.approx((8, 6000))
+    near = panels(
+        by_alpha(document={"source": "x", "values": [{**entry, "at": {"rounds": 300}}]}), kind="curves"
+    )
+    assert not near[0].x.log
