@@ -170,7 +170,7 @@ def test_the_command_lists_studies_and_refuses_unknown_ones(tmp_path: Path) -> N
     listed = run(app, ["reproduce", "--list", "--json", "--data-dir", str(tmp_path)])
     studies = {study["name"]: study for study in json.loads(listed.stdout)}
     assert studies["hsu2020/table3"]["absent"] == ["inaturalist-user-120k"]
-    assert studies["hsu2019/fig5"]["costs"]["paper"]["runs"] == 31_360
+    assert studies["hsu2019/fig5"]["costs"]["paper"]["runs"] == 128 * (40 * 5 + 5)
     assert "hsu2019/fig5" in run(app, ["reproduce", "--list", "--data-dir", str(tmp_path)]).stdout
     wrong = run(app, ["reproduce", "hsu2019/fig55"])
     assert wrong.exit_code == 2
