@@ -88,7 +88,7 @@ def model_cost(
     )
 
 
-def _counts(of_step: TrainingTrial) -> dict[str, int | None]:
+def _counts(of_step: TrainingTrial) -> dict[str, Any]:
     """Parameters and multiply-adds, without memory for the weights."""
     model = of_step.model
     with torch.random.fork_rng(devices=[]), torch.device("meta"):

@@ -181,7 +181,7 @@ def images_per_second(config: Config) -> float | None:
     area = float(size[0] * size[1] if isinstance(size, list | tuple) else size**2)
     entry = min(entries, key=lambda each: abs(math.log(each["side"] ** 2 / area)))
     rate = entry.get(config.engine.get("precision", "fp32"), entry["fp32"])
-    return float(rate) * entry["side"] ** 2 / area
+    return float(rate * entry["side"] ** 2 / area)
 
 
 def _model_key(config: Config) -> str:
