@@ -23,7 +23,7 @@ from fedlens.models.multiply_adds import multiply_adds
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """The counts of a model, and the memory of a training step; see `fedlens.report.study_costs.ModelCost`."""
+    """The counts of a model, and the memory of a training step; see `fedlens.report.study_costs.CellCost`."""
 
     model: str
     input_shape: Sequence[int]

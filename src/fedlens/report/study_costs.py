@@ -13,7 +13,7 @@ from fedlens.core.errors import DataError
 
 
 @dataclass(frozen=True)
-class ModelCost:
+class CellCost:
     """What the model of one cell of a study costs.
 
     Attributes:
@@ -45,14 +45,14 @@ class ModelCost:
     reason: str | None = None
 
 
-def cost_values(costs: Sequence[ModelCost]) -> list[dict[str, Any]]:
+def cost_values(costs: Sequence[CellCost]) -> list[dict[str, Any]]:
     """The costs as data.json has them."""
     return [asdict(cost) for cost in costs]
 
 
-def read_costs(values: Any, where: str | None = None) -> list[ModelCost]:
+def read_costs(values: Any, where: str | None = None) -> list[CellCost]:
     """The costs of data.json. Raises `DataError` if they are damaged."""
     try:
-        return [ModelCost(**entry) for entry in values]
+        return [CellCost(**entry) for entry in values]
     except TypeError as error:
         raise DataError(f"the costs of models are damaged: {error}", where=where) from None

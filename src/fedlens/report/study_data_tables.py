@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from fedlens.report.efficiency import millions
 from fedlens.report.format import MISSING, count, duration, number, size
 from fedlens.report.partition_statistics import imbalance
 from fedlens.report.stated_values import StatedValue, stated_values
-from fedlens.report.study_costs import ModelCost, read_costs
-from fedlens.report.study_populations import Population, read_populations
+from fedlens.report.study_costs import CellCost, read_costs
+from fedlens.report.study_populations import CasePopulation, read_populations
 from fedlens.report.study_results import RunLine
 from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
@@ -67,10 +68,12 @@ def datasets(view: TableView) -> StudyTable:
     )
 
 
-def population_facts(population: Population) -> dict[str, float]:
+def population_facts(population: CasePopulation) -> dict[str, float]:
     """The numbers of one population, by the name that document files use.
 
-    >>> population = Population("", {}, "", 0, "d", {}, ["a", "b"], [2, 1], ["x", "y"], [0, 1, 0], [1, 1, 1], [0, 2, 3])
+    >>> columns, counts, offsets = [0, 1, 0], [1, 1, 1], [0, 2, 3]
+    >>> population = CasePopulation(
+    ...     "", {}, "", 0, "d", {}, ["a", "b"], [2, 1], ["x", "y"], columns, counts, offsets)
     >>> facts = population_facts(population)
     >>> facts["clients"], facts["examples"], facts["largest"], round(facts["emd"], 3)
     (2, 3, 2, 0.444)
@@ -144,7 +147,7 @@ def efficiency(
 
 
 def _columns(
-    costs: Sequence[ModelCost], runs: bool, memory: bool, gbit: float | None
+    costs: Sequence[CellCost], runs: bool, memory: bool, gbit: float | None
 ) -> list[tuple[str, str, Shown]]:
     columns: list[tuple[str, str, Shown]] = [("parameters", "parameters", count)]
     if any(cost.trainable != cost.parameters for cost in costs):
@@ -167,7 +170,7 @@ def _columns(
 
 
 def cost_facts(
-    cost: ModelCost | None, lines: Sequence[RunLine], gbit: float | None = None
+    cost: CellCost | None, lines: Sequence[RunLine], gbit: float | None = None
 ) -> dict[str, float]:
     """The numbers of one row, by the name that document files use; what is not known is left out.
 
@@ -180,6 +183,7 @@ def cost_facts(
     for key in ("parameters", "multiply_adds"):
         facts[key] = _mean([line.facts.get(key) for line in lines])
     if cost is not None:
+        counted = asdict(cost)
         for key in (
             "parameters",
             "trainable",
@@ -189,7 +193,7 @@ def cost_facts(
             "memory",
             "estimated",
         ):
-            facts[key] = getattr(cost, key)
+            facts[key] = counted[key]
     facts["rounds"] = _mean([line.rounds for line in lines])
     facts["seconds"] = _mean([line.facts.get("seconds") for line in lines])
     facts["bytes"] = _mean([_last(line.curve.get("bytes", ())) for line in lines])

@@ -30,7 +30,7 @@ from fedlens.report.study_captions import (
 from fedlens.report.study_cells import better, comparisons, study_cells
 from fedlens.report.study_choices import chosen_values
 from fedlens.report.study_comparison_tables import EFFECTIVE, effective_rate_of, p_text
-from fedlens.report.study_results import Entry, RunLine, StudyResults
+from fedlens.report.study_results import RunLine, StudyEntry, StudyResults
 from fedlens.report.table_format import StudyTable, TableCell, csv_text
 from fedlens.report.table_view import TableView
 
@@ -268,7 +268,7 @@ def _is_metric(name: str) -> bool:
     return split_of(name) is not None or name.startswith("clients_")
 
 
-def _measured(results: StudyResults, entry: Entry) -> str:
+def _measured(results: StudyResults, entry: StudyEntry) -> str:
     """The metric that a run is measured by: on validation data while tuning."""
     split = split_of(results.metric)
     return f"validation_{split[1]}" if entry.role == "tune" and split else results.metric

@@ -17,7 +17,7 @@ from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.format import many, setting
 from fedlens.report.palette import TEN, class_colors
 from fedlens.report.render import Plot
-from fedlens.report.study_populations import Population
+from fedlens.report.study_populations import CasePopulation
 
 STYLES = ("bars", "matrix", "classes")
 COUNTS = {
@@ -35,11 +35,11 @@ class Panel:
     """One population of a figure, and its title."""
 
     title: str
-    population: Population
+    population: CasePopulation
 
 
 def panels(
-    populations: Sequence[Population], dimensions: Mapping[str, str], spec: Mapping[str, Any]
+    populations: Sequence[CasePopulation], dimensions: Mapping[str, str], spec: Mapping[str, Any]
 ) -> list[Panel]:
     """The populations that a figure or a table shows, each with the name of its case.
 
@@ -56,11 +56,11 @@ def panels(
     return [Panel(case_title(p, dimensions), p) for p in chosen]
 
 
-def case_title(population: Population, dimensions: Mapping[str, str]) -> str:
+def case_title(population: CasePopulation, dimensions: Mapping[str, str]) -> str:
     """The case of a population in words: "alpha 0.1"; a named case is its own title.
 
     >>> case = {"data.partition.alpha": 100.0, "case": "small"}
-    >>> p = Population("", case, "", 0, "digits", {}, [], [], [], [], [], [])
+    >>> p = CasePopulation("", case, "", 0, "digits", {}, [], [], [], [], [], [])
     >>> case_title(p, {"data.partition.alpha": "alpha"})
     'alpha 100, small'
     """
@@ -134,7 +134,7 @@ def _style_of(spec: Mapping[str, Any]) -> str:
     return style
 
 
-def _sample(population: Population, clients: int) -> PartitionSample:
+def _sample(population: CasePopulation, clients: int) -> PartitionSample:
     at_most = clients or max(len(population.ids), 1)
     return sample_partition(population.partition, population.census, at_most, 300)
 
@@ -267,7 +267,7 @@ def _ranks(shown: Sequence[Panel], name: str, log: str) -> Figure:
     )
 
 
-def _counts(population: Population, name: str) -> NDArray[np.int64]:
+def _counts(population: CasePopulation, name: str) -> NDArray[np.int64]:
     census = population.census
     if name == "classes":
         return census.classes_per_client()

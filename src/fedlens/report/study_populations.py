@@ -23,7 +23,7 @@ DATA_TABLES = frozenset({"datasets"})
 
 
 @dataclass(frozen=True)
-class Population:
+class CasePopulation:
     """The clients of one case of a study, at one seed.
 
     Client k holds `counts[i]` marks (see `Census`) of class `columns[i]`, for i in `offsets[k] : offsets[k + 1]`.
@@ -63,11 +63,11 @@ class Population:
         method: str = "",
         seed: int = 0,
         test: NDArray[np.int64] | None = None,
-    ) -> Population:
+    ) -> CasePopulation:
         """The population of a partition that has a census.
 
         >>> p = Partition.of_owners([0, 0, 1], 2, dataset="three").counted([0, 1, 1])
-        >>> Population.of(p, {"alpha": 0.1}).partition.census.dense().tolist()
+        >>> CasePopulation.of(p, {"alpha": 0.1}).partition.census.dense().tolist()
         [[1, 1], [0, 1]]
         """
         census = partition.census
@@ -107,15 +107,15 @@ class Population:
         )
 
 
-def population_values(populations: Sequence[Population]) -> list[dict[str, Any]]:
+def population_values(populations: Sequence[CasePopulation]) -> list[dict[str, Any]]:
     """The populations as data.json has them."""
     return [asdict(population) for population in populations]
 
 
-def read_populations(values: Any, where: str | None = None) -> list[Population]:
+def read_populations(values: Any, where: str | None = None) -> list[CasePopulation]:
     """The populations of data.json. Raises `DataError` if they are damaged."""
     try:
-        return [Population(**entry) for entry in values]
+        return [CasePopulation(**entry) for entry in values]
     except TypeError as error:
         raise DataError(f"the populations are damaged: {error}", where=where) from None
 

@@ -87,7 +87,7 @@ class RunLine:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StudyEntry:
     """The place of a run in the plan of a study.
 
     Attributes:
@@ -150,7 +150,7 @@ class StudyInfo:
     document: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     notes: Sequence[str] = ()
-    entries: Sequence[Entry] = ()
+    entries: Sequence[StudyEntry] = ()
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class StudyResults:
         path = folder / INFO
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            info = StudyInfo(**{**values, "entries": [Entry(**entry) for entry in values["entries"]]})
+            info = StudyInfo(**{**values, "entries": [StudyEntry(**entry) for entry in values["entries"]]})
         except FileNotFoundError:
             raise DataError(
                 f"no study in {folder}", where=str(path), hint="run 'fedlens sweep' first"

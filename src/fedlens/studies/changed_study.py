@@ -11,7 +11,7 @@ from typing import Any
 from fedlens.core.errors import ConfigError, FedlensError
 from fedlens.core.summary_text import listed
 from fedlens.experiment.atomic_files import read_regular
-from fedlens.report.study_results import INFO, LINES, Entry, StudyInfo, StudyResults, read_lines
+from fedlens.report.study_results import INFO, LINES, StudyEntry, StudyInfo, StudyResults, read_lines
 from fedlens.studies.expansion import shown_value
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan, Values
@@ -33,8 +33,8 @@ class StudyChange:
     """
 
     settings: Sequence[str] = ()
-    new: Sequence[Entry] = ()
-    gone: Sequence[Entry] = ()
+    new: Sequence[StudyEntry] = ()
+    gone: Sequence[StudyEntry] = ()
     rules: Sequence[str] = ()
 
     def __bool__(self) -> bool:
@@ -84,7 +84,7 @@ def refuse_changed(folder: Path, plan: StudyPlan, accept_changes: bool = False) 
     return change
 
 
-def _belongs(entry: Entry, plan: StudyPlan) -> bool:
+def _belongs(entry: StudyEntry, plan: StudyPlan) -> bool:
     """Whether the plan can have this run: with its method, case, seed and point, and the same settings."""
     cells = plan.cells
     method = next((one for one in cells.methods if one.name == entry.method), None)
@@ -102,12 +102,12 @@ def _belongs(entry: Entry, plan: StudyPlan) -> bool:
     return False
 
 
-def _further_seeds(before: StudyInfo, plan: StudyPlan) -> list[Entry]:
+def _further_seeds(before: StudyInfo, plan: StudyPlan) -> list[StudyEntry]:
     """The final runs of seeds that the study did not have, whose points follow from tuning."""
     if plan.cells.tune is None:
         return []
     return [
-        Entry("", "", method.name, dict(case.values), {}, "final", seed)
+        StudyEntry("", "", method.name, dict(case.values), {}, "final", seed)
         for seed in plan.cells.seeds
         if seed not in before.seeds
         for case in plan.cells.cases
@@ -151,7 +151,7 @@ def _settings(folder: Path, before: StudyInfo, plan: StudyPlan) -> list[str]:
     return differences(values, {key: value for key, value in plan.source.values.items() if key != "base"})
 
 
-def _runs(entries: Iterable[Entry]) -> str:
+def _runs(entries: Iterable[StudyEntry]) -> str:
     """How many runs, and their cells."""
     cells: dict[str, int] = {}
     for entry in entries:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedlens.report.study_results import Entry, Role
+from fedlens.report.study_results import Role, StudyEntry
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class PlannedRun:
         return f"{self.key}-{self.digest[:6]}"
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> StudyEntry:
         """Its place in the study, as study.json has it."""
-        return Entry(
+        return StudyEntry(
             self.digest, self.directory, self.method, dict(self.case), dict(self.point), self.role, self.seed
         )
 

@@ -15,7 +15,7 @@ from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment import jsonl
 from fedlens.experiment.atomic_files import open_unlinked, read_regular, refused, sweep
 from fedlens.experiment.lock import locked
-from fedlens.report.study_results import LINES, Entry, RunLine, StudyInfo, read_lines, write_lines
+from fedlens.report.study_results import LINES, RunLine, StudyEntry, StudyInfo, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.planned_file import check_directory
 
@@ -81,7 +81,7 @@ class StudyStore:
                 )
             time.sleep(0.05)
 
-    def check(self, runs: Iterable[PlannedRun], entries: Iterable[Entry] = ()) -> None:
+    def check(self, runs: Iterable[PlannedRun], entries: Iterable[StudyEntry] = ()) -> None:
         """Raises `RunDirectoryError` if the directory of a run holds another run, or was edited by hand."""
         planned = {run.directory: (run.digest, run.settings) for run in runs}
         others = {entry.run: (entry.digest, None) for entry in entries if entry.run not in planned}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.experiment.datadir import data_directory
-from fedlens.report.study_costs import ModelCost, cost_values, read_costs
+from fedlens.report.study_costs import CellCost, cost_values, read_costs
 from fedlens.report.study_populations import (
-    Population,
+    CasePopulation,
     needs_populations,
     population_values,
     read_populations,
@@ -65,13 +65,13 @@ def _digest(*values: Any) -> str:
 
 
 def _populations(
-    cells: StudyCells, before: Sequence[Population], data_dir: Path | None, download: bool, say: Say
-) -> list[Population]:
+    cells: StudyCells, before: Sequence[CasePopulation], data_dir: Path | None, download: bool, say: Say
+) -> list[CasePopulation]:
     """One population a case; one a method where methods of a case differ in their data."""
     from fedlens.experiment.run_partition import run_partition
 
     made = {population.settings: population for population in before}
-    populations: list[Population] = []
+    populations: list[CasePopulation] = []
     for case in cells.cases:
         different: dict[str, tuple[Method, PlannedRun]] = {}
         for method in cells.methods:
@@ -82,7 +82,7 @@ def _populations(
             if digest not in made:
                 say(f"partition of {run.key}")
                 whole = run_partition(run.settings, root=data_directory(data_dir), download=download)
-                made[digest] = Population.of(
+                made[digest] = CasePopulation.of(
                     whole.partition, case.values, settings=digest, seed=run.seed, test=whole.test_counts
                 )
             populations.append(replace(made[digest], case=dict(case.values), method=label))
@@ -98,11 +98,11 @@ def _data_digest(run: PlannedRun) -> str:
 def _costs(
     cells: StudyCells,
     tables: Sequence[Mapping[str, Any]],
-    before: Sequence[ModelCost],
+    before: Sequence[CellCost],
     data_dir: Path | None,
     download: bool,
     say: Say,
-) -> list[ModelCost]:
+) -> list[CellCost]:
     """One cost a method and case, with the memory of a step if a table shows it."""
     made = {cost.settings: cost for cost in before}
     memory = any(table.get("memory") for table in tables)
@@ -130,10 +130,10 @@ def _cost(
     memory: bool,
     data_dir: Path | None,
     download: bool,
-) -> ModelCost:
+) -> CellCost:
     from fedlens.benchmark.model_cost import model_cost
 
     measured = model_cost(
         run.settings, memory=memory, shape=shape, classes=classes, data_dir=data_dir, download=download
     )
-    return ModelCost(settings=digest, method=run.method, case=dict(run.case), **asdict(measured))
+    return CellCost(settings=digest, method=run.method, case=dict(run.case), **asdict(measured))

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlens.report.study_results import Entry, RunLine, StudyInfo, StudyResults
+from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, StudyResults
 
 ALPHA = "data.partition.alpha"
 FACTS = {"batch_size": 64.0, "chance": 0.1, "cpu_seconds": 90.0}
@@ -63,7 +63,7 @@ def results(
         for method in methods:
             for seed in seeds:
                 digest = f"{method}-{place}-{seed}"
-                entries.append(Entry(digest, digest, method, case, {}, "final", seed))
+                entries.append(StudyEntry(digest, digest, method, case, {}, "final", seed))
                 if (method, place) in finals:
                     noise = random.Random(digest).gauss(0, 0.012)
                     lines[digest] = line(digest, finals[method, place] + noise, seed)
@@ -122,7 +122,7 @@ def tuned(**info: Any) -> StudyResults:
                     final = max(0.1, top - 0.12 * math.log10(rate / 0.07) ** 2)
                     for seed in (100, 101):
                         digest = f"tune-{method}-{case[ALPHA]}-{momentum}-{rate}-{seed}"
-                        entries.append(Entry(digest, digest, method, case, point, "tune", seed))
+                        entries.append(StudyEntry(digest, digest, method, case, point, "tune", seed))
                         lines[digest] = line(digest, final, seed, split="validation")
     made = results(methods, cases, {(m, k): 0.6 + 0.05 * k for m in methods for k in (0, 1)}, **info)
     whole = StudyInfo(**{**vars(made.info), "entries": [*entries, *made.info.entries]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlens.report.study_results import Entry, RunLine, StudyInfo, StudyResults
+from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, StudyResults
 
 Scores = Mapping[
     str, Sequence[Any]
@@ -34,7 +34,7 @@ def results_of(
         for method, values in table.items():
             for seed, value in enumerate(values):
                 digest = f"{method}-{case}-{seed}"
-                entries.append(Entry(digest, f"run-{digest}", method, case, {}, "final", seed))
+                entries.append(StudyEntry(digest, f"run-{digest}", method, case, {}, "final", seed))
                 if value is not None:
                     lines[digest] = _line(digest, value, metric, x, facts or {})
     methods = {method: method for table in tables for method in table}

@@ -6,16 +6,16 @@ import random
 import pytest
 
 from fedlens.report.study_choices import at_edge, choices, chosen_values, tried_values
-from fedlens.report.study_results import Entry, StudyInfo, StudyResults
+from fedlens.report.study_results import StudyEntry, StudyInfo, StudyResults
 
 
-def _entry(role: str, lr: float, seed: int = 0, alpha: float = 0.1) -> Entry:
+def _entry(role: str, lr: float, seed: int = 0, alpha: float = 0.1) -> StudyEntry:
     name = f"{role}-{alpha}-{lr}-{seed}"
     case = {"data.partition.alpha": alpha}
-    return Entry(name, name, "fedavg", case, {"local.lr": lr}, role, seed)  # type: ignore[arg-type]
+    return StudyEntry(name, name, "fedavg", case, {"local.lr": lr}, role, seed)  # type: ignore[arg-type]
 
 
-def _results(*entries: Entry) -> StudyResults:
+def _results(*entries: StudyEntry) -> StudyResults:
     info = StudyInfo(
         name="s",
         title="",

@@ -6,10 +6,10 @@ import pytest
 
 from fedlens.core.errors import DataError
 from fedlens.data.partition.partition import Partition
-from fedlens.report.study_costs import ModelCost, cost_values, read_costs
+from fedlens.report.study_costs import CellCost, cost_values, read_costs
 from fedlens.report.study_data_tables import cost_facts, population_facts
-from fedlens.report.study_populations import Population, population_values
-from fedlens.report.study_results import Entry, RunLine, StudyInfo, StudyResults
+from fedlens.report.study_populations import CasePopulation, population_values
+from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, StudyResults
 from fedlens.report.study_tables import study_table
 
 ALPHA = "data.partition.alpha"
@@ -21,9 +21,9 @@ def _results(document: dict[str, object] | None = None, finished: bool = True) -
         Partition.of_owners([0, 0, 0, 1], 2, dataset="four").counted([0, 0, 0, 1]),
         Partition.of_owners([0, 0, 1, 1], 2, dataset="four").counted([0, 1, 0, 1]),
     ]
-    populations = [Population.of(p, case) for p, case in zip(partitions, CASES, strict=True)]
+    populations = [CasePopulation.of(p, case) for p, case in zip(partitions, CASES, strict=True)]
     costs = [
-        ModelCost("", m, case, m, [3, 8, 8], 2, parameters, parameters - frozen, 90, 1_500_000, 4, 2_000_000)
+        CellCost("", m, case, m, [3, 8, 8], 2, parameters, parameters - frozen, 90, 1_500_000, 4, 2_000_000)
         for m, parameters, frozen in (("small", 100, 0), ("large", 900, 800))
         for case in CASES
     ]
@@ -32,7 +32,7 @@ def _results(document: dict[str, object] | None = None, finished: bool = True) -
         for case in CASES:
             for seed, seconds in ((0, 10.0), (1, 30.0)):
                 digest = f"{method}{case[ALPHA]}{seed}"
-                entries.append(Entry(digest, digest, method, case, {}, "final", seed))
+                entries.append(StudyEntry(digest, digest, method, case, {}, "final", seed))
                 curve = {"round": [0, 5], "bytes": [0.0, 2.5e9], "test_accuracy": [0.1, 0.5]}
                 status = "finished" if finished else "failed"
                 facts = {"seconds": seconds, "parameters": 1.0, "multiply_adds": 2.0}
@@ -55,7 +55,7 @@ def test_the_data_of_each_case_are_one_row() -> None:
     head, *rows = _texts(_results(), {"kind": "datasets"})
     assert head[:6] == ["alpha", "dataset", "clients", "classes", "examples", "smallest client"]
     assert rows[0] == ["0.1", "four", "2", "2", "4", "1", "3", "1", "0.75"]
-    assert rows[1] == ["1.0", "four", "2", "2", "4", "2", "2", "2", "0"]
+    assert rows[1] == ["1", "four", "2", "2", "4", "2", "2", "2", "0"]
 
 
 def test_only_the_cases_of_the_table_are_shown() -> None:
@@ -64,7 +64,7 @@ def test_only_the_cases_of_the_table_are_shown() -> None:
 
 def test_the_weighted_mean_of_the_distances_is_that_of_the_census() -> None:
     # Shares of the population: 3/4 and 1/4. Distances 0.5 and 1.5, weights 3 and 1.
-    population = Population.of(Partition.of_owners([0, 0, 0, 1], 2).counted([0, 0, 0, 1]), {})
+    population = CasePopulation.of(Partition.of_owners([0, 0, 0, 1], 2).counted([0, 0, 0, 1]), {})
     facts = population_facts(population)
     assert facts["emd"] == pytest.approx((3 * 0.5 + 1 * 1.5) / 4)
     assert facts["imbalance"] == 1.5
@@ -110,7 +110,7 @@ def test_failed_runs_give_no_time() -> None:
 def test_counts_of_the_model_come_before_those_that_a_run_recorded() -> None:
     line = RunLine("d", "r", "finished", None, 1, "test_accuracy", {}, {"parameters": 7.0})
     assert cost_facts(None, [line])["parameters"] == 7.0
-    assert cost_facts(ModelCost("", "m", {}, "m", [1], 2, 5, 5), [line])["parameters"] == 5
+    assert cost_facts(CellCost("", "m", {}, "m", [1], 2, 5, 5), [line])["parameters"] == 5
 
 
 def test_a_reason_stands_where_memory_was_not_measured() -> None:

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedlens.report.study_frames import WALL_CLOCK, cell_rows, run_rows, to_csv, to_pandas, write_frames
-from fedlens.report.study_results import Entry, StudyResults
+from fedlens.report.study_results import StudyEntry, StudyResults
 from tests.unit.report.study_fake import results_of
 
 SCORES = {
@@ -74,7 +74,7 @@ def test_a_run_without_a_line_has_no_row() -> None:
 def test_tuning_runs_are_rows_with_their_point_and_their_validation_value() -> None:
     results = results_of({"fedavg": [0.5]}, tuning={"seeds": [100]})
     line = replace(next(iter(results.lines.values())), curve={"round": [1], "validation_accuracy": [0.4]})
-    entry = Entry("t", "tuning", "fedavg", {}, {"local.lr": 0.1}, "tune", 100)
+    entry = StudyEntry("t", "tuning", "fedavg", {}, {"local.lr": 0.1}, "tune", 100)
     entries = [replace(results.info.entries[0], point={"local.lr": 0.1}), entry]
     results = StudyResults(replace(results.info, entries=entries), {**results.lines, "t": line})
     final, tune = run_rows(results)

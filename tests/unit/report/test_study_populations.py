@@ -15,7 +15,7 @@ from fedlens.experiment.run_partition import run_partition
 from fedlens.report import pictures
 from fedlens.report import study_population_figures as figures
 from fedlens.report.study_populations import (
-    Population,
+    CasePopulation,
     needs_populations,
     needs_runs,
     population_values,
@@ -36,9 +36,9 @@ def _settings(**data: object) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _population(alpha: float, owners: list[int], labels: list[int], dataset: str = "three") -> Population:
+def _population(alpha: float, owners: list[int], labels: list[int], dataset: str = "three") -> CasePopulation:
     partition = Partition.of_owners(owners, max(owners) + 1, dataset=dataset).counted(labels)
-    return Population.of(partition, {ALPHA: alpha}, test=np.array([2, 0]))
+    return CasePopulation.of(partition, {ALPHA: alpha}, test=np.array([2, 0]))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_test_examples_are_counted_by_class(tmp_path: Path) -> None:
 
 def test_a_population_is_the_same_after_writing_and_reading(tmp_path: Path) -> None:
     partition = run_partition(_settings(), root=tmp_path).partition
-    write_data(tmp_path, {"populations": population_values([Population.of(partition, {ALPHA: 0.5})])})
+    write_data(tmp_path, {"populations": population_values([CasePopulation.of(partition, {ALPHA: 0.5})])})
     (again,) = read_populations(read_data(tmp_path)["populations"])
     assert again.census.dense().tolist() == partition.census.dense().tolist()
     assert again.partition.sizes().tolist() == partition.sizes().tolist()
@@ -77,7 +77,7 @@ def test_a_population_is_the_same_after_writing_and_reading(tmp_path: Path) -> N
 
 def test_an_infinite_alpha_is_written_as_text(tmp_path: Path) -> None:
     partition = Partition.of_owners([0, 1], 2, spec={"alpha": float("inf")}).counted([0, 1])
-    assert "inf" in json.dumps(population_values([Population.of(partition, {})]), allow_nan=False)
+    assert "inf" in json.dumps(population_values([CasePopulation.of(partition, {})]), allow_nan=False)
 
 
 def test_damaged_data_are_refused(tmp_path: Path) -> None:

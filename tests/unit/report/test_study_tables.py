@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedlens.core.errors import ConfigError
-from fedlens.report.study_results import Entry, StudyResults
+from fedlens.report.study_results import StudyEntry, StudyResults
 from fedlens.report.study_tables import TABLES, check_tables, default_tables, study_table, study_tables
 from fedlens.report.table_format import StudyTable
 from tests.unit.report.study_fake import results_of
@@ -217,7 +217,7 @@ def tuned(values: dict[str, list[float]], chosen: dict[str, float]) -> StudyResu
     for point in points:
         for seed in (100, 101):
             digest = f"t-{point}-{seed}"
-            entries.append(Entry(digest, digest, "fedadam", {}, point, "tune", seed))
+            entries.append(StudyEntry(digest, digest, "fedadam", {}, point, "tune", seed))
             curve = {"round": [1], "validation_accuracy": [0.5 if point == chosen else 0.4]}
             lines[digest] = replace(example, digest=digest, curve=curve)
     return StudyResults(replace(results.info, entries=entries), lines)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.report.stated_values import StatedValue
-from fedlens.report.study_results import Entry, RunLine, StudyInfo, write_info, write_lines
+from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, write_info, write_lines
 from fedlens.studies.document import read_document
 from fedlens.studies.reproduce import listed_studies, records, refuse_absent
 from fedlens.studies.scale_differences import scale_differences
@@ -151,7 +151,7 @@ def test_a_wrong_record_is_refused(tmp_path: Path) -> None:
 def test_the_list_has_what_was_run_here(tmp_path: Path) -> None:
     folder = tmp_path / "hsu2019" / "fig4" / "smoke"
     folder.mkdir(parents=True)
-    entries = [Entry(digest, digest, "fedavg", {}, {}, "final", 0) for digest in ("a", "b")]
+    entries = [StudyEntry(digest, digest, "fedavg", {}, {}, "final", 0) for digest in ("a", "b")]
     info = StudyInfo("f", "", [0], None, 1, [], "fedavg", {"fedavg": "FedAvg"}, {}, [{}], entries=entries)
     write_info(folder, info)
     line = RunLine("a", "a", "finished", None, 2, "test_accuracy", {"round": [2], "test_accuracy": [0.5]})
