@@ -67,7 +67,7 @@ class StudyPlan:
     @classmethod
     def of(cls, source: StudySource, check: bool = True) -> StudyPlan:
         """The plan of a study whose own settings are checked. Raises `ConfigError` if a run has a wrong one."""
-        cells = _cells(source)
+        cells = _cells(source, check)
         if check:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
@@ -214,10 +214,10 @@ def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
     return line is None or line.status == "stopped"
 
 
-def _cells(source: StudySource) -> StudyCells:
+def _cells(source: StudySource, check: bool) -> StudyCells:
     study, places = source.settings, source.places
     threads = study.threads if "threads" in study.model_fields_set else None
-    reader = SettingsReader(source.folder, places, threads)
+    reader = SettingsReader(source.folder, places, threads, check)
     base = (study.base, places.locate("base"))
     common = [PlacedSetting(key, value, places.locate("set", key)) for key, value in study.set.items()]
     default = "method"
