@@ -15,7 +15,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.registry import import_name, load_target
 from fedlens.experiment.algorithm_check import algorithm_settings, check_algorithm
 from fedlens.experiment.config import Config, plain, read_config
-from fedlens.experiment.config_source import Source, put_setting, read_source
+from fedlens.experiment.config_source import Source, find_beside, put_setting, read_source
 from fedlens.experiment.plan import plan
 from fedlens.studies.effective_rate import client_rate
 from fedlens.studies.places import Places
@@ -79,7 +79,7 @@ class SettingsReader:
     """Makes the settings of runs, each combination once.
 
     Args:
-        folder: of the study file; bases are relative to it.
+        folder: of the study file; bases, and paths of data and weights, are relative to it.
         places: of the study's own settings.
         threads: of a run; None for those of the base, or else 1.
         check: whether to make each algorithm once, which finds settings that it refuses.
@@ -184,6 +184,7 @@ class SettingsReader:
                 places |= {f"{key}.{name}": one.place for name in one.value}
                 if isinstance(before, Mapping) and before.get("name") != one.value.get("name"):
                     renamed.add(key)
+        find_beside(values, self._folder, absolute=True)
         put_setting(values, "seed", 0, set(), "seeds")  # bases may differ in theirs, which no run has
         if places.keys().isdisjoint({"engine", "engine.name"}):
             by_study = {key.removeprefix("engine.") for key in places if key.startswith("engine.")}

@@ -207,6 +207,8 @@ def test_methods_that_see_other_data_are_refused_unless_the_study_says_so() -> N
         ({"cases": {"a": {}, "b": {}}}, "the cases (case = a) and (case = b) of 'fedavg' have the same settings"),
         ({"grid": {"local.lr": [0.1]}, "methods": {"a": {"set": {"local.lr": 1}}}}, "a grid sets it again ([grid]"),
         ({"grid": {"local.lr": [0.1]}, "cases": {"a": {"set": {"local.lr": 1}}}}, "a grid sets it again ([grid]"),
+        ({"set": {"local.lr": 1}, "grid": {"local.lr": [0.1]}}, "a grid sets it again ([grid] local.lr) ([set] local.lr)"),
+        ({"set": {"algorithm.momentum": 1}, "methods": {"a": MOMENTUM}}, "sets it again ([methods.a.grid]"),
         ({"grid": {"rounds": [1]}, "random": {"number": 1, "rounds": {"choices": [2]}}}, "both grid and random"),
         ({"methods": {"a": {"base": "digits"}}, "cases": {"b": {"base": "digits"}}}, "both name a base"),
         ({"baseline": "b", "methods": {"fedavgm": MOMENTUM}}, "the baseline 'b' is not a method of the study"),
@@ -254,6 +256,11 @@ def test_the_plan_accepts_every_algorithm_that_fits_its_settings(name: str) -> N
 
 def test_a_component_of_a_users_own_is_left_to_the_runs() -> None:
     assert len(load(set={"algorithm.name": "fedlens.algorithms.fedbn:fedbn"}).runs) == 1
+
+
+def test_a_setting_of_the_study_may_be_the_grid_of_one_method_alone() -> None:
+    plan = load(set={"local.lr": 0.3}, methods={"a": {"grid": {"local.lr": [0.1]}}, "b": {}})
+    assert [run.settings["local"]["lr"] for run in plan.runs] == [0.1, 0.3]
 
 
 def test_settings_are_checked_once_a_combination_and_not_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
