@@ -11,6 +11,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
+from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.report.study_tables import check_tables
@@ -72,10 +73,11 @@ class StudyPlan:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
             refuse_search(cells, source.places)
-            _refuse_tables(source)
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
+        if check:
+            _refuse_outputs(plan)
         return plan
 
     @property
@@ -274,13 +276,15 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
     return flat
 
 
-def _refuse_tables(source: StudySource) -> None:
-    """Raises `ConfigError` for `[[tables]]` that no results could fill."""
+def _refuse_outputs(plan: StudyPlan) -> None:
+    """Raises `ConfigError` for `[[tables]]` and `[[figures]]` that no results could fill."""
+    info = plan.info({})
     try:
-        check_tables(source.settings.tables, len(source.settings.seeds))
+        check_tables(info.tables, len(info.seeds))
+        check_figures(info)
     except ConfigError as error:
         keys = re.split(r"[\[\].]+", error.where or "tables")
-        raise ConfigError(error.what, where=source.places.locate(*keys), hint=error.hint) from None
+        raise ConfigError(error.what, where=plan.source.places.locate(*keys), hint=error.hint) from None
 
 
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:

@@ -212,6 +212,8 @@ def test_methods_that_see_other_data_are_refused_unless_the_study_says_so() -> N
         ({"grid": {"rounds": [1]}, "random": {"number": 1, "rounds": {"choices": [2]}}}, "both grid and random"),
         ({"methods": {"a": {"base": "digits"}}, "cases": {"b": {"base": "digits"}}}, "both name a base"),
         ({"baseline": "b", "methods": {"fedavgm": MOMENTUM}}, "the baseline 'b' is not a method of the study"),
+        ({"figures": [{"kind": "setting", "x": "alfa"}]}, "'alfa' is no dimension of the study ([figures] x)"),
+        ({"tables": [{"kind": "sumary"}]}, "no kind of table is 'sumary' ([tables.0] kind); did you mean 'summary'"),
         ({"tune": {}}, "tuning has no setting to choose"),
         ({"tune": {"over": ["local.lr"]}, "grid": {"local.lrs": [1]}}, "'local.lr' is tuned, but is in no grid"),
     ],
