@@ -207,7 +207,7 @@ def test_methods_that_see_other_data_are_refused_unless_the_study_says_so() -> N
         ({"cases": {"a": {}, "b": {}}}, "the cases (case = a) and (case = b) of 'fedavg' have the same settings"),
         ({"grid": {"local.lr": [0.1]}, "methods": {"a": {"set": {"local.lr": 1}}}}, "a grid sets it again ([grid]"),
         ({"grid": {"local.lr": [0.1]}, "cases": {"a": {"set": {"local.lr": 1}}}}, "a grid sets it again ([grid]"),
-        ({"set": {"local.lr": 1}, "grid": {"local.lr": [0.1]}}, "a grid sets it again ([grid] local.lr) ([set] local.lr)"),
+        ({"set": {"local.lr": 1}, "grid": {"local.lr": [0.1]}}, "sets it again ([grid] local.lr) ([set] local.lr)"),
         ({"set": {"algorithm.momentum": 1}, "methods": {"a": MOMENTUM}}, "sets it again ([methods.a.grid]"),
         ({"grid": {"rounds": [1]}, "random": {"number": 1, "rounds": {"choices": [2]}}}, "both grid and random"),
         ({"methods": {"a": {"base": "digits"}}, "cases": {"b": {"base": "digits"}}}, "both name a base"),
