@@ -140,6 +140,7 @@ class StudyInfo:
         document: the document's own numbers; see `fedlens.studies.document`.
         command: that makes these results.
         entries: the runs, in order.
+        stop_diverged: whether a run ends when its loss diverges; None in files of earlier versions.
     """
 
     name: str
@@ -163,6 +164,7 @@ class StudyInfo:
     command: str = ""
     notes: Sequence[str] = ()
     entries: Sequence[StudyEntry] = ()
+    stop_diverged: bool | None = None
 
 
 @dataclass(frozen=True)

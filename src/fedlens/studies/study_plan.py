@@ -203,6 +203,7 @@ class StudyPlan:
             command=self.command,
             notes=[*study.notes, *effort(self.cells, lines)],
             entries=[run.entry for run in known],
+            stop_diverged=study.stop is not None and study.stop.diverged,
         )
 
     def with_command(self, command: str) -> StudyPlan:
