@@ -11,6 +11,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
+from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.report.study_tables import check_tables
@@ -67,15 +68,16 @@ class StudyPlan:
     @classmethod
     def of(cls, source: StudySource, check: bool = True) -> StudyPlan:
         """The plan of a study whose own settings are checked. Raises `ConfigError` if a run has a wrong one."""
-        cells = _cells(source)
+        cells = _cells(source, check)
         if check:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
             refuse_search(cells, source.places)
-            _refuse_tables(source)
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
+        if check:
+            _refuse_outputs(plan)
         return plan
 
     @property
@@ -201,6 +203,7 @@ class StudyPlan:
             command=self.command,
             notes=[*study.notes, *effort(self.cells, lines)],
             entries=[run.entry for run in known],
+            stop_diverged=study.stop is not None and study.stop.diverged,
         )
 
     def with_command(self, command: str) -> StudyPlan:
@@ -214,10 +217,10 @@ def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
     return line is None or line.status == "stopped"
 
 
-def _cells(source: StudySource) -> StudyCells:
+def _cells(source: StudySource, check: bool) -> StudyCells:
     study, places = source.settings, source.places
     threads = study.threads if "threads" in study.model_fields_set else None
-    reader = SettingsReader(source.folder, places, threads)
+    reader = SettingsReader(source.folder, places, threads, check)
     base = (study.base, places.locate("base"))
     common = [PlacedSetting(key, value, places.locate("set", key)) for key, value in study.set.items()]
     default = "method"
@@ -274,13 +277,15 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
     return flat
 
 
-def _refuse_tables(source: StudySource) -> None:
-    """Raises `ConfigError` for `[[tables]]` that no results could fill."""
+def _refuse_outputs(plan: StudyPlan) -> None:
+    """Raises `ConfigError` for `[[tables]]` and `[[figures]]` that no results could fill."""
+    info = plan.info({})
     try:
-        check_tables(source.settings.tables, len(source.settings.seeds))
+        check_tables(info.tables, len(info.seeds))
+        check_figures(info)
     except ConfigError as error:
         keys = re.split(r"[\[\].]+", error.where or "tables")
-        raise ConfigError(error.what, where=source.places.locate(*keys), hint=error.hint) from None
+        raise ConfigError(error.what, where=plan.source.places.locate(*keys), hint=error.hint) from None
 
 
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:

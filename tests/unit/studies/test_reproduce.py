@@ -64,7 +64,7 @@ def test_centralized_virtual_and_gradient_clients_do_their_own_work() -> None:
     assert central.images == 10 * 60_000 * 2
     virtual = {"algorithm.name": "fedvc", "algorithm.examples": 40, "local.epochs": 1}
     assert cost_of(methods={"v": {"set": virtual}}).images == 10 * 10 * 40
-    gradient = cost_of(methods={"l": {"set": {"algorithm.name": "liadmm"}}})
+    gradient = cost_of(methods={"l": {"set": {"algorithm.name": "liadmm", "local.epochs": 1}}})
     assert gradient.images == 10 * 10 * 600
 
 
