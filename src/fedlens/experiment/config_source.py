@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,7 @@ class Source:
         return f"{file}: {key}" if file else key
 
     def _file(self) -> str | None:
-        """The file in words: an installed recipe has its name, since nobody should edit it."""
-        if self.path is None or not self.path.is_relative_to(_RECIPES):
-            return None if self.path is None else str(self.path)
-        return RECIPE + self.path.relative_to(_RECIPES).with_suffix("").as_posix()
+        return None if self.path is None else _in_words(self.path)
 
     def _has(self, parts: Sequence[str]) -> bool:
         found: Any = self.values
@@ -76,6 +74,14 @@ class Source:
                 return False
             found = found[part]
         return True
+
+
+@lru_cache(maxsize=1024)  # asked for each setting of each run of a study
+def _in_words(path: Path) -> str:
+    """A file of settings in words: an installed recipe has its name, since nobody should edit it."""
+    if not path.is_relative_to(_RECIPES):
+        return str(path)
+    return RECIPE + path.relative_to(_RECIPES).with_suffix("").as_posix()
 
 
 def recipes() -> dict[str, Path]:

@@ -120,9 +120,16 @@ class StudyPlan:
         """How many runs tuning has, and how many follow from its choices, by role."""
         if not self.trains:
             return {"tune": 0, "final": 0}
-        tuning = sum(number_of_tuning_runs(self.cells, method) for method in self.cells.methods)
-        finals = len(self.cells.methods) * len(self.cells.seeds)
-        return {"tune": tuning * len(self.cells.cases), "final": finals * len(self.cells.cases)}
+        tuning = [number_of_tuning_runs(self.cells, method) for method in self.cells.methods]
+        # Without refitting, only the methods that have nothing to tune have further runs.
+        finals = sum(len(self.cells.seeds) for number in tuning if self.refits or not number)
+        return {"tune": sum(tuning) * len(self.cells.cases), "final": finals * len(self.cells.cases)}
+
+    @property
+    def refits(self) -> bool:
+        """Whether the final runs are others than those of tuning; without tuning they are."""
+        tune = self.cells.tune
+        return tune is None or tune.refit or tune.seeds is not None
 
     def due(self, lines: Mapping[str, RunLine]) -> list[DueRun]:
         """The runs that must be carried out now, each once; empty when the study is complete.

@@ -285,6 +285,7 @@ def test_tuning_has_the_same_number_of_runs_for_every_method() -> None:
     assert plan.cells.tuning_seeds == {"fedavg": [3, 4, 5, 6, 7, 8], "fedavgm": [3, 4, 5]}
     assert plan.number_of_runs == {"tune": 24, "final": 4}
     assert plan.info({}).tuning["budget"] == 12
+    assert load(**tuned, seeds=[3, 4], tune={"budget": 12, "refit": False}).number_of_runs["final"] == 0
     assert "unequal numbers of runs" in refused(**tuned, tune={"budget": 6})
     assert "must have 12" in refused(**tuned, tune={"budget": 12, "seeds": [7]})
 
