@@ -19,7 +19,7 @@ from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.point_search import merged
+from fedlens.studies.point_search import each_once
 from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import scale_differences
@@ -140,7 +140,7 @@ class StudyPlan:
         if not self.trains:
             return []
         tuning = tuning_due(self.cells, lines) if self.cells.tune is not None else []
-        return merged([*tuning, *(DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines))])
+        return each_once([*tuning, *(DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines))])
 
     @property
     def trains(self) -> bool:
