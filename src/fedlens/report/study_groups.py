@@ -131,7 +131,9 @@ class SeedGroups:
         if len(ends) == 1:
             return ends[0]
         raise ConfigError(
-            f"'{name}' is no dimension of the study", where=where, hint=nearest(name, [*keys, *labels])
+            f"'{name}' is no dimension of the study",
+            where=where,
+            hint=nearest(name, list(dict.fromkeys([*keys, *labels]))),
         )
 
     def with_fact(self, name: str) -> SeedGroups:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
+from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
-from fedlens.report.study_tables import check_tables
+from fedlens.report.study_tables import check_planned_tables, check_tables
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
@@ -76,6 +78,8 @@ class StudyPlan:
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
+        if check:
+            plan.refuse_outputs()
         return plan
 
     @property
@@ -102,6 +106,13 @@ class StudyPlan:
                 where=self.source.places.locate("baseline"),
                 hint=nearest(self.baseline, names),
             )
+
+    def refuse_outputs(self) -> None:
+        """Raises `ConfigError` for [[tables]] and [[figures]] that the results of this study cannot have."""
+        info = self.info({})
+        with _placed(self.source):
+            check_planned_tables(info)
+            check_figures(info)
 
     @cached_property
     def runs(self) -> Sequence[PlannedRun]:
@@ -276,11 +287,27 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
 
 def _refuse_tables(source: StudySource) -> None:
     """Raises `ConfigError` for `[[tables]]` that no results could fill."""
-    try:
+    with _placed(source):
         check_tables(source.settings.tables, len(source.settings.seeds))
+
+
+@contextmanager
+def _placed(source: StudySource) -> Iterator[None]:
+    """Names the file and the line in errors on entries of [[tables]] and [[figures]], counted from 1."""
+    try:
+        yield
     except ConfigError as error:
-        keys = re.split(r"[\[\].]+", error.where or "tables")
-        raise ConfigError(error.what, where=source.places.locate(*keys), hint=error.hint) from None
+        match = re.match(r"(tables|figures)(?:\[(\d+)\])?\.?(.*)", error.where or "")
+        if match is None:
+            raise
+        kind, number, key = match.groups()
+        place = source.places.locate(*(part for part in (kind, number, *key.split(".")) if part))
+        shown = f"[[{kind}]]" + (f" {int(number) + 1}" if number else "") + (f" {key}" if key else "")
+        raise ConfigError(
+            error.what,
+            where=place.rpartition(": ")[0] + ": " + shown if ": " in place else shown,
+            hint=error.hint,
+        ) from None
 
 
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:

@@ -232,7 +232,7 @@ def test_settings_are_checked_once_a_combination_and_not_once_a_run(monkeypatch:
 def test_tuning_has_the_same_number_of_runs_for_every_method() -> None:
     tuned = {"grid": {"local.lr": [0.1, 0.3]}, "methods": {"fedavg": {}, "fedavgm": MOMENTUM}}
     text = refused(**tuned, tune={})
-    assert "'fedavg' has 2 points with 1 seeds, 2 tuning runs, but every method must have 4" in text
+    assert "'fedavg' has 2 points with 1 seed, 2 tuning runs, but every method must have 4" in text
     plan = load(**tuned, seeds=[3, 4], tune={"budget": 12})
     assert plan.cells.tuning_seeds == {"fedavg": [3, 4, 5, 6, 7, 8], "fedavgm": [3, 4, 5]}
     assert plan.number_of_runs == {"tune": 24, "final": 4}
