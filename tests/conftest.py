@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,11 +31,19 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fedlens-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps a file's tests in one worker, so that they share fixtures, and all timing tests in one group."""
-    for item in items:
-        group = "timing" if item.get_closest_marker("timing") else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keeps a file's tests in one worker, so that they share fixtures, and all timing tests, which are in one file.
+
+    pytest-xdist 3.8 does not see groups that markers make under pytest 9.2. Files are begun in their order, in which
+    slow ones come first and the doctests last, so that both workers end at about the same time.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +110,16 @@ def quick_workers(lasting: dict[int, _Lasting], monkeypatch: pytest.MonkeyPatch)
         return lasting.setdefault(threads, _Lasting(threads))
 
     monkeypatch.setattr("fedlens.engines.processes.WorkerPool", nursery)
+
+
+@pytest.fixture
+def quick_jobs(lasting: dict[int, _Lasting], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for the workers that carry out the runs of a study."""
+
+    def nursery(threads: int) -> _Lasting:
+        return lasting.setdefault(threads, _Lasting(threads))
+
+    monkeypatch.setattr("fedlens.studies.jobs.WorkerPool", nursery)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from fedlens.report.study_results import Role, StudyResults
 from fedlens.report.study_values import Finals, caption_of, runs_of, start
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
+_MOST_NAMED = 5  # decades of an axis
 
 
 def heat_figure(
@@ -132,9 +133,9 @@ def effective_rate_figure(
         for series_of in drawn:
             series_of.append(level(guess, limits, "chance"))
     ticks = decades(*limits)
-    axis = Axis(
-        "effective learning rate", log=True, limits=limits, ticks=ticks, names=[f"{each:g}" for each in ticks]
-    )
+    every = 2 if len(ticks) > _MOST_NAMED else 1  # 0.0001 and 0.001 would run into each other
+    names = ["" if place % every else f"{each:g}" for place, each in enumerate(ticks)]
+    axis = Axis("effective learning rate", log=True, limits=limits, ticks=ticks, names=names)
     up = y_axis(name, metric_title(name), drawn, wanted=y)
     built = [
         Figure(panel.title, f"{title} {panel.title}", axis, up, series)

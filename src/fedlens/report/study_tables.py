@@ -17,6 +17,7 @@ from fedlens.core.errors import ConfigError, DataError, nearest
 from fedlens.report.study_budget_tables import budgets, targets
 from fedlens.report.study_comparison_tables import choices, differences, summary
 from fedlens.report.study_data_tables import datasets, efficiency
+from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_relative_tables import clients, ranks, relative
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import refuse_bootstrap
@@ -95,7 +96,9 @@ def study_tables(results: StudyResults) -> list[StudyTable]:
 
 
 def default_tables(info: StudyInfo) -> list[dict[str, Any]]:
-    """The tables of a study whose file asks for none."""
+    """The tables of a study whose file asks for none; no table for one that trains nothing."""
+    if not needs_runs(info.figures, info.tables):
+        return []
     specs: list[dict[str, Any]] = [{"kind": "summary"}]
     if len(info.methods) > 1:
         specs.append({"kind": "differences"})

@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE, presence
 from fedlens.experiment.datadir import data_directory
 from fedlens.report.study_results import StudyResults
 from fedlens.studies.reproductions import FOLDER, folder_of, reproduction, reproductions
+
+if TYPE_CHECKING:
+    from fedlens.studies.study_plan import StudyPlan
 
 SCALES = ("smoke", "laptop", "paper")
 COSTS, RECORD = "costs.json", "record.toml"
@@ -97,20 +100,24 @@ def costs() -> Mapping[str, Mapping[str, ScaleCost]]:
 
 def computed_costs(name: str) -> dict[str, Any]:
     """The costs of a study by scale as costs.json has them, computed anew."""
-    from fedlens.studies.study_cost import study_cost
     from fedlens.studies.study_plan import StudyPlan
 
-    path, made = reproduction(name), {}
-    for scale in SCALES:
-        cost = study_cost(StudyPlan.load(path, scale, check=False))
-        hours = None if cost.hours is None else float(f"{cost.hours:.3g}")
-        made[scale] = {
-            **asdict(cost),
-            "images": round(cost.images),
-            "hours": hours,
-            "datasets": [*cost.datasets],
-        }
-    return made
+    path = reproduction(name)
+    return {scale: computed_cost(StudyPlan.load(path, scale, check=False)) for scale in SCALES}
+
+
+def computed_cost(plan: StudyPlan) -> dict[str, Any]:
+    """The cost of a plan as costs.json has it."""
+    from fedlens.studies.study_cost import study_cost
+
+    cost = study_cost(plan)
+    hours = None if cost.hours is None else float(f"{cost.hours:.3g}")
+    return {
+        **asdict(cost),
+        "images": round(cost.images),
+        "hours": hours,
+        "datasets": [*cost.datasets],
+    }
 
 
 def records(path: Path | None = None) -> dict[str, list[StudyRecord]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ from fedlens.experiment.config import plain
 from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
-from fedlens.report.study_tables import check_planned_tables, check_tables
+from fedlens.report.study_tables import check_planned_tables
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
@@ -69,17 +68,16 @@ class StudyPlan:
     @classmethod
     def of(cls, source: StudySource, check: bool = True) -> StudyPlan:
         """The plan of a study whose own settings are checked. Raises `ConfigError` if a run has a wrong one."""
-        cells = _cells(source)
+        cells = _cells(source, check)
         if check:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
             refuse_search(cells, source.places)
-            _refuse_tables(source)
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
         if check:
-            plan.refuse_outputs()
+            _refuse_outputs(plan)
         return plan
 
     @property
@@ -107,13 +105,6 @@ class StudyPlan:
                 hint=nearest(self.baseline, names),
             )
 
-    def refuse_outputs(self) -> None:
-        """Raises `ConfigError` for [[tables]] and [[figures]] that the results of this study cannot have."""
-        info = self.info({})
-        with _placed(self.source):
-            check_planned_tables(info)
-            check_figures(info)
-
     @cached_property
     def runs(self) -> Sequence[PlannedRun]:
         """The runs that are known before any result: those of tuning, or else all."""
@@ -129,9 +120,16 @@ class StudyPlan:
         """How many runs tuning has, and how many follow from its choices, by role."""
         if not self.trains:
             return {"tune": 0, "final": 0}
-        tuning = sum(number_of_tuning_runs(self.cells, method) for method in self.cells.methods)
-        finals = len(self.cells.methods) * len(self.cells.seeds)
-        return {"tune": tuning * len(self.cells.cases), "final": finals * len(self.cells.cases)}
+        tuning = [number_of_tuning_runs(self.cells, method) for method in self.cells.methods]
+        # Without refitting, only the methods that have nothing to tune have further runs.
+        finals = sum(len(self.cells.seeds) for number in tuning if self.refits or not number)
+        return {"tune": sum(tuning) * len(self.cells.cases), "final": finals * len(self.cells.cases)}
+
+    @property
+    def refits(self) -> bool:
+        """Whether the final runs are others than those of tuning; without tuning they are."""
+        tune = self.cells.tune
+        return tune is None or tune.refit or tune.seeds is not None
 
     def due(self, lines: Mapping[str, RunLine]) -> list[DueRun]:
         """The runs that must be carried out now, each once; empty when the study is complete.
@@ -212,6 +210,7 @@ class StudyPlan:
             command=self.command,
             notes=[*study.notes, *effort(self.cells, lines)],
             entries=[run.entry for run in known],
+            stop_diverged=study.stop is not None and study.stop.diverged,
         )
 
     def with_command(self, command: str) -> StudyPlan:
@@ -225,10 +224,10 @@ def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
     return line is None or line.status == "stopped"
 
 
-def _cells(source: StudySource) -> StudyCells:
+def _cells(source: StudySource, check: bool) -> StudyCells:
     study, places = source.settings, source.places
     threads = study.threads if "threads" in study.model_fields_set else None
-    reader = SettingsReader(source.folder, places, threads)
+    reader = SettingsReader(source.folder, places, threads, check)
     base = (study.base, places.locate("base"))
     common = [PlacedSetting(key, value, places.locate("set", key)) for key, value in study.set.items()]
     default = "method"
@@ -285,29 +284,21 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
     return flat
 
 
-def _refuse_tables(source: StudySource) -> None:
-    """Raises `ConfigError` for `[[tables]]` that no results could fill."""
-    with _placed(source):
-        check_tables(source.settings.tables, len(source.settings.seeds))
-
-
-@contextmanager
-def _placed(source: StudySource) -> Iterator[None]:
-    """Names the file and the line in errors on entries of [[tables]] and [[figures]], counted from 1."""
+def _refuse_outputs(plan: StudyPlan) -> None:
+    """Raises `ConfigError` for `[[tables]]` and `[[figures]]` that no results could fill, with file and line."""
+    info, places = plan.info({}), plan.source.places
     try:
-        yield
+        check_planned_tables(info)
+        check_figures(info)
     except ConfigError as error:
         match = re.match(r"(tables|figures)(?:\[(\d+)\])?\.?(.*)", error.where or "")
         if match is None:
             raise
         kind, number, key = match.groups()
-        place = source.places.locate(*(part for part in (kind, number, *key.split(".")) if part))
+        place = places.locate(*(part for part in (kind, number, *key.split(".")) if part))
         shown = f"[[{kind}]]" + (f" {int(number) + 1}" if number else "") + (f" {key}" if key else "")
-        raise ConfigError(
-            error.what,
-            where=place.rpartition(": ")[0] + ": " + shown if ": " in place else shown,
-            hint=error.hint,
-        ) from None
+        where = f"{place.rpartition(': ')[0]}: {shown}" if ": " in place else shown
+        raise ConfigError(error.what, where=where, hint=error.hint) from None
 
 
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:

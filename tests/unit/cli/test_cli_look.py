@@ -27,6 +27,8 @@ HEAVY = ("torch", "torchvision", "numpy", "plotly", "pandas", "sklearn", "pydant
         (["run", "--help"], HEAVY[:-1]),
         (["bench", "--help"], HEAVY[:-1]),
         (["bench", "linear", "--help"], HEAVY[:-1]),
+        (["sweep", "--help"], HEAVY[:-1]),
+        (["reproduce", "--list"], HEAVY[:-1]),
         (["--version"], HEAVY),
         (["list", "recipes"], HEAVY[:-1]),
         *(

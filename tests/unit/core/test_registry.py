@@ -1,12 +1,15 @@
 """Registries: names to factories, files of the user, settings read off a signature."""
 
+import os
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
 
+from fedlens.core import registry
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import Entry, Registry, load_file, load_target, read_settings, settings_model
 
@@ -36,6 +39,33 @@ def test_a_name_is_found_and_a_wrong_one_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as caught:
         THINGS.find("orderd", where="x.name")
     assert str(caught.value) == "unknown thing 'orderd' (x.name); did you mean 'ordered'."
+
+
+def package(folder: Path, name: str, row: str) -> None:
+    """An installed package that offers a thing."""
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[fedlens.things]\n{row} = collections:deque\n")
+
+
+def test_packages_are_read_once_and_again_after_one_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "one"), *sys.path])
+    package(tmp_path / "one", "first_of_test", "ring")
+    os.utime(tmp_path / "one", (1, 1))  # long ago
+    reads = []
+    monkeypatch.setattr(registry, "entry_points", lambda **how: reads.append(how) or entry_points(**how))
+    assert all(THINGS.find("ring").__name__ == "deque" for _ in range(100))
+    assert reads == [{"group": "fedlens.things"}]
+    assert ("ring", "from collections:deque") in THINGS.rows()
+    package(tmp_path / "one", "second_of_test", "queue")
+    assert THINGS.find("queue").__name__ == "deque"
+    package(tmp_path / "two", "third_of_test", "line")
+    sys.path.append(str(tmp_path / "two"))
+    assert THINGS.find("line").__name__ == "deque"
+    assert len(reads) == 3
 
 
 def test_a_users_file_is_loaded_once(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import DATA_FIGURES, needs_data
 from fedlens.report.study_tables import check_tables
 from fedlens.studies.document import stated_document
-from fedlens.studies.reproduce import SCALES, computed_costs, costs, records
+from fedlens.studies.reproduce import SCALES, computed_cost, costs, records
 from fedlens.studies.reproductions import FOLDER, reproduction, reproductions
 from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_file import read_study, scale_data
@@ -20,9 +21,13 @@ from fedlens.studies.study_plan import StudyPlan
 from tests.unit.house.reproduce_table import PAGE, rendered
 
 NAMES = sorted(reproductions())
-# Their tens of thousands of runs at the scale "paper" take a minute to check.
-LARGE = {f"hsu2019/fig{k}" for k in (2, 4, 5, 6)} | {f"hsu2020/fig{k}" for k in ("4a", "4b", "8a", "8b")}
-ONE_OF_EACH = ["hsu2019/fig5", "hsu2020/table5", "ghaemi2022/algorithms"]
+SMALL = ("smoke", "laptop")
+PAPER = [
+    "hsu2020/table5",
+    "ghaemi2022/algorithms",
+]  # with the others, tens of thousands of runs take minutes to check
+IN_CI = [*((name, scale) for name in NAMES for scale in SMALL), *((name, "paper") for name in PAPER)]
+NIGHTLY = [name for name in NAMES if name not in PAPER]
 DOCUMENTS = [name for name in NAMES if (FOLDER / f"{name}.document.toml").exists()]
 OTHER_ROWS = {"centralized", "chance"}  # what a document states of methods that a study does not run
 
@@ -39,34 +44,32 @@ def test_a_study_says_what_it_is_and_has_three_scales(name: str) -> None:
         assert bool(scale_differences(source)) <= (scale != "paper")
 
 
-def planned(name: str, scale: str) -> None:
-    """All runs of a scale can be planned, at the cost and on the data that costs.json states."""
-    plan = StudyPlan.load(reproduction(name), scale)
+def has_right_settings(plan: StudyPlan, name: str) -> None:
+    """The runs are at the cost and on the data that costs.json states."""
+    stated_cost = costs()[name][plan.scale]
+    assert computed_cost(plan) == vars(stated_cost), "run 'python -m tests.unit.house.reproduce_table NAME'"
     names = {plan.cells.made(m, c, plan.cells.points(m)[0], "final").config.data.dataset["name"]
              for m in plan.cells.methods for c in plan.cells.cases}  # fmt: skip
     assert names <= set(CATALOGUE)
     info = plan.info({})
     needed = names if needs_data(info.figures, info.tables) else set()
-    assert set(costs()[name][scale].datasets) == needed
-    stated = set(scale_data(plan.source.full | {"scales": {scale: {}}}, scale))
+    assert set(stated_cost.datasets) == needed
+    stated = set(scale_data(plan.source.full | {"scales": {plan.scale: {}}}, plan.scale))
     assert stated <= names
     check_figures(replace(info, figures=[spec for spec in info.figures if spec["kind"] not in DATA_FIGURES]))
     check_tables(info.tables, len(info.seeds))
-    assert info.command == f"fedlens reproduce {name} --scale {scale}"
+    assert info.command == f"fedlens reproduce {name} --scale {plan.scale}"
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in LARGE or name in ONE_OF_EACH])
+@pytest.mark.parametrize(("name", "scale"), IN_CI)
 def test_every_run_has_right_settings(name: str, scale: str) -> None:
-    if name not in LARGE or scale != "paper":
-        planned(name, scale)
+    has_right_settings(StudyPlan.load(reproduction(name), scale), name)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", sorted(LARGE))
-def test_every_run_of_a_large_study_has_right_settings(name: str, scale: str) -> None:
-    planned(name, scale)
+@pytest.mark.nightly  # two of them above
+@pytest.mark.parametrize("name", NIGHTLY)
+def test_every_run_of_a_document_has_right_settings(name: str) -> None:
+    has_right_settings(StudyPlan.load(reproduction(name), "paper"), name)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -94,19 +97,8 @@ def test_a_file_of_numbers_belongs_to_a_study() -> None:
     assert files == named
 
 
-def test_costs_are_those_of_the_study_files() -> None:
-    """`python -m tests.unit.house.reproduce_table NAME` computes them anew."""
-    assert set(costs()) == set(NAMES)
-    for name in NAMES:
-        if name not in LARGE:
-            stated = {scale: vars(cost) for scale, cost in costs()[name].items()}
-            assert computed_costs(name) == stated, name
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted(LARGE))
-def test_costs_of_large_studies_are_those_of_the_study_files(name: str) -> None:
-    assert computed_costs(name) == {scale: vars(cost) for scale, cost in costs()[name].items()}
+def test_every_study_has_its_costs() -> None:
+    assert {name: set(scales) for name, scales in costs().items()} == {name: set(SCALES) for name in NAMES}
 
 
 def test_records_name_studies_and_scales() -> None:
@@ -129,3 +121,32 @@ def test_hsu2019_figure_5_has_the_settings_of_the_document() -> None:
     assert config.local.lr == 0.3
     assert len(plan.cells.points(fedavgm)) == len(plan.cells.points(plan.cells.method("fedavg"))) == 40
     assert {case.values["select.fraction"] for case in plan.cells.cases} == {0.05, 0.1, 0.2, 0.4}
+
+
+def test_fedcvs_figures_show_the_rows_of_its_tables_with_the_same_settings() -> None:
+    """Data, network, alpha, optimizer, rate, schedule and weights of a run say which row of tables 11 to 15 it is."""
+    rows: dict[tuple[Any, ...], float] = {}
+    for table in range(11, 16):
+        rows |= dict(stated_by_settings(f"fedcv/table{table}"))
+    assert len(rows) == 39 + 23 + 20 + 19 + 10
+    for name in ("fedcv/fig4", "fedcv/fig5", "fedcv/fig14", "fedcv/fig15", "fedcv/table2"):
+        shown = stated_by_settings(name)
+        assert len(shown) >= 6
+        for settings, number in shown:
+            assert rows[settings] == number, (name, settings)
+
+
+def stated_by_settings(name: str) -> list[tuple[tuple[Any, ...], float]]:
+    """The document's accuracies of a study at its own scale, with the settings of the runs that they belong to."""
+    plan = StudyPlan.load(reproduction(name), "paper", check=False)
+    found = []
+    for value in stated_values(stated_document(plan.source)):
+        method = plan.cells.method(value.method)
+        [case] = [case for case in plan.cells.cases if value.holds_for(case.values)]
+        config = plan.cells.made(method, case, plan.cells.points(method)[0], "final").config
+        central = config.algorithm["name"] == "centralized"
+        alpha = None if central else config.data.partition.get("alpha")
+        local = (config.local.lr, config.local.lr_decay, config.local.momentum, config.local.batch_size)
+        network = (config.data.dataset["name"], config.model["name"], config.model.get("weights", "none"))
+        found.append(((*network, central, alpha, *local), value.number))
+    return found

@@ -21,23 +21,11 @@ from tests.unit.studies.study_kit import FAILING, FixedPlan, Heard, carried_out,
 RUNS = [planned(seed, lr) for lr in (0.1, 0.2) for seed in (0, 1)]
 
 
-@pytest.fixture
-def workers(lasting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers come from a process that has imported torch already."""
-    monkeypatch.setattr(module, "WorkerPool", lambda threads: _lasting(lasting, threads))
-
-
-def _lasting(made: dict[int, Any], threads: int) -> Any:
-    from tests.conftest import _Lasting
-
-    return made.setdefault(threads, _Lasting(threads))
-
-
 def starting(folder: Path, jobs: int, heard: Any = None) -> Callable[[Sequence[DueRun]], WorkerJobs]:
     return lambda due: WorkerJobs(RunOptions(folder / "runs"), jobs, 1, heard)
 
 
-@pytest.mark.usefixtures("workers")
+@pytest.mark.usefixtures("quick_jobs")
 def test_any_number_of_jobs_gives_the_same_file_in_the_same_order(tmp_path: Path) -> None:
     plan = FixedPlan([*RUNS, FAILING], rung=2)
     alone, several = tmp_path / "alone", tmp_path / "several"
@@ -78,7 +66,7 @@ def killed(folder: Path, times: int) -> tuple[dict[str, RunLine], Killing]:
     return {line.run.rpartition("-")[0]: line for line in store.lines.values()}, heard
 
 
-@pytest.mark.usefixtures("workers")
+@pytest.mark.usefixtures("quick_jobs")
 def test_a_run_whose_worker_is_killed_once_is_resumed_and_finishes(tmp_path: Path) -> None:
     lines, heard = killed(tmp_path, times=1)
     assert {line.status for line in lines.values()} == {"finished"}
@@ -88,7 +76,7 @@ def test_a_run_whose_worker_is_killed_once_is_resumed_and_finishes(tmp_path: Pat
     assert lines["fedavg-lr0.1-seed5"].rounds == 40
 
 
-@pytest.mark.usefixtures("workers")
+@pytest.mark.usefixtures("quick_jobs")
 def test_a_run_whose_worker_is_killed_twice_fails_with_the_reason_and_others_go_on(tmp_path: Path) -> None:
     lines, _ = killed(tmp_path, times=2)
     bad = lines["fedavg-lr0.1-seed5"]
@@ -99,7 +87,7 @@ def test_a_run_whose_worker_is_killed_twice_fails_with_the_reason_and_others_go_
     assert lines["fedavg-lr0.1-seed0"].status == "finished"
 
 
-@pytest.mark.usefixtures("workers")
+@pytest.mark.usefixtures("quick_jobs")
 def test_ctrl_c_saves_all_running_runs_and_the_same_call_continues(tmp_path: Path) -> None:
     plan = FixedPlan([planned(seed, rounds=40) for seed in (0, 1)])
 

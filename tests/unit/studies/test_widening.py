@@ -101,7 +101,7 @@ def test_with_rungs_further_points_run_to_the_rung_of_the_last_comparison() -> N
     assert {line.rounds for line in lines.values()} == {9}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(-4, 4), min_size=2, max_size=5, unique=True),
     st.integers(-6, 6),
