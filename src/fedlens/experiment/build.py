@@ -126,6 +126,7 @@ def _build(
     check_combinations(config)
     prepare = chosen["model"].shared
     if prepare is not None and prepare.initial_weights is not None and not (initial and initial.exists()):
+        prepare.initial_weights.look_in(data_dir / "weights")
         prepare.initial_weights.read_before_data()
     holders, partition, task, task_table, shared = _distributed(planned, data_dir, download, say, session)
     data = holders.dataset

@@ -30,10 +30,11 @@ def initial_weights(model: ModelSpec, copy: Path | None = None) -> InitialWeight
 
 
 def with_digest(config: Config, weights: InitialWeights) -> Config:
-    """The settings with the digest of the file that was read: two runs from different files differ in it."""
+    """The settings with the file that was read and its digest: two runs from different files differ in it."""
     if weights.sha256 is None:
         return config
-    return config.model_copy(update={"model": {**config.model, "weights_sha256": weights.sha256}})
+    read = {"weights": weights.setting, "weights_sha256": weights.sha256}
+    return config.model_copy(update={"model": {**config.model, **read}})
 
 
 def write_initial(model: ModelSpec, directory: RunDir) -> dict[str, Any]:

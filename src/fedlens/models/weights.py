@@ -300,6 +300,13 @@ class InitialWeights:
             self.match = match
             self.note = match.sentence(self.setting)
 
+    def look_in(self, folder: Path) -> None:
+        """Takes the file from `folder` if the setting is a bare name and the current folder has no such file."""
+        path = Path(self.setting)
+        named = self.setting != IMAGENET and not self.setting.startswith(RUN) and path.parent == Path.cwd()
+        if named and not path.exists() and (folder / path.name).is_file():
+            self.setting = str((folder / path.name).absolute())
+
     def read_before_data(self) -> None:
         """Reads the file now, so that a wrong one is an error before large data are decoded.
 

@@ -118,7 +118,10 @@ def _bytes(path: Path) -> bytes:
             file.seek(0)
             return file.read()
     except FileNotFoundError:
-        hint = _similar(path) or "check the path; it starts at the current folder"
+        hint = (
+            _similar(path)
+            or "check the path; it starts at the current folder, and a bare name may be in DATA/weights"
+        )
         raise ConfigError(f"weights file not found: {path}", where=WHERE, hint=hint) from None
     except NotRegularError as error:
         run = (path / "config.toml").is_file()

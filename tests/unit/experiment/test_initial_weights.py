@@ -65,6 +65,23 @@ def file(first: Path, tmp_path: Path) -> Path:
     return shutil.copy(first / "model.safetensors", tmp_path / "weights.safetensors")
 
 
+def test_a_bare_name_is_looked_for_in_the_data_folder_too(
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, data = tmp_path / "here", tmp_path / "data"
+    here.mkdir()
+    (data / "weights").mkdir(parents=True)
+    there = shutil.copy(first / "model.safetensors", data / "weights" / "w.safetensors")
+    monkeypatch.chdir(here)
+    run = experiment({**SMALL, "weights": "w.safetensors"}).run(tmp_path / "a", data_dir=data, report=False)
+    assert run.config["model"]["weights"] == str(there)
+    with pytest.raises(ConfigError, match="weights file not found"):
+        experiment({**SMALL, "weights": "no/w.safetensors"}).run(tmp_path / "b", data_dir=data, report=False)
+    shutil.copy(first / "model.safetensors", here / "w.safetensors")
+    own = experiment({**SMALL, "weights": "w.safetensors"}).run(tmp_path / "c", data_dir=data, report=False)
+    assert own.config["model"]["weights"] == str(here / "w.safetensors")
+
+
 def evaluated(run: Path) -> list[tuple[float, float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [(line["test_loss"], line["test_accuracy"]) for line in lines]
