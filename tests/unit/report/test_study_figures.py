@@ -316,7 +316,7 @@ def test_a_run_that_is_paused_is_not_done_and_one_that_diverged_has_failed() -> 
 def test_a_wrong_figure_is_refused_before_any_run() -> None:
     check_figures(by_alpha(figures=[{"kind": "curves"}, {"kind": "setting", "x": "alpha"}]).info)
     for spec, message in (
-        ({"kind": "setting", "x": "alhpa"}, r"figures\.x"),
+        ({"kind": "setting", "x": "alhpa"}, r"figures\[0\]\.x"),
         ({"kind": "curves", "x": "hours"}, "simulated hours need"),
         ({"kind": "setting", "x": "alpha", "relative": True}, "centralized"),
         ({"kind": "heat", "x": "alpha", "y": "momentum"}, "'momentum' is no dimension"),
