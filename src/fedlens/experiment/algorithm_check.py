@@ -15,7 +15,7 @@ from fedlens.core.protocol import FederationInfo, ModelSpec
 from fedlens.experiment.config import SLOTS, Config
 from fedlens.experiment.plan import SLOT_REGISTRIES, Plan
 from fedlens.local.chain import chain
-from fedlens.tasks.classification import Classification
+from fedlens.tasks.registry import TASKS
 
 _MANY = 10**5  # clients of a dataset that has its own
 _SHAPE, _CLASSES = (1, 4, 4), 10
@@ -53,7 +53,7 @@ def check_algorithm(planned: Plan) -> None:
     scale = {"head": 2.0} if config.local.lr_scale else {}  # its names are those of the real model
     parts = Parts(
         ModelSpec(_small_model, "linear", {}, _SHAPE, federation.classes, seed=0),
-        Classification(),
+        TASKS.find(federation.kind)(),
         config.local.model_copy(update={"lr": _LR, "lr_scale": scale}),
         federation,
         ("@test", "@train") if config.evaluation.train else ("@test",),
