@@ -46,6 +46,11 @@ class Boxes:
         """The number of images."""
         return len(self.offsets) - 1
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the three arrays, as `nbytes` of an array."""
+        return self.boxes.nbytes + self.labels.nbytes + self.offsets.nbytes
+
     def boxes_of(self, image: int) -> NDArray[np.float32]:
         """float32 [k, 4]: the boxes of one image; a view."""
         return self.boxes[self.offsets[image] : self.offsets[image + 1]]

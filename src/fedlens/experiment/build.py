@@ -31,6 +31,7 @@ from fedlens.data.normalize import moments
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.reassigned import reassigned
 from fedlens.data.table import Table
+from fedlens.experiment.algorithm_check import check_combinations
 from fedlens.experiment.augment_chain import attempt, augment_chain
 from fedlens.experiment.config import Config
 from fedlens.experiment.datadir import data_directory
@@ -122,7 +123,7 @@ def _build(
     session: Session | None,
 ) -> Built:
     config, chosen = planned.config, planned.chosen
-    _check_warmup(config)
+    check_combinations(config)
     prepare = chosen["model"].shared
     if prepare is not None and prepare.initial_weights is not None and not (initial and initial.exists()):
         prepare.initial_weights.read_before_data()
@@ -194,16 +195,6 @@ def _build(
         ),
         shared,
     )
-
-
-def _check_warmup(config: Config) -> None:
-    if config.local.lr_warmup >= config.rounds:
-        raise ConfigError(
-            f"local.lr_warmup is {config.local.lr_warmup}, but the run has only {config.rounds} rounds, so the "
-            "learning rate would never reach local.lr",
-            where="local.lr_warmup",
-            hint="set it below rounds",
-        )
 
 
 def _federation(holders: ClientDatasets, partition: Partition, task: Task) -> FederationInfo:
@@ -318,12 +309,6 @@ def _distributed(
 ) -> tuple[ClientDatasets, Partition, Task, dict[str, Any], SharedDataset | None]:
     """The clients' data, their partition, the task, its table with every setting filled in, and what is shared."""
     config, chosen = planned.config, planned.chosen
-    if config.data.validation_from == "client" and not config.data.validation:
-        raise ConfigError(
-            "`data.validation_from = 'client'` needs `data.validation` above 0",
-            where="data.validation_from",
-            hint="set data.validation = 0.2, the share that each client holds out",
-        )
     reader, seeds = chosen["data.dataset"], config.seeds
     shared = None if session is None else session.dataset(reader, data_dir, download, seeds.data)
     dataset = reader(data_dir, download, seeds.data) if shared is None else shared.dataset

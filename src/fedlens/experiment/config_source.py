@@ -117,7 +117,7 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
     if not looks_like_file:
         path = recipe_path(recipe_or_file)
     text, values = read_toml(path, "pass the path of a TOML file, or a recipe ('fedlens list recipes')")
-    _find_beside(values, path.parent)
+    find_beside(values, path.parent)
     return override(Source(values, path, key_lines(text)), overrides)
 
 
@@ -138,33 +138,39 @@ def read_toml(path: Path, hint: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"the file cannot be read: {error.strerror}", where=str(path)) from None
 
 
-def _find_beside(values: dict[str, Any], folder: Path) -> None:
+def find_beside(values: dict[str, Any], folder: Path, absolute: bool = False) -> None:
     """Changes relative paths of data and weights that exist beside the TOML file, and not here, to lead there.
 
-    `folder` is that of the file. A table is looked for in the folder of the data before.
+    A table is looked for in the folder of the data before.
+
+    Args:
+        folder: that of the file.
+        absolute: make all paths that exist absolute, so that they mean the same from every folder.
     """
     model = values.get("model")
     given = model.get("weights") if isinstance(model, dict) else None
     if isinstance(given, str) and given and given != "imagenet":
         kind = "run:" if given.startswith("run:") else ""
-        name = given.removeprefix(kind)
-        if name and not name.startswith("~") and not os.path.exists(name) and os.path.exists(folder / name):
-            values["model"]["weights"] = f"{kind}{folder / name}"
+        values["model"]["weights"] = kind + _existing(given.removeprefix(kind), folder, absolute)
     data = values.get("data")
     tables = {key: data.get(key) for key in ("dataset", "partition")} if isinstance(data, dict) else {}
     for kind, key in (("dataset", "path"), ("partition", "path"), ("dataset", "table")):
         table = tables.get(kind)
-        if not isinstance(table, dict):
+        if not isinstance(table, dict) or not isinstance(table.get(key), str):
             continue
-        given = table.get(key)
-        if not isinstance(given, str) or not given or given.startswith("~"):
-            continue
-        folders = [Path()]
-        if key == "table" and isinstance(table.get("path"), str):
-            folders.append(Path(table["path"]).expanduser())
-        elsewhere = any(os.path.exists(before / given) for before in folders)
-        if not elsewhere and os.path.exists(folder / given):
-            table[key] = str(folder / given)
+        inside = Path(table["path"]).expanduser() if isinstance(table.get("path"), str) else None
+        if key == "path" or inside is None or not os.path.exists(inside / table[key]):
+            table[key] = _existing(table[key], folder, absolute)
+
+
+def _existing(given: str, folder: Path, absolute: bool) -> str:
+    """The path, from the current folder or else from `folder`; unchanged where neither has it."""
+    if not given or given.startswith("~"):
+        return given
+    found = next((str(path) for path in (Path(given), folder / given) if os.path.exists(path)), None)
+    if found is None:
+        return given
+    return os.path.abspath(found) if absolute else given if os.path.exists(given) else found
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:

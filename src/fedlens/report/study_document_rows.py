@@ -63,5 +63,5 @@ def document_notes(view: TableView, shown: bool) -> list[str]:
     source = view.info.document.get("source", "the document's own numbers")
     notes = [f'"document": {source}.']
     if view.info.smaller:
-        notes.append(f"At this scale: {'; '.join(view.info.smaller)}.")
+        notes.append(f"At this scale: {'; '.join(sentence.rstrip('.') for sentence in view.info.smaller)}.")
     return notes

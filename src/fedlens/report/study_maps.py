@@ -11,7 +11,7 @@ import numpy as np
 from fedlens.report.figures import Axis, Figure, Series, ValueMap
 from fedlens.report.format import is_share, smaller_is_better
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
-from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare, effective_rate
+from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare, rates_of
 from fedlens.report.study_panels import (
     Limits,
     LineRuns,
@@ -28,6 +28,7 @@ from fedlens.report.study_results import Role, StudyResults
 from fedlens.report.study_values import Finals, caption_of, runs_of, start
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
+_MOST_NAMED = 5  # decades of an axis
 
 
 def heat_figure(
@@ -117,7 +118,7 @@ def effective_rate_figure(
     chosen = selected(shown, where, methods)
     layout = arrange(shown, chosen, _rate_keys(shown), lines, panels)
     final = Finals(shown, name, relative=False)
-    largest = max((rates[1] for group in chosen if (rates := effective_rate(group))), default=1.0)
+    largest = max((rates[1] for group in chosen if (rates := rates_of(group))), default=1.0)
     drawn = [
         [each for line in panel.lines for each in _markers(shown, line, final, largest)]
         for panel in layout.panels
@@ -132,9 +133,9 @@ def effective_rate_figure(
         for series_of in drawn:
             series_of.append(level(guess, limits, "chance"))
     ticks = decades(*limits)
-    axis = Axis(
-        "effective learning rate", log=True, limits=limits, ticks=ticks, names=[f"{each:g}" for each in ticks]
-    )
+    every = 2 if len(ticks) > _MOST_NAMED else 1  # 0.0001 and 0.001 would run into each other
+    names = ["" if place % every else f"{each:g}" for place, each in enumerate(ticks)]
+    axis = Axis("effective learning rate", log=True, limits=limits, ticks=ticks, names=names)
     up = y_axis(name, metric_title(name), drawn, wanted=y)
     built = [
         Figure(panel.title, f"{title} {panel.title}", axis, up, series)
@@ -162,7 +163,7 @@ def _present(shown: SeedGroups, key: str, groups: Sequence[SeedRuns]) -> list[An
 def _markers(shown: SeedGroups, line: LineRuns, final: Finals, largest: float) -> list[Series]:
     points = []
     for group in line.groups:
-        rates, values = effective_rate(group), final(group)
+        rates, values = rates_of(group), final(group)
         if rates is not None and values:
             points.append((*rates, statistics.fmean(values)))
     if not points:

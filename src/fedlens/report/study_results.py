@@ -22,6 +22,8 @@ from fedlens.experiment.atomic_files import write_atomically
 Role = Literal["tune", "final"]
 Status = Literal["finished", "failed", "stopped"]
 INFO, LINES, DATA = "study.json", "results.jsonl", "data.json"
+EFFECTIVE = "effective_lr"
+"""The setting of grids that sets `local.lr` (`fedlens.studies.effective_rate`), and the fact of runs."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ class RunLine:
     Attributes:
         digest: of the run's settings, see `fedlens.studies.planned.PlannedRun.digest`.
         run: the name of its directory.
-        status: "stopped" is a run that successive halving ended early, "failed" also one whose loss diverged.
-        reason: why it failed or was stopped.
+        status: "stopped" is a run that is paused at a rung of successive halving, and is resumed if a later rung or a
+            final run needs it; "failed" is also one whose loss diverged.
+        reason: why it failed or is paused.
         rounds: the rounds it has done.
         main: the main metric as metrics.jsonl names it, such as "test_accuracy".
         curve: columns of equal length, one entry an evaluated round: "round"; "examples", "batches" (those of the
@@ -65,22 +68,33 @@ class RunLine:
         return statistics.fmean(values) if values and self.status != "failed" else None
 
     def problem(self, metric: str) -> str | None:
-        """Why the run has no final value of `metric` that counts as a result; None if it has one.
-
-        metrics.jsonl has null where a metric is not finite: a run whose loss is missing in its last evaluation, and
-        was there before, has diverged.
-        """
+        """Why the run has no final value of `metric` that counts as a result; None if it has one."""
         if self.status != "finished":
             return self.reason or self.status
         if not self.series(metric):
             return f"{metric} was not measured"
+        return self.not_finite(metric)
+
+    def not_finite(self, metric: str, until: float | None = None) -> str | None:
+        """A phrase if `metric`, or the loss of its split, is not finite in the last evaluation; None if both are.
+
+        metrics.jsonl has null where a metric is not finite: a run whose loss is missing in its last evaluation, and
+        was there before, has diverged.
+
+        Args:
+            until: later rounds do not count.
+        """
         split = metric.partition("_")[0] + "_"
-        same = [name for name in self.curve if name.startswith(split)]
-        last = max(k for name in same for k, _ in self.series(name))
+        rounds = self.curve.get("round", ())
+        series = {
+            name: [k for k, _ in self.series(name) if until is None or (rounds[k] or 0) <= until]
+            for name in self.curve
+            if name.startswith(split)
+        }
+        last = max((k for measured in series.values() for k in measured), default=-1)
         for name in (metric, f"{split}loss"):
-            measured = self.series(name)
-            if measured and measured[-1][0] < last:
-                rounds = self.curve.get("round", ())
+            measured = series.get(name)
+            if measured and measured[-1] < last:
                 where = f" in round {rounds[last]:g}" if rounds else ""
                 return f"{name} is not finite{where}"
         return None
@@ -128,6 +142,7 @@ class StudyInfo:
         document: the document's own numbers; see `fedlens.studies.document`.
         command: that makes these results.
         entries: the runs, in order.
+        stop_diverged: whether a run ends when its loss diverges; None in files of earlier versions.
     """
 
     name: str
@@ -151,6 +166,7 @@ class StudyInfo:
     command: str = ""
     notes: Sequence[str] = ()
     entries: Sequence[StudyEntry] = ()
+    stop_diverged: bool | None = None
 
 
 @dataclass(frozen=True)

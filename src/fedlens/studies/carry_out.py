@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedlens import __version__
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.interrupts import from_code
 from fedlens.experiment.progress import Silent
 from fedlens.report.study_results import RunLine
-from fedlens.studies.line import line_of
+from fedlens.studies.line import failed_line, line_of
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
 from fedlens.studies.stop_diverged import StopDiverged, refuse_diverged
@@ -127,7 +126,7 @@ def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> RunLine:
     try:
         line = line_of(run, directory)
     except Exception:  # it has measured nothing, or its files are the reason
-        return RunLine(run.digest, run.directory, "failed", reason, 0, "", {"round": []}, {}, __version__)
+        return failed_line(run, reason)
     return replace(line, status="failed", reason=reason)
 
 

@@ -116,10 +116,14 @@ def _further_seeds(before: StudyInfo, plan: StudyPlan) -> list[StudyEntry]:
 
 
 def _rules(before: StudyInfo, plan: StudyPlan) -> list[str]:
-    """What changes the choice of tuned points, though all tuning runs stay."""
+    """What changes the end of runs or the choice of tuned points, though the runs stay."""
     now = plan.info({})
+    ends = []
+    if before.stop_diverged not in (None, now.stop_diverged):
+        new, old = _value(now.stop_diverged), _value(before.stop_diverged)
+        ends = [f"Finished runs stay as they are, though stop.diverged is {new} instead of {old}"]
     if not before.tuning or not now.tuning:
-        return []
+        return ends
     pairs = {
         "metric": (before.metric or _OF_TASK, now.metric or _OF_TASK),
         "last": (before.last, now.last),
@@ -129,7 +133,7 @@ def _rules(before: StudyInfo, plan: StudyPlan) -> list[str]:
         "stop.halving": (before.tuning.get("halving"), now.tuning["halving"]),
         "stop.first": (before.tuning.get("first"), now.tuning["first"]),
     }
-    return [
+    return ends + [
         f"The points that tuning chooses can change: {name} is {_value(new)} instead of {_value(old)}"
         for name, (old, new) in pairs.items()
         if old != new

@@ -153,6 +153,7 @@ class Expansion:
             method for name, table in tables.items() for method in self._methods(name, table)
         ]
         self._refuse_unused()
+        self._refuse_set_again()
         _refuse_twice(self.methods, places)
 
     def _grids(
@@ -298,6 +299,18 @@ class Expansion:
                     where=one.place,
                     hint="remove one of them",
                 )
+
+    def _refuse_set_again(self) -> None:
+        """Raises `ConfigError` for a key of the study's `set` that grids set again in every run."""
+        placed = [
+            {key: place for grid in grids for key, place in grid.places.items()}
+            for grids in self._parts.values()
+        ]
+        everywhere = {
+            key: place for key, place in placed[0].items() if all(key in places for places in placed)
+        }
+        everywhere |= {key: place for grid in self._common for key, place in grid.places.items()}
+        self._refuse_both(self._settings(self._study.set, "set"), everywhere, everywhere)
 
     def _refuse_unused(self) -> None:
         """Raises `ConfigError` if a case and a method both name a base."""

@@ -69,14 +69,14 @@ def failed_before(line: RunLine, rung: int | None) -> bool:
 def value_at(line: RunLine, metric: str, rung: int | None = None, last: int = 1) -> float | None:
     """The mean of the last `last` values of `metric` up to round `rung`, None for the whole run.
 
-    None if the run failed until then, or has no finite value.
+    None if the run failed until then, or its value or loss is not finite in the last evaluation.
 
     >>> curve = {"round": [0, 1, 2, 3], "validation_accuracy": [0.1, 0.5, 0.6, 0.9]}
     >>> line = RunLine("d", "r", "finished", None, 3, "test_accuracy", curve)
     >>> value_at(line, "validation_accuracy", rung=2), value_at(line, "validation_accuracy", rung=2, last=2)
     (0.6, 0.55)
     """
-    if failed_before(line, rung):
+    if failed_before(line, rung) or line.not_finite(metric, rung):
         return None
     rounds = line.curve.get("round", ())
     values = [

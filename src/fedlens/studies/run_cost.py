@@ -95,14 +95,20 @@ class _Shape:
     @property
     def evaluated(self) -> int:
         """Images of one evaluation."""
-        held = self.built.federation.held
-        names = ("@test", "@validation") + (("@train",) if self.built.config.evaluation.train else ())
-        server = sum(held.get(name, 0) for name in names)
         sizes = self.built.holders.held_out_sizes()
         at_clients = (
             0 if sizes is None or self.built.config.evaluation.clients == "none" else int(sizes.sum())
         )
-        return server + at_clients
+        return self._at_server + at_clients
+
+    def evaluated_of(self, tested: int) -> int:
+        """Images of one evaluation without those at clients, with at most `tested` test images."""
+        return self._at_server - max(0, self.built.federation.held.get("@test", 0) - tested)
+
+    @property
+    def _at_server(self) -> int:
+        names = ("@test", "@validation") + (("@train",) if self.built.config.evaluation.train else ())
+        return sum(self.built.federation.held.get(name, 0) for name in names)
 
 
 class RunCosts:
@@ -231,7 +237,9 @@ class RunCosts:
                 session=_ShortTests(self._session, tested),
                 until=until,
             )
-            return _Timed.of(RunDir(out), experiment.config, time.perf_counter() - began, tested)
+            clock = time.perf_counter() - began
+            evaluated = self._shape(settings, read_config(dict(settings))).evaluated_of(tested)
+            return _Timed.of(RunDir(out), experiment.config, clock, evaluated)
 
 
 @dataclass(frozen=True)

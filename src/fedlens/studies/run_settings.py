@@ -13,12 +13,14 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import import_name, load_target
+from fedlens.experiment.algorithm_check import algorithm_settings, check_algorithm
 from fedlens.experiment.config import Config, plain, read_config
-from fedlens.experiment.config_source import Source, put_setting, read_source
+from fedlens.experiment.config_source import Source, find_beside, put_setting, read_source
 from fedlens.experiment.plan import plan
+from fedlens.report.study_results import EFFECTIVE
 from fedlens.studies.effective_rate import client_rate
 from fedlens.studies.places import Places
-from fedlens.studies.study_file import EFFECTIVE, Base
+from fedlens.studies.study_file import Base
 
 _LIKE_INLINE = frozenset(
     {"default", "auto", "processes", "inline"}
@@ -78,13 +80,15 @@ class SettingsReader:
     """Makes the settings of runs, each combination once.
 
     Args:
-        folder: of the study file; bases are relative to it.
+        folder: of the study file; bases, and paths of data and weights, are relative to it.
         places: of the study's own settings.
         threads: of a run; None for those of the base, or else 1.
+        check: whether to make each algorithm once, which finds settings that it refuses.
     """
 
-    def __init__(self, folder: Path, places: Places, threads: int | None = None) -> None:
-        self._folder, self._places, self._threads = folder, places, threads
+    def __init__(self, folder: Path, places: Places, threads: int | None = None, check: bool = True) -> None:
+        self._folder, self._places, self._threads, self._check = folder, places, threads, check
+        self._fitting: set[str] = set()
         self._bases: dict[str, Source] = {}
         self._made: dict[str, RunSettings] = {}
 
@@ -148,7 +152,11 @@ class SettingsReader:
         source = self._layered(base, settings, place)
         try:
             config = read_config(source.values, source.locate)
-            full = plan(config, source).config
+            planned = plan(config, source)
+            full = planned.config
+            if self._check and (key := _text(algorithm_settings(full))) not in self._fitting:
+                check_algorithm(planned)
+                self._fitting.add(key)
         except ConfigError as error:
             raise _without_options(error) from None
         _refuse_text(settings, full)
@@ -161,8 +169,7 @@ class SettingsReader:
         ):
             values["select"] = filled["select"]  # what the algorithm brings
         alone = {key: value for key, value in values.items() if key not in ("name", "seed")}
-        text = json.dumps(alone, sort_keys=True, separators=(",", ":"))
-        return RunSettings(values, full, text)
+        return RunSettings(values, full, _text(alone))
 
     def _layered(self, base: Source, settings: list[PlacedSetting], place: str) -> _Layered:
         values = copy.deepcopy(base.values)
@@ -178,6 +185,7 @@ class SettingsReader:
                 places |= {f"{key}.{name}": one.place for name in one.value}
                 if isinstance(before, Mapping) and before.get("name") != one.value.get("name"):
                     renamed.add(key)
+        find_beside(values, self._folder, absolute=True)
         put_setting(values, "seed", 0, set(), "seeds")  # bases may differ in theirs, which no run has
         if places.keys().isdisjoint({"engine", "engine.name"}):
             by_study = {key.removeprefix("engine.") for key in places if key.startswith("engine.")}
@@ -206,6 +214,10 @@ class SettingsReader:
             **({"threads": self._threads} if self._threads else {}),
             "name": "inline",
         }
+
+
+def _text(values: Any) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def with_seed(settings: RunSettings, seed: int, name: str) -> dict[str, Any]:

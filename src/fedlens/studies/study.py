@@ -12,9 +12,7 @@ import tomli_w
 from fedlens.core.errors import ConfigError
 from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.config_source import Source, override
-from fedlens.report.study_figures import check_figures
 from fedlens.report.study_results import RunLine, StudyResults
-from fedlens.report.study_tables import check_tables
 from fedlens.result import Metrics
 from fedlens.studies.carry_out import RunOptions
 from fedlens.studies.changed_study import COPY, refuse_changed
@@ -191,8 +189,6 @@ class Study:
             raise ConfigError(f"the number of jobs is {jobs} (must be at least 0)", where="jobs")
         folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
         plan, store = self.plan(), StudyStore(folder)
-        check_tables(plan.info({}).tables, len(self._source.settings.seeds))
-        check_figures(plan.info({}))
         if address is None and (jobs is None or download):  # workers need not download the same files at once
             found = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, patience=0.0)
             jobs = found.jobs if jobs is None else jobs

@@ -93,13 +93,7 @@ def _numbers(plan: StudyPlan, method: Method, points: int) -> dict[Role, int]:
     if plan.cells.tune is None:
         return {"final": len(plan.cells.seeds)}
     tuning = points * len(plan.cells.tuning_seeds[method.name])
-    return {"tune": tuning, "final": len(plan.cells.seeds) if _refits(plan) else 0}
-
-
-def _refits(plan: StudyPlan) -> bool:
-    """Whether final runs follow the runs of tuning, instead of being some of them."""
-    tune = plan.cells.tune
-    return tune is None or tune.refit or tune.seeds is not None
+    return {"tune": tuning, "final": len(plan.cells.seeds) if plan.refits else 0}
 
 
 def run_work(config: Config) -> RunWork:
@@ -117,10 +111,13 @@ def run_work(config: Config) -> RunWork:
     test = config.data.dataset.get("test") if isinstance(config.data.dataset.get("test"), int) else None
     test = test or (facts and facts.test) or 0
     clients = partition.get("clients") or (facts and facts.clients) or 1
-    if partition.get("size") is not None:
-        train = partition["size"] * clients
+    size = partition.get("size")
+    if size is not None and config.data.validation_from == "client":
+        train = size * clients
     held_out = config.data.validation * train
     train -= held_out
+    if size is not None and config.data.validation_from != "client":
+        train = size * clients  # of what the server has left
     rounds = config.rounds
     if config.algorithm["name"] == "centralized":
         trained = _visit(config, train, virtual=None)

@@ -11,14 +11,15 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
+from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
-from fedlens.report.study_tables import check_tables
+from fedlens.report.study_tables import check_planned_tables
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.point_search import merged
+from fedlens.studies.point_search import each_once
 from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import scale_differences
@@ -67,15 +68,16 @@ class StudyPlan:
     @classmethod
     def of(cls, source: StudySource, check: bool = True) -> StudyPlan:
         """The plan of a study whose own settings are checked. Raises `ConfigError` if a run has a wrong one."""
-        cells = _cells(source)
+        cells = _cells(source, check)
         if check:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
             refuse_search(cells, source.places)
-            _refuse_tables(source)
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
+        if check:
+            _refuse_outputs(plan)
         return plan
 
     @property
@@ -118,9 +120,16 @@ class StudyPlan:
         """How many runs tuning has, and how many follow from its choices, by role."""
         if not self.trains:
             return {"tune": 0, "final": 0}
-        tuning = sum(number_of_tuning_runs(self.cells, method) for method in self.cells.methods)
-        finals = len(self.cells.methods) * len(self.cells.seeds)
-        return {"tune": tuning * len(self.cells.cases), "final": finals * len(self.cells.cases)}
+        tuning = [number_of_tuning_runs(self.cells, method) for method in self.cells.methods]
+        # Without refitting, only the methods that have nothing to tune have further runs.
+        finals = sum(len(self.cells.seeds) for number in tuning if self.refits or not number)
+        return {"tune": sum(tuning) * len(self.cells.cases), "final": finals * len(self.cells.cases)}
+
+    @property
+    def refits(self) -> bool:
+        """Whether the final runs are others than those of tuning; without tuning they are."""
+        tune = self.cells.tune
+        return tune is None or tune.refit or tune.seeds is not None
 
     def due(self, lines: Mapping[str, RunLine]) -> list[DueRun]:
         """The runs that must be carried out now, each once; empty when the study is complete.
@@ -131,7 +140,7 @@ class StudyPlan:
         if not self.trains:
             return []
         tuning = tuning_due(self.cells, lines) if self.cells.tune is not None else []
-        return merged([*tuning, *(DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines))])
+        return each_once([*tuning, *(DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines))])
 
     @property
     def trains(self) -> bool:
@@ -201,6 +210,7 @@ class StudyPlan:
             command=self.command,
             notes=[*study.notes, *effort(self.cells, lines)],
             entries=[run.entry for run in known],
+            stop_diverged=study.stop is not None and study.stop.diverged,
         )
 
     def with_command(self, command: str) -> StudyPlan:
@@ -214,10 +224,10 @@ def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
     return line is None or line.status == "stopped"
 
 
-def _cells(source: StudySource) -> StudyCells:
+def _cells(source: StudySource, check: bool) -> StudyCells:
     study, places = source.settings, source.places
     threads = study.threads if "threads" in study.model_fields_set else None
-    reader = SettingsReader(source.folder, places, threads)
+    reader = SettingsReader(source.folder, places, threads, check)
     base = (study.base, places.locate("base"))
     common = [PlacedSetting(key, value, places.locate("set", key)) for key, value in study.set.items()]
     default = "method"
@@ -274,13 +284,21 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
     return flat
 
 
-def _refuse_tables(source: StudySource) -> None:
-    """Raises `ConfigError` for `[[tables]]` that no results could fill."""
+def _refuse_outputs(plan: StudyPlan) -> None:
+    """Raises `ConfigError` for `[[tables]]` and `[[figures]]` that no results could fill, with file and line."""
+    info, places = plan.info({}), plan.source.places
     try:
-        check_tables(source.settings.tables, len(source.settings.seeds))
+        check_planned_tables(info)
+        check_figures(info)
     except ConfigError as error:
-        keys = re.split(r"[\[\].]+", error.where or "tables")
-        raise ConfigError(error.what, where=source.places.locate(*keys), hint=error.hint) from None
+        match = re.match(r"(tables|figures)(?:\[(\d+)\])?\.?(.*)", error.where or "")
+        if match is None:
+            raise
+        kind, number, key = match.groups()
+        place = places.locate(*(part for part in (kind, number, *key.split(".")) if part))
+        shown = f"[[{kind}]]" + (f" {int(number) + 1}" if number else "") + (f" {key}" if key else "")
+        where = f"{place.rpartition(': ')[0]}: {shown}" if ": " in place else shown
+        raise ConfigError(error.what, where=where, hint=error.hint) from None
 
 
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:

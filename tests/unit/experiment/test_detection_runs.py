@@ -20,6 +20,7 @@ from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.errors import ConfigError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset
+from fedlens.experiment.session import Session
 from fedlens.models.registry import MODELS
 from fedlens.report.compare import compare, write_comparison
 from fedlens.report.run_page import write_report
@@ -65,6 +66,18 @@ def test_a_run_learns_to_find_rectangles(trained: Result) -> None:
     assert {"test_ap_bright", "test_ap50_dark", "test_precision", "test_recall"} <= trained.summary[
         "details"
     ].keys()
+
+
+def test_runs_in_a_session_are_those_outside_and_their_boxes_count_in_its_memory(tmp_path: Path) -> None:
+    session, data = Session(), {"dataset": squares, "partition": {"name": "natural"}}
+    alone = run(tmp_path / "alone", rounds=1, data=data)
+    inside = Experiment(**settings(rounds=1, data=data)).run(tmp_path / "in", report=False, session=session)
+    assert measured(inside) == measured(alone)
+    made = squares()
+    boxes = [split.targets for split in (made.train, made.test)]
+    arrays = [array for each in boxes for array in (each.boxes, each.labels, each.offsets)]
+    images = made.train.inputs.nbytes + made.test.inputs.nbytes
+    assert session.nbytes >= images + sum(array.nbytes for array in arrays)
 
 
 def test_clients_that_hold_out_no_box_are_left_out_of_the_mean(trained: Result) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -120,3 +121,32 @@ def test_hsu2019_figure_5_has_the_settings_of_the_document() -> None:
     assert config.local.lr == 0.3
     assert len(plan.cells.points(fedavgm)) == len(plan.cells.points(plan.cells.method("fedavg"))) == 40
     assert {case.values["select.fraction"] for case in plan.cells.cases} == {0.05, 0.1, 0.2, 0.4}
+
+
+def test_fedcvs_figures_show_the_rows_of_its_tables_with_the_same_settings() -> None:
+    """Data, network, alpha, optimizer, rate, schedule and weights of a run say which row of tables 11 to 15 it is."""
+    rows: dict[tuple[Any, ...], float] = {}
+    for table in range(11, 16):
+        rows |= dict(stated_by_settings(f"fedcv/table{table}"))
+    assert len(rows) == 39 + 23 + 20 + 19 + 10
+    for name in ("fedcv/fig4", "fedcv/fig5", "fedcv/fig14", "fedcv/fig15", "fedcv/table2"):
+        shown = stated_by_settings(name)
+        assert len(shown) >= 6
+        for settings, number in shown:
+            assert rows[settings] == number, (name, settings)
+
+
+def stated_by_settings(name: str) -> list[tuple[tuple[Any, ...], float]]:
+    """The document's accuracies of a study at its own scale, with the settings of the runs that they belong to."""
+    plan = StudyPlan.load(reproduction(name), "paper", check=False)
+    found = []
+    for value in stated_values(stated_document(plan.source)):
+        method = plan.cells.method(value.method)
+        [case] = [case for case in plan.cells.cases if value.holds_for(case.values)]
+        config = plan.cells.made(method, case, plan.cells.points(method)[0], "final").config
+        central = config.algorithm["name"] == "centralized"
+        alpha = None if central else config.data.partition.get("alpha")
+        local = (config.local.lr, config.local.lr_decay, config.local.momentum, config.local.batch_size)
+        network = (config.data.dataset["name"], config.model["name"], config.model.get("weights", "none"))
+        found.append(((*network, central, alpha, *local), value.number))
+    return found

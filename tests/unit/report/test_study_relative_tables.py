@@ -63,13 +63,15 @@ def test_a_summary_shows_the_documents_numbers_below_the_measured_ones() -> None
     ]  # fmt: skip
     scores = {0.1: {"fedavg": [0.3], "fedavgm": [0.7]}, 1.0: {"fedavg": [0.6], "fedavgm": [0.8]}}
     document = {"source": "hsu2019, section 4.2", "values": values}
-    table = make(scores, "summary", document=document, smaller=["rounds: 10 instead of 10000"])
+    table = make(
+        scores, "summary", document=document, smaller=["rounds: 10 instead of 10000.", "1 seed instead of 5"]
+    )
     assert texts(table) == [
         ["fedavg", "30.0", "60.0"], ["fedavgm", "70.0", "80.0"], ["fedavgm, document", "above 75.0", "–"],
         ["centralized, document", "86.0", "86.0"],
     ]  # fmt: skip
     assert table.notes == [
-        '"document": hsu2019, section 4.2.', "At this scale: rounds: 10 instead of 10000.",
+        '"document": hsu2019, section 4.2.', "At this scale: rounds: 10 instead of 10000; 1 seed instead of 5.",
     ]  # fmt: skip
     assert len(make(scores, "summary", {"document": False}, document=document).rows) == 2
 

@@ -50,6 +50,14 @@ def sentence(folder: Path, study: dict[str, Any]) -> str:
     return str(error.value).replace(str(folder), "FOLDER")
 
 
+def test_another_end_of_runs_that_diverge_is_a_change(tmp_path: Path) -> None:
+    made(tmp_path, STUDY)
+    text = "Finished runs stay as they are, though stop.diverged is true instead of false."
+    assert text in sentence(tmp_path, {**STUDY, "stop": {}})
+    write_info(tmp_path, replace(StudyPlan.load(STUDY).info({}), stop_diverged=None))
+    assert not refuse_changed(tmp_path, StudyPlan.load({**STUDY, "stop": {}}))
+
+
 @pytest.mark.parametrize("study", [STUDY, TUNED])
 @pytest.mark.parametrize("runs", [None, 3])
 def test_the_same_study_is_continued(tmp_path: Path, study: dict[str, Any], runs: int | None) -> None:

@@ -13,6 +13,7 @@ from fedlens import Experiment
 from fedlens.core.errors import DataError
 from fedlens.experiment.session import Session
 from fedlens.report.study_results import LINES, write_lines
+from fedlens.studies import run_cost
 from fedlens.studies.carry_out import RunOptions, carry_out
 from fedlens.studies.estimate import estimate, mean_rounds
 from fedlens.studies.run_cost import RunCost, RunCosts
@@ -55,6 +56,24 @@ def test_images_and_disk_are_those_of_the_run(case: str, tmp_path: Path) -> None
     assert cost.seconds is not None
     assert 0 < cost.seconds < 60
     assert 2**28 < cost.memory < 2**30
+
+
+def test_held_out_images_do_not_make_the_evaluation_of_an_image_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 1,437 training images 70 % are held out, and evaluated in the short runs too, beside 360 for testing."""
+    seen: list[int] = []
+    real = run_cost._Timed.of
+
+    def noted(run: Any, config: Any, clock: float, evaluated: int) -> Any:
+        seen.append(evaluated)
+        return real(run, config, clock, evaluated)
+
+    monkeypatch.setattr(run_cost._Timed, "of", noted)
+    monkeypatch.setattr(run_cost, "_TESTED", (100, 50))
+    RunCosts(Session()).of({**SETTINGS, "data": {**SETTINGS["data"], "validation": 0.7}})
+    held = round(0.7 * 1437)
+    assert seen == [pytest.approx(held + 100, abs=1), pytest.approx(held + 50, abs=1)]
 
 
 def test_fewer_rounds_cost_less_and_larger_models_more_memory() -> None:

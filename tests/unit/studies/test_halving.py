@@ -34,6 +34,16 @@ def test_nine_points_run_to_the_first_rung_then_three_then_one_is_chosen() -> No
     assert (outcome.chosen, outcome.rung) == ({"local.lr": 0.6}, 9)
 
 
+@pytest.mark.parametrize("metric", ["validation_accuracy", "validation_loss"])
+def test_a_run_whose_loss_is_lost_has_no_value_from_then_on(metric: str) -> None:
+    accuracy, loss = [0.1, 0.8, 0.9, 0.1], [2.3, 0.2, None, None]
+    curve = {"round": [0, 2, 4, 6], "validation_accuracy": accuracy, "validation_loss": loss}
+    line = RunLine("d", "r", "finished", None, 6, "test_accuracy", curve)
+    assert value_at(line, metric, rung=2) == (0.8 if metric == "validation_accuracy" else 0.2)
+    assert value_at(line, metric, rung=4) is None
+    assert value_at(line, metric) is None
+
+
 def test_due_runs_name_the_round_of_the_rung() -> None:
     assert {one.until for one in searched(FakeCell(NINE), HALVING, {}).due} == {3}
 

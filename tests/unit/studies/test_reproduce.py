@@ -50,6 +50,16 @@ def test_tuning_is_counted_by_points_and_seeds_and_held_out_images_are_not_train
     assert shared.images == pytest.approx(6 * 0.9 * 120_000)
 
 
+def test_the_server_holds_out_of_all_images_before_clients_of_a_size_get_theirs() -> None:
+    """Held out are 6,000 of 60,000 images; the 100 clients of 50 images have their size all the same."""
+    sized = {"data.partition": {"name": "dirichlet", "clients": 100, "alpha": 1.0, "size": 50}}
+    methods = {"fedavg": {"grid": {"local.lr": [0.1, 0.2]}}}
+    cost = cost_of(set=sized, methods=methods, tune={"share": 0.1, "refit": False})
+    assert cost.images == 2 * 10 * 10 * 50 * 2
+    speed, evaluated = 23_674, 3 * 16_000 / 3
+    assert cost.hours == pytest.approx(2 * (10_000 + evaluated) / speed / 3600)
+
+
 def test_a_setting_that_changes_the_work_is_counted_for_each_of_its_values() -> None:
     assert cost_of(grid={"local.epochs": [1, 5]}).images == 60_000 + 300_000
     methods = {"fedavg": {"grid": {"local.epochs": [1, 5]}}}
@@ -64,7 +74,7 @@ def test_centralized_virtual_and_gradient_clients_do_their_own_work() -> None:
     assert central.images == 10 * 60_000 * 2
     virtual = {"algorithm.name": "fedvc", "algorithm.examples": 40, "local.epochs": 1}
     assert cost_of(methods={"v": {"set": virtual}}).images == 10 * 10 * 40
-    gradient = cost_of(methods={"l": {"set": {"algorithm.name": "liadmm"}}})
+    gradient = cost_of(methods={"l": {"set": {"algorithm.name": "liadmm", "local.epochs": 1}}})
     assert gradient.images == 10 * 10 * 600
 
 

@@ -111,6 +111,27 @@ def test_a_base_starts_at_the_folder_of_the_study(tmp_path: Path) -> None:
     assert plan.runs[0].settings["rounds"] == 3
 
 
+def test_paths_of_data_and_weights_start_at_the_folder_of_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "study"
+    (folder / "images").mkdir(parents=True)
+    (folder / "start.safetensors").touch()
+    dataset = '"data.dataset" = { name = "image-folder", path = "images" }'
+    inline = '[base]\nrounds = 3\nmodel = { name = "linear", weights = "start.safetensors" }\nlocal = { lr = 0.1 }\n'
+    text = f"{inline}[base.data]\ndataset = {{ name = 'digits' }}\n"
+    text += f"partition = {{ name = 'iid', clients = 4 }}\n[set]\n{dataset}\n"
+    digests = set()
+    for place, file in [(tmp_path, Path("study/study.toml")), (folder, Path("study.toml"))]:
+        (folder / "study.toml").write_text(text)
+        monkeypatch.chdir(place)
+        (run,) = StudyPlan.load(file).runs
+        assert run.settings["data"]["dataset"]["path"] == str(folder / "images")
+        assert run.settings["model"]["weights"] == str(folder / "start.safetensors")
+        digests.add(run.digest)
+    assert len(digests) == 1
+
+
 def test_an_error_of_the_base_names_the_base(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text("rounds = 3\nlocl = 4\n")
     path = tmp_path / "base.toml"

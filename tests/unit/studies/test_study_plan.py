@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.errors import ConfigError
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source, override, read_source
@@ -206,15 +207,62 @@ def test_methods_that_see_other_data_are_refused_unless_the_study_says_so() -> N
         ({"cases": {"a": {}, "b": {}}}, "the cases (case = a) and (case = b) of 'fedavg' have the same settings"),
         ({"grid": {"local.lr": [0.1]}, "methods": {"a": {"set": {"local.lr": 1}}}}, "a grid sets it again ([grid]"),
         ({"grid": {"local.lr": [0.1]}, "cases": {"a": {"set": {"local.lr": 1}}}}, "a grid sets it again ([grid]"),
+        ({"set": {"local.lr": 1}, "grid": {"local.lr": [0.1]}}, "sets it again ([grid] local.lr) ([set] local.lr)"),
+        ({"set": {"algorithm.momentum": 1}, "methods": {"a": MOMENTUM}}, "sets it again ([methods.a.grid]"),
         ({"grid": {"rounds": [1]}, "random": {"number": 1, "rounds": {"choices": [2]}}}, "both grid and random"),
         ({"methods": {"a": {"base": "digits"}}, "cases": {"b": {"base": "digits"}}}, "both name a base"),
         ({"baseline": "b", "methods": {"fedavgm": MOMENTUM}}, "the baseline 'b' is not a method of the study"),
+        ({"figures": [{"kind": "setting", "x": "alfa"}]}, "'alfa' is no dimension of the study ([[figures]] 1 x)"),
+        ({"tables": [{"kind": "sumary"}]}, "no kind of table is 'sumary' ([[tables]] 1 kind); did you mean 'summary'"),
         ({"tune": {}}, "tuning has no setting to choose"),
         ({"tune": {"over": ["local.lr"]}, "grid": {"local.lrs": [1]}}, "'local.lr' is tuned, but is in no grid"),
     ],
 )  # fmt: skip
 def test_a_study_whose_parts_do_not_fit_is_refused(settings: dict[str, Any], sentence: str) -> None:
     assert sentence in refused(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"algorithm.name": "centralized", "select.clients_per_round": 2},
+            "'centralized' does not use the table [select] ([methods.other.set] select.clients_per_round)",
+        ),
+        (
+            {"algorithm.name": "fedavgm", "algorithm.nesterov": True, "algorithm.momentum": 0},
+            "nesterov needs a momentum above 0 ([methods.other.set] algorithm.nesterov)",
+        ),
+        (
+            {"algorithm.name": "liadmm", "local.epochs": 1, "local.clip_norm": 1},
+            "so local.clip_norm has no effect ([methods.other.set] local.clip_norm)",
+        ),
+        ({"algorithm.name": "fedbn"}, "no client holds out examples of its own (recipe digits"),
+        ({"local.lr_warmup": 60}, "but the run has only 60 rounds"),
+        ({"data.validation_from": "client"}, "needs `data.validation` above 0 ([methods.other.set] data.valid"),
+    ],
+)  # fmt: skip
+def test_settings_that_an_algorithm_refuses_are_refused_before_the_runs(
+    settings: dict[str, Any], sentence: str
+) -> None:
+    assert sentence in refused(methods={"fedavg": {}, "other": {"set": settings}}, same_data=False)
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_the_plan_accepts_every_algorithm_that_fits_its_settings(name: str) -> None:
+    few = {"local.epochs": 1} if "admm" in name else {}
+    held_out = {"data.validation": 0.2, "data.validation_from": "client"}
+    chosen = {"algorithm": name, "local.lr": 5.0, **few, **held_out}
+    assert len(load(methods={"one": {"set": chosen}}).runs) == 1
+
+
+def test_a_component_of_a_users_own_is_left_to_the_runs() -> None:
+    assert len(load(set={"algorithm.name": "fedlens.algorithms.fedbn:fedbn"}).runs) == 1
+
+
+def test_a_setting_of_the_study_may_be_the_grid_of_one_method_alone() -> None:
+    plan = load(set={"local.lr": 0.3}, methods={"a": {"grid": {"local.lr": [0.1]}}, "b": {}})
+    assert [run.settings["local"]["lr"] for run in plan.runs] == [0.1, 0.3]
 
 
 def test_settings_are_checked_once_a_combination_and_not_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,11 +280,12 @@ def test_settings_are_checked_once_a_combination_and_not_once_a_run(monkeypatch:
 def test_tuning_has_the_same_number_of_runs_for_every_method() -> None:
     tuned = {"grid": {"local.lr": [0.1, 0.3]}, "methods": {"fedavg": {}, "fedavgm": MOMENTUM}}
     text = refused(**tuned, tune={})
-    assert "'fedavg' has 2 points with 1 seeds, 2 tuning runs, but every method must have 4" in text
+    assert "'fedavg' has 2 points with 1 seed, 2 tuning runs, but every method must have 4" in text
     plan = load(**tuned, seeds=[3, 4], tune={"budget": 12})
     assert plan.cells.tuning_seeds == {"fedavg": [3, 4, 5, 6, 7, 8], "fedavgm": [3, 4, 5]}
     assert plan.number_of_runs == {"tune": 24, "final": 4}
     assert plan.info({}).tuning["budget"] == 12
+    assert load(**tuned, seeds=[3, 4], tune={"budget": 12, "refit": False}).number_of_runs["final"] == 0
     assert "unequal numbers of runs" in refused(**tuned, tune={"budget": 6})
     assert "must have 12" in refused(**tuned, tune={"budget": 12, "seeds": [7]})
 

@@ -190,6 +190,8 @@ def test_a_method_with_one_point_makes_no_tuning_run() -> None:
     plan = load(grid={"local.lr": [0.1]}, seeds=[0], tune={"seeds": [100]})
     assert [one.run.role for one in plan.due({})] == ["final"]
     assert plan.number_of_runs == {"tune": 0, "final": 1}
+    untuned = load(grid={"local.lr": [0.1]}, seeds=[0, 1], tune={"refit": False})
+    assert sum(untuned.number_of_runs.values()) == len(untuned.due({})) == 2
 
 
 def test_the_first_rung_must_not_precede_the_first_evaluation() -> None:
