@@ -130,6 +130,9 @@ def test_targets_can_be_shares_of_the_centralized_value() -> None:
     table = targets(scores, targets=[0.5, 0.9], measures=["rounds"], relative=True)
     assert table.head[1] == "Rounds to 50 % of centralized"
     assert texts(table)[0][1:] == ["2 (1.0×)", "not reached"]  # 0.4 and 0.72
+    scores = {"fedavg": [[0.1, 0.38, 0.7]] * 2, "centralized": [[0.1, 0.2, 0.8], [0.1, 0.2, 0.6]]}
+    both = targets(scores, targets=[0.5], measures=["rounds"], relative=True)
+    assert texts(both)[0][1] == "2 (1.0×)"  # 0.35, half of the mean over seeds
 
 
 def test_the_documents_rounds_to_a_target_are_numbers_of_rounds() -> None:

@@ -98,7 +98,9 @@ def test_a_cell_is_a_row_with_its_interval_and_its_test() -> None:
     assert row["std"] == pytest.approx(stats.tstd(values))
     test = stats.ttest_rel(values, [0.70, 0.72, 0.71])
     assert (row["p"], row["adjusted_p"]) == pytest.approx((test.pvalue, 2 * test.pvalue))
-    assert row["difference"] == pytest.approx(0.19 / 3)
+    low, high = test.confidence_interval(0.95)
+    found = (row["difference"], row["difference_low"], row["difference_high"])
+    assert found == pytest.approx((0.19 / 3, low, high))
     assert (base["difference"], base["p"], base["n"], base["runs"]) == (None, None, 3, 3)
     assert row["bold"] is False  # three seeds
 
