@@ -94,7 +94,7 @@ def outcome(line: RunLine, role: Role = "final") -> str:
     A run of tuning is compared on validation data, so these are shown of it.
 
     >>> outcome(RunLine("0f", "r", "finished", None, 2, "test_accuracy", {"test_accuracy": [0.1, 0.8]}))
-    'accuracy 80.0 %'
+    'test accuracy 80.0 %'
     """
     if line.status == "failed":
         return f"failed: {line.reason}"

@@ -69,7 +69,7 @@ def explained(
     messages = [fault["msg"] for fault in faults if _path(fault["loc"], values) == path]
     told = _told(messages, first["loc"][len(path) :])
     what = f"'{last}' is {_shown(value)}, but {told}"
-    if isinstance(value, Mapping) and "the table" in told:
+    if isinstance(value, Mapping) and (first["type"] == "value_error" or "the table" in told):
         what = told.replace("the table", f"the table [{full}]", 1)
     return ConfigError(what, where=locate(full), hint=_meant(value, messages))
 

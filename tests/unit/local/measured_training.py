@@ -34,7 +34,7 @@ def main(model: str, size: int, batch: int, optimizer: dict[str, Any]) -> dict[s
     answer: dict[str, int] = {}
     run = Runner.run
 
-    def watched(runner: Runner) -> None:
+    def watched(runner: Runner, until: int | None = None) -> None:
         spec = runner.built.model
         local, task = runner.built.config.local, runner.built.task
         memory = training_memory(spec.build(), spec.input_shape, batch, local, task, spec.classes)
@@ -42,7 +42,7 @@ def main(model: str, size: int, batch: int, optimizer: dict[str, Any]) -> dict[s
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         before = resident("VmRSS")
-        run(runner)
+        run(runner, until)
         answer.update(needed=memory.needed(), peak=resident("VmHWM") - before)
 
     Runner.run = watched  # type: ignore[method-assign]
