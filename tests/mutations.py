@@ -385,6 +385,19 @@ MUTATIONS = [
         'to_local_only=gaps["centralized"]',
         "unit/report/test_client_results.py",
     ),
+    # -- studies: the choice of settings, the comparison of methods --
+    Mutation(
+        "studies/halving.py",
+        "key=lambda index: (scores[index], index)",
+        "key=lambda index: (scores[index][1], index)",
+        "unit/studies/test_halving.py",
+    ),
+    Mutation(
+        "report/study_statistics.py",
+        "(len(order) - rank) * value",
+        "len(order) * value",
+        "unit/report/test_study_statistics.py",
+    ),
 ]
 
 

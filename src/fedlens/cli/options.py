@@ -44,3 +44,13 @@ ModelRound = Annotated[
         help="The model of the best round, of the last one, or of round N if the run keeps it; by default best.",
     ),
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Runs at once; by default as many as cores and memory allow. 0: in this process."
+    ),
+]
+AcceptChanges = Annotated[
+    bool,
+    typer.Option("--accept-changes", help="Continue a study whose settings have changed since it started."),
+]

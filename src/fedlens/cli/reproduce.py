@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.options import DataDir, Debug, Download, Json, Quiet, Report
+from fedlens.cli.options import AcceptChanges, DataDir, Debug, Download, Jobs, Json, Quiet, Report
 from fedlens.cli.output import print_columns, print_json, printable, reported, say
 
 if TYPE_CHECKING:
@@ -34,12 +34,7 @@ def reproduce(
     scale: Annotated[
         Scale, typer.Option(help="smoke: minutes; laptop: up to an hour; paper: the document's own.")
     ] = Scale.SMOKE,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Runs at once; by default as many as cores and memory allow. 0: in this process."
-        ),
-    ] = None,
+    jobs: Jobs = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The folder of the results; default studies/<study>/<scale>."),
@@ -51,12 +46,7 @@ def reproduce(
         bool,
         typer.Option("--list", help="List the studies: cost by scale, data needed, and what has been run."),
     ] = False,
-    accept_changes: Annotated[
-        bool,
-        typer.Option(
-            "--accept-changes", help="Continue a study whose settings have changed since it started."
-        ),
-    ] = False,
+    accept_changes: AcceptChanges = False,
     report: Report = True,
     data_dir: DataDir = None,
     download: Download = False,
@@ -71,7 +61,7 @@ def reproduce(
     with reported(debug, as_json) as output:
         from fedlens.core.errors import ConfigError
         from fedlens.studies.reproduce import absent_data, costs, listed_studies, refuse_absent
-        from fedlens.studies.reproductions import folder_of, reproduction, study_command
+        from fedlens.studies.reproductions import folder_of, reproduction
 
         if listed:
             studies = listed_studies(data_dir)
@@ -106,7 +96,6 @@ def reproduce(
             output,
             quiet=quiet,
             dry_run=dry_run,
-            again=study_command(path, scale.value),
             out=out or folder_of(name, scale.value),
             jobs=jobs,
             data_dir=data_dir,

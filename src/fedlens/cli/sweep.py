@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.options import Changes, DataDir, Debug, Download, Json, Quiet, Report
+from fedlens.cli.options import AcceptChanges, Changes, DataDir, Debug, Download, Jobs, Json, Quiet, Report
 from fedlens.cli.output import CommandOutput, Interrupted, reported, say, stdout_kept_clean
 
 if TYPE_CHECKING:
@@ -27,12 +27,7 @@ def sweep(
     scale: Annotated[
         str | None, typer.Option(help="One of the scales in the file, such as smoke, laptop or paper.")
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Runs at once; by default as many as cores and memory allow. 0: in this process."
-        ),
-    ] = None,
+    jobs: Jobs = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -46,12 +41,7 @@ def sweep(
         str | None, typer.Option(metavar="LIST", help="Other seeds than those of the file: 0,1,2 or 0-4.")
     ] = None,
     changes: Changes = None,
-    accept_changes: Annotated[
-        bool,
-        typer.Option(
-            "--accept-changes", help="Continue a study whose settings have changed since it started."
-        ),
-    ] = False,
+    accept_changes: AcceptChanges = False,
     report: Report = True,
     run_reports: Annotated[
         bool, typer.Option("--reports", help="Write the report.html of each run, too.")
@@ -98,7 +88,6 @@ def sweep(
             output,
             quiet=quiet,
             dry_run=dry_run,
-            again=f"fedlens {shlex.join(sys.argv[1:])}",
             out=folder,
             jobs=jobs,
             data_dir=data_dir,
@@ -117,12 +106,10 @@ def study_result(folder: Path) -> StudyResult:
     return StudyResult(folder)
 
 
-def run_study(
-    study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool, again: str, **how: Any
-) -> None:
+def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool, **how: Any) -> None:
     """Prints what the study costs, carries it out with progress, and prints its results.
 
-    Raises `Interrupted` with the command `again` that continues it, and `typer.Exit` with code 1 if runs failed.
+    Raises `Interrupted` with the command that continues it, and `typer.Exit` with code 1 if runs failed.
     """
     from fedlens.cli.sweep_display import SweepDisplay
 
@@ -140,6 +127,7 @@ def run_study(
         with stdout_kept_clean(output.as_json):
             result = study.run(progress=display, **how)
     except KeyboardInterrupt:
+        again = f"fedlens {shlex.join(sys.argv[1:])}"
         raise Interrupted(f"all running runs are saved; continue with: {again}") from None
     finally:
         display.close()

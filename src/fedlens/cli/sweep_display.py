@@ -9,7 +9,8 @@ from rich.console import Console
 from fedlens.cli.cost import time_left
 from fedlens.cli.output import printable
 from fedlens.report.format import duration, label, many, metric_value
-from fedlens.report.study_results import RunLine
+from fedlens.report.study_results import Role, RunLine
+from fedlens.studies.halving import validation_metric
 from fedlens.studies.planned import PlannedRun
 
 _SHOWN = 3  # running runs in the changing line
@@ -61,7 +62,9 @@ class SweepDisplay:
         seconds = (time.monotonic() - self._since) / self._ended
         left = time_left(seconds, self._total - self._done)
         position = f"[{self._done:>{len(str(self._total))}}/{self._total}]"
-        self._print(f"{position} {run.key}: {outcome(line)}, {duration(time.monotonic() - start)}{left}")
+        self._print(
+            f"{position} {run.key}: {outcome(line, run.role)}, {duration(time.monotonic() - start)}{left}"
+        )
         self._update()
 
     def close(self) -> None:
@@ -85,14 +88,18 @@ class SweepDisplay:
             self._console.print(printable(text), soft_wrap=True)
 
 
-def outcome(line: RunLine) -> str:
+def outcome(line: RunLine, role: Role = "final") -> str:
     """How a run ended, in words: its main metric, or why it has none.
+
+    A run of tuning is compared on validation data, so these are shown of it.
 
     >>> outcome(RunLine("0f", "r", "finished", None, 2, "test_accuracy", {"test_accuracy": [0.1, 0.8]}))
     'accuracy 80.0 %'
     """
     if line.status == "failed":
         return f"failed: {line.reason}"
-    value = line.final(line.main)
-    said = f"{label(line.main)} {metric_value(line.main, value)}" if value is not None else "no value"
+    main = validation_metric(line.main) if role == "tune" else line.main
+    main = main if line.series(main) else line.main
+    value = line.final(main)
+    said = f"{label(main)} {metric_value(main, value)}" if value is not None else "no value"
     return f"{said}, {line.reason or 'stopped'}" if line.status == "stopped" else said

@@ -81,10 +81,10 @@ class SharedDataset:
 
 
 class Session:
-    """Shares between the runs of one process what they would each do again: read, decode and hash the data, draw the
-    partition, ask for the environment.
+    """Shares start-up work between the runs of one process.
 
-    Runs give the same numbers and write the same files as without a session. A dataset is read again once a file that
+    A dataset is read, decoded and hashed once, a partition is drawn once, and the environment is asked for once. Runs
+    give the same numbers and write the same files as without a session. A dataset is read again once a file that
     it was read from has another size or time, or a folder another entry; a dataset that a function of your own makes is
     shared between runs with the same function, settings and data seed, so the function must depend on nothing else but
     files. Of the source's revision in environment.json, all runs of a session have that of the first one.

@@ -148,7 +148,7 @@ def failure_notes(cells: Iterable[StudyCell], results: StudyResults) -> list[str
                 f"{reason} (seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))})"
                 for reason, seeds in by_reason.items()
             ]
-            ended = "failed" if cell.measured else "have no value"
+            ended = "failed" if cell.measured else "has no value" if cell.planned == 1 else "have no value"
             count = f"{len(cell.failed)} of {many(cell.planned, 'run')} {ended}"
             notes.append(f"{cell_name(results, cell)}: {count}: {'; '.join(reasons)}.")
     return notes

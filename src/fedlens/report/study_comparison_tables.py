@@ -28,11 +28,10 @@ from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell, 
 from fedlens.report.study_choices import choices as chosen
 from fedlens.report.study_choices import chosen_values
 from fedlens.report.study_document_rows import document_notes, stated, stated_methods, stated_text
-from fedlens.report.study_results import RunLine
+from fedlens.report.study_results import EFFECTIVE, RunLine
 from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
 
-EFFECTIVE = "effective_lr"
 Spread = Literal["interval", "deviation", "none"]
 
 

@@ -96,7 +96,11 @@ def study_figure(results: StudyResults, spec: Mapping[str, Any], where: str = "f
     settings = check_figure(spec, where)
     if spec.get("document") is False:
         results = replace(results, info=replace(results.info, document={}))
-    figure = FIGURES[spec["kind"]](results, **settings)
+    try:
+        figure = FIGURES[spec["kind"]](results, **settings)
+    except ConfigError as error:  # a kind of figure does not know its place in the file
+        place = re.sub(r"^figures\b(?!\[)", lambda _: where, error.where or where)
+        raise ConfigError(error.what, where=place, hint=error.hint) from None
     return replace(figure, title=spec["title"]) if spec.get("title") else figure
 
 

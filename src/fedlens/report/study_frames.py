@@ -29,8 +29,8 @@ from fedlens.report.study_captions import (
 )
 from fedlens.report.study_cells import better, comparisons, study_cells
 from fedlens.report.study_choices import chosen_values
-from fedlens.report.study_comparison_tables import EFFECTIVE, effective_rate_of, p_text
-from fedlens.report.study_results import RunLine, StudyEntry, StudyResults
+from fedlens.report.study_comparison_tables import effective_rate_of, p_text
+from fedlens.report.study_results import EFFECTIVE, RunLine, StudyEntry, StudyResults
 from fedlens.report.table_format import StudyTable, TableCell, csv_text
 from fedlens.report.table_view import TableView
 

@@ -11,11 +11,11 @@ from typing import Any
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.report.format import SPLITS, many, setting
 from fedlens.report.study_choices import is_number
-from fedlens.report.study_results import Role, RunLine, StudyResults
+from fedlens.report.study_results import EFFECTIVE, Role, RunLine, StudyResults
 
 METHOD = "method"
 _POINT = re.compile(r"( [\w.-]+=\S+)+$")  # of a method's grid, in the name of the method
-EFFECTIVE, LOCAL = "effective_lr", "local.lr"
+LOCAL = "local.lr"
 # What was measured of a run and can stand on an axis.
 FACTS = {
     "emd": "earth mover's distance of the clients",
@@ -220,7 +220,7 @@ def bare(metric: str) -> str:
     return name if split in SPLITS and name else metric
 
 
-def effective_rate(cell: SeedRuns) -> tuple[float, float] | None:
+def rates_of(cell: SeedRuns) -> tuple[float, float] | None:
     """The effective rate eta / (1 - beta) of a cell and its client rate eta (hsu2019, section 4.2); None if unknown.
 
     Both stand in the keys of a cell, or in the facts of its runs ("effective_lr", "local_lr").
@@ -228,7 +228,7 @@ def effective_rate(cell: SeedRuns) -> tuple[float, float] | None:
     facts = next((line.facts for line in cell.done.values()), {})
     beta = next((cell.keys[k] for k in ("algorithm.momentum", "server.momentum") if k in cell.keys), 0.0)
     rate = _number(cell.keys.get(LOCAL, facts.get("local_lr")))
-    effective = _number(cell.keys.get(EFFECTIVE, facts.get("effective_lr")))
+    effective = _number(cell.keys.get(EFFECTIVE, facts.get(EFFECTIVE)))
     shrunk = 1 - beta if is_number(beta) else 0.0
     if effective is None and rate is not None and shrunk > 0:
         effective = rate / shrunk

@@ -11,7 +11,7 @@ import numpy as np
 from fedlens.report.figures import Axis, Figure, Series, ValueMap
 from fedlens.report.format import is_share, smaller_is_better
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
-from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare, effective_rate
+from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare, rates_of
 from fedlens.report.study_panels import (
     Limits,
     LineRuns,
@@ -118,7 +118,7 @@ def effective_rate_figure(
     chosen = selected(shown, where, methods)
     layout = arrange(shown, chosen, _rate_keys(shown), lines, panels)
     final = Finals(shown, name, relative=False)
-    largest = max((rates[1] for group in chosen if (rates := effective_rate(group))), default=1.0)
+    largest = max((rates[1] for group in chosen if (rates := rates_of(group))), default=1.0)
     drawn = [
         [each for line in panel.lines for each in _markers(shown, line, final, largest)]
         for panel in layout.panels
@@ -163,7 +163,7 @@ def _present(shown: SeedGroups, key: str, groups: Sequence[SeedRuns]) -> list[An
 def _markers(shown: SeedGroups, line: LineRuns, final: Finals, largest: float) -> list[Series]:
     points = []
     for group in line.groups:
-        rates, values = effective_rate(group), final(group)
+        rates, values = rates_of(group), final(group)
         if rates is not None and values:
             points.append((*rates, statistics.fmean(values)))
     if not points:

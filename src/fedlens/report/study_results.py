@@ -22,6 +22,8 @@ from fedlens.experiment.atomic_files import write_atomically
 Role = Literal["tune", "final"]
 Status = Literal["finished", "failed", "stopped"]
 INFO, LINES, DATA = "study.json", "results.jsonl", "data.json"
+EFFECTIVE = "effective_lr"
+"""The setting of grids that sets `local.lr` (`fedlens.studies.effective_rate`), and the fact of runs."""
 
 
 @dataclass(frozen=True)

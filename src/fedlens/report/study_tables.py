@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.core.errors import ConfigError, DataError, nearest
 from fedlens.report.study_budget_tables import budgets, targets
 from fedlens.report.study_comparison_tables import choices, differences, summary
 from fedlens.report.study_data_tables import datasets, efficiency
+from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_relative_tables import clients, ranks, relative
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import refuse_bootstrap
@@ -95,7 +96,9 @@ def study_tables(results: StudyResults) -> list[StudyTable]:
 
 
 def default_tables(info: StudyInfo) -> list[dict[str, Any]]:
-    """The tables of a study whose file asks for none."""
+    """The tables of a study whose file asks for none; no table for one that trains nothing."""
+    if not needs_runs(info.figures, info.tables):
+        return []
     specs: list[dict[str, Any]] = [{"kind": "summary"}]
     if len(info.methods) > 1:
         specs.append({"kind": "differences"})
@@ -111,6 +114,20 @@ def check_tables(specs: Sequence[Mapping[str, Any]], seeds: int) -> None:
     for k, spec in enumerate(specs):
         check_table(spec, f"tables[{k}]", seeds)
     _refuse_alone([str(spec["kind"]) for spec in specs])
+
+
+def check_planned_tables(info: StudyInfo) -> None:
+    """Raises `ConfigError` for [[tables]] that the results of this study cannot have, before any run.
+
+    Kinds, options, their types, and the names of methods, cases and targets are checked.
+    """
+    planned = StudyResults(info, {})
+    check_tables(info.tables, len(info.seeds))
+    for k, spec in enumerate(info.tables):
+        try:
+            study_table(planned, spec, f"tables[{k}]")
+        except DataError:
+            continue  # without data.json nothing is known of clients and models, which is all that is missing
 
 
 def _refuse_alone(kinds: Sequence[str]) -> None:

@@ -96,7 +96,8 @@ class StudyTable:
             " & ".join(_marked(cell, latex, r"\textbf{", "}", r"\textit{", "}") for cell in row)
             for row in self.rows
         ]
-        caption = latex(" ".join(filter(None, [f"{self.title}.", self.caption])))
+        title = self.title if self.title.endswith((".", "?", "!")) else f"{self.title}."
+        caption = latex(" ".join(filter(None, [title, self.caption])))
         label = re.sub(r"[^A-Za-z0-9:-]+", "-", self.name)
         return "\n".join(
             [

@@ -63,7 +63,8 @@ def read_document(path: Path) -> dict[str, Any]:
         document = _Document.model_validate(table)
     except FileNotFoundError:
         raise ConfigError(
-            f"the file {path} does not exist", hint="write it beside the study file, or remove `document`"
+            f"the file {path} with the document's numbers does not exist",
+            hint="write it beside the study file, or remove `document`",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None

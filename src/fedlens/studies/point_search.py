@@ -182,7 +182,7 @@ def _suggested(search: _Play) -> Search:
     return search.outcome([], chosen)
 
 
-def merged(due: Sequence[DueRun]) -> list[DueRun]:
+def each_once(due: Sequence[DueRun]) -> list[DueRun]:
     """Due runs with each digest once, as far as the furthest needs it, in order of their first place."""
     found: dict[str, DueRun] = {}
     for one in due:

@@ -17,9 +17,10 @@ from fedlens.experiment.algorithm_check import algorithm_settings, check_algorit
 from fedlens.experiment.config import Config, plain, read_config
 from fedlens.experiment.config_source import Source, find_beside, put_setting, read_source
 from fedlens.experiment.plan import plan
+from fedlens.report.study_results import EFFECTIVE
 from fedlens.studies.effective_rate import client_rate
 from fedlens.studies.places import Places
-from fedlens.studies.study_file import EFFECTIVE, Base
+from fedlens.studies.study_file import Base
 
 _LIKE_INLINE = frozenset(
     {"default", "auto", "processes", "inline"}

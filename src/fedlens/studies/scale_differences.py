@@ -10,7 +10,8 @@ from typing import Any
 from fedlens.core.errors import FedlensError
 from fedlens.experiment.config_source import read_source
 from fedlens.report.format import setting
-from fedlens.studies.study_file import EFFECTIVE, StudySource
+from fedlens.report.study_results import EFFECTIVE
+from fedlens.studies.study_file import StudySource
 
 _HIDDEN = {"evaluation.every", "evaluation.train"}  # they change what is drawn, not what is trained
 _LISTED = 6

@@ -17,9 +17,6 @@ from fedlens.studies.grid_settings import Draws, FrozenTable, Grid, Points, Rang
 from fedlens.studies.places import Places
 from fedlens.studies.toml_lines import toml_lines
 
-EFFECTIVE = "effective_lr"
-"""The setting of grids that sets `local.lr`, see `fedlens.studies.effective_rate`."""
-
 _OF_SETTINGS = ("set", "grid", "random")  # tables whose keys are settings of runs
 _MERGED = ("set", "grid", "random", "cases", "methods", "tune", "stop", "clock", "labels")
 

@@ -14,12 +14,12 @@ from fedlens.experiment.config import plain
 from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
-from fedlens.report.study_tables import check_tables
+from fedlens.report.study_tables import check_planned_tables
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.point_search import merged
+from fedlens.studies.point_search import each_once
 from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import scale_differences
@@ -140,7 +140,7 @@ class StudyPlan:
         if not self.trains:
             return []
         tuning = tuning_due(self.cells, lines) if self.cells.tune is not None else []
-        return merged([*tuning, *(DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines))])
+        return each_once([*tuning, *(DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines))])
 
     @property
     def trains(self) -> bool:
@@ -285,14 +285,20 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
 
 
 def _refuse_outputs(plan: StudyPlan) -> None:
-    """Raises `ConfigError` for `[[tables]]` and `[[figures]]` that no results could fill."""
-    info = plan.info({})
+    """Raises `ConfigError` for `[[tables]]` and `[[figures]]` that no results could fill, with file and line."""
+    info, places = plan.info({}), plan.source.places
     try:
-        check_tables(info.tables, len(info.seeds))
+        check_planned_tables(info)
         check_figures(info)
     except ConfigError as error:
-        keys = re.split(r"[\[\].]+", error.where or "tables")
-        raise ConfigError(error.what, where=plan.source.places.locate(*keys), hint=error.hint) from None
+        match = re.match(r"(tables|figures)(?:\[(\d+)\])?\.?(.*)", error.where or "")
+        if match is None:
+            raise
+        kind, number, key = match.groups()
+        place = places.locate(*(part for part in (kind, number, *key.split(".")) if part))
+        shown = f"[[{kind}]]" + (f" {int(number) + 1}" if number else "") + (f" {key}" if key else "")
+        where = f"{place.rpartition(': ')[0]}: {shown}" if ": " in place else shown
+        raise ConfigError(error.what, where=where, hint=error.hint) from None
 
 
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedlens.core.errors import ConfigError
+from fedlens.report.format import many
 from fedlens.report.study_results import RunLine
 from fedlens.studies.cells import Point, StudyCells
 from fedlens.studies.expansion import Case, Method
@@ -54,7 +55,8 @@ def tuning_seeds(study: StudySettings, methods: Sequence[Method], places: Places
     for name, number in points.items():
         if number * len(seeds) != budget:
             raise ConfigError(
-                f"'{name}' has {number} points with {len(seeds)} seeds, {number * len(seeds)} tuning runs, "
+                f"'{name}' has {many(number, 'point')} with {many(len(seeds), 'seed')}, "
+                f"{many(number * len(seeds), 'tuning run')}, "
                 f"but every method must have {budget}",
                 where=places.locate("tune", "budget" if tune.budget else "seeds" if tune.seeds else "on"),
                 hint=f"give every method as many points ({listed}), or set a budget without tune.seeds: a method with "

@@ -28,7 +28,7 @@ from fedlens.report.study_figures import (
     study_figures,
     write_study_figures,
 )
-from fedlens.report.study_groups import SeedGroups, effective_rate
+from fedlens.report.study_groups import SeedGroups, rates_of
 from fedlens.report.study_panels import x_scale
 from fedlens.report.study_results import StudyResults
 from tests.unit.report.study_curves_fake import ALPHA, by_alpha, line, results, tuned
@@ -316,7 +316,7 @@ def test_a_run_that_is_paused_is_not_done_and_one_that_diverged_has_failed() -> 
 def test_a_wrong_figure_is_refused_before_any_run() -> None:
     check_figures(by_alpha(figures=[{"kind": "curves"}, {"kind": "setting", "x": "alpha"}]).info)
     for spec, message in (
-        ({"kind": "setting", "x": "alhpa"}, r"figures\.x"),
+        ({"kind": "setting", "x": "alhpa"}, r"figures\[0\]\.x"),
         ({"kind": "curves", "x": "hours"}, "simulated hours need"),
         ({"kind": "setting", "x": "alpha", "relative": True}, "centralized"),
         ({"kind": "heat", "x": "alpha", "y": "momentum"}, "'momentum' is no dimension"),
@@ -368,7 +368,7 @@ def test_the_effective_rate_is_the_client_rate_over_one_minus_the_momentum() -> 
     def of(keys: Mapping[str, Any], **facts: float) -> tuple[float, float] | None:
         from fedlens.report.study_groups import SeedRuns
 
-        return effective_rate(SeedRuns(keys, {0: line("d", 0.5, 0, facts=facts)}))
+        return rates_of(SeedRuns(keys, {0: line("d", 0.5, 0, facts=facts)}))
 
     assert of({"local.lr": 0.1, "algorithm.momentum": 0.9}) == pytest.approx((1.0, 0.1))
     assert of({"effective_lr": 1.0, "server.momentum": 0.9}) == pytest.approx((1.0, 0.1))

@@ -8,7 +8,7 @@ import pytest
 
 from fedlens.core.errors import ConfigError
 from fedlens.studies.planned import DueRun
-from fedlens.studies.point_search import SearchRules, merged, searched
+from fedlens.studies.point_search import SearchRules, each_once, searched
 from tests.unit.studies.fake_study import FakeCell, Point, line_of, played, played_with_kills
 
 RATES = [{"local.lr": lr} for lr in (0.01, 0.1, 1.0)]
@@ -119,5 +119,5 @@ def test_a_study_killed_at_any_moment_makes_the_same_runs_and_the_same_choice() 
 def test_due_runs_that_cells_share_are_due_once_and_as_far_as_the_furthest_needs() -> None:
     run = FakeCell(RATES).run(RATES[0], 0)
     other = FakeCell(RATES).run(RATES[1], 0)
-    due = merged([DueRun(run, 3), DueRun(other, 9), DueRun(run, None), DueRun(other, 3)])
+    due = each_once([DueRun(run, 3), DueRun(other, 9), DueRun(run, None), DueRun(other, 3)])
     assert due == [DueRun(run, None), DueRun(other, 9)]

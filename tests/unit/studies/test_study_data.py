@@ -13,6 +13,7 @@ from fedlens.experiment.config_source import read_source
 from fedlens.report.study_costs import read_costs
 from fedlens.report.study_populations import read_populations
 from fedlens.report.study_results import StudyResults, read_data
+from fedlens.report.study_tables import study_tables
 from fedlens.studies.study import Study
 from fedlens.studies.study_data import make_data
 from fedlens.studies.study_plan import StudyPlan
@@ -40,6 +41,7 @@ def test_a_study_of_data_alone_plans_no_runs(tmp_path: Path) -> None:
     assert plan.due({}) == []
     assert plan.info({}).entries == []
     assert plan.number_of_runs["final"] == 0
+    assert study_tables(StudyResults(StudyPlan.load(_study(tables=[])).info({}), {})) == []
     assert len(StudyPlan.load(_study(figures=[{"kind": "curves"}])).due({})) == 4
 
 

@@ -212,8 +212,8 @@ def test_methods_that_see_other_data_are_refused_unless_the_study_says_so() -> N
         ({"grid": {"rounds": [1]}, "random": {"number": 1, "rounds": {"choices": [2]}}}, "both grid and random"),
         ({"methods": {"a": {"base": "digits"}}, "cases": {"b": {"base": "digits"}}}, "both name a base"),
         ({"baseline": "b", "methods": {"fedavgm": MOMENTUM}}, "the baseline 'b' is not a method of the study"),
-        ({"figures": [{"kind": "setting", "x": "alfa"}]}, "'alfa' is no dimension of the study ([figures] x)"),
-        ({"tables": [{"kind": "sumary"}]}, "no kind of table is 'sumary' ([tables.0] kind); did you mean 'summary'"),
+        ({"figures": [{"kind": "setting", "x": "alfa"}]}, "'alfa' is no dimension of the study ([[figures]] 1 x)"),
+        ({"tables": [{"kind": "sumary"}]}, "no kind of table is 'sumary' ([[tables]] 1 kind); did you mean 'summary'"),
         ({"tune": {}}, "tuning has no setting to choose"),
         ({"tune": {"over": ["local.lr"]}, "grid": {"local.lrs": [1]}}, "'local.lr' is tuned, but is in no grid"),
     ],
@@ -280,7 +280,7 @@ def test_settings_are_checked_once_a_combination_and_not_once_a_run(monkeypatch:
 def test_tuning_has_the_same_number_of_runs_for_every_method() -> None:
     tuned = {"grid": {"local.lr": [0.1, 0.3]}, "methods": {"fedavg": {}, "fedavgm": MOMENTUM}}
     text = refused(**tuned, tune={})
-    assert "'fedavg' has 2 points with 1 seeds, 2 tuning runs, but every method must have 4" in text
+    assert "'fedavg' has 2 points with 1 seed, 2 tuning runs, but every method must have 4" in text
     plan = load(**tuned, seeds=[3, 4], tune={"budget": 12})
     assert plan.cells.tuning_seeds == {"fedavg": [3, 4, 5, 6, 7, 8], "fedavgm": [3, 4, 5]}
     assert plan.number_of_runs == {"tune": 24, "final": 4}

@@ -1,4 +1,4 @@
-"""A table that cannot be is refused when the study file is read, with its line."""
+"""A table or a figure that cannot be is refused when the study file is read, with its line."""
 
 from __future__ import annotations
 
@@ -30,9 +30,17 @@ kind = "summary"
             '[[tables]]\nkind = "summary"\ninterval = "bootstrap"',
             r"at least 30 seeds, and this table has 2: .*line 9",
         ),
+        (
+            '[[tables]]\nkind = "summary"\nwhere = { alpha = 1 }',
+            r"no dimension .* is 'alpha' .*line 9: \[\[tables\]\] 2 where",
+        ),
+        ('[[tables]]\nkind = "relative"', r"no method 'centralized' .*line 7: \[\[tables\]\] 2 to"),
+        ('[[tables]]\nkind = "targets"', r"needs a target \(.*line 7: \[\[tables\]\] 2\)"),
+        ('[[figures]]\nkind = "curve"', r"'curve' .*line 8: \[\[figures\]\] 1 kind\); did you mean 'curves'"),
+        ('[[figures]]\nkind = "setting"\nx = "lrr"', r"'lrr' .*line 9: \[\[figures\]\] 1 x\)"),
     ],
 )
-def test_a_wrong_table_is_refused_with_its_line(tmp_path: Path, table: str, message: str) -> None:
+def test_a_wrong_table_or_figure_is_refused_with_its_line(tmp_path: Path, table: str, message: str) -> None:
     file = tmp_path / "study.toml"
     file.write_text(f"{STUDY}{table}\n")
     with pytest.raises(ConfigError, match=message):
