@@ -53,7 +53,7 @@ def _serve(driver: Connection, options: RunOptions, interrupt: _Interrupt) -> No
             with interrupt.raised():
                 answer = ("line", carry_out(due, options, session, rounds))
         except KeyboardInterrupt:
-            pass
+            pass  # the run is saved; the answer says that it was interrupted
         except StudyStopped as error:
             answer = ("stopped", error)
         driver.send(answer)
