@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fedlens.core import interrupts
 from fedlens.core.driver import Driver
 from tests.unit.engines.engine_kit import OPS, opened
 
@@ -161,6 +162,8 @@ def on_fake_ray(
     from fedlens.engines import ray as engines_ray
     from fedlens.engines import ray_cluster, ray_pool
 
+    # A worker of Ray declares its whole process to be one; here that is the process of all further tests.
+    monkeypatch.setattr(interrupts._Watch, "active", interrupts._Watch.active)
     monkeypatch.setattr(ray_cluster, "_shared", None)
     monkeypatch.setattr(ray_cluster.Cluster, "check", lambda *_: None)
     monkeypatch.setattr(ray_pool, "_TICK", 0.02)
