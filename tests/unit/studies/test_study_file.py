@@ -85,6 +85,13 @@ def refused(folder: Path, text: str, scale: str | None = None) -> str:
             'metric = "train_loss"\n[grid]\nrounds = [1, 2]\n[tune]',
             "cannot be tuned on validation data (study.toml, line 2: metric); write 'test_loss'.",
         ),
+        ('seeds = "0-4"', "must be a list (study.toml, line 2: seeds); write a list, such as seeds = [0, 1, 2]."),
+        ('target = "x"', "must be a list (study.toml, line 2: target); write a list, such as target = [0.5, 0.75]."),
+        (
+            "seeds = [0, 1, 2]\n[grid]\nrounds = [1, 2]\n[tune]\nseeds = [5, 2, 1]",
+            "the seeds 2, 1 are in tune.seeds and in seeds, so the same seed would choose the settings and judge them "
+            "(study.toml, line 6: [tune] seeds); set other seeds",
+        ),
         ("[clock]\nup_mbit = 2", "'images_per_second' is missing (study.toml, line 2: [clock]"),
         ('baseline = "fedavgm"', "is not a method of the study (study.toml, line 2: baseline); did you mean 'fedavg'."),
         ('set = { "engine.workers" = 4 }', "the engine 'inline' has no setting 'workers' (study.toml, line 2: [set]"),
