@@ -187,3 +187,12 @@ def test_settings_in_python_are_those_of_a_file(tmp_path: Path) -> None:
         ConfigError, match=r"^unknown setting 'lrr' \(\[grid\] local.lrr\); did you mean 'lr'\.$"
     ):
         StudyPlan.load({"base": "digits", "grid": {"local.lrr": [1]}})
+
+
+def test_clients_are_measured_on_what_they_hold_out_so_tuning_may_read_it(tmp_path: Path) -> None:
+    text = (
+        'metric = "clients_accuracy_mean"\n'
+        'set = { "data.validation" = 0.2, "data.validation_from" = "client", "evaluation.clients" = "all" }\n'
+        '[grid]\n"local.lr" = [0.1, 0.3]\n[tune]\n'
+    )
+    assert StudyPlan.load(written(tmp_path, BASE + text)).info({}).metric == "clients_accuracy_mean"
