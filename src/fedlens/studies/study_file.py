@@ -317,7 +317,11 @@ def _refuse_metric(settings: StudySettings, places: Places) -> None:
             "does not name a split and a value",
             "test_loss" if split in SPLITS else f"test_{metric}",
         )
-    elif settings.tune is not None and split not in ("test", "validation", "clients"):  # clients: on what they hold out
+    elif settings.tune is not None and split not in (
+        "test",
+        "validation",
+        "clients",
+    ):  # clients: on what they hold out
         what, ready = "cannot be tuned on validation data", f"test_{name}"
     else:
         return
