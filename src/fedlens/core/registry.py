@@ -161,10 +161,13 @@ def load_target(target: str, where: str | None = None) -> Any:
     try:
         module = load_file(Path(source)) if source.endswith(".py") else _import(source)
     except FileNotFoundError:
+        relative = not Path(source).expanduser().is_absolute()
         raise ConfigError(
             f"the file {source} does not exist",
             where=where,
-            hint="give its path, relative to the current directory",
+            hint=f"give its path, relative to the current directory {Path.cwd()}"
+            if relative
+            else "correct its path",
         ) from None
     except FedlensError:
         raise

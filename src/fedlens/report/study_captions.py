@@ -87,25 +87,43 @@ def tuning_words(info: StudyInfo) -> str:
     tuning = info.tuning
     if not tuning:
         return ""
-    seeds = list(tuning.get("seeds") or ())
+    untuned = [name for name in info.methods if name in (tuning.get("untuned") or ())]
+    if untuned and len(untuned) == len(info.methods):
+        return "Every method has a single point, so no settings were chosen."
     share, budget = tuning.get("share"), tuning.get("budget")
     data = f"{100 * share:g} % of the training data, held out" if share else "held-out training data"
-    runs = f", {many(int(budget), 'run')} of tuning for every method and case" if budget else ""
+    each = "every method and case" if not untuned else "every other method in each case"
+    runs = f", {many(int(budget), 'run')} of tuning for {each}" if budget else ""
+    alone = ""
+    if untuned:
+        names = listed([info.methods[name] for name in untuned])
+        alone = f"{names} {'has' if len(untuned) == 1 else 'have'} a single point and no tuning."
+    by_method = [
+        set(seeds) for name, seeds in (tuning.get("seeds_by_method") or {}).items() if name not in untuned
+    ]
+    seeds = sorted(set().union(*by_method)) if by_method else list(tuning.get("seeds") or ())
     whose = " that the results do not use" if tuning.get("own_seeds") else ""
+    shared = [seed for seed in seeds if seed in info.seeds]
+    too = ""
+    if shared and set(seeds) != set(info.seeds):
+        named = f"seed{'s' if len(shared) > 1 else ''} {', '.join(map(str, shared[:_MOST_NAMED]))}"
+        too = f"The results use {named}{', ...' if len(shared) > _MOST_NAMED else ''}, too."
     fewest, most = tuned_on(tuning), len(seeds)
     if fewest == 1:
-        where = f"one seed ({seeds[0]})" if most == 1 else "one seed for some methods"
-        return (
-            f"The numbers are those of these settings, which were chosen on {data}, on {where}{runs}. "
-            "One seed shifts the values of a method together, so nothing is bold."
+        where = f"one seed ({seeds[0]}){whose}" if most == 1 else "one seed for some methods"
+        return joined(
+            f"The numbers are those of these settings, which were chosen on {data}, on {where}{runs}.",
+            alone,
+            too,
+            "One seed shifts the values of a method together, so nothing is bold.",
         )
     by = (
         seeds_text(seeds)
         if fewest == most
         else f"{fewest} to {most} seeds, fewer where a method has more points"
     )
-    few = " So few seeds leave some luck of the choice in the differences." if (fewest or 0) < _FEW else ""
-    return f"Settings were chosen on {data}, by the mean over {by}{whose}{runs}.{few}"
+    few = "So few seeds leave some luck of the choice in the differences." if (fewest or 0) < _FEW else ""
+    return joined(f"Settings were chosen on {data}, by the mean over {by}{whose}{runs}.", alone, too, few)
 
 
 def bold_words(found: Sequence[CellComparison], info: StudyInfo, meaning: str) -> str:

@@ -167,11 +167,14 @@ def choices(view: TableView) -> StudyTable:
             ]
         )
     stars = any(choice.edge for each in found.values() for choice in each)
+    searched = any(_tuning_runs(view, cell) for cell in view.cells)
     caption = joined(
         tuning_words(view.info),
-        f"{metric_name(score)}{unit(score)}: the mean over the seeds of tuning, at the chosen settings.",
+        f"{metric_name(score)}{unit(score)}: the mean over the seeds of tuning, at the chosen settings."
+        if searched
+        else "",
         "Effective rate: local rate / (1 - server momentum).",
-        _star_words(stars, all(found.values())),
+        _star_words(stars, all(found.values())) if searched else "",
     )
     columns = [*settings, "Effective rate", f"{metric_name(score)}{unit(score)}", "Runs of tuning"]
     head = [*view.dimension_head, "Method", *columns]

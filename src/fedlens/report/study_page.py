@@ -9,8 +9,10 @@ from typing import Any
 
 from fedlens.report.format import MISSING, count, duration, many, setting
 from fedlens.report.render import Plot, write_page
+from fedlens.report.study_captions import tuning_words
 from fedlens.report.study_figures import NamedFigure, study_figures
 from fedlens.report.study_groups import METHOD, SeedGroups, is_lost, why_lost
+from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.report.study_tables import study_tables
 
@@ -115,6 +117,8 @@ def _done(results: StudyResults) -> list[RunLine]:
 
 def _kpis(results: StudyResults) -> list[tuple[str, str, str]]:
     done = _done(results)
+    if not needs_runs(results.info.figures, results.info.tables):
+        return [("Runs", "none", "data and models are shown, which needs no training")]
     planned = len({entry.digest for entry in results.info.entries})
     tuned = len({entry.digest for entry in results.info.entries if entry.role == "tune"})
     seconds = [value for line in done if (value := line.facts.get("cpu_seconds")) is not None]
@@ -144,7 +148,9 @@ def _lost_rows(results: StudyResults) -> list[list[Any]]:
 
 def _method(results: StudyResults) -> list[str]:
     """How the runs were made comparable, as sentences."""
-    info, tuning = results.info, results.info.tuning
+    info = results.info
+    if not needs_runs(info.figures, info.tables):
+        return [f"Nothing is trained. Clients are those of seed {info.seeds[0]}.", *info.notes]
     sentences = [
         f"A seed gives every method the same clients, initial weights and sampled clients. Seeds: "
         f"{', '.join(map(str, info.seeds))}.",
@@ -157,14 +163,8 @@ def _method(results: StudyResults) -> list[str]:
     ]
     if info.baseline in info.methods and len(info.methods) > 1:
         sentences.append(f"The baseline is {info.methods[info.baseline]}.")
-    if tuning:
-        own = "by seeds of their own" if tuning.get("own_seeds") else "by the mean over the study's seeds"
-        share = tuning.get("share")
-        held = f", {100 * share:g} % of the training set" if share else ""
-        sentences.append(
-            f"Settings were chosen on {tuning.get('on', 'validation')} data{held}, {own}: "
-            f"{many(int(tuning.get('budget') or 0), 'run')} for each method and case."
-        )
+    if words := tuning_words(info):
+        sentences.append(words)
     if info.clock:
         sentences.append(
             "Simulated hours: each round lasts as long as its busiest client, which trains "

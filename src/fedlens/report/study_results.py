@@ -134,7 +134,8 @@ class StudyInfo:
         cases: in order.
         grids: by method, the values that tuning tries of each setting.
         tuning: "on", "seeds", "share", "budget" (runs a method and case), "own_seeds" (whether tuning has seeds that
-            the results do not use), "refit"; empty without tuning.
+            the results do not use), "refit", "untuned" (the methods with a single point, which needs no tuning);
+            empty without tuning.
         clock: "images_per_second", "up_mbit", "down_mbit" of a simulated client; empty without one.
         figures, tables: what the study file asks for, each with its "kind".
         scale: "smoke", "laptop" or "paper"; "" for a study without scales.

@@ -178,10 +178,17 @@ def tuned_on(tuning: Mapping[str, Any]) -> int | None:
 
     >>> tuned_on({}), tuned_on({"seeds": [0, 1], "seeds_by_method": {"a": [0], "b": [0, 1]}})
     (None, 1)
+    >>> tuned_on({"seeds": [0, 1], "seeds_by_method": {"a": [0], "b": [0, 1]}, "untuned": ["a"]})
+    2
     """
     if not tuning:
         return None
-    lists = [*(tuning.get("seeds_by_method") or {}).values()] or [tuning.get("seeds") or ()]
+    by_method = tuning.get("seeds_by_method") or {}
+    untuned = tuning.get("untuned") or ()
+    lists = [seeds for method, seeds in by_method.items() if method not in untuned]
+    if by_method and not lists:
+        return None
+    lists = lists or [tuning.get("seeds") or ()]
     return min(max(1, len(set(seeds))) for seeds in lists)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedlens.experiment.config import Config
 from fedlens.report.study_results import Role
 from fedlens.studies.expansion import Case, Method, run_key
 from fedlens.studies.planned import PlannedRun
@@ -51,6 +52,18 @@ class StudyCells:
     def points(self, method: Method) -> Sequence[Point]:
         """The points that tuning chooses among; one empty point without."""
         return method.tuned.points
+
+    @property
+    def configs(self) -> Iterator[Config]:
+        """The full settings of the final runs of every point, of equal ones once. Raises `ConfigError` as `made`."""
+        seen: set[int] = set()
+        for case in self.cases:
+            for method in self.methods:
+                for point in self.points(method):
+                    made = self.made(method, case, point, "final")
+                    if id(made) not in seen:
+                        seen.add(id(made))
+                        yield made.config
 
     def made(self, method: Method, case: Case, point: Point, role: Role) -> RunSettings:
         """The settings of the runs of a point, without a seed. Raises `ConfigError` if one is wrong."""

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 
 from fedlens.core.errors import ConfigError
-from fedlens.report.format import smaller_is_better
+from fedlens.report.format import many, smaller_is_better
 from fedlens.report.study_results import RunLine
 
 DIVERGED = "diverged in round"  # how the reason of a run begins that was stopped because its loss diverged
@@ -156,8 +156,21 @@ def reaching(points: int, rounds: int, first: int | None = None, eta: int | None
     return found
 
 
-def check_rungs(first: int, every: int, where: str = "stop.first") -> None:
-    """Raises `ConfigError` if the first rung comes before the first evaluation of a trained model."""
+def check_rungs(first: int, every: int, rounds: int, where: str = "stop.first") -> None:
+    """Raises `ConfigError` if the first rung precedes the first evaluation of a trained model, or ends no run.
+
+    Args:
+        every: rounds from one evaluation to the next, see `evaluation.every`.
+        rounds: of a run.
+    """
+    if first >= rounds:
+        raise ConfigError(
+            f"the first rung is round {first}, but a run has {many(rounds, 'round')}, so halving would stop no run",
+            where=where,
+            hint=f"set stop.first to at most {rounds - 1}, or remove halving and first"
+            if rounds > 1
+            else "remove halving and first",
+        )
     if first < every:
         raise ConfigError(
             f"the first rung is round {first}, but runs are first evaluated after round {every}",

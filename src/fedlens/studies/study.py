@@ -206,7 +206,8 @@ class Study:
                 listener.note(sentence)
             self._write_file(folder)
             make_data(plan, folder, data_dir=options.data_dir, download=download, say=listener.note)
-            sweep(plan, store, partial(_started, options, jobs, address, listener), listener)
+            start = partial(_started, options, jobs, address, listener)
+            sweep(plan, store, start, listener, plan.refuse_unmeasured)
         result = StudyResult(folder)
         if report:
             result.write()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,6 +229,9 @@ _TABLES: Mapping[str, type[BaseModel]] = {
 _NAMED_TABLES: Mapping[str, type[BaseModel]] = {"cases": CaseSettings, "methods": MethodSettings}
 
 
+_EXAMPLES = {"seeds": "seeds = [0, 1, 2]", "target": "target = [0.5, 0.75]", "over": 'over = ["local.lr"]'}
+
+
 def _known(key: str) -> list[str]:
     """The settings of a table of the study, such as `methods.fedavg`."""
     first, _, name = key.partition(".")
@@ -295,9 +299,13 @@ def read_study(
     except ValidationError as error:
         found = explained(error, values, "", places.locate_key, _known)
         hint = found.hint.partition(", or pass --set")[0] if found.hint else None  # a study has no --set
+        key = next((part for part in reversed(error.errors()[0]["loc"]) if part in _EXAMPLES), "")
+        if hint is None and key and re.search(r"must be a list|in it must be", found.what):
+            hint = f"write a list, such as {_EXAMPLES[str(key)]}"
         raise ConfigError(found.what, where=found.where, hint=hint) from None
     refuse_loose(values, settings, "", places.locate_key, finite=True)
     _refuse_metric(settings, places)
+    _refuse_shared_seeds(settings, places)
     if settings.stop is not None and settings.stop.halving is not None and settings.tune is None:
         raise ConfigError(
             "successive halving chooses among the points of [tune], which is not set",
@@ -335,13 +343,35 @@ def _refuse_metric(settings: StudySettings, places: Places) -> None:
             "does not name a split and a value",
             "test_loss" if split in SPLITS else f"test_{metric}",
         )
-    elif settings.tune is not None and split not in ("test", "validation"):
+    elif settings.tune is not None and split not in (
+        "test",
+        "validation",
+        "clients",
+    ):  # clients: on what they hold out
         what, ready = "cannot be tuned on validation data", f"test_{name}"
     else:
         return
     raise ConfigError(
         f"'metric' is '{metric}', which {what}", where=places.locate("metric"), hint=f"write '{ready}'"
     )
+
+
+def _refuse_shared_seeds(settings: StudySettings, places: Places) -> None:
+    """Raises `ConfigError` if `tune.seeds` and `seeds` share one: it would choose settings and judge them.
+
+    Without `refit` a tuning run of a seed of the study is its final run, and the captions say which seeds chose.
+    """
+    tune = settings.tune
+    if tune is None or tune.seeds is None or not tune.refit:
+        return
+    shared = [str(seed) for seed in tune.seeds if seed in settings.seeds]
+    if shared:
+        which = f"the seed {shared[0]} is" if len(shared) == 1 else f"the seeds {', '.join(shared)} are"
+        raise ConfigError(
+            f"{which} in tune.seeds and in seeds, so the same seed would choose the settings and judge them",
+            where=places.locate("tune", "seeds"),
+            hint="set other seeds, or remove tune.seeds: the mean over all seeds of the study then chooses",
+        )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

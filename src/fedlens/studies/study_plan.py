@@ -11,6 +11,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config import plain
+from fedlens.report.format import many
 from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
@@ -18,6 +19,7 @@ from fedlens.report.study_tables import check_planned_tables
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
+from fedlens.studies.measured_metrics import asked_metrics, refuse_unknown_metric, refuse_unmeasured
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.point_search import each_once
 from fedlens.studies.reproductions import study_command
@@ -73,6 +75,7 @@ class StudyPlan:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
             refuse_search(cells, source.places)
+            _refuse_evaluations(cells, source)
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
@@ -159,6 +162,11 @@ class StudyPlan:
                     runs += self.cells.final_runs(method, case, point)
         return runs
 
+    def refuse_unmeasured(self, line: RunLine) -> None:
+        """Raises `ConfigError` if a run that has ended shows that no run measures the metric of the study."""
+        settings = self.source.settings
+        refuse_unmeasured(line, settings.metric, self.source.places.locate("metric"))
+
     def info(self, lines: Mapping[str, RunLine]) -> StudyInfo:
         """What is compared with what, with the runs that are known at these results."""
         study, tune = self.source.settings, self.cells.tune
@@ -176,6 +184,7 @@ class StudyPlan:
                 "budget": number_of_points(study, first) * len(seeds[first.name]),
                 "own_seeds": used.isdisjoint(study.seeds),
                 "refit": tune.refit,
+                "untuned": [m.name for m in self.cells.methods if not number_of_tuning_runs(self.cells, m)],
                 "search": tune.search,
                 "widen": widening_runs(self.cells),
                 "halving": study.stop.halving if study.stop is not None else None,
@@ -268,6 +277,29 @@ def _refuse_other_data(cells: StudyCells, source: StudySource) -> None:
                     )
 
 
+def _refuse_evaluations(cells: StudyCells, source: StudySource) -> None:
+    """Raises `ConfigError` for a metric that no run has, and for a mean of more evaluations than a run has."""
+    last, places = source.settings.last, source.places
+    if not needs_runs(source.settings.figures, source.settings.tables):
+        return
+    refuse_unknown_metric(cells.configs, source.settings.metric, places.locate("metric"))
+    for config in cells.configs:
+        every = config.evaluation.every
+        evaluations = -(
+            -config.rounds // every
+        )  # of a trained model: each `every` rounds, and after the last
+        if last > max(1, evaluations):
+            more = (
+                f", or evaluation.every to at most {config.rounds // last}" if last <= config.rounds else ""
+            )
+            raise ConfigError(
+                f"'last' is {last}, but a run of {many(config.rounds, 'round')} has {many(evaluations, 'evaluation')} "
+                f"(evaluation.every = {every})",
+                where=places.locate("last"),
+                hint=f"set last to at most {evaluations}{more}",
+            )
+
+
 def _part_of(key: str, table: str) -> bool:
     return key == table or key.startswith(f"{table}.") or table.startswith(f"{key}.")
 
@@ -291,6 +323,8 @@ def _refuse_outputs(plan: StudyPlan) -> None:
     try:
         check_planned_tables(info)
         check_figures(info)
+        for metric, key in asked_metrics(info.figures, info.tables):
+            refuse_unknown_metric(plan.cells.configs, metric, key)
     except ConfigError as error:
         match = re.match(r"(tables|figures)(?:\[(\d+)\])?\.?(.*)", error.where or "")
         if match is None:

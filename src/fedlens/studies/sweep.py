@@ -31,7 +31,11 @@ class DuePlan(Protocol):
 
 
 def sweep(
-    plan: DuePlan, store: StudyStore, start: Callable[[Sequence[DueRun]], Jobs], progress: StudyProgress
+    plan: DuePlan,
+    store: StudyStore,
+    start: Callable[[Sequence[DueRun]], Jobs],
+    progress: StudyProgress,
+    check: Callable[[RunLine], None] = lambda line: None,
 ) -> None:
     """Carries out all runs of a plan that are not finished, and adds their lines to the store.
 
@@ -41,6 +45,7 @@ def sweep(
     Args:
         store: locked by this process.
         start: starts what carries the runs out, given the first that are due; it is called only if there are any.
+        check: raises an error for the line of a run that shows that the study cannot have results.
 
     Raises `RunDirectoryError` if a run directory was edited, `StudyStopped` if the study cannot continue, and passes
     `KeyboardInterrupt` after all running runs are saved.
@@ -49,6 +54,8 @@ def sweep(
         progress.note(f"{failed} failed {'run is' if failed == 1 else 'runs are'} tried again")
     info = plan.info(store.lines)
     store.check((), info.entries)
+    for line in store.lines.values():
+        check(line)
     jobs: Jobs | None = None
     try:
         while due := plan.due(store.lines):
@@ -64,6 +71,7 @@ def sweep(
             def ended(run: PlannedRun, line: RunLine) -> None:
                 store.add(line)
                 progress.run_ended(run, line)
+                check(line)
 
             jobs.carry_out(due, ended)
             if all(store.lines.get(one.run.digest) == before.get(one.run.digest) for one in due):

@@ -242,18 +242,17 @@ def _searches(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[Search]:
 
 
 def refuse_search(plan: StudyCells, places: Places) -> None:
-    """Raises `ConfigError` if a first rung precedes the first evaluation, or Optuna could suggest a wrong setting."""
+    """Raises `ConfigError` if a first rung fits no run, or Optuna could suggest a wrong setting."""
     if plan.tune is None:
         return
     stop = plan.settings.stop
     for case in plan.cases:
         for method in plan.methods:
             if stop is not None and stop.first is not None:
-                every = max(
-                    plan.made(method, case, point, "tune").config.evaluation.every
-                    for point in plan.points(method)
-                )
-                check_rungs(stop.first, every, places.locate("stop", "first"))
+                configs = [plan.made(method, case, point, "tune").config for point in plan.points(method)]
+                every = max(config.evaluation.every for config in configs)
+                rounds = min(config.rounds for config in configs)
+                check_rungs(stop.first, every, rounds, places.locate("stop", "first"))
             if plan.tune.search == "optuna":
                 from fedlens.studies.optuna_search import OptunaSearch
 

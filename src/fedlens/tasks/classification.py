@@ -51,6 +51,13 @@ class Classification(ClassWeighted):
     label_smoothing: float = 0.0
     kind: ClassVar[Kind] = "classification"
     features: ClassVar[bool] = True
+    metric_names: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "accuracy",
+        "accuracy_top5",
+        "accuracy_balanced",
+        "calibration_error",
+    )
     errors: ClassVar[frozenset[str]] = frozenset({"loss", "calibration_error"})
 
     def loss(

@@ -52,6 +52,7 @@ class Language(ClassWeighted):
     score: str = "accuracy"
     info: DatasetInfo | None = None
     kind: ClassVar[Kind] = "language"
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "perplexity")
     errors: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity"})
     example: ClassVar[str] = "text"
     averages_classes: ClassVar[bool] = False

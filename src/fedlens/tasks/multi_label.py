@@ -56,6 +56,7 @@ class MultiLabel(ClassWeighted):
     label_smoothing: float = 0.0
     kind: ClassVar[Kind] = "multi-label"
     features: ClassVar[bool] = True
+    metric_names: ClassVar[tuple[str, ...]] = ("loss", "average_precision", "f1_micro", "f1_macro")
     one_class: ClassVar[bool] = False
     sends: ClassVar[str] = (
         "its summed loss, and for each class the sorted scores of its images with their labels"

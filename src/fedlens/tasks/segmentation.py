@@ -60,6 +60,13 @@ class Segmentation(ClassWeighted):
     score: str = "mean_iou"
     dice: float = 0.0
     kind: ClassVar[Kind] = "segmentation"
+    metric_names: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "mean_iou",
+        "accuracy",
+        "accuracy_balanced",
+        "frequency_iou",
+    )
     placed: ClassVar[bool] = True
     annotates: ClassVar[Literal["masks", "boxes"] | None] = "masks"
     absence: ClassVar[str] = "its IoU is left out of means, or 0 if it is predicted"

@@ -32,6 +32,8 @@ class Task(ABC):
         takes_targets: whether the module is called with the targets too, as detectors are.
         views: 2 if a batch holds two augmentations of each image, inputs [n, 2, C, H, W]; else 1.
         errors: the metrics of which smaller is better.
+        metric_names: all names that `metrics` can return; None if they are known only after an evaluation. A study
+            refuses another metric before its runs.
         features: whether its models have one feature vector per example, the input of their last linear layer.
         sends: what a client that is measured tells of its examples, in words; see `condensed`.
         placed: whether its targets lie in the image, as masks and boxes do. For others an image keeps its size in
@@ -56,6 +58,7 @@ class Task(ABC):
     views: ClassVar[int] = 1
     features: ClassVar[bool] = False
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
+    metric_names: ClassVar[tuple[str, ...] | None] = None
     placed: ClassVar[bool] = False
     example: ClassVar[str] = "image"
     averages_classes: ClassVar[bool] = True
@@ -164,6 +167,16 @@ class Task(ABC):
 
         A metric that these examples do not define, such as a mean over classes of which none occurs, is left out.
         """
+
+    @classmethod
+    def known_metrics(cls) -> tuple[str, ...] | None:
+        """`metric_names`; None if a class below the one that lists them defines `metrics` anew."""
+        for part in cls.__mro__:
+            if "metric_names" in vars(part):
+                return cls.metric_names
+            if "metrics" in vars(part):
+                return None
+        return None
 
     def condensed(self, measured: Measured) -> Measured:
         """The part of the measurements that `metrics` needs: what is asked of each client."""

@@ -70,10 +70,32 @@ def test_a_study_that_has_not_begun_has_a_page(tmp_path: Path) -> None:
 
 
 def test_tuning_is_described_with_its_budget(tmp_path: Path) -> None:
-    study = tuned(tuning={"on": "validation", "share": 0.1, "budget": 12, "own_seeds": True})
+    tuning = {"on": "validation", "share": 0.1, "budget": 12, "own_seeds": True, "seeds": [100]}
+    study = tuned(tuning=tuning)
     text = words(page_of(study, tmp_path))
-    assert "on validation data, 10 % of the training set, by seeds of their own: 12 runs for each" in text
+    assert (
+        "of these settings, which were chosen on 10 % of the training data, held out, on one seed (100) that"
+        in text
+    )
+    assert "12 runs of tuning for every method and case" in text
     assert "The value of a run is test_accuracy of its last evaluation" in text
+
+
+def test_the_page_says_on_which_seeds_unequal_methods_were_tuned(tmp_path: Path) -> None:
+    by_method = {"fedavg": [0, 1, 2, 3, 4, 5], "fedavgm": [0, 1]}
+    tuning = {"share": 0.1, "budget": 12, "seeds": [0, 1, 2, 3, 4, 5], "seeds_by_method": by_method}
+    text = words(page_of(tuned(tuning=tuning), tmp_path))
+    assert "by the mean over 2 to 6 seeds, fewer where a method has more points, 12 runs" in text
+    assert "the study's seeds" not in text
+
+
+def test_a_study_without_training_says_so_and_counts_no_runs(tmp_path: Path) -> None:
+    study = by_alpha(tables=[{"kind": "efficiency", "runs": False}])
+    study = StudyResults(replace(study.info, entries=[], tables=[], figures=[{"kind": "populations"}]), {})
+    text = words(page_of(study, tmp_path))
+    assert "Runs none data and models are shown, which needs no training" in text
+    assert "0 of 0" not in text
+    assert "The value of a run" not in text
 
 
 def test_the_page_links_the_files_for_papers_that_exist(tmp_path: Path) -> None:

@@ -133,6 +133,26 @@ def test_tuning_on_one_seed_is_said_and_takes_the_bold_away() -> None:
         assert "Bold:" not in table.caption
 
 
+def test_seeds_that_chose_and_give_results_too_are_named() -> None:
+    tuning = {**TUNING, "seeds": [0], "seeds_by_method": {"fedavg": [0]}, "own_seeds": False, "refit": False}
+    one = make(SCORES, "differences", tuning=tuning)
+    assert "on one seed (0), 12 runs" in one.caption
+    assert "The results use seed 0, too." in one.caption
+    assert bold(one) == []
+    some = make(SCORES, "differences", tuning={**tuning, "seeds": [0, 1, 9], "seeds_by_method": {}})
+    assert "The results use seeds 0, 1, too." in some.caption
+
+
+def test_methods_with_a_single_point_are_not_counted_as_tuned() -> None:
+    tuning = {**TUNING, "seeds_by_method": {name: [5] for name in SCORES}, "untuned": ["fedavg"]}
+    assert "fedavg has a single point and no tuning." in make(SCORES, "summary", tuning=tuning).caption
+    assert "of tuning for every other method in each case" in make(SCORES, "summary", tuning=tuning).caption
+    none = make(SCORES, "differences", tuning={**tuning, "untuned": list(SCORES)})
+    assert "Every method has a single point, so no settings were chosen." in none.caption
+    assert "of tuning for" not in none.caption
+    assert bold(none) != []
+
+
 def test_tuning_on_several_seeds_is_said() -> None:
     own = make(SCORES, "differences", tuning=TUNING).caption
     assert (

@@ -149,9 +149,16 @@ def test_values_after_the_rung_and_missing_ones_are_not_read() -> None:
 
 
 def test_a_rung_before_the_first_evaluation_is_refused() -> None:
-    check_rungs(5, 5)
+    check_rungs(5, 5, 100)
     with pytest.raises(ConfigError, match="first evaluated after round 10"):
-        check_rungs(5, 10)
+        check_rungs(5, 10, 100)
+
+
+def test_a_rung_after_which_no_run_is_left_to_stop_is_refused() -> None:
+    check_rungs(9, 1, 10)
+    for first in (10, 11):
+        with pytest.raises(ConfigError, match=f"the first rung is round {first}, but a run has 10 rounds"):
+            check_rungs(first, 1, 10)
 
 
 def test_a_run_that_diverged_in_the_round_of_the_rung_is_the_worst_there() -> None:

@@ -137,6 +137,29 @@ def test_results_alone_are_enough_to_write_the_files_again(folder: Path) -> None
     assert not (made / "runs").exists()
 
 
+def test_files_of_tables_that_the_study_no_longer_asks_for_are_removed_unless_they_were_edited(
+    folder: Path,
+) -> None:
+    text = (folder / "s.toml").read_text("utf-8")
+    tables = [f'[[tables]]\nkind = "summary"\nname = "{name}"\n' for name in ("one", "two", "three")]
+    (folder / "s.toml").write_text(f"{text}\n{''.join(tables)}")
+    assert sweep().exit_code == 0
+    made = folder / "studies" / "s"
+    (made / "tables" / "mine.tex").write_text("mine")
+    (made / "tables" / "two.tex").write_text("edited")
+    assert json.loads((made / "outputs.json").read_text("utf-8")).keys() >= {
+        "tables/one.csv",
+        "tables/two.tex",
+    }
+    (folder / "s.toml").write_text(f"{text}\n{tables[2]}")
+    for _ in range(2):
+        assert sweep().exit_code == 0
+        assert {path.name for path in (made / "tables").iterdir()} == {
+            "mine.tex", "two.tex", "three.tex", "three.csv"
+        }  # fmt: skip
+    assert (made / "tables" / "two.tex").read_text("utf-8") == "edited"
+
+
 def test_a_dry_run_starts_nothing(folder: Path) -> None:
     done = sweep("--dry-run")
     assert done.exit_code == 0, done.output

@@ -85,6 +85,13 @@ def refused(folder: Path, text: str, scale: str | None = None) -> str:
             'metric = "train_loss"\n[grid]\nrounds = [1, 2]\n[tune]',
             "cannot be tuned on validation data (study.toml, line 2: metric); write 'test_loss'.",
         ),
+        ('seeds = "0-4"', "must be a list (study.toml, line 2: seeds); write a list, such as seeds = [0, 1, 2]."),
+        ('target = "x"', "must be a list (study.toml, line 2: target); write a list, such as target = [0.5, 0.75]."),
+        (
+            "seeds = [0, 1, 2]\n[grid]\nrounds = [1, 2]\n[tune]\nseeds = [5, 2, 1]",
+            "the seeds 2, 1 are in tune.seeds and in seeds, so the same seed would choose the settings and judge them "
+            "(study.toml, line 6: [tune] seeds); set other seeds",
+        ),
         ("[clock]\nup_mbit = 2", "'images_per_second' is missing (study.toml, line 2: [clock]"),
         ('baseline = "fedavgm"', "is not a method of the study (study.toml, line 2: baseline); did you mean 'fedavg'."),
         ('set = { "engine.workers" = 4 }', "the engine 'inline' has no setting 'workers' (study.toml, line 2: [set]"),
@@ -180,3 +187,12 @@ def test_settings_in_python_are_those_of_a_file(tmp_path: Path) -> None:
         ConfigError, match=r"^unknown setting 'lrr' \(\[grid\] local.lrr\); did you mean 'lr'\.$"
     ):
         StudyPlan.load({"base": "digits", "grid": {"local.lrr": [1]}})
+
+
+def test_clients_are_measured_on_what_they_hold_out_so_tuning_may_read_it(tmp_path: Path) -> None:
+    text = (
+        'metric = "clients_accuracy_mean"\n'
+        'set = { "data.validation" = 0.2, "data.validation_from" = "client", "evaluation.clients" = "all" }\n'
+        '[grid]\n"local.lr" = [0.1, 0.3]\n[tune]\n'
+    )
+    assert StudyPlan.load(written(tmp_path, BASE + text)).info({}).metric == "clients_accuracy_mean"

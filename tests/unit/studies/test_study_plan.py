@@ -9,6 +9,7 @@ import pytest
 
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.errors import ConfigError
+from fedlens.core.measured import Measured
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source, override, read_source
 from fedlens.experiment.plan import plan as planned
@@ -17,8 +18,22 @@ from fedlens.report.study_results import RunLine
 from fedlens.studies import run_settings
 from fedlens.studies.effective_rate import effective_rate
 from fedlens.studies.study_plan import StudyPlan
+from fedlens.tasks.classification import Classification
 
 MOMENTUM = {"set": {"algorithm.name": "fedavgm"}, "grid": {"algorithm.momentum": [0.7, 0.9]}}
+
+
+class Kappa(Classification):
+    """A task of a user's own."""
+
+    def metrics(self, measured: Measured) -> dict[str, float]:
+        return {"kappa": 0.5}
+
+
+class ListedKappa(Kappa):
+    """The same, with the names of its metrics."""
+
+    metric_names = ("kappa",)
 
 
 def load(**settings: Any) -> StudyPlan:
@@ -214,12 +229,57 @@ def test_methods_that_see_other_data_are_refused_unless_the_study_says_so() -> N
         ({"baseline": "b", "methods": {"fedavgm": MOMENTUM}}, "the baseline 'b' is not a method of the study"),
         ({"figures": [{"kind": "setting", "x": "alfa"}]}, "'alfa' is no dimension of the study ([[figures]] 1 x)"),
         ({"tables": [{"kind": "sumary"}]}, "no kind of table is 'sumary' ([[tables]] 1 kind); did you mean 'summary'"),
+        ({"metric": "test_acuracy"}, "no run measures 'test_acuracy' (metric); did you mean 'test_accuracy'"),
+        ({"metric": "train_accuracy"}, "no run measures 'train_accuracy' (metric); set evaluation.train = true"),
+        ({"metric": "validation_loss"}, "no run measures 'validation_loss' (metric); set data.validation above 0"),
+        ({"metric": "clients_acc_mean"}, "(metric); did you mean 'clients_accuracy_mean'"),
+        ({"metric": "test_mean_iou"}, "(metric); known: test_accuracy, test_accuracy_balanced"),
+        (
+            {"tables": [{"kind": "summary"}, {"kind": "summary", "name": "b", "metric": "test_los"}]},
+            "no run measures 'test_los' ([[tables]] 2 metric); did you mean 'test_loss'",
+        ),
+        (
+            {"figures": [{"kind": "curves", "metric": "local_los"}]},
+            "no run measures 'local_los' ([[figures]] 1 metric); did you mean 'local_loss'",
+        ),
+        (
+            {"last": 7, "set": {"evaluation.every": 10, "rounds": 55}},
+            "'last' is 7, but a run of 55 rounds has 6 evaluations (evaluation.every = 10) (last); set last to at most "
+            "6, or evaluation.every to at most 7",
+        ),
+        (
+            {"tune": {}, "grid": {"local.lr": [1, 2]}, "stop": {"halving": 2, "first": 60}},
+            "the first rung is round 60, but a run has 60 rounds, so halving would stop no run ([stop] first)",
+        ),
         ({"tune": {}}, "tuning has no setting to choose"),
         ({"tune": {"over": ["local.lr"]}, "grid": {"local.lrs": [1]}}, "'local.lr' is tuned, but is in no grid"),
     ],
 )  # fmt: skip
 def test_a_study_whose_parts_do_not_fit_is_refused(settings: dict[str, Any], sentence: str) -> None:
     assert sentence in refused(**settings)
+
+
+def test_metrics_and_evaluations_that_runs_have_are_accepted() -> None:
+    for metric in ("test_accuracy", "test_loss", "clients_loss_worst_decile", "local_loss"):
+        assert load(metric=metric).runs
+    assert load(metric="train_loss", set={"evaluation.train": True}).runs
+    assert load(metric="validation_loss", set={"data.validation": 0.1}).runs
+    assert load(last=6, set={"evaluation.every": 10, "rounds": 55}).runs
+    tune = {"seeds": [0], "refit": False}  # the final run of seed 0 is that of tuning
+    assert load(grid={"local.lr": [0.1, 0.3]}, tune=tune, seeds=[0, 1]).runs
+
+
+def test_a_metric_of_a_task_of_a_users_own_is_refused_after_the_first_run() -> None:
+    own = load(metric="test_kapa", set={"task": {"name": f"{__name__}:Kappa"}}, seeds=[0, 1])
+    run = own.runs[0]
+    with pytest.raises(
+        ConfigError, match=r"does not measure 'test_kapa' \(metric\); did you mean 'test_kappa'"
+    ):
+        own.refuse_unmeasured(line(run.digest, metric="test_kappa"))
+    own.refuse_unmeasured(line(run.digest, metric="validation_kapa"))  # other runs may have it on test data
+    own.refuse_unmeasured(replace(line(run.digest, metric="test_kappa"), status="failed"))
+    listed = {"metric": "test_kapa", "set": {"task": {"name": f"{__name__}:ListedKappa"}}}
+    assert "no run measures 'test_kapa' (metric); did you mean 'test_kappa'" in refused(**listed)
 
 
 @pytest.mark.parametrize(

@@ -212,9 +212,9 @@ def test_points_are_compared_on_validation_data_where_the_study_names_a_metric_o
 
 
 def test_a_run_without_the_metric_is_named_with_the_metrics_that_it_has() -> None:
-    plan = load(grid=RATES, tune={"seeds": [100]}, metric="test_mean_iou")
+    plan = load(grid=RATES, tune={"seeds": [100]}, metric="test_calibration_error")
     lines = {one.run.digest: line_of(one) for one in plan.due({})}
-    with pytest.raises(ConfigError, match=r"'validation_mean_iou', which the run .* lacks"):
+    with pytest.raises(ConfigError, match=r"'validation_calibration_error', which the run .* lacks"):
         plan.due(lines)
 
 

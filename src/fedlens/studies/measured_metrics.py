@@ -1,0 +1,122 @@
+"""The metrics that the runs of a study measure, so that a misspelled one is refused before it costs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.data.catalogue import CATALOGUE
+from fedlens.experiment.config import Config
+from fedlens.experiment.config_source import Source
+from fedlens.experiment.resolve import resolve
+from fedlens.report.study_populations import needs_runs
+from fedlens.report.study_results import RunLine
+from fedlens.tasks.registry import TASKS
+from fedlens.tasks.task import Task
+
+TRAINING_LOSS = "local_loss"
+_OVER_CLIENTS = ("mean_before", "mean", "std", "worst_decile", "undefined")
+# What measures the metrics of other data than the test data.
+_SETTINGS = {
+    "train": "evaluation.train = true",
+    "validation": "data.validation above 0, and tune.refit = false if the study is tuned",
+}
+# Of a curve, see `RunLine`: what stands beside the metrics.
+_COUNTED = ("round", "examples", "batches", "bytes", "bytes_client", "bytes_client_up")
+
+
+def columns_of(config: Config) -> frozenset[str] | None:
+    """The columns of metrics.jsonl that a run can have; None if a component of a user's own may add others.
+
+    Those over clients it has if it measures clients.
+
+    >>> from fedlens.experiment.config import read_config
+    >>> config = read_config({"data": {"dataset": "digits", "partition": {"name": "iid", "clients": 2}}})
+    >>> sorted(name for name in columns_of(config) if name.startswith("test_"))  # doctest: +ELLIPSIS
+    ['test_accuracy', 'test_accuracy_balanced', 'test_accuracy_top5', 'test_calibration_error', 'test_loss']
+    """
+    names = _metrics_of(config)
+    if names is None or config.algorithm["name"] not in ALGORITHMS.entries:
+        return None
+    splits = ["test", *["train"] * config.evaluation.train, *["validation"] * (config.data.validation > 0)]
+    at_server = {f"{split}_{name}" for split in splits for name in names}
+    over_clients = {f"clients_{name}_{end}" for name in names for end in _OVER_CLIENTS}
+    return frozenset({TRAINING_LOSS, *at_server, *over_clients})
+
+
+def _metrics_of(config: Config) -> tuple[str, ...] | None:
+    """What the task measures; of a dataset whose task is not known yet, what any task of fedlens measures."""
+    table = config.task
+    if "name" in table:
+        task = resolve(TASKS, table, "task", Source({}))()
+        return task.known_metrics() if isinstance(task, Task) else None
+    dataset = config.data.dataset
+    facts = CATALOGUE.get(str(dataset["name"]))
+    kind = str(dataset.get("task") or (facts.task if facts is not None else ""))
+    kinds = [kind] if kind in TASKS.entries else list(TASKS.entries)
+    listed = [TASKS.find(kind)().known_metrics() for kind in kinds]
+    return tuple(dict.fromkeys(name for names in listed for name in names))
+
+
+def refuse_unknown_metric(configs: Iterable[Config], metric: str | None, where: str) -> None:
+    """Raises `ConfigError` for a metric that none of these runs can have, before any of them starts.
+
+    Args:
+        where: the place of the metric in the study.
+    """
+    if metric is None or metric in _COUNTED:
+        return
+    known: set[str] = set()
+    for config in configs:
+        columns = columns_of(config)
+        if columns is None or metric in columns:
+            return
+        known |= columns
+    if known:
+        split, _, name = metric.partition("_")
+        needed = _SETTINGS.get(split) if f"test_{name}" in known else None
+        hint = f"set {needed}" if needed else _near(metric, known)
+        raise ConfigError(f"no run measures '{metric}'", where=where, hint=hint)
+
+
+def asked_metrics(
+    figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """The metrics that figures and tables of results name, each with its place: "tables[0].metric"."""
+    for kind, specs in (("figures", figures), ("tables", tables)):
+        for number, spec in enumerate(specs):
+            trained = needs_runs([spec], []) if kind == "figures" else needs_runs([], [spec])
+            if trained and isinstance(spec.get("metric"), str):
+                yield spec["metric"], f"{kind}[{number}].metric"
+
+
+def refuse_unmeasured(line: RunLine, metric: str | None, where: str) -> None:
+    """Raises `ConfigError` if a run that has ended measured no such metric on any data, so that no other run will.
+
+    A metric that is measured on other data than the study asks for, and a run that failed, are no reason: the results
+    say so.
+    """
+    if metric is None or line.status == "failed":
+        return
+    known = [name for name in line.curve if name not in _COUNTED]
+    if known and _without_data(metric) not in map(_without_data, known):
+        raise ConfigError(
+            f"the run {line.run} does not measure '{metric}'", where=where, hint=_near(metric, known)
+        )
+
+
+def _without_data(column: str) -> str:
+    """What a column measures, whatever the data: "accuracy" of `test_accuracy` and of `clients_accuracy_mean`."""
+    split, _, name = column.partition("_")
+    ends = (name.removesuffix(f"_{end}") for end in _OVER_CLIENTS if name.endswith(f"_{end}"))
+    return next(ends, name) if split == "clients" else name
+
+
+def _near(metric: str, known: Iterable[str]) -> str:
+    """The nearest name, else the names on the same data."""
+    names = list(known)
+    near = nearest(metric, names)
+    same = [name for name in names if name.partition("_")[0] == metric.partition("_")[0]]
+    return near if near.startswith("did you mean") or not same else nearest(metric, same)
