@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -201,3 +204,19 @@ def test_the_command_refuses_a_study_without_its_data_and_can_still_say_what_it_
     assert dry.exit_code == 0
     assert "8 runs at most" in dry.stdout
     assert "missing data: inaturalist-user-120k" in dry.stdout
+
+
+def test_the_commands_of_the_page_copy_a_study_that_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reproduce.md").read_text("utf-8")
+    section = page.partition("## A study of your own figure")[2]
+    copy, run = (line.removeprefix("$ ") for line in section.splitlines() if line.startswith("$ "))
+    python = shlex.quote(sys.executable)
+    subprocess.run(["sh", "-c", copy.replace("$(python", f"$({python}")], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    name = run.split()[2]
+    assert StudyPlan.load(name, "smoke", check=False).info({}).document["values"]
+    Path("fig5.document.toml").unlink()
+    with pytest.raises(ConfigError, match=rf"{name}, line \d+: \[\[(tables|figures)"):
+        StudyPlan.load(name, "smoke", check=False).info({})
