@@ -71,3 +71,12 @@ def stated_values(document: Mapping[str, Any], metric: str | None = None) -> lis
     """
     values = [StatedValue(**entry) for entry in document.get("values", ())]
     return [value for value in values if metric in (None, value.metric)]
+
+
+def stated_label(document: Mapping[str, Any], method: str, label: str) -> str:
+    """The label of a method beside the document's numbers: that of the document's scale, if `label` is another.
+
+    >>> stated_label({"labels": {"fedavg-many": "FedAvg, K = 100"}}, "fedavg-many", "FedAvg, K = 20")
+    'FedAvg, K = 100'
+    """
+    return str(document.get("labels", {}).get(method, label))

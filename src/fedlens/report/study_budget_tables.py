@@ -22,7 +22,13 @@ from fedlens.report.study_captions import (
 )
 from fedlens.report.study_cells import StudyCell, better
 from fedlens.report.study_clock import simulated_hours
-from fedlens.report.study_document_rows import document_notes, stated, stated_budgets, stated_text
+from fedlens.report.study_document_rows import (
+    document_label,
+    document_notes,
+    stated,
+    stated_budgets,
+    stated_text,
+)
 from fedlens.report.study_results import RunLine
 from fedlens.report.study_statistics import t_interval
 from fedlens.report.table_format import StudyTable, TableCell
@@ -81,7 +87,7 @@ def budgets(
         ]
         if any(stated_row):
             document = True
-            rows.append(_row(view, cell, f"{view.label(cell.method)}, document", stated_row))
+            rows.append(_row(view, cell, document_label(view, cell.method), stated_row))
     head = [*view.dimension_head, "Method", *(f"at {_amount(kind, budget)}" for kind, budget in columns)]
     kinds = [kind for kind in given if any(name == kind for name, _ in columns)]
     several = len(view.info.seeds) > 1
@@ -194,7 +200,7 @@ def targets(
         ]
         if any(stated_row):
             document = True
-            rows.append(_row(view, cell, f"{view.label(cell.method)}, document", stated_row))
+            rows.append(_row(view, cell, document_label(view, cell.method), stated_row))
     caption = joined(
         f"{_and(kinds).capitalize()} to the first evaluation in which {metric_name(view.metric).lower()} is at "
         f"{'most' if better(view.metric, 1.0) < 0 else 'least'} the target, {_over(view, 'mean ')}.",
