@@ -166,10 +166,7 @@ def resume(
     _check_until(until)
     run = RunDir.open(Path(directory))
     listener = BareProgress.wrap(progress or Silent())
-    values = run.read_config()
-    if model is not None:
-        values = {**values, "model": {**values["model"], "name": like(model, run)}}
-    source = Source(values, run.config_path, key_lines(run.config_path.read_text(encoding="utf-8")))
+    source = _settings_of(run, model)
     config = read_config(source.values, source.locate)
     with run.lock():
         summary = run.read_summary()
@@ -196,14 +193,9 @@ def resume(
             if described:
                 check_same_data(run, built, environment)
             run_state, edited = restored(run, built, planned, source, accept_changes, listener)
-            run.truncate_metrics(run_state.round - 1 if run_state else -1)
-            run.truncate_clients(run_state.round - 1 if run_state else -1)
+            _rewind(run, run_state)
             if run_state is not None:
-                run.append_metrics(run_state.line)
-                if run_state.rows:
-                    run.append_clients(run_state.rows)
                 listener.note(f"resuming after round {run_state.round} of {config.rounds}")
-            run.summary_path.unlink(missing_ok=True)  # it tells of an end that is none any more
             return _carry_out(
                 built,
                 run,
@@ -217,6 +209,25 @@ def resume(
             )
         finally:
             engine.close()
+
+
+def _settings_of(run: RunDir, model: nn.Module | None) -> Source:
+    """The settings in config.toml; `model` stands for one that was passed as an object."""
+    values = run.read_config()
+    if model is not None:
+        values = {**values, "model": {**values["model"], "name": like(model, run)}}
+    return Source(values, run.config_path, key_lines(run.config_path.read_text(encoding="utf-8")))
+
+
+def _rewind(run: RunDir, run_state: RunState | None) -> None:
+    """Makes the files of a run end with the round of `run_state`, or empty without one."""
+    run.truncate_metrics(run_state.round - 1 if run_state else -1)
+    run.truncate_clients(run_state.round - 1 if run_state else -1)
+    if run_state is not None:
+        run.append_metrics(run_state.line)
+        if run_state.rows:
+            run.append_clients(run_state.rows)
+    run.summary_path.unlink(missing_ok=True)  # it describes an end that no longer holds
 
 
 def _check_until(until: int | None) -> None:

@@ -112,7 +112,9 @@ def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool
     Raises `Interrupted` with the command that continues it, and `typer.Exit` with code 1 if runs failed.
     """
     from fedlens.cli.sweep_display import SweepDisplay
+    from fedlens.studies.changed_study import refuse_changed
 
+    change = refuse_changed(Path(how["out"]).expanduser(), study.plan(), dry_run or how["accept_changes"])
     if dry_run or not quiet or how["jobs"] is None:
         found = _estimated(study, output, how)
         if dry_run and output.as_json:
@@ -120,6 +122,9 @@ def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool
         elif (dry_run or not quiet) and not output.as_json:
             say(*found.sentences)
         if dry_run:
+            if change and not output.as_json:
+                say("The study has runs, and was changed since; --accept-changes continues it.")
+                say(*change.sentences())
             return
         how["jobs"] = found.jobs if how["jobs"] is None else how["jobs"]
     display = SweepDisplay(quiet=quiet, stderr=output.as_json)
@@ -158,9 +163,8 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool) -> None:
         if len(failed) > FAILED_SHOWN:
             say(f"and {len(failed) - FAILED_SHOWN} more, in {result.directory / 'results.jsonl'}")
         if failed:
-            say(
-                f"{len(failed)} of {len(result.results.lines)} runs failed; the same command tries them again"
-            )
+            ended = {entry.digest for entry in result.results.info.entries} & result.results.lines.keys()
+            say(f"{len(failed)} of {len(ended)} runs failed; the same command tries them again")
         say(f"results: {result.page}")
     if failed:
         raise typer.Exit(1)

@@ -201,10 +201,23 @@ def targets(
         if any(stated_row):
             document = True
             rows.append(_row(view, cell, document_label(view, cell.method), stated_row))
-    caption = joined(
+    caption = _targets_caption(view, kinds, against, to if relative else None)
+    suffix = " of " + view.label(to) if relative else ""
+    named = [f"{kind.capitalize()} to {_target(view, target, relative)}{suffix}" for kind, target in columns]
+    notes = [*_ends(view), *failure_notes(view.cells, view.results), *document_notes(view, document)]
+    title = view.title or f"{_and(kinds).capitalize()} to a target"
+    head = [*view.dimension_head, "Method", *named]
+    return StudyTable(view.name, title, caption, head, rows, notes, len(view.dimension_head) + 1)
+
+
+def _targets_caption(view: TableView, kinds: Sequence[Measure], against: Multipliers, to: str | None) -> str:
+    """The caption of `targets`; `to` is the method that relative targets refer to, None for absolute ones."""
+    return joined(
         f"{_and(kinds).capitalize()} to the first evaluation in which {metric_name(view.metric).lower()} is at "
         f"{'most' if better(view.metric, 1.0) < 0 else 'least'} the target, {_over(view, 'mean ')}.",
-        f"A target is a share of the final value of {view.label(to)} in the same case." if relative else "",
+        f"A target is a share of the final value of {view.label(to)} in the same case."
+        if to is not None
+        else "",
         "Not reached: by so many of the runs, which then have no mean.",
         {
             "row": "In brackets: times as much as for the first target of the row.",
@@ -216,12 +229,6 @@ def targets(
         own_populations(view.info),
         tuning_words(view.info),
     )
-    suffix = " of " + view.label(to) if relative else ""
-    named = [f"{kind.capitalize()} to {_target(view, target, relative)}{suffix}" for kind, target in columns]
-    notes = [*_ends(view), *failure_notes(view.cells, view.results), *document_notes(view, document)]
-    title = view.title or f"{_and(kinds).capitalize()} to a target"
-    head = [*view.dimension_head, "Method", *named]
-    return StudyTable(view.name, title, caption, head, rows, notes, len(view.dimension_head) + 1)
 
 
 def needs_method(view: TableView, method: str, where: str) -> None:

@@ -144,6 +144,7 @@ class StudyInfo:
         command: that makes these results.
         entries: the runs, in order.
         stop_diverged: whether a run ends when its loss diverges; None in files of earlier versions.
+        files: SHA-256 of the user's Python files that the settings of runs name, by path.
     """
 
     name: str
@@ -168,6 +169,7 @@ class StudyInfo:
     notes: Sequence[str] = ()
     entries: Sequence[StudyEntry] = ()
     stop_diverged: bool | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

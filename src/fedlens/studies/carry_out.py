@@ -13,6 +13,7 @@ from fedlens.core.interrupts import from_code
 from fedlens.experiment.progress import Silent
 from fedlens.report.study_results import RunLine
 from fedlens.studies.line import failed_line, line_of
+from fedlens.studies.own_files import refuse_edited
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
 from fedlens.studies.stop_diverged import StopDiverged, refuse_diverged
@@ -63,6 +64,7 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
     """
     run, directory = due.run, options.runs / due.run.directory
     try:
+        refuse_edited(run.files)
         directory.mkdir(parents=True, exist_ok=True)
         _start_or_resume(due, directory, options, session, listener)
         if options.stop_diverged:

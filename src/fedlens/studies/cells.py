@@ -102,8 +102,11 @@ class StudyCells:
         place = (method.name, _text(case.values), _text(point), role, seed)
         if place not in self._runs:
             key = run_key(method.name, case.values, point, role, seed)
-            settings = with_seed(self.made(method, case, point, role), seed, key)
-            run = PlannedRun(method.name, dict(case.values), dict(point), role, seed, settings, key)
+            made = self.made(method, case, point, role)
+            settings = with_seed(made, seed, key)
+            run = PlannedRun(
+                method.name, dict(case.values), dict(point), role, seed, settings, key, made.files
+            )
             self._runs[place] = run
         return self._runs[place]
 

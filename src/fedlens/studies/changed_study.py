@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fedlens.core.summary_text import listed
 from fedlens.experiment.atomic_files import read_regular
 from fedlens.report.study_results import INFO, LINES, StudyEntry, StudyInfo, StudyResults, read_lines
 from fedlens.studies.expansion import shown_value
+from fedlens.studies.planned import PlannedRun
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan, Values
 
@@ -55,15 +56,22 @@ def changed_study(folder: Path, plan: StudyPlan) -> StudyChange:
 
     Raises `DataError` if a file in `folder` is damaged.
     """
-    made = {line.digest for line in read_lines(folder / LINES)}
-    if not made or not (folder / INFO).exists():
+    lines = read_lines(folder / LINES)
+    if not lines or not (folder / INFO).exists():
         return StudyChange()
     before = StudyResults.read(folder).info
+    made = {line.digest for line in lines}
+    kept = {line.digest for line in lines if line.status != "failed"}
+    repaired = {_before(run, before): run for run in plan.runs if run.files}
     known = {entry.digest for entry in before.entries}
+    # A failed run is tried again, so the file that was its reason may change.
+    tried = {old for old in repaired if old in known and old not in kept}
+    known |= {repaired[old].digest for old in tried}
     new = [run.entry for run in plan.runs if run.digest not in known]
     new += _further_seeds(before, plan)
-    gone = [entry for entry in before.entries if entry.digest in made and not _belongs(entry, plan)]
-    return StudyChange(_settings(folder, before, plan), new, gone, _rules(before, plan))
+    gone = [entry for entry in before.entries if entry.digest in made - tried and not _belongs(entry, plan)]
+    changed = [*_settings(folder, before, plan), *_files(before, plan)]
+    return StudyChange(changed, new, gone, _rules(before, plan))
 
 
 def refuse_changed(folder: Path, plan: StudyPlan, accept_changes: bool = False) -> StudyChange:
@@ -100,6 +108,21 @@ def _belongs(entry: StudyEntry, plan: StudyPlan) -> bool:
     with suppress(ConfigError):
         return cells.run(method, case, entry.point, entry.role, entry.seed).digest == entry.digest
     return False
+
+
+def _before(run: PlannedRun, before: StudyInfo) -> str:
+    """The digest that a run had with the files of before."""
+    return replace(
+        run, files={name: before.files.get(name, sha256) for name, sha256 in run.files.items()}
+    ).digest
+
+
+def _files(before: StudyInfo, plan: StudyPlan) -> list[str]:
+    """The user's Python files whose content differs, a phrase each."""
+    now = {name: sha256 for run in plan.runs for name, sha256 in run.files.items()}
+    return [
+        f"the content of {name}" for name, sha256 in now.items() if before.files.get(name, sha256) != sha256
+    ]
 
 
 def _further_seeds(before: StudyInfo, plan: StudyPlan) -> list[StudyEntry]:

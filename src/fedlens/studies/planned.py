@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ class PlannedRun:
     Attributes:
         settings: those of `Experiment`, as nested tables, complete enough to start from; with its seed.
         key: a short readable name, such as "fedavgm-alpha0.1-lr0.03-seed0".
+        files: SHA-256 of the user's Python files that the settings name, by path (`fedlens.studies.own_files`).
     """
 
     method: str
@@ -28,11 +29,17 @@ class PlannedRun:
     seed: int
     settings: Mapping[str, Any]
     key: str
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
-        """What distinguishes it from other runs: its settings without its name, so that two cells can share a run."""
+        """What distinguishes it from other runs, and not its name, so that two cells can share a run.
+
+        It is made of the settings, and of the contents of the files that they name.
+        """
         settings = {key: value for key, value in self.settings.items() if key != "name"}
+        if self.files:
+            settings |= {"files": list(self.files.values())}
         text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

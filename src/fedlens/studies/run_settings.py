@@ -19,6 +19,7 @@ from fedlens.experiment.config_source import Source, find_beside, put_setting, r
 from fedlens.experiment.plan import plan
 from fedlens.report.study_results import EFFECTIVE
 from fedlens.studies.effective_rate import client_rate
+from fedlens.studies.own_files import own_files
 from fedlens.studies.places import Places
 from fedlens.studies.study_file import Base
 
@@ -69,11 +70,13 @@ class RunSettings:
     Attributes:
         values: nested tables, as `Experiment` takes them.
         config: the same with every setting filled in.
+        files: SHA-256 of the user's Python files that they name, by path.
     """
 
     values: Mapping[str, Any]
     config: Config
     text: str  # the values as JSON: equal for equal settings
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 class SettingsReader:
@@ -169,7 +172,7 @@ class SettingsReader:
         ):
             values["select"] = filled["select"]  # what the algorithm brings
         alone = {key: value for key, value in values.items() if key not in ("name", "seed")}
-        return RunSettings(values, full, _text(alone))
+        return RunSettings(values, full, _text(alone), own_files(values))
 
     def _layered(self, base: Source, settings: list[PlacedSetting], place: str) -> _Layered:
         values = copy.deepcopy(base.values)

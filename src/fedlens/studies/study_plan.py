@@ -220,6 +220,7 @@ class StudyPlan:
             notes=[*study.notes, *effort(self.cells, lines)],
             entries=[run.entry for run in known],
             stop_diverged=study.stop is not None and study.stop.diverged,
+            files={name: sha256 for run in known for name, sha256 in run.files.items()},
         )
 
     def with_command(self, command: str) -> StudyPlan:

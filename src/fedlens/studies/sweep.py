@@ -60,9 +60,12 @@ def sweep(
     try:
         while due := plan.due(store.lines):
             store.check(one.run for one in due)
-            write_info(store.folder, plan.info(store.lines))
+            info = plan.info(store.lines)
+            write_info(store.folder, info)
             jobs = jobs or start(due)
-            progress.runs_due(len(due), len(store.lines), sum(plan.number_of_runs.values()))
+            planned = {entry.digest for entry in info.entries}  # the folder can have lines of an earlier plan
+            done = sum(digest in planned for digest in store.lines)
+            progress.runs_due(len(due), done, sum(plan.number_of_runs.values()))
             before = dict(store.lines)
 
             def ended(run: PlannedRun, line: RunLine) -> None:

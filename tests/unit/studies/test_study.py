@@ -191,6 +191,20 @@ def test_a_changed_study_is_refused_until_it_is_accepted(folder: Path) -> None:
     assert len(StudyResult(folder / "studies" / "s").runs) == 8
 
 
+def test_a_changed_study_is_refused_before_its_cost_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sweep("--no-report", "--jobs", "0").exit_code == 0
+    said = sweep("--dry-run", "--seeds", "0-2")
+    assert said.exit_code == 0
+    assert "was changed since; --accept-changes continues it" in said.output
+    assert "Changed: seeds: 3 instead of 2" in said.output
+    monkeypatch.setattr(fedlens.Study, "estimate", lambda *given, **more: pytest.fail("measured"))
+    refused = sweep("--no-report", "--seeds", "0-2")
+    assert refused.exit_code == 2
+    assert "New: 4 runs" in refused.output
+
+
 def test_failed_runs_are_named_and_end_with_code_1(folder: Path) -> None:
     (folder / "own.py").write_text(
         "from fedlens.algorithms.fedavg import fedavg\ndef broken(parts):\n    raise ValueError('no luck')\n",
