@@ -101,7 +101,7 @@ def _labels(source: StudySource) -> dict[str, dict[str, str]]:
     labels = {
         name: table["label"]
         for name, table in source.full.get("methods", {}).items()
-        if "label" in table and name in now and table["label"] != now[name].label
+        if "label" in table and (name not in now or table["label"] != now[name].label)
     }
     return {"labels": labels} if labels else {}
 
