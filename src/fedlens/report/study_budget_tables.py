@@ -174,6 +174,7 @@ def targets(
     kinds: list[Measure] = measures or ["rounds", "bytes", *(["hours"] if view.info.clock else [])]  # type: ignore[list-item]
     against: Multipliers = multipliers or ("row" if len(wanted) > 1 else "baseline")
     columns = [(kind, target) for kind in kinds for target in wanted]
+    at = "relative_target" if relative else "target"
     amounts = {
         (cell.method, repr(cell.case), column): _to_target(view, cell, *column, to if relative else None)
         for cell in view.cells
@@ -193,8 +194,8 @@ def targets(
             texts.append(_with_multiplier(view, cell, kind, found, amounts.get(base) if base else None))
         rows.append(_row(view, cell, view.label(cell.method), texts))
         stated_row = [
-            stated_text(view, stated(view, cell.method, cell.case, {"target": target}), count=True)
-            if kind == "rounds" and not relative
+            stated_text(view, stated(view, cell.method, cell.case, {at: target}), count=True)
+            if kind == "rounds"
             else ""
             for kind, target in columns
         ]
