@@ -17,8 +17,8 @@ class StatedValue:
         where: the sentence or the table that states it.
         case: the dimensions that it holds for; it holds for all values of a dimension that is not named.
         at: the budget that it was reached with, such as {"rounds": 1000}; empty for the end of training. With
-            {"target": 0.5} it is the number of rounds to that target, with {"relative_target": 0.5} to that share of the
-            centralized value.
+            {"target": 0.5} it is the number of rounds to that target, with {"relative_target": 0.5} to that share of
+            the centralized value.
         value, low, high, about: one of these is set: an exact value, "above", "below", "about".
     """
 
