@@ -86,7 +86,8 @@ def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
 def stated_document(source: StudySource) -> dict[str, Any]:
     """The document's numbers that the tables and figures of a study name, as `StudyInfo.document` has them.
 
-    Values of several files are joined. Raises `ConfigError` as `read_document` does.
+    Values of several files are joined. "labels" has the labels of methods at the scale of the document, where the scale
+    that is run has others: its numbers are those of these methods. Raises `ConfigError` as `read_document` does.
     """
     study = source.settings
     files: dict[str, str] = {}  # and the first place that names each
@@ -99,7 +100,17 @@ def stated_document(source: StudySource) -> dict[str, Any]:
         return {}
     joined = {key: [item for each in documents for item in each[key]] for key in ("claims", "values")}
     words = {key: "; ".join(filter(None, (each[key] for each in documents))) for key in ("source", "lost")}
-    return {**words, **joined}
+    return {**words, **joined, **_labels(source)}
+
+
+def _labels(source: StudySource) -> dict[str, dict[str, str]]:
+    now = source.settings.methods or {}
+    labels = {
+        name: table["label"]
+        for name, table in source.full.get("methods", {}).items()
+        if "label" in table and (name not in now or table["label"] != now[name].label)
+    }
+    return {"labels": labels} if labels else {}
 
 
 def _hint(problem: Mapping[str, Any]) -> str:
