@@ -136,7 +136,7 @@ def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool
         raise Interrupted(f"all running runs are saved; continue with: {again}") from None
     finally:
         display.close()
-    show(result, output, quiet)
+    show(result, output, quiet, how["report"])
 
 
 def _estimated(study: Study, output: CommandOutput, how: Mapping[str, Any]) -> StudyEstimate:
@@ -149,14 +149,18 @@ def _estimated(study: Study, output: CommandOutput, how: Mapping[str, Any]) -> S
         raise Interrupted("nothing was started") from None
 
 
-def show(result: StudyResult, output: CommandOutput, quiet: bool) -> None:
-    """Prints the outcome of a study. Raises `typer.Exit` with code 1 if runs failed."""
-    failed = result.failed
+def show(result: StudyResult, output: CommandOutput, quiet: bool, page: bool = True) -> None:
+    """Prints the outcome of a study. Raises `typer.Exit` with code 1 if runs failed.
+
+    Args:
+        page: whether the page was written; else the folder is named.
+    """
+    failed, place = result.failed, result.page if page else result.directory
     if output.as_json:
         runs = {"runs": list(result.runs), "cells": list(result.cells)}
         output.json({"directory": str(result.directory), **runs})
     elif quiet:
-        say(result.page)
+        say(place)
     else:
         for line in failed[:FAILED_SHOWN]:
             say(f"{line.run} failed: {line.reason}")
@@ -165,7 +169,7 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool) -> None:
         if failed:
             ended = {entry.digest for entry in result.results.info.entries} & result.results.lines.keys()
             say(f"{len(failed)} of {len(ended)} runs failed; the same command tries them again")
-        say(f"results: {result.page}")
+        say(f"results: {place}")
     if failed:
         raise typer.Exit(1)
 

@@ -95,9 +95,11 @@ def outcome(line: RunLine, role: Role = "final") -> str:
 
     >>> outcome(RunLine("0f", "r", "finished", None, 2, "test_accuracy", {"test_accuracy": [0.1, 0.8]}))
     'test accuracy 80.0 %'
+    >>> outcome(RunLine("0f", "r", "failed", "the loss is not finite (round 2).", 2, "test_accuracy", {}))
+    'failed: the loss is not finite (round 2)'
     """
     if line.status == "failed":
-        return f"failed: {line.reason}"
+        return f"failed: {(line.reason or '').removesuffix('.')}"
     main = validation_metric(line.main) if role == "tune" else line.main
     main = main if line.series(main) else line.main
     value = line.final(main)

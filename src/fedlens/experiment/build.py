@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from fedlens.algorithms.averaging import Averaging, Parts
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
@@ -47,6 +48,7 @@ from fedlens.local.chain import chain
 from fedlens.local.class_counts import counts_of
 from fedlens.local.settings import LocalSettings
 from fedlens.models.user_models import downloads, try_model
+from fedlens.models.weights import InitialWeights
 from fedlens.tasks.central_evaluation import automatic_batch
 from fedlens.tasks.evaluation_size import EvaluationSize, evaluation_size
 from fedlens.tasks.task import Task
@@ -137,27 +139,10 @@ def _build(
     model_choice = with_vocabulary(chosen["model"], data.info)
     config = config.model_copy(update={"model": table_of(model_choice, config.model)})
     federation = _federation(holders, partition, task)
-    unwrapped = ModelSpec(
-        model_choice.factory,
-        model_choice.name,
-        model_choice.settings,
-        data.input_shape,
-        len(data.classes),
-        config.seeds.initialization,
-        model_choice.shared,
-    )
-    model = task.wrap(unwrapped)
-    weights = initial_weights(model, initial)
-    with downloads(download):
-        module = model_choice.made(model.build)
+    model, unwrapped, module, weights = _model(config, model_choice, holders, task, initial, download)
     if weights is not None:
         config = with_digest(config, weights)
     loaded_weights = (weights.note,) if weights is not None and weights.note else ()
-    if isinstance(model.factory, OwnSettings) or data.kind == "language":
-        for shape in dict.fromkeys((model.input_shape, holders.training_shape)):
-            blank = task.blank(2, shape)
-            model_choice.made(partial(try_model, module, blank, model.classes, task.misfit))
-    model = replace(model, fixed=fixed_leaves(module))
     parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)
     if weights is not None and isinstance(bare, Averaging):
@@ -196,6 +181,45 @@ def _build(
         ),
         shared,
     )
+
+
+class _BuiltModel(NamedTuple):
+    """A model as it is trained, as the user named it, once built, and its initial weights."""
+
+    wrapped: ModelSpec
+    unwrapped: ModelSpec
+    module: nn.Module
+    weights: InitialWeights | None
+
+
+def _model(
+    config: Config,
+    choice: Resolved,
+    holders: ClientDatasets,
+    task: Task,
+    initial: Path | None,
+    download: bool,
+) -> _BuiltModel:
+    """Builds the model once. Raises `ConfigError` if it refuses the dataset's images or the task its outputs."""
+    data = holders.dataset
+    unwrapped = ModelSpec(
+        choice.factory,
+        choice.name,
+        choice.settings,
+        data.input_shape,
+        len(data.classes),
+        config.seeds.initialization,
+        choice.shared,
+    )
+    model = task.wrap(unwrapped)
+    weights = initial_weights(model, initial)
+    with downloads(download):
+        module = choice.made(model.build)
+    if isinstance(model.factory, OwnSettings) or data.kind == "language":
+        for shape in dict.fromkeys((model.input_shape, holders.training_shape)):
+            blank = task.blank(2, shape)
+            choice.made(partial(try_model, module, blank, model.classes, task.misfit))
+    return _BuiltModel(replace(model, fixed=fixed_leaves(module)), unwrapped, module, weights)
 
 
 def _federation(holders: ClientDatasets, partition: Partition, task: Task) -> FederationInfo:

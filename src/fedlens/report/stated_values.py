@@ -17,7 +17,8 @@ class StatedValue:
         where: the sentence or the table that states it.
         case: the dimensions that it holds for; it holds for all values of a dimension that is not named.
         at: the budget that it was reached with, such as {"rounds": 1000}; empty for the end of training. With
-            {"target": 0.5} it is the number of rounds to that target.
+            {"target": 0.5} it is the number of rounds to that target, with {"relative_target": 0.5} to that share of
+            the centralized value.
         value, low, high, about: one of these is set: an exact value, "above", "below", "about".
     """
 
@@ -71,3 +72,12 @@ def stated_values(document: Mapping[str, Any], metric: str | None = None) -> lis
     """
     values = [StatedValue(**entry) for entry in document.get("values", ())]
     return [value for value in values if metric in (None, value.metric)]
+
+
+def stated_label(document: Mapping[str, Any], method: str, label: str) -> str:
+    """The label of a method beside the document's numbers: that of the document's scale, if `label` is another.
+
+    >>> stated_label({"labels": {"fedavg-many": "FedAvg, K = 100"}}, "fedavg-many", "FedAvg, K = 20")
+    'FedAvg, K = 100'
+    """
+    return str(document.get("labels", {}).get(method, label))

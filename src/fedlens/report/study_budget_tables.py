@@ -22,7 +22,13 @@ from fedlens.report.study_captions import (
 )
 from fedlens.report.study_cells import StudyCell, better
 from fedlens.report.study_clock import simulated_hours
-from fedlens.report.study_document_rows import document_notes, stated, stated_budgets, stated_text
+from fedlens.report.study_document_rows import (
+    document_label,
+    document_notes,
+    stated,
+    stated_budgets,
+    stated_text,
+)
 from fedlens.report.study_results import RunLine
 from fedlens.report.study_statistics import t_interval
 from fedlens.report.table_format import StudyTable, TableCell
@@ -81,7 +87,7 @@ def budgets(
         ]
         if any(stated_row):
             document = True
-            rows.append(_row(view, cell, f"{view.label(cell.method)}, document", stated_row))
+            rows.append(_row(view, cell, document_label(view, cell.method), stated_row))
     head = [*view.dimension_head, "Method", *(f"at {_amount(kind, budget)}" for kind, budget in columns)]
     kinds = [kind for kind in given if any(name == kind for name, _ in columns)]
     several = len(view.info.seeds) > 1
@@ -168,6 +174,7 @@ def targets(
     kinds: list[Measure] = measures or ["rounds", "bytes", *(["hours"] if view.info.clock else [])]  # type: ignore[list-item]
     against: Multipliers = multipliers or ("row" if len(wanted) > 1 else "baseline")
     columns = [(kind, target) for kind in kinds for target in wanted]
+    at = "relative_target" if relative else "target"
     amounts = {
         (cell.method, repr(cell.case), column): _to_target(view, cell, *column, to if relative else None)
         for cell in view.cells
@@ -187,14 +194,14 @@ def targets(
             texts.append(_with_multiplier(view, cell, kind, found, amounts.get(base) if base else None))
         rows.append(_row(view, cell, view.label(cell.method), texts))
         stated_row = [
-            stated_text(view, stated(view, cell.method, cell.case, {"target": target}), count=True)
-            if kind == "rounds" and not relative
+            stated_text(view, stated(view, cell.method, cell.case, {at: target}), count=True)
+            if kind == "rounds"
             else ""
             for kind, target in columns
         ]
         if any(stated_row):
             document = True
-            rows.append(_row(view, cell, f"{view.label(cell.method)}, document", stated_row))
+            rows.append(_row(view, cell, document_label(view, cell.method), stated_row))
     caption = _targets_caption(view, kinds, against, to if relative else None)
     suffix = " of " + view.label(to) if relative else ""
     named = [f"{kind.capitalize()} to {_target(view, target, relative)}{suffix}" for kind, target in columns]

@@ -27,7 +27,13 @@ from fedlens.report.study_captions import (
 from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell, better, comparisons
 from fedlens.report.study_choices import choices as chosen
 from fedlens.report.study_choices import chosen_values
-from fedlens.report.study_document_rows import document_notes, stated, stated_methods, stated_text
+from fedlens.report.study_document_rows import (
+    document_label,
+    document_notes,
+    stated,
+    stated_methods,
+    stated_text,
+)
 from fedlens.report.study_results import EFFECTIVE, RunLine
 from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
@@ -41,12 +47,16 @@ def summary(
     spread: Spread = "interval",
     interval: IntervalKind = "t",
     rows: Literal["methods", "cases"] = "methods",
+    compare: bool = True,
 ) -> StudyTable:
     """The final value of each method in each case: mean and interval or deviation over seeds.
 
     Bold is a value that is better than the baseline's, italic one that is worse, by the same rule as in `differences`.
+
+    Args:
+        compare: false for no test: of many points of a grid no one is a baseline.
     """
-    found = _compared(view, interval) if view.info.baseline in view.info.methods else []
+    found = _compared(view, interval) if compare and view.info.baseline in view.info.methods else []
     marks = {(each.cell.method, repr(each.cell.case)): each for each in found}
     grid: dict[tuple[str, int], TableCell] = {}
     for k, case in enumerate(view.info.cases):
@@ -253,7 +263,7 @@ def with_document(
         if any(texts):
             document = True
             key = f"{method}\ndocument"  # no method has a line feed in its name
-            names[key] = f"{view.label(method)}, document"
+            names[key] = document_label(view, method)
             grid.update({(key, k): TableCell(shown or MISSING) for k, shown in enumerate(texts)})
     return names, document
 

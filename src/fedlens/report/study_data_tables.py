@@ -15,7 +15,7 @@ from fedlens.core.errors import DataError
 from fedlens.report.efficiency import millions
 from fedlens.report.format import MISSING, count, duration, number, size
 from fedlens.report.partition_statistics import imbalance
-from fedlens.report.stated_values import StatedValue, stated_values
+from fedlens.report.stated_values import StatedValue, stated_label, stated_values
 from fedlens.report.study_costs import CellCost, read_costs
 from fedlens.report.study_populations import CasePopulation, read_populations
 from fedlens.report.study_results import RunLine
@@ -125,7 +125,8 @@ def efficiency(
             rows.append([*names, *(TableCell(shown(facts.get(key))) for key, _, shown in columns)])
             stated = _stated(view, method, case)
             if any(key in stated for key, _, _ in columns):
-                rows.append(_document_row(len(names), columns, stated))
+                label = stated_label(view.info.document, method, "")
+                rows.append(_document_row(len(names), columns, stated, label))
     shapes = sorted({"×".join(map(str, cost.input_shape)) for cost in costs.values()})
     caption = f"Costs of the models, counted for images of {' and '.join(shapes)} pixels."
     if memory:
@@ -239,14 +240,15 @@ def _stated(view: TableView, method: str | None, case: Mapping[str, Any]) -> dic
 
 
 def _document_row(
-    names: int, columns: Sequence[tuple[str, str, Shown]], stated: Mapping[str, StatedValue]
+    names: int, columns: Sequence[tuple[str, str, Shown]], stated: Mapping[str, StatedValue], label: str = ""
 ) -> list[TableCell]:
-    """A row of the document's numbers, below the measured one."""
+    """A row of the document's numbers, below the measured one; `label` is that of the document, if it has another."""
     cells = [
         TableCell(_in_words(stated[key], shown) if key in stated else MISSING, italic=True)
         for key, _, shown in columns
     ]
-    return [TableCell(STATED, italic=True), *(TableCell("") for _ in range(names - 1)), *cells]
+    first = f"{STATED}: {label}" if label else STATED
+    return [TableCell(first, italic=True), *(TableCell("") for _ in range(names - 1)), *cells]
 
 
 def _in_words(value: StatedValue, shown: Shown) -> str:
@@ -258,5 +260,5 @@ STATED = "stated by the document"
 
 
 def _sources(rows: Sequence[Sequence[TableCell]]) -> list[str]:
-    stated = any(row[0].text == STATED for row in rows)
+    stated = any(row[0].text.startswith(STATED) for row in rows)
     return ["Rows in italics are the numbers that the document states."] if stated else []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedlens.report.figures import Series
-from fedlens.report.stated_values import StatedValue, stated_values
+from fedlens.report.stated_values import StatedValue, stated_label, stated_values
 from fedlens.report.study_groups import METHOD, SeedGroups, bare
 from fedlens.report.study_panels import GREY, LineRuns, PanelLayout, PanelRuns, XScale, level
 
@@ -60,7 +60,8 @@ def document_marks(
             if not lines and stated.method in groups.results.info.methods:
                 continue  # the figure leaves the method out
             line = panel.lines[lines[0]] if lines else None
-            method = groups.words(METHOD, stated.method)
+            label = groups.words(METHOD, stated.method)
+            method = stated_label(groups.results.info.document, stated.method, label)
             place = ", ".join(filter(None, [source, stated.where]))
             text = f"{NAME}: {method} {stated.text} ({place})"
             x = budget if x_key is None else case.get(x_key, _only_place(line, case, x_key))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedlens.report.stated_values import StatedValue, stated_values
+from fedlens.report.stated_values import StatedValue, stated_label, stated_values
 from fedlens.report.table_view import TableView
 
 
@@ -32,6 +32,11 @@ def stated_methods(view: TableView) -> list[str]:
         return []
     names = [value.method for value in stated_values(view.info.document, view.metric)]
     return [name for name in dict.fromkeys(names) if name not in view.info.methods]
+
+
+def document_label(view: TableView, method: str) -> str:
+    """The label of the document's row of a method."""
+    return f"{stated_label(view.info.document, method, view.label(method))}, document"
 
 
 def stated_budgets(view: TableView, name: str) -> list[float]:

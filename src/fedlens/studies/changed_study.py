@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +43,8 @@ class StudyChange:
 
     def sentences(self) -> list[str]:
         """The change in words, a sentence each."""
-        found = [f"Changed: {listed(self.settings, _MOST)}"] if self.settings else []
+        more = [f"{len(self.settings) - _MOST:,} more"] if len(self.settings) > _MOST else []
+        found = [f"Changed: {'; '.join([*self.settings[:_MOST], *more])}"] if self.settings else []
         if self.new:
             found.append(f"New: {_runs(self.new)}")
         if self.gone:
@@ -191,8 +192,16 @@ def _runs(entries: Iterable[StudyEntry]) -> str:
 
 
 def differences(before: Values, now: Values) -> list[str]:
-    """What results depend on and differs between the settings of two studies, a phrase each."""
-    old, new = _described(before), _described(now)
+    """What results depend on and differs between the settings of two studies, a phrase each.
+
+    >>> differences({"seeds": [0, 1]}, {"seeds": [0, 2]}), differences({"seeds": [0, 1]}, {"seeds": [0]})
+    (['seeds: 0, 2 instead of 0, 1'], ['seeds: 1 instead of 2'])
+    """
+    same_number = len(before.get("seeds", ())) == len(now.get("seeds", ()))
+    tables = {
+        key: before.get(key, {}).keys() & now.get(key, {}).keys() for key in ("cases", "methods")
+    }  # the settings of one that was added or removed are no change of their own
+    old, new = (_described(values, tables, same_number) for values in (before, now))
 
     def words(settings: Mapping[str, str], key: str) -> str:
         return settings.get(key, "not set")
@@ -209,24 +218,27 @@ def _short(words: str) -> str:
     return words if len(values) <= _MOST else f"{len(values)} values"
 
 
-def _described(values: Values) -> dict[str, str]:
-    """The settings that results depend on, by key, each in words."""
+def _described(values: Values, tables: Mapping[str, Set[str]], name_seeds: bool) -> dict[str, str]:
+    """The settings that results depend on, by key, each in words; of cases and methods those in `tables`."""
     words: dict[str, str] = {}
     for key, value in values.items():
         if key in ("base", "last", "threads", "metric"):
             words[key] = shown_value(value)
         elif key == "seeds":
-            words[key] = str(len(value))
+            words[key] = shown_value(value) if name_seeds else str(len(value))
         elif key in ("set", "grid", "tune", "stop"):
             words |= {
                 name if key == "set" else f"{key} {name}": shown_value(item) for name, item in value.items()
             }
         elif key == "random":
-            words["random points"] = str(value.get("number"))
+            words |= {
+                "random points" if name == "number" else f"random {name}": shown_value(item)
+                for name, item in value.items()
+            }
         elif key in ("cases", "methods"):
             words[key] = ", ".join(value)
-            for name, table in value.items():
-                for part, item in table.items():
+            for name in [name for name in value if name in tables[key]]:
+                for part, item in value[name].items():
                     if part in ("set", "grid"):
                         words |= {f"{name}, {setting}": shown_value(one) for setting, one in item.items()}
                     elif part != "label":

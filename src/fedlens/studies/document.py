@@ -43,11 +43,14 @@ class _Document(BaseModel):
     values: list[_Entry] = []
 
 
-def read_document(path: Path) -> dict[str, Any]:
+def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
     """The document's own numbers, as `StudyInfo.document` has them.
 
     Keys: "source", "lost" (what only a figure showed), "claims" (sentences without a number), and "values": a list of
     tables, see `fedlens.report.stated_values.StatedValue`.
+
+    Args:
+        named: the place in the study file that names it.
 
     Raises `ConfigError` if the file is missing, is not TOML, or an entry is wrong.
 
@@ -64,7 +67,8 @@ def read_document(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(
             f"the file {path} with the document's numbers does not exist",
-            hint="write it beside the study file, or remove `document`",
+            where=named,
+            hint="copy or write it beside the study file, or remove 'document'",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
@@ -82,17 +86,31 @@ def read_document(path: Path) -> dict[str, Any]:
 def stated_document(source: StudySource) -> dict[str, Any]:
     """The document's numbers that the tables and figures of a study name, as `StudyInfo.document` has them.
 
-    Values of several files are joined. Raises `ConfigError` as `read_document` does.
+    Values of several files are joined. "labels" has the labels of methods at the scale of the document, where the scale
+    that is run has others: its numbers are those of these methods. Raises `ConfigError` as `read_document` does.
     """
     study = source.settings
-    names = [spec.get("document") for spec in (*study.tables, *study.figures)]
-    files = dict.fromkeys(name for name in names if isinstance(name, str))
-    documents = [read_document(source.folder / name) for name in files]
+    files: dict[str, str] = {}  # and the first place that names each
+    for kind, specs in (("tables", study.tables), ("figures", study.figures)):
+        for number, spec in enumerate(specs):
+            if isinstance(name := spec.get("document"), str):
+                files.setdefault(name, source.places.locate_listed(kind, number, "document"))
+    documents = [read_document(source.folder / name, place) for name, place in files.items()]
     if not documents:
         return {}
     joined = {key: [item for each in documents for item in each[key]] for key in ("claims", "values")}
     words = {key: "; ".join(filter(None, (each[key] for each in documents))) for key in ("source", "lost")}
-    return {**words, **joined}
+    return {**words, **joined, **_labels(source)}
+
+
+def _labels(source: StudySource) -> dict[str, dict[str, str]]:
+    now = source.settings.methods or {}
+    labels = {
+        name: table["label"]
+        for name, table in source.full.get("methods", {}).items()
+        if "label" in table and (name not in now or table["label"] != now[name].label)
+    }
+    return {"labels": labels} if labels else {}
 
 
 def _hint(problem: Mapping[str, Any]) -> str:

@@ -33,8 +33,9 @@ def columns_of(config: Config) -> frozenset[str] | None:
     Those over clients it has if it measures clients.
 
     >>> from fedlens.experiment.config import read_config
-    >>> config = read_config({"data": {"dataset": "digits", "partition": {"name": "iid", "clients": 2}}})
-    >>> sorted(name for name in columns_of(config) if name.startswith("test_"))  # doctest: +ELLIPSIS
+    >>> from fedlens.experiment.config_source import read_source
+    >>> columns = columns_of(read_config(read_source("digits").values))
+    >>> sorted(name for name in columns if name.startswith("test_"))
     ['test_accuracy', 'test_accuracy_balanced', 'test_accuracy_top5', 'test_calibration_error', 'test_loss']
     """
     names = _metrics_of(config)

@@ -31,6 +31,17 @@ class Places:
         line = in_scale or next((line for line in lines if line is not None), None)
         return f"{self.path}, line {line}: {shown}" if line else f"{self.path}: {shown}"
 
+    def locate_listed(self, kind: str, number: int | None, key: str = "") -> str:
+        """The same for a key of a list of tables, counted from 0; None for no table of it.
+
+        >>> Places(Path("study.toml"), lines={"tables.0.document": 9}).locate_listed("tables", 0, "document")
+        'study.toml, line 9: [[tables]] 1 document'
+        """
+        parts = [kind, *([] if number is None else [str(number)]), *filter(None, key.split("."))]
+        place = self.locate(*parts)
+        shown = f"[[{kind}]]" + ("" if number is None else f" {number + 1}") + (f" {key}" if key else "")
+        return f"{place.rpartition(': ')[0]}: {shown}" if ": " in place else shown
+
     def locate_key(self, key: str) -> str:
         """The same for a key such as `methods.fedavg.set`."""
         table = next((name for name in ("grid.", "random.", "set.") if f".{name}" in f".{key}"), None)

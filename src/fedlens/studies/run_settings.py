@@ -246,10 +246,10 @@ def _like(value: Any, full: Any) -> Any:
         return [_like(item, other) for item, other in zip(value, others, strict=True)]
     if isinstance(full, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    return _named(value) if callable(value) else value
+    return worker_name(value) if callable(value) else value
 
 
-def _named(thing: Any) -> str:
+def worker_name(thing: Any) -> str:
     """The name that a worker process imports a function or class by. Raises `ConfigError` if it cannot."""
     name = import_name(thing)
     try:

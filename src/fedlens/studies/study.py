@@ -21,6 +21,7 @@ from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, threads_of
 from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import SilentStudy, StudyProgress
 from fedlens.studies.run_cost import PATIENCE
+from fedlens.studies.run_settings import worker_name
 from fedlens.studies.store import StudyStore
 from fedlens.studies.study_data import make_data
 from fedlens.studies.study_file import read_study
@@ -235,7 +236,7 @@ class Study:
         if path is not None and not self._changed:
             content = path.read_bytes()
         else:
-            content = tomli_w.dumps(_without_none(self._source.values)).encode()
+            content = tomli_w.dumps(_writable(self._source.values)).encode()
         write_atomically(folder / COPY, content)
 
 
@@ -255,8 +256,10 @@ def _started(
     return WorkerJobs(options, jobs, threads, progress) if jobs else InProcess(options, progress)
 
 
-def _without_none(value: Any) -> Any:
-    """Settings as TOML can hold them."""
+def _writable(value: Any) -> Any:
+    """Settings as TOML can hold them: without None, and functions by the names that workers import them by."""
     if isinstance(value, Mapping):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _writable(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_writable(item) for item in value]
+    return worker_name(value) if callable(value) else value

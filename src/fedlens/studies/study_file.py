@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from fedlens.core.errors import ConfigError, nearest
@@ -276,7 +277,7 @@ def read_study(
     Raises `ConfigError` with file, line and the nearest right name if a setting is wrong, or the scale is unknown.
     """
     path = None if isinstance(study, Mapping) else Path(study)
-    given, lines = (dict(study), {}) if isinstance(study, Mapping) else _read(Path(study))
+    given, lines = (as_in_toml(study), {}) if isinstance(study, Mapping) else _read(Path(study))
     values, places = _flattened(given), Places(path, "", lines)
     scales = values.get("scales", {})
     full = values
@@ -312,6 +313,23 @@ def read_study(
             hint="add a table [tune]",
         )
     return StudySource(settings, values, full, places)
+
+
+def as_in_toml(value: Any) -> Any:
+    """A value of Python as TOML would have it: lists for ranges, tuples, sets and arrays, numbers for those of NumPy.
+
+    >>> as_in_toml({"seeds": range(2), "grid": {"local.lr": np.array([0.1, 0.3])}, "base": Path("my.toml")})
+    {'seeds': [0, 1], 'grid': {'local.lr': [0.1, 0.3]}, 'base': 'my.toml'}
+    """
+    if isinstance(value, Mapping):
+        return {key: as_in_toml(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [as_in_toml(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [as_in_toml(item) for item in sorted(value)]
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return str(value) if isinstance(value, Path) else value
 
 
 def _refuse_metric(settings: StudySettings, places: Places) -> None:

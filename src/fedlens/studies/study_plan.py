@@ -330,9 +330,7 @@ def _refuse_outputs(plan: StudyPlan) -> None:
         if match is None:
             raise
         kind, number, key = match.groups()
-        place = places.locate(*(part for part in (kind, number, *key.split(".")) if part))
-        shown = f"[[{kind}]]" + (f" {int(number) + 1}" if number else "") + (f" {key}" if key else "")
-        where = f"{place.rpartition(': ')[0]}: {shown}" if ": " in place else shown
+        where = places.locate_listed(kind, None if number is None else int(number), key)
         raise ConfigError(error.what, where=where, hint=error.hint) from None
 
 

@@ -60,9 +60,11 @@ def test_the_page_says_what_the_results_say() -> None:
     assert page == rendered(page), "run: python -m tests.unit.house.evidence_page"
 
 
-def test_every_study_is_on_the_page_with_its_command_and_cost() -> None:
-    shown = {match[3] for match in MARKER.finditer(PAGE.read_text(encoding="utf-8")) if match[2] == "cost"}
-    assert shown == {file.stem for file in STUDIES} == set(published_studies())
+def test_every_study_is_on_the_page_with_its_command_and_cost_or_as_one_without_results() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert {match[3] for match in MARKER.finditer(page) if match[2] == "cost"} == set(published_studies())
+    assert set(published_studies()) <= {file.stem for file in STUDIES}
+    assert all(f"docs/evidence/{file.name}" in page for file in STUDIES)
 
 
 def test_every_figure_is_there_and_none_is_left_over() -> None:
@@ -72,11 +74,13 @@ def test_every_figure_is_there_and_none_is_left_over() -> None:
         assert ET.parse(file).getroot().tag.endswith("svg")
 
 
-def test_every_curve_is_there_with_the_command_that_made_it() -> None:
+def test_every_curve_of_a_study_with_results_is_there_with_the_command_that_made_it() -> None:
     index = json.loads((HOME / "index.json").read_text(encoding="utf-8"))["curves"]
-    assert set(index) == {curve.algorithm for curve in CURVES} <= set(ALGORITHMS)
+    drawn = [curve for curve in CURVES if curve.study in published_studies()]
+    assert set(index) == {curve.algorithm for curve in drawn}
+    assert {curve.algorithm for curve in CURVES} <= set(ALGORITHMS)
     assert {file.stem for file in (HOME / "curves").iterdir()} == set(index)
-    for curve in CURVES:
+    for curve in drawn:
         entry = index[curve.algorithm]
         assert entry["command"] == f"fedlens sweep docs/evidence/{curve.study}.toml"
         assert entry["cpu_seconds"] > 0
@@ -124,7 +128,7 @@ def test_what_is_taken_of_the_results_gives_the_same_tables(
         folder: (tmp_path / folder / "small" / "results.jsonl").stat().st_size
         for folder in ("studies", "home")
     }
-    assert size["home"] < size["studies"] / 2
+    assert size["home"] < 0.6 * size["studies"]
 
 
 def test_what_stands_between_markers_is_written_anew_and_the_rest_stays() -> None:

@@ -135,6 +135,15 @@ def test_targets_can_be_shares_of_the_centralized_value() -> None:
     assert texts(both)[0][1] == "2 (1.0×)"  # 0.35, half of the mean over seeds
 
 
+def test_the_documents_rounds_to_a_relative_target_stand_in_tables_of_relative_targets_alone() -> None:
+    entry = {"method": "fedavg", "metric": "test_accuracy", "where": "table 5", "value": 165}
+    info = {"document": {"source": "s", "values": [{**entry, "at": {"relative_target": 0.5}}]}}
+    scores = {**CURVES, "centralized": CURVES["fedavgm"]}
+    table = targets(scores, info, targets=[0.5], measures=["rounds"], relative=True)
+    assert texts(table)[1] == ["fedavg, document", "165"]
+    assert all("document" not in row[0] for row in texts(targets(scores, info, targets=[0.5])))
+
+
 def test_the_documents_rounds_to_a_target_are_numbers_of_rounds() -> None:
     entries = [
         {"method": "fedavg", "metric": "test_accuracy", "where": "t", "at": {"target": 0.4}, "value": 4912},

@@ -133,6 +133,21 @@ def test_tuning_on_one_seed_is_said_and_takes_the_bold_away() -> None:
         assert "Bold:" not in table.caption
 
 
+def test_the_numbers_of_a_document_keep_the_names_of_its_methods() -> None:
+    value = {"method": "fedavgm", "metric": "test_accuracy", "where": "table 1", "value": 0.8}
+    document = {"source": "a report", "values": [value], "labels": {"fedavgm": "FedAvgM of the report"}}
+    names = [row[0].text for row in make(SCORES, "summary", document=document).rows]
+    assert names == ["fedavg", "fedavgm", "FedAvgM of the report, document", "fedprox"]
+
+
+def test_a_summary_without_comparison_has_no_bold_and_no_test() -> None:
+    table = make(SCORES, "summary", {"compare": False})
+    assert bold(table) == []
+    assert "Bold" not in table.caption
+    assert "fedavg " not in table.caption
+    assert bold(make(SCORES, "summary")) != []
+
+
 def test_seeds_that_chose_and_give_results_too_are_named() -> None:
     tuning = {**TUNING, "seeds": [0], "seeds_by_method": {"fedavg": [0]}, "own_seeds": False, "refit": False}
     one = make(SCORES, "differences", tuning=tuning)

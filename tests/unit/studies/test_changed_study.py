@@ -90,7 +90,7 @@ def test_new_cells_are_named(tmp_path: Path) -> None:
 def test_runs_that_no_longer_belong_are_named(tmp_path: Path) -> None:
     made(tmp_path, STUDY)
     text = sentence(tmp_path, {**STUDY, "seeds": [1], "methods": {"fedavg": {}}})
-    assert "Changed: seeds: 1 instead of 2, methods: fedavg instead of fedavg, scaffold" in text
+    assert "Changed: seeds: 1 instead of 2; methods: fedavg instead of fedavg, scaffold" in text
     assert "No longer part of it: 6 runs (fedavg (data.partition.clients = 5): 1, " in text
     assert "the runs that are no longer part of it stay in 'runs', but not in the results" in text
     assert "New:" not in text
@@ -103,6 +103,20 @@ def test_a_changed_setting_makes_new_runs_of_all_cells_that_it_is_in(tmp_path: P
     assert {entry.method for entry in [*change.new, *change.gone]} == {"scaffold"}
     assert (len(change.new), len(change.gone)) == (4, 4)
     assert change.settings == ["scaffold, local.lr: 0.2 instead of not set"]
+
+
+def test_other_seeds_ranges_and_an_added_method_are_each_named_once(tmp_path: Path) -> None:
+    drawn = {"number": 2, "local.lr": {"low": 0.01, "high": 0.1}}
+    made(tmp_path, {**STUDY, "random": drawn})
+    ranges = {**drawn, "seed": 1, "local.lr": {"low": 0.01, "high": 0.2}}
+    methods = {**STUDY["methods"], "fedprox": {"set": {"algorithm.name": "fedprox"}}}
+    study = {**STUDY, "seeds": [0, 2], "random": ranges, "methods": methods}
+    assert changed_study(tmp_path, StudyPlan.load(study)).settings == [
+        "seeds: 0, 2 instead of 0, 1",
+        "methods: fedavg, scaffold, fedprox instead of fedavg, scaffold",
+        'random local.lr: {"high": 0.2, "low": 0.01} instead of {"high": 0.1, "low": 0.01}',
+        "random seed: 1 instead of not set",
+    ]
 
 
 def test_runs_that_were_only_planned_are_not_missed(tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +15,11 @@ from typer.testing import CliRunner
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.report.stated_values import StatedValue
+from fedlens.report.study_captions import tuning_words
 from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, write_info, write_lines
 from fedlens.studies.document import read_document
 from fedlens.studies.reproduce import listed_studies, records, refuse_absent
+from fedlens.studies.reproductions import reproduction
 from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_cost import study_cost
 from fedlens.studies.study_file import read_study
@@ -201,3 +207,58 @@ def test_the_command_refuses_a_study_without_its_data_and_can_still_say_what_it_
     assert dry.exit_code == 0
     assert "8 runs at most" in dry.stdout
     assert "missing data: inaturalist-user-120k" in dry.stdout
+
+
+def test_the_commands_of_the_page_copy_a_study_that_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reproduce.md").read_text("utf-8")
+    section = page.partition("## A study of your own figure")[2]
+    copy, run = (line.removeprefix("$ ") for line in section.splitlines() if line.startswith("$ "))
+    python = shlex.quote(sys.executable)
+    subprocess.run(["sh", "-c", copy.replace("$(python", f"$({python}")], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    name = run.split()[2]
+    assert StudyPlan.load(name, "smoke", check=False).info({}).document["values"]
+    Path("fig5.document.toml").unlink()
+    with pytest.raises(ConfigError, match=rf"{name}, line \d+: \[\[(tables|figures)"):
+        StudyPlan.load(name, "smoke", check=False).info({})
+
+
+def test_the_labels_of_the_document_are_those_of_its_scale(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(
+        """
+base = "digits"
+methods.small = { label = "K = 10", set = { "rounds" = 3 } }
+methods.large = { label = "K = 100" }
+tables = [{ kind = "summary", document = "s.document.toml" }]
+scales.smoke.methods.large = { label = "K = 20" }
+""",
+        encoding="utf-8",
+    )
+    (tmp_path / "s.document.toml").write_text('source = "a report"\n', encoding="utf-8")
+    assert StudyPlan.load(tmp_path / "s.toml", "smoke").info({}).document["labels"] == {"large": "K = 100"}
+    assert "labels" not in StudyPlan.load(tmp_path / "s.toml").info({}).document
+
+
+def test_a_label_says_how_many_clients_a_round_has() -> None:
+    """The K of a case or a method is that of its runs, at every scale."""
+    for name in ("hsu2020/fig9", "hsu2020/table5"):
+        for scale in ("smoke", "laptop", "paper"):
+            plan = StudyPlan.load(reproduction(name), scale)
+            methods = plan.info({}).methods
+            for run in plan.runs:
+                label = f"{methods[run.method]} {run.case.get('case')}"
+                stated = re.search(r"K = (\d+)", label)
+                if stated:
+                    assert run.settings["select"]["clients_per_round"] == int(stated[1]), (
+                        name,
+                        scale,
+                        run.key,
+                    )
+
+
+def test_a_study_with_one_point_a_method_says_that_nothing_was_chosen() -> None:
+    info = StudyPlan.load(reproduction("hsu2020/fig4a"), "smoke").info({})
+    assert tuning_words(info) == "Every method has a single point, so no settings were chosen."
+    assert not any(entry.role == "tune" for entry in info.entries)

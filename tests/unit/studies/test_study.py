@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import fedlens
+from fedlens.algorithms.fedavg import fedavg
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError
 from fedlens.studies.study import StudyResult
@@ -194,7 +196,9 @@ def test_a_changed_study_is_refused_until_it_is_accepted(folder: Path) -> None:
 def test_a_changed_study_is_refused_before_its_cost_is_measured(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert sweep("--no-report", "--jobs", "0").exit_code == 0
+    done = sweep("--no-report", "--jobs", "0")
+    assert done.exit_code == 0
+    assert "results: studies/s\n" in done.output  # no page was written
     said = sweep("--dry-run", "--seeds", "0-2")
     assert said.exit_code == 0
     assert "was changed since; --accept-changes continues it" in said.output
@@ -243,3 +247,30 @@ def test_a_wrong_request_ends_with_code_2_and_writes_nothing(
 def test_a_negative_number_of_jobs_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be at least 0"):
         fedlens.Study(base=BASE).run(jobs=-1)
+
+
+@pytest.mark.parametrize("seeds", [range(2), (0, 1), {1, 0}, np.arange(2)])
+def test_a_study_takes_values_as_python_has_them(tmp_path: Path, seeds: Any) -> None:
+    given = {"seeds": seeds, "grid": {"local.lr": np.array([0.1, 0.3])}, "target": np.float64(0.5)}
+    result = fedlens.Study(base=BASE, set={"rounds": np.int64(1)}, **given).run(
+        tmp_path, jobs=0, report=False
+    )
+    assert [(row["local.lr"], row["seed"]) for row in result.runs] == [(0.1, 0), (0.1, 1), (0.3, 0), (0.3, 1)]
+    assert (
+        fedlens.Study.load(tmp_path / "study.toml").plan().runs[0].digest
+        == result.results.info.entries[0].digest
+    )
+
+
+def test_a_study_takes_functions_and_writes_their_names(tmp_path: Path) -> None:
+    methods = {"fedavg": {}, "mine": {"set": {"algorithm": averaged, "local.lr": 0.2}}}
+    result = fedlens.Study(base=BASE, set={"rounds": 1}, methods=methods).run(tmp_path, jobs=1, report=False)
+    assert result.failed == []
+    assert 'algorithm = "tests.unit.studies.test_study:averaged"' in (tmp_path / "study.toml").read_text(
+        "utf-8"
+    )
+
+
+def averaged(parts: Any) -> Any:
+    """An algorithm that is given as a function."""
+    return fedavg(parts)
