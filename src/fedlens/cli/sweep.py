@@ -116,17 +116,17 @@ def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool
 
     change = refuse_changed(Path(how["out"]).expanduser(), study.plan(), dry_run or how["accept_changes"])
     if dry_run or not quiet or how["jobs"] is None:
-        found = _estimated(study, output, how)
+        estimated = _estimated(study, output, how)
         if dry_run and output.as_json:
-            output.json(vars(found))
+            output.json(vars(estimated))
         elif (dry_run or not quiet) and not output.as_json:
-            say(*found.sentences)
+            say(*estimated.sentences)
         if dry_run:
             if change and not output.as_json:
                 say("The study has runs, and was changed since; --accept-changes continues it.")
                 say(*change.sentences())
             return
-        how["jobs"] = found.jobs if how["jobs"] is None else how["jobs"]
+        how["jobs"] = estimated.jobs if how["jobs"] is None else how["jobs"]
     display = SweepDisplay(quiet=quiet, stderr=output.as_json)
     try:
         with stdout_kept_clean(output.as_json):

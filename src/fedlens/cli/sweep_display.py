@@ -103,5 +103,5 @@ def outcome(line: RunLine, role: Role = "final") -> str:
     main = validation_metric(line.main) if role == "tune" else line.main
     main = main if line.series(main) else line.main
     value = line.final(main)
-    said = f"{label(main)} {metric_value(main, value)}" if value is not None else "no value"
-    return f"{said}, {line.reason or 'stopped'}" if line.status == "stopped" else said
+    result = f"{label(main)} {metric_value(main, value)}" if value is not None else "no value"
+    return f"{result}, {line.reason or 'stopped'}" if line.status == "stopped" else result

@@ -130,9 +130,9 @@ def _at_budget(
 ) -> str:
     if not cell.complete:
         return view.status(cell)
-    found = [value_at(line, view.metric, _COLUMNS[kind], budget) for line in lines]
-    values = [value for value in found if value is not None]
-    if not values or len(values) < len(found):
+    at_budget = [value_at(line, view.metric, _COLUMNS[kind], budget) for line in lines]
+    values = [value for value in at_budget if value is not None]
+    if not values or len(values) < len(at_budget):
         return MISSING
     whole = t_interval(values)
     if whole.half is None or not interval:
@@ -190,8 +190,8 @@ def targets(
                 "case": (cell.method, repr(view.info.cases[0]), (kind, target)),
                 "none": None,
             }[against]
-            found = amounts[cell.method, repr(cell.case), (kind, target)]
-            texts.append(_with_multiplier(view, cell, kind, found, amounts.get(base) if base else None))
+            reached = amounts[cell.method, repr(cell.case), (kind, target)]
+            texts.append(_with_multiplier(view, cell, kind, reached, amounts.get(base) if base else None))
         rows.append(_row(view, cell, view.label(cell.method), texts))
         stated_row = [
             stated_text(view, stated(view, cell.method, cell.case, {at: target}), count=True)
@@ -265,34 +265,34 @@ def _to_target(
         if reference is None or not reference.complete:
             return None
         target = target * statistics.fmean(reference.values.values())
-    found = []
+    reached = []
     for line in view.results.runs(cell.method, cell.case).values():
         amounts: Sequence[float | None] = (
             simulated_hours(line, view.info.clock) if kind == "hours" else line.curve.get(_COLUMNS[kind], ())
         )
         if not any(amount is not None for amount in amounts):
             return None
-        found.append(amount_to(line, view.metric, target, amounts))
-    return found
+        reached.append(amount_to(line, view.metric, target, amounts))
+    return reached
 
 
 def _with_multiplier(
     view: TableView,
     cell: StudyCell,
     kind: Measure,
-    found: Sequence[float | None] | None,
+    reached: Sequence[float | None] | None,
     base: Sequence[float | None] | None,
 ) -> str:
-    if found is None:
+    if reached is None:
         return MISSING if cell.complete else view.status(cell)
-    known = [amount for amount in found if amount is not None]
-    if len(known) < len(found):
-        missed = len(found) - len(known)
-        return "not reached" if len(found) == 1 else f"not reached by {missed} of {len(found)}"
-    text = _FORMATS[kind](statistics.fmean(known))
+    spent = [amount for amount in reached if amount is not None]
+    if len(spent) < len(reached):
+        missed = len(reached) - len(spent)
+        return "not reached" if len(reached) == 1 else f"not reached by {missed} of {len(reached)}"
+    text = _FORMATS[kind](statistics.fmean(spent))
     reference = [amount for amount in base or () if amount is not None]
     if base and len(reference) == len(base) and math.fsum(reference):
-        text += f" ({statistics.fmean(known) / statistics.fmean(reference):.1f}×)"
+        text += f" ({statistics.fmean(spent) / statistics.fmean(reference):.1f}×)"
     return text
 
 

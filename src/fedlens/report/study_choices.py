@@ -51,12 +51,12 @@ def tried_values(results: StudyResults, method: str, case: Mapping[str, Any]) ->
     Widening adds values in one cell and not in another, so the runs count and not the grid of the study file. A cell
     without tuning runs has the values of that grid.
     """
-    found: dict[str, list[Any]] = {}
+    tried: dict[str, list[Any]] = {}
     for entry in results.info.entries:
         if entry.role == "tune" and entry.method == method and entry.case == case:
             for setting, value in entry.point.items():
-                found.setdefault(setting, []).append(value)
-    grids = found or results.info.grids.get(method, {})
+                tried.setdefault(setting, []).append(value)
+    grids = tried or results.info.grids.get(method, {})
     return {setting: distinct(values) for setting, values in grids.items()}
 
 

@@ -51,8 +51,8 @@ def simulated_hours(line: RunLine, clock: Mapping[str, float]) -> list[float | N
             _seconds(up[k], 8e-6, clock.get("up_mbit")),
             _seconds(_less(sent[k], up[k]), 8e-6, clock.get("down_mbit")),
         )
-        known = [part for part in parts if part is not None]
-        hours.append(math.fsum(known) / 3600 if len(known) == len(parts) else None)
+        counted = [part for part in parts if part is not None]
+        hours.append(math.fsum(counted) / 3600 if len(counted) == len(parts) else None)
     return hours
 
 

@@ -70,8 +70,8 @@ def check_figure(spec: Mapping[str, Any], where: str = "figures") -> dict[str, A
     try:
         checked = model.model_validate(values)
     except ValidationError as error:
-        known = [*model.model_fields, *_COMMON]
-        raise explained(error, values, where, lambda key: key, lambda key: known) from None
+        keys = [*model.model_fields, *_COMMON]
+        raise explained(error, values, where, lambda key: key, lambda key: keys) from None
     return checked.model_dump(exclude_unset=True)
 
 

@@ -221,12 +221,12 @@ class StudyResults:
 
     def values(self, method: str, case: Mapping[str, Any]) -> dict[int, float]:
         """The final values of a cell by seed; a seed whose run has none is left out, see `RunLine.problem`."""
-        found = {
+        finals = {
             seed: line.final(self.metric, self.info.last)
             for seed, line in self.runs(method, case).items()
             if line.problem(self.metric) is None
         }
-        return {seed: value for seed, value in found.items() if value is not None}
+        return {seed: value for seed, value in finals.items() if value is not None}
 
 
 def write_info(folder: Path, info: StudyInfo) -> None:

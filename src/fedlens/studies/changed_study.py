@@ -44,12 +44,12 @@ class StudyChange:
     def sentences(self) -> list[str]:
         """The change in words, a sentence each."""
         more = [f"{len(self.settings) - _MOST:,} more"] if len(self.settings) > _MOST else []
-        found = [f"Changed: {'; '.join([*self.settings[:_MOST], *more])}"] if self.settings else []
+        changes = [f"Changed: {'; '.join([*self.settings[:_MOST], *more])}"] if self.settings else []
         if self.new:
-            found.append(f"New: {_runs(self.new)}")
+            changes.append(f"New: {_runs(self.new)}")
         if self.gone:
-            found.append(f"No longer part of it: {_runs(self.gone)}")
-        return [*found, *self.rules]
+            changes.append(f"No longer part of it: {_runs(self.gone)}")
+        return [*changes, *self.rules]
 
 
 def changed_study(folder: Path, plan: StudyPlan) -> StudyChange:
@@ -64,11 +64,11 @@ def changed_study(folder: Path, plan: StudyPlan) -> StudyChange:
     made = {line.digest for line in lines}
     kept = {line.digest for line in lines if line.status != "failed"}
     repaired = {_before(run, before): run for run in plan.runs if run.files}
-    known = {entry.digest for entry in before.entries}
+    planned = {entry.digest for entry in before.entries}
     # A failed run is tried again, so the file that was its reason may change.
-    tried = {old for old in repaired if old in known and old not in kept}
-    known |= {repaired[old].digest for old in tried}
-    new = [run.entry for run in plan.runs if run.digest not in known]
+    tried = {old for old in repaired if old in planned and old not in kept}
+    planned |= {repaired[old].digest for old in tried}
+    new = [run.entry for run in plan.runs if run.digest not in planned]
     new += _further_seeds(before, plan)
     gone = [entry for entry in before.entries if entry.digest in made - tried and not _belongs(entry, plan)]
     changed = [*_settings(folder, before, plan), *_files(before, plan)]

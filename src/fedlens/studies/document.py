@@ -114,5 +114,5 @@ def _labels(source: StudySource) -> dict[str, dict[str, str]]:
 
 
 def _hint(problem: Mapping[str, Any]) -> str:
-    known = "method, metric, where, case, at, and one of value, low, high, about"
-    return f"an entry of [[values]] has {known}" if "values" in problem["loc"] else "see docs/reproduce.md"
+    keys = "method, metric, where, case, at, and one of value, low, high, about"
+    return f"an entry of [[values]] has {keys}" if "values" in problem["loc"] else "see docs/reproduce.md"

@@ -83,7 +83,7 @@ def estimate(
     lines = {line.digest: line for line in read_lines(folder / LINES)}
     costs = RunCosts(Session(), data_dir, download, patience)
     numbers: dict[str, int] = {}
-    known: list[RunCost] = []
+    run_costs: list[RunCost] = []
     cores = 1
     failed: FedlensError | None = None
     due = {one.run.digest for one in plan.due(lines)} if lines else set()
@@ -93,27 +93,27 @@ def estimate(
             continue
         cores = max(cores, cores_of(run))
         try:
-            known.append(costs.of(run.settings, rounds))
+            run_costs.append(costs.of(run.settings, rounds))
         except FedlensError as error:  # one run that cannot start is a row with its reason
             failed = failed or error
-            known.append(RunCost(0.0, None, 0, 0))
-    if failed is not None and all(cost.memory == 0 for cost in known):
+            run_costs.append(RunCost(0.0, None, 0, 0))
+    if failed is not None and all(cost.memory == 0 for cost in run_costs):
         raise failed
-    memory = max((cost.memory for cost in known), default=0)
-    at_once = max(1, jobs) if jobs is not None else default_jobs(cores, memory, len(known))
-    times = [cost.seconds for cost in known if cost.seconds is not None]
-    seconds = sum(times) if times or not known else None
+    memory = max((cost.memory for cost in run_costs), default=0)
+    at_once = max(1, jobs) if jobs is not None else default_jobs(cores, memory, len(run_costs))
+    times = [cost.seconds for cost in run_costs if cost.seconds is not None]
+    seconds = sum(times) if times or not run_costs else None
     made: dict[str, Any] = {
         "runs": numbers,
-        "left": len(known),
-        "images": round(sum(cost.images for cost in known)),
+        "left": len(run_costs),
+        "images": round(sum(cost.images for cost in run_costs)),
         "hours": None if seconds is None else max([seconds / at_once, *times]) / 3600,
         "core_hours": None if seconds is None else seconds / 3600,
-        "disk": sum(cost.disk for cost in known),
+        "disk": sum(cost.disk for cost in run_costs),
         "free": shutil.disk_usage(_existing(folder)).free,
         "memory": memory,
         "jobs": at_once,
-        "unknown": len(known) - len(times),
+        "unknown": len(run_costs) - len(times),
     }
     return StudyEstimate(**made, sentences=_sentences(made, costs))
 
@@ -132,8 +132,8 @@ def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedR
     for case in plan.cells.cases:
         for method in plan.cells.methods:
             # Points that Optuna has not suggested yet cost as much as others.
-            known = len(search_of(plan.cells, method, case, lines).runs)
-            further = number_of_tuning_runs(plan.cells, method) - known
+            suggested = len(search_of(plan.cells, method, case, lines).runs)
+            further = number_of_tuning_runs(plan.cells, method) - suggested
             for number in range(further):
                 yield _other_run(plan, method, case, number), None
             point = chosen_point(plan.cells, method, case, lines) or plan.cells.points(method)[0]

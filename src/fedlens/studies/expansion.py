@@ -160,7 +160,7 @@ class Expansion:
         self, grid: Mapping[str, Sequence[Any]] | None, random: RandomDraws | None, table: tuple[str, ...]
     ) -> list[Grid]:
         """One grid a setting of `grid`, and one of all settings of `random`."""
-        found = [
+        grids = [
             Grid([{key: v} for v in values], {key: values}, {key: self._places.locate(*table, "grid", key)})
             for key, values in (grid or {}).items()
         ]
@@ -178,11 +178,11 @@ class Expansion:
             except ConfigError as error:
                 where = self._places.locate(*table, "random", "number")
                 raise ConfigError(error.what, where=where, hint=error.hint) from None
-            found.append(replace(_listed(points, places), ranges=dict(random.ranges)))
-        if math.prod(len(one.points) for one in found) > _MOST:
+            grids.append(replace(_listed(points, places), ranges=dict(random.ranges)))
+        if math.prod(len(one.points) for one in grids) > _MOST:
             where = self._places.locate(*table, "grid" if grid else "random")
             raise ConfigError(f"the grid has more than {_MOST:,} points", where=where, hint="remove values")
-        return found
+        return grids
 
     def _own(self, name: str, table: MethodSettings) -> list[Grid]:
         """The grids of a method."""
@@ -204,11 +204,11 @@ class Expansion:
             chosen = set(tune.over)
             for key in tune.over:
                 if key not in of_methods | common:
-                    known = sorted(of_methods | common)
+                    names = sorted(of_methods | common)
                     raise ConfigError(
                         f"'{key}' is tuned, but is in no grid",
                         where=self._places.locate("tune", "over"),
-                        hint=nearest(key, known) if known else "add a table [grid] with its values",
+                        hint=nearest(key, names) if names else "add a table [grid] with its values",
                     )
         if not chosen:
             raise ConfigError(
@@ -241,11 +241,11 @@ class Expansion:
                 yield Case(values, settings, _located(point, grid.places), base)
 
     def _methods(self, name: str, table: MethodSettings) -> Iterable[Method]:
-        own = self._parts[name]
+        grids = self._parts[name]
         settings = self._settings(table.set, "methods", name, "set")
         base = self._base(table.base, "methods", name)
-        tuned = [grid for grid in own if self.over.intersection(grid.values)]
-        shown = product(grid for grid in own if not self.over.intersection(grid.values))
+        tuned = [grid for grid in grids if self.over.intersection(grid.values)]
+        shown = product(grid for grid in grids if not self.over.intersection(grid.values))
         of_method = {key for grid in tuned for key in grid.values}
         for one in self._common:
             if self.over.intersection(one.values):

@@ -26,13 +26,13 @@ def rungs(rounds: int, first: int | None = None, eta: int | None = None) -> list
     >>> rungs(500, first=50, eta=3), rungs(500)
     ([50, 150, 450, 500], [500])
     """
-    found: list[int] = []
+    rung_rounds: list[int] = []
     if first is not None and eta is not None:
         at = first
         while at < rounds:
-            found.append(at)
+            rung_rounds.append(at)
             at *= eta
-    return [*found, rounds]
+    return [*rung_rounds, rounds]
 
 
 def kept(points: int, eta: int) -> int:
@@ -134,11 +134,11 @@ def validation_metric(metric: str) -> str:
 def _check_has(line: RunLine, metric: str) -> None:
     """Raises `ConfigError` if a run has no column for the metric that points are compared by."""
     if line.curve and metric not in line.curve:
-        known = [name for name in line.curve if name.startswith("validation_")]
+        columns = [name for name in line.curve if name.startswith("validation_")]
         raise ConfigError(
             f"tuning needs the metric '{metric}', which the run {line.run} lacks",
             where="metric",
-            hint=f"choose one of {', '.join(known)}" if known else "set data.validation, or tune.share",
+            hint=f"choose one of {', '.join(columns)}" if columns else "set data.validation, or tune.share",
         )
 
 
@@ -148,12 +148,12 @@ def reaching(points: int, rounds: int, first: int | None = None, eta: int | None
     >>> reaching(9, 500, first=50, eta=3), reaching(4, 500)
     ({50: 9, 150: 3}, {500: 4})
     """
-    found: dict[int, int] = {}
+    points_by_rung: dict[int, int] = {}
     for rung in rungs(rounds, first, eta):
         if points > 1:
-            found[rung] = points
+            points_by_rung[rung] = points
             points = kept(points, eta or points)
-    return found
+    return points_by_rung
 
 
 def check_rungs(first: int, every: int, rounds: int, where: str = "stop.first") -> None:

@@ -209,12 +209,12 @@ class WorkerJobs:
 
     def _interrupt(self, ended: Ended) -> None:
         """Has all runs save their last complete round; those that end instead count."""
-        until, told = time.monotonic() + _SAVING, 0.0
+        until, signalled = time.monotonic() + _SAVING, 0.0
         while self._busy and time.monotonic() < until:
             if (
-                time.monotonic() - told >= _TICK
+                time.monotonic() - signalled >= _TICK
             ):  # again: a worker that has just started ignores the first signal
-                told = time.monotonic()
+                signalled = time.monotonic()
                 for job in self._busy:
                     with suppress(ProcessLookupError):
                         os.kill(job.worker.pid, signal.SIGINT)

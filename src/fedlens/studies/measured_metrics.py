@@ -69,16 +69,16 @@ def refuse_unknown_metric(configs: Iterable[Config], metric: str | None, where: 
     """
     if metric is None or metric in _COUNTED:
         return
-    known: set[str] = set()
+    measured: set[str] = set()
     for config in configs:
         columns = columns_of(config)
         if columns is None or metric in columns:
             return
-        known |= columns
-    if known:
+        measured |= columns
+    if measured:
         split, _, name = metric.partition("_")
-        needed = _SETTINGS.get(split) if f"test_{name}" in known else None
-        hint = f"set {needed}" if needed else _near(metric, known)
+        needed = _SETTINGS.get(split) if f"test_{name}" in measured else None
+        hint = f"set {needed}" if needed else _near(metric, measured)
         raise ConfigError(f"no run measures '{metric}'", where=where, hint=hint)
 
 
@@ -101,10 +101,10 @@ def refuse_unmeasured(line: RunLine, metric: str | None, where: str) -> None:
     """
     if metric is None or line.status == "failed":
         return
-    known = [name for name in line.curve if name not in _COUNTED]
-    if known and _without_data(metric) not in map(_without_data, known):
+    measured = [name for name in line.curve if name not in _COUNTED]
+    if measured and _without_data(metric) not in map(_without_data, measured):
         raise ConfigError(
-            f"the run {line.run} does not measure '{metric}'", where=where, hint=_near(metric, known)
+            f"the run {line.run} does not measure '{metric}'", where=where, hint=_near(metric, measured)
         )
 
 
@@ -115,9 +115,9 @@ def _without_data(column: str) -> str:
     return next(ends, name) if split == "clients" else name
 
 
-def _near(metric: str, known: Iterable[str]) -> str:
+def _near(metric: str, columns: Iterable[str]) -> str:
     """The nearest name, else the names on the same data."""
-    names = list(known)
+    names = list(columns)
     near = nearest(metric, names)
     same = [name for name in names if name.partition("_")[0] == metric.partition("_")[0]]
     return near if near.startswith("did you mean") or not same else nearest(metric, same)

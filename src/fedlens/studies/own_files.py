@@ -29,12 +29,12 @@ def own_files(values: Any) -> dict[str, str]:
     >>> own_files({"algorithm": {"name": "fedavg"}, "data": {"dataset": {"name": "digits"}}})
     {}
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for text in _texts(values):
         match = _TARGET.fullmatch(text)
         if match is not None:
-            found |= _named_by(match["source"], str(Path.cwd()))
-    return found
+            files |= _named_by(match["source"], str(Path.cwd()))
+    return files
 
 
 def refuse_edited(files: Mapping[str, str]) -> None:
@@ -97,7 +97,7 @@ def _imported(path: Path, start: Path) -> list[Path]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return []
-    found: list[Path] = []
+    files: list[Path] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [(start, alias.name.split(".")) for alias in node.names]
@@ -109,8 +109,8 @@ def _imported(path: Path, start: Path) -> list[Path]:
             continue
         for folder, parts in names:
             if folder != start or parts[0] not in sys.stdlib_module_names:
-                found += _files_of(folder, parts)
-    return found
+                files += _files_of(folder, parts)
+    return files
 
 
 def _files_of(folder: Path, parts: list[str]) -> Iterator[Path]:

@@ -71,7 +71,9 @@ def _different(settings: Mapping[str, Any] | None, directory: Path) -> list[tupl
 
 
 def _refused(what: str, different: Sequence[tuple[str, Any, Any]], directory: Path) -> RunDirectoryError:
-    shown = [f"{key} is {_shown(there)}, planned is {_shown(now)}" for key, there, now in different[:3]]
+    shown = [
+        f"{key} is {_shown(actual)}, planned is {_shown(planned)}" for key, actual, planned in different[:3]
+    ]
     more = f"; and {len(different) - 3} more" if len(different) > 3 else ""
     return RunDirectoryError(
         f"{what}{': ' if shown else ''}{'; '.join(shown)}{more}",

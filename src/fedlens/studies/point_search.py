@@ -184,9 +184,9 @@ def _suggested(search: _Play) -> Search:
 
 def each_once(due: Sequence[DueRun]) -> list[DueRun]:
     """Due runs with each digest once, as far as the furthest needs it, in order of their first place."""
-    found: dict[str, DueRun] = {}
+    by_digest: dict[str, DueRun] = {}
     for one in due:
-        other = found.setdefault(one.run.digest, one)
+        other = by_digest.setdefault(one.run.digest, one)
         if other.until is not None and (one.until is None or one.until > other.until):
-            found[one.run.digest] = DueRun(other.run, one.until)
-    return list(found.values())
+            by_digest[one.run.digest] = DueRun(other.run, one.until)
+    return list(by_digest.values())

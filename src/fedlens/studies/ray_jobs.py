@@ -160,10 +160,10 @@ class RayJobs:
 
     def _other_versions(self, theirs: dict[str, str]) -> ConfigError:
         different = [name for name, version in self._versions.items() if theirs[name] != version]
-        there = ", ".join(f"{name} {theirs[name]}" if theirs[name] else f"no {name}" for name in different)
-        here = ", ".join(f"{name} {self._versions[name]}" for name in different)
+        remote = ", ".join(f"{name} {theirs[name]}" if theirs[name] else f"no {name}" for name in different)
+        local = ", ".join(f"{name} {self._versions[name]}" for name in different)
         return ConfigError(
-            f"a worker on {self._cluster} has {there}, but this process has {here}",
+            f"a worker on {self._cluster} has {remote}, but this process has {local}",
             where="--address",
             hint="install the same versions on every node, where 'ray start' finds them, and restart Ray there",
         )

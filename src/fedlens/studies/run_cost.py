@@ -176,9 +176,9 @@ class RunCosts:
     def _shape(self, settings: Mapping[str, Any], config: Config) -> _Shape:
         data = config.data.model_dump(mode="json", exclude={"cache", "prefetch"}, fallback=repr)
         batch = [config.local.batch_size, config.local.examples]
-        rest = [config.model, config.algorithm, config.select, config.task, batch]
+        components = [config.model, config.algorithm, config.select, config.task, batch]
         clients = [config.evaluation.train, config.evaluation.clients]
-        key = _key([data, rest, clients])
+        key = _key([data, components, clients])
         if key not in self._shapes:
             source = Source(dict(settings))
             planned = plan(read_config(source.values, source.locate), source)
@@ -198,8 +198,8 @@ class RunCosts:
             others = [speed for name, speed in self._speeds.items() if name.startswith(loose) and speed]
             if self._spent > self._patience and (others or any(self._speeds.values())):
                 self.skipped += 1
-                known = others or [speed for speed in self._speeds.values() if speed]
-                return known[0]
+                speeds = others or [speed for speed in self._speeds.values() if speed]
+                return speeds[0]
             began = time.perf_counter()
             self._speeds[key] = self._measure(settings)
             self._spent += time.perf_counter() - began

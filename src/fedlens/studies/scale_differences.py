@@ -54,8 +54,8 @@ def scale_differences(source: StudySource) -> list[str]:
 
 
 def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = values.get(key)
-    return found if isinstance(found, Mapping) else {}
+    value = values.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _base_settings(base: Any, source: StudySource) -> dict[str, Any]:
@@ -160,8 +160,8 @@ def _cases(
         sentences.append(f"{_many(len(here), 'case')} instead of {len(full)}{without}")
     for name in here:
         ours, theirs = _table(here, name), _table(full, name)
-        own = _base_settings(ours["base"], source) if "base" in ours else base
-        changed = partial(_settings, base={**own, **_table(source.full, "set")}, labels=labels)
+        case_base = _base_settings(ours["base"], source) if "base" in ours else base
+        changed = partial(_settings, base={**case_base, **_table(source.full, "set")}, labels=labels)
         if name in full:
             sentences += [f"{name}: {each}" for each in changed(_table(ours, "set"), _table(theirs, "set"))]
     return _merged(sentences)
@@ -205,10 +205,10 @@ def _merged(sentences: Iterable[str]) -> list[str]:
     """Sentences that differ in their first words alone, as one: "FedAvg, FedAvgM: 2 rounds instead of 9"."""
     names: dict[str, list[str]] = {}
     for sentence in sentences:
-        name, colon, rest = sentence.partition(": ")
-        names.setdefault(rest if colon else "", []).append(name if colon else sentence)
+        name, colon, change = sentence.partition(": ")
+        names.setdefault(change if colon else "", []).append(name if colon else sentence)
     alone = names.pop("", [])
-    return [*alone, *(f"{'; '.join(these)}: {rest}" for rest, these in names.items())]
+    return [*alone, *(f"{'; '.join(these)}: {change}" for change, these in names.items())]
 
 
 def _tuning(here: Mapping[str, Any], full: Mapping[str, Any]) -> list[str]:

@@ -191,8 +191,8 @@ class Study:
         folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
         plan, store = self.plan(), StudyStore(folder)
         if address is None and (jobs is None or download):  # workers need not download the same files at once
-            found = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, patience=0.0)
-            jobs = found.jobs if jobs is None else jobs
+            estimated = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, patience=0.0)
+            jobs = estimated.jobs if jobs is None else jobs
         stop = self._source.settings.stop
         options = RunOptions(
             store.runs,

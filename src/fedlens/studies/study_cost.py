@@ -62,7 +62,7 @@ def study_cost(plan: StudyPlan) -> StudyCost:
     The points of a method count with equal weight among its final runs, since the one that is chosen is not known.
     """
     runs, images, seconds = 0, 0.0, 0.0
-    known, datasets = True, dict[str, None]()
+    speeds_known, datasets = True, dict[str, None]()
     cells, shown = plan.cells, (plan.source.settings.figures, plan.source.settings.tables)
     trains = needs_runs(*shown)
     for case in cells.cases:
@@ -77,11 +77,11 @@ def study_cost(plan: StudyPlan) -> StudyCost:
                     config = cells.made(method, case, point, role).config
                     work, speed = run_work(config), images_per_second(config)
                     images += number / len(some) * work.trained
-                    known = known and speed is not None
+                    speeds_known = speeds_known and speed is not None
                     seconds += (
                         number / len(some) * (work.trained + work.evaluated / EVALUATION) / (speed or 1)
                     )
-    return StudyCost(runs, images, seconds / 3600 if known else None, tuple(datasets))
+    return StudyCost(runs, images, seconds / 3600 if speeds_known else None, tuple(datasets))
 
 
 def _changes_work(key: str) -> bool:

@@ -232,7 +232,7 @@ _NAMED_TABLES: Mapping[str, type[BaseModel]] = {"cases": CaseSettings, "methods"
 _EXAMPLES = {"seeds": "seeds = [0, 1, 2]", "target": "target = [0.5, 0.75]", "over": 'over = ["local.lr"]'}
 
 
-def _known(key: str) -> list[str]:
+def _setting_names(key: str) -> list[str]:
     """The settings of a table of the study, such as `methods.fedavg`."""
     first, _, name = key.partition(".")
     if name and (first == "random" or ".random." in key):
@@ -297,12 +297,12 @@ def read_study(
     try:
         settings = StudySettings.model_validate(values)
     except ValidationError as error:
-        found = explained(error, values, "", places.locate_key, _known)
-        hint = found.hint.partition(", or pass --set")[0] if found.hint else None  # a study has no --set
+        problem = explained(error, values, "", places.locate_key, _setting_names)
+        hint = problem.hint.partition(", or pass --set")[0] if problem.hint else None  # a study has no --set
         key = next((part for part in reversed(error.errors()[0]["loc"]) if part in _EXAMPLES), "")
-        if hint is None and key and re.search(r"must be a list|in it must be", found.what):
+        if hint is None and key and re.search(r"must be a list|in it must be", problem.what):
             hint = f"write a list, such as {_EXAMPLES[str(key)]}"
-        raise ConfigError(found.what, where=found.where, hint=hint) from None
+        raise ConfigError(problem.what, where=problem.where, hint=hint) from None
     refuse_loose(values, settings, "", places.locate_key, finite=True)
     _refuse_metric(settings, places)
     _refuse_shared_seeds(settings, places)
@@ -404,20 +404,20 @@ def _check_scale(places: Places, name: str, table: Any) -> None:
     """Raises `ConfigError` for a key of a scale that no study has."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"the scale '{name}' must be a table", where=places.locate("scales", name))
-    known = [*(key for key in StudySettings.model_fields if key not in ("scales", "name")), "data"]
+    allowed = [*(key for key in StudySettings.model_fields if key not in ("scales", "name")), "data"]
     for key in table:
-        if key not in known:
+        if key not in allowed:
             where = places.locate("scales", name, key)
-            raise ConfigError(f"unknown setting '{key}' of a scale", where=where, hint=nearest(key, known))
+            raise ConfigError(f"unknown setting '{key}' of a scale", where=where, hint=nearest(key, allowed))
 
 
 def _scale(places: Places, scales: Mapping[str, Any], scale: str | None) -> str:
     if scale is None:
         return "paper" if scales else ""
-    known = list(dict.fromkeys([*scales, "paper"]))
-    if scale not in known:
+    names = list(dict.fromkeys([*scales, "paper"]))
+    if scale not in names:
         where = None if places.path is None else str(places.path)
-        raise ConfigError(f"the study has no scale '{scale}'", where=where, hint=nearest(scale, known))
+        raise ConfigError(f"the study has no scale '{scale}'", where=where, hint=nearest(scale, names))
     return scale
 
 

@@ -191,7 +191,7 @@ class StudyPlan:
                 "first": study.stop.first if study.stop is not None else None,
             }
         tuned = tune is not None and self.trains
-        known = [*tuning_runs(self.cells, lines), *self.final_runs(lines)] if tuned else self.runs
+        runs = [*tuning_runs(self.cells, lines), *self.final_runs(lines)] if tuned else self.runs
         return StudyInfo(
             name=study.name,
             title=study.title,
@@ -218,9 +218,9 @@ class StudyPlan:
             document=stated_document(self.source),
             command=self.command,
             notes=[*study.notes, *effort(self.cells, lines)],
-            entries=[run.entry for run in known],
+            entries=[run.entry for run in runs],
             stop_diverged=study.stop is not None and study.stop.diverged,
-            files={name: sha256 for run in known for name, sha256 in run.files.items()},
+            files={name: sha256 for run in runs for name, sha256 in run.files.items()},
         )
 
     def with_command(self, command: str) -> StudyPlan:

@@ -89,9 +89,11 @@ def number_of_tuning_runs(cells: StudyCells, method: Method) -> int:
 
 def _draws(study: StudySettings, method: Method) -> list[RandomDraws]:
     """The tables [random] whose settings Optuna searches for a method."""
-    own = study.methods[method.table].random if study.methods else None
+    of_method = study.methods[method.table].random if study.methods else None
     return [
-        one for one in (own, study.random) if one is not None and set(one.ranges) <= set(method.tuned.values)
+        one
+        for one in (of_method, study.random)
+        if one is not None and set(one.ranges) <= set(method.tuned.values)
     ]
 
 

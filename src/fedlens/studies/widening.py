@@ -21,7 +21,7 @@ def further_points(
     >>> further_points([{"local.lr": 0.01}, {"local.lr": 0.1}], {"local.lr": 0.1})
     [{'local.lr': 1.0}]
     """
-    found: list[Point] = []
+    points: list[Point] = []
     for setting, value in best.items():
         values = distinct(point[setting] for point in tried if setting in point)
         if not at_edge(values, value):
@@ -29,9 +29,9 @@ def further_points(
         for following in following_values(values, value):
             point = {**best, setting: following}
             if point in tried or valid(point):
-                found += [point] if point not in tried else []
+                points += [point] if point not in tried else []
                 break
-    return found
+    return points
 
 
 def following_values(values: Sequence[Any], edge: float) -> list[float]:
