@@ -114,7 +114,7 @@ def differences(
         )
     if len(view.info.methods) < 2:
         raise ConfigError(
-            "the study has one method, so nothing to compare it with",
+            "a table of differences needs at least two methods, and the study has one",
             where=view.where,
             hint="remove the table, or add a method",
         )

@@ -131,7 +131,7 @@ class SeedGroups:
         if len(ends) == 1:
             return ends[0]
         raise ConfigError(
-            f"'{name}' is no dimension of the study",
+            f"the study has no dimension '{name}'",
             where=where,
             hint=nearest(name, list(dict.fromkeys([*keys, *labels]))),
         )

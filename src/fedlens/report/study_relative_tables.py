@@ -154,8 +154,8 @@ def ranks(view: TableView, *, least_examples: int = 0) -> StudyTable:
             )
         if ranking.critical is not None:
             test += (
-                f"Critical difference (Nemenyi, 5 %): {ranking.critical:.2f}. Mean ranks that are nearer to each other "
-                "are not told apart. Both are approximations for many cases, and take cases as independent."
+                f"Critical difference (Nemenyi, 5 %): {ranking.critical:.2f}. Smaller differences of mean ranks "
+                "are not significant. Both tests are approximations for many cases and treat cases as independent."
             )
     caption = joined(
         f"Mean rank over {many(len(used), 'case')} by the mean of {metric_name(view.metric).lower()} over "

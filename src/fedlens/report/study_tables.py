@@ -145,11 +145,11 @@ def check_table(spec: Mapping[str, Any], where: str, seeds: int) -> None:
 
     >>> check_table({"kind": "summry"}, "tables[0]", 5)
     Traceback (most recent call last):
-    fedlens.core.errors.ConfigError: no kind of table is 'summry' (tables[0].kind); did you mean 'summary'.
+    fedlens.core.errors.ConfigError: unknown kind of table 'summry' (tables[0].kind); did you mean 'summary'.
     """
     kind = spec.get("kind")
     if not isinstance(kind, str) or kind not in TABLES:
-        shown = "a table has no kind" if kind is None else f"no kind of table is '{kind}'"
+        shown = "a table has no kind" if kind is None else f"unknown kind of table '{kind}'"
         raise ConfigError(shown, where=f"{where}.kind", hint=nearest(str(kind), TABLES))
     types = {**_types(_common), **_types(TABLES[kind])}
     for option, value in spec.items():
@@ -197,8 +197,8 @@ def _type_words(kind: Any) -> str:
         return _type_words(get_args(kind)[0])
     if get_origin(kind) is Literal:
         return " or ".join(f'"{value}"' for value in get_args(kind))
-    plain = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-    lists = {str: "a list of texts", float: "a list of numbers"}
+    plain = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
+    lists = {str: "a list of strings", float: "a list of numbers"}
     if kind in plain:
         return plain[kind]
     if get_origin(kind) is list:

@@ -48,7 +48,7 @@ class StudyChange:
         if self.new:
             changes.append(f"New: {_runs(self.new)}")
         if self.gone:
-            changes.append(f"No longer part of it: {_runs(self.gone)}")
+            changes.append(f"No longer part of the study: {_runs(self.gone)}")
         return [*changes, *self.rules]
 
 
@@ -76,13 +76,15 @@ def changed_study(folder: Path, plan: StudyPlan) -> StudyChange:
 
 
 def refuse_changed(folder: Path, plan: StudyPlan, accept_changes: bool = False) -> StudyChange:
-    """The change of a study, where it is accepted or there is none.
+    """Returns the change of a study if it is accepted or empty.
 
-    Raises `ConfigError` that says which cells are new, which runs no longer belong, and what to do.
+    Raises `ConfigError` otherwise, with the new cells, the runs that no longer belong to the study, and what to do.
     """
     change = changed_study(folder, plan)
     if change and not accept_changes:
-        what = "\n".join([f"the study in {folder} has runs, and was changed since", *change.sentences()])
+        what = "\n".join(
+            [f"the study file has changed since the runs in {folder} were made", *change.sentences()]
+        )
         stay = ""
         if change.gone:
             one = len(change.gone) == 1
@@ -112,7 +114,7 @@ def _belongs(entry: StudyEntry, plan: StudyPlan) -> bool:
 
 
 def _before(run: PlannedRun, before: StudyInfo) -> str:
-    """The digest that a run had with the files of before."""
+    """The digest of a run with the earlier contents of its files."""
     return replace(
         run, files={name: before.files.get(name, sha256) for name, sha256 in run.files.items()}
     ).digest

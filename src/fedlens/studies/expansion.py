@@ -1,4 +1,4 @@
-"""The methods, cases and points of a study: its grids, random draws and lists of points, multiplied out."""
+"""Expands the grids, random draws and lists of points of a study into methods, cases and points."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedlens.studies.study_file import (
 )
 
 Values = Mapping[str, Any]
-_ALONE = "data.", "seeds."  # settings that tuning leaves alone unless `tune.over` names them
+_ALONE = "data.", "seeds."  # settings that are not tuned unless `tune.over` names them
 _LONG = 24  # characters of a value in a name
 _MOST = 1_000_000  # combinations
 _TRIES = 100  # draws for each point of [random], of which some can be equal
@@ -32,7 +32,7 @@ _TRIES = 100  # draws for each point of [random], of which some can be equal
 
 @dataclass(frozen=True)
 class Grid:
-    """Points, and where each of their settings stands.
+    """Points, and the place of each of their settings in the study file.
 
     Attributes:
         points: settings by dotted key, all with the same keys.
@@ -53,7 +53,7 @@ class Case:
 
     Attributes:
         values: by dimension: "case" for a named one, and each grid setting that is not tuned.
-        base: of its own, and its place.
+        base: the base that the case names, and its place.
     """
 
     values: Values
@@ -67,7 +67,7 @@ class Method:
     """A row of the comparison.
 
     Attributes:
-        table: the name of its table in the study; a table whose grid is not tuned is one method a point.
+        table: the name of its table in the study. Without tuning, each point of its grid is a method.
         tuned: the points that tuning chooses among; one empty point without.
     """
 
@@ -212,9 +212,9 @@ class Expansion:
                     )
         if not chosen:
             raise ConfigError(
-                "tuning has no setting to choose",
+                "[tune] has no setting to tune",
                 where=self._places.locate("tune"),
-                hint="add a grid of settings outside data, or remove [tune]",
+                hint="add a grid of settings outside data. and seeds., or remove [tune]",
             )
         for grid in [*self._common, *(grid for grids in self._parts.values() for grid in grids)]:
             tuned = [key for key in grid.values if key in chosen]
@@ -249,7 +249,7 @@ class Expansion:
         of_method = {key for grid in tuned for key in grid.values}
         for one in self._common:
             if self.over.intersection(one.values):
-                # A method's values of a setting take the place of the study's.
+                # A method's values of a setting replace those of the study.
                 replaced = of_method.intersection(one.values)
                 if replaced and len(replaced) < len(one.values):
                     key = min(replaced)
@@ -295,7 +295,7 @@ class Expansion:
         for one in settings:
             if one.key in keys:
                 raise ConfigError(
-                    f"'{one.key}' is set for one value, and a grid sets it again ({places[one.key]})",
+                    f"'{one.key}' is set to one value, but a grid sets it again ({places[one.key]})",
                     where=one.place,
                     hint="remove one of them",
                 )
@@ -349,7 +349,7 @@ def _refuse_twice(methods: Sequence[Method], places: Places) -> None:
 
 
 def short_key(key: str, among: Iterable[str]) -> str:
-    """The last part of a key, with those before it while others end the same way.
+    """Returns the last part of a key, with as many parts before it as make it unique.
 
     >>> short_key("local.lr", ["local.lr", "rounds"]), short_key("local.lr", ["local.lr", "algorithm.lr"])
     ('lr', 'local.lr')
@@ -388,7 +388,7 @@ def file_name(text: str, most: int = _LONG) -> str:
 
 
 def _says_all(key: str, value: Any) -> bool:
-    """Whether a value needs no key beside it: a named case, or the name of a component."""
+    """Whether a value is clear without its key: a named case, or the name of a component."""
     return (
         key == "case" or key.endswith("name") or isinstance(value, Mapping) or key in ("algorithm", "model")
     )

@@ -1,4 +1,4 @@
-"""The file `planned.json` in a run directory of a study: which run of the plan it holds, and what it wrote."""
+"""The file `planned.json` in a run directory: the run of the plan, and the digests of its files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _different(settings: Mapping[str, Any] | None, directory: Path) -> list[tupl
 
 def _refused(what: str, different: Sequence[tuple[str, Any, Any]], directory: Path) -> RunDirectoryError:
     shown = [
-        f"{key} is {_shown(actual)}, planned is {_shown(planned)}" for key, actual, planned in different[:3]
+        f"{key} is {_shown(actual)} instead of {_shown(planned)}" for key, actual, planned in different[:3]
     ]
     more = f"; and {len(different) - 3} more" if len(different) > 3 else ""
     return RunDirectoryError(

@@ -40,7 +40,7 @@ def refused(folder: Path, text: str, scale: str | None = None) -> str:
         ('[grid]\n"local.lr" = [{ name = "x" }]', "'lr' is {'name': 'x'}, but must be a number (study.toml, line 3"),
         ("[methods.a]\nbase = { rounds = 1 }", "'data' is missing (study.toml, line 3: [methods.a] base data)"),
         ("threads = true", "'threads' is true, but must be a number (study.toml, line 2: threads)."),
-        ("[cases]", "must have at least one table with a name below it (study.toml, line 2: cases)."),
+        ("[cases]", "must have at least one named table below it (study.toml, line 2: cases)."),
         ("[grid]", 'such as "local.lr" = [0.1, 0.3] (study.toml, line 2: grid).'),
         ('[grid]\n"local.lr" = []', "must have at least one value (study.toml, line 3: [grid] local.lr)."),
         ("[grid]\nlocal.lr = [1, 1]", "the value 1 twice (study.toml, line 3: [grid] local.lr)."),
