@@ -1,4 +1,4 @@
-"""The Python files of the user that a run's settings name: another content gives another result."""
+"""The user's Python files that a run's settings name: they are part of the identity of the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OURS = Path(__file__).resolve().parents[1]
 
 
 def own_files(values: Any) -> dict[str, str]:
-    """SHA-256 of each file of the user that settings name, and of the modules beside it that it imports, by path.
+    """Returns the SHA-256 of the user's files that settings name, and of modules beside them that they import.
 
     A name is `FILE.py:NAME` or `package.module:NAME`. Files of fedlens and of installed packages are left out. A file
     is read once a process, as its module is (`fedlens.core.registry.load_file`).
@@ -38,7 +38,7 @@ def own_files(values: Any) -> dict[str, str]:
 
 
 def refuse_edited(files: Mapping[str, str]) -> None:
-    """Raises `RunFailed` if this process has read a file of a run with another content than the plan."""
+    """Raises `RunFailed` if this process read another content of a file than the plan."""
     for name, sha256 in files.items():
         read = _sha256(Path(name).expanduser().resolve())
         if read not in (None, sha256):

@@ -17,7 +17,7 @@ _CONFIG, _METRICS = "config.toml", "metrics.jsonl"
 
 
 def write_planned(planned: PlannedRun, directory: Path, ended: bool) -> None:
-    """Notes in `directory` which run it holds, and the SHA-256 of config.toml; of metrics.jsonl too if it `ended`.
+    """Writes which run `directory` holds, and the SHA-256 of config.toml; if it `ended`, of metrics.jsonl too.
 
     Does nothing before the run has written its config.toml. Raises `RunFailed` if the disk refuses.
     """

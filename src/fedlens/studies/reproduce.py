@@ -1,4 +1,4 @@
-"""The list of the studies that reproduce figures and tables: costs by scale, data needed, and what has been run."""
+"""Lists the studies that reproduce figures and tables: costs by scale, data, and completed runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COSTS, RECORD = "costs.json", "record.toml"
 
 @dataclass(frozen=True)
 class ScaleCost:
-    """What a scale of a study costs and needs, see `fedlens.studies.study_cost.StudyCost`."""
+    """Cost and datasets of a study at one scale, see `fedlens.studies.study_cost.StudyCost`."""
 
     runs: int
     images: float
@@ -121,7 +121,7 @@ def computed_cost(plan: StudyPlan) -> dict[str, Any]:
 
 
 def records(path: Path | None = None) -> dict[str, list[StudyRecord]]:
-    """What we have run, from record.toml, by study. Raises `ConfigError` if an entry is wrong."""
+    """The recorded runs of each study, from record.toml. Raises `ConfigError` if an entry is wrong."""
     path = path or FOLDER / RECORD
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
@@ -132,7 +132,7 @@ def records(path: Path | None = None) -> dict[str, list[StudyRecord]]:
 
 
 def listed_studies(data_dir: Path | None = None, studies: Path | None = None) -> list[ListedStudy]:
-    """All studies with their costs, the data that are missing, and whether they have been run.
+    """Returns all studies with their costs, missing data, and completed runs.
 
     Args:
         studies: the folder with local results, by default `studies`.

@@ -42,7 +42,7 @@ def reproduction(name: str) -> Path:
 
 
 def folder_of(name: str, scale: str) -> Path:
-    """Where the results of a study go unless another folder is named.
+    """Returns the default folder of the results of a study.
 
     >>> folder_of("hsu2019/fig5", "laptop").as_posix()
     'studies/hsu2019/fig5/laptop'

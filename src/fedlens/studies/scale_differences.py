@@ -1,4 +1,4 @@
-"""Sentences on what a smaller scale of a study changes, from the settings of both."""
+"""Describes how a smaller scale of a study differs from the full one, from the settings of both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ABSENT = {"data.partition.size": "all images divided evenly"}
 
 
 def scale_differences(source: StudySource) -> list[str]:
-    """What differs from the scale "paper", one sentence each; empty at that scale and without scales.
+    """Returns the differences from the scale "paper", one sentence each; empty at that scale.
 
     >>> from fedlens.studies.study_file import read_study
     >>> study = {"base": "digits", "seeds": [0, 1, 2], "set": {"rounds": 10_000}, "grid": {"local.lr": [0.1, 0.2, 0.3]},
@@ -81,7 +81,7 @@ def _dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 def _settings(
     here: Mapping[str, Any], full: Mapping[str, Any], base: Mapping[str, Any], labels: Mapping[str, str]
 ) -> list[str]:
-    """Of two tables `set` over one base, the settings that differ."""
+    """The settings that differ between two tables `set` over one base."""
     sentences = []
     for key in dict.fromkeys([*full, *here]):
         ours, theirs = here.get(key, base.get(key)), full.get(key, base.get(key))
@@ -202,7 +202,7 @@ def _method(ours: Mapping[str, Any], theirs: Mapping[str, Any], labels: Mapping[
 
 
 def _merged(sentences: Iterable[str]) -> list[str]:
-    """Sentences that differ in their first words alone, as one: "FedAvg, FedAvgM: 2 rounds instead of 9"."""
+    """Merges sentences that differ only in their first words: "FedAvg, FedAvgM: 2 rounds instead of 9"."""
     names: dict[str, list[str]] = {}
     for sentence in sentences:
         name, colon, change = sentence.partition(": ")
