@@ -1,4 +1,4 @@
-"""Tables of progress: values at budgets of rounds, batches and bytes, and what a target takes."""
+"""Tables of progress: values at budgets of rounds, batches and bytes, and costs to a target."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def amount_to(line: RunLine, metric: str, target: float, amounts: Sequence[float
 def _to_target(
     view: TableView, cell: StudyCell, kind: Measure, target: float, relative_to: str | None
 ) -> list[float | None] | None:
-    """The amount that each run takes to a target, None where it is not reached; None without anything to count."""
+    """The amount of each run to a target, None if it does not reach it; None without counted amounts."""
     if not cell.complete:
         return None
     if relative_to is not None:
@@ -297,7 +297,7 @@ def _with_multiplier(
 
 
 def mean_count(value: float) -> str:
-    """A mean of counts, with one digit after the point where that says more.
+    """Returns a mean of counts in words, with one decimal digit for small numbers that are not whole.
 
     >>> mean_count(2.0), mean_count(2.4), mean_count(1234.4)
     ('2', '2.4', '1,234')
@@ -314,7 +314,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 
 
 def _ends(view: TableView) -> list[str]:
-    """How far the runs go, by number of rounds."""
+    """A sentence on the number of rounds of the runs."""
     rounds = {
         line.rounds for cell in view.cells for line in view.results.runs(cell.method, cell.case).values()
     }

@@ -58,19 +58,19 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 
 def own_populations(info: StudyInfo) -> str:
-    """What a seed changes."""
+    """A sentence on what differs between seeds."""
     if len(info.seeds) == 1:
         return "A single seed shows no spread."
     return "Each seed has its own partition, initial weights and cohorts."
 
 
 def final_value(info: StudyInfo) -> str:
-    """What a final value is; empty for the usual last evaluation."""
+    """A sentence on final values that are means; empty for the value of the last evaluation."""
     return f"A value is the mean of the last {info.last} evaluations." if info.last > 1 else ""
 
 
 def interval_words(kind: IntervalKind, comparisons: int | None = None) -> str:
-    """What an interval is; `comparisons` for intervals that hold together.
+    """Returns the name of an interval; `comparisons` for intervals that hold together.
 
     >>> interval_words("t"), interval_words("t", 10)
     ('95 % t interval', 't interval at 99.5 %, so that all 10 hold together with 95 % (Bonferroni)')
@@ -173,7 +173,7 @@ def failure_notes(cells: Iterable[StudyCell], results: StudyResults) -> list[str
 
 
 def edge_words(any_star: bool) -> str:
-    """What a star means; empty without one."""
+    """A sentence on the meaning of stars; empty without a star."""
     return "* A chosen setting lies at the edge of the values that were tried." if any_star else ""
 
 

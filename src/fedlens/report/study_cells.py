@@ -116,7 +116,7 @@ def better(metric: str, value: float) -> float:
 
 @dataclass(frozen=True)
 class CellComparison:
-    """A cell against the cell of the baseline in the same case.
+    """The comparison of a cell with the cell of the baseline in the same case.
 
     Attributes:
         test: None if it was not tested, for the reason in `untested`.
@@ -137,7 +137,7 @@ def comparisons(
     interval: IntervalKind = "t",
     simultaneous: bool = False,
 ) -> list[CellComparison]:
-    """Each cell against the baseline of its case, with Holm's correction over all of them.
+    """Compares each cell with the baseline of its case, with Holm's correction over all comparisons.
 
     Args:
         cells: of one table.

@@ -1,4 +1,4 @@
-"""The settings that tuning chose in a study, and whether they lie at the edge of what was tried."""
+"""The settings that tuning chose in a study, and whether they lie at the edge of the tried values."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def at_edge(values: Iterable[Any], chosen: Any) -> bool:
-    """Whether a chosen number is the smallest or the largest of the numbers that were tried.
+    """Whether a chosen number is the smallest or the largest of the tried numbers.
 
     Both values of a grid of two lie at its edge. A grid of one value has no edge, and neither have names.
 

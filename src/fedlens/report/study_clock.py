@@ -1,4 +1,4 @@
-"""Simulated hours of a run: what its rounds would take on clients with the speed and the link of `[clock]`.
+"""Simulated hours of a run: the time of its rounds on clients with the speed and the link of `[clock]`.
 
 A synchronous round lasts as long as its slowest client (McMahan et al. 2017, algorithm 1). All simulated clients have
 the same speed and link, so the slowest one is the busiest one:

@@ -1,4 +1,4 @@
-"""Tables of what a study trains on and what its models cost: `datasets` and `efficiency`."""
+"""Tables of the datasets and of the costs of models: `datasets` and `efficiency`."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _columns(
 def cost_facts(
     cost: CellCost | None, lines: Sequence[RunLine], gbit: float | None = None
 ) -> dict[str, float]:
-    """The numbers of one row, by the name that document files use; what is not known is left out.
+    """The numbers of one row, by the name that document files use, without unknown ones.
 
     Args:
         cost: of the model; without it, parameters and multiply-adds are those that the runs recorded.

@@ -16,7 +16,7 @@ from fedlens.report.study_results import EFFECTIVE, Role, RunLine, StudyResults
 METHOD = "method"
 _POINT = re.compile(r"( [\w.-]+=\S+)+$")  # of a method's grid, in the name of the method
 LOCAL = "local.lr"
-# What was measured of a run and can stand on an axis.
+# Measured properties of a run that can be on an axis.
 FACTS = {
     "emd": "earth mover's distance of the clients",
     "clients": "clients",
@@ -49,7 +49,7 @@ class SeedRuns:
         return {seed: line for seed, line in self.runs.items() if line is not None and is_lost(line)}
 
     def values(self, metric: str, last: int) -> dict[int, float]:
-        """The final values by seed; none if a run of the cell was lost, as the rest would be a chosen part."""
+        """The final values by seed; none if a run of the cell was lost, since the others would be a biased sample."""
         if self.lost:
             return {}
         finals = {seed: line.final(metric, last) for seed, line in self.done.items()}
@@ -183,7 +183,7 @@ class SeedGroups:
         return ", ".join(parts)
 
     def gaps(self, cells: Sequence[SeedRuns]) -> list[str]:
-        """Sentences on what some cells lack: runs that failed, and runs that are not done."""
+        """Sentences on failed and unfinished runs of some cells."""
         names = self.varying()
         sentences, waiting, empty = [], 0, []
         for cell in cells:

@@ -1,7 +1,7 @@
-"""The tables of a study: which kinds of `[[tables]]` exist, and how one is made from the results.
+"""The tables of a study: the kinds of `[[tables]]`, and how to make them from the results.
 
-A kind is a function of a `TableView` and of its own options, which are its keyword arguments: their names and types
-are what a study file may give.
+A kind is a function of a `TableView` and of its options. The options are its keyword arguments; a study file may give
+these names and types.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def study_table(results: StudyResults, spec: Mapping[str, Any], where: str = "ta
 
 
 def study_tables(results: StudyResults) -> list[StudyTable]:
-    """All tables of a study; those of `default_tables` if its file asks for none. Each has a name of its own."""
+    """All tables of a study; those of `default_tables` if its file has none. Names are unique."""
     specs = results.info.tables or default_tables(results.info)
     check_tables(specs, len(results.info.seeds))
     tables: list[StudyTable] = []
@@ -96,7 +96,7 @@ def study_tables(results: StudyResults) -> list[StudyTable]:
 
 
 def default_tables(info: StudyInfo) -> list[dict[str, Any]]:
-    """The tables of a study whose file asks for none; no table for one that trains nothing."""
+    """The tables of a study whose file has none; empty for a study that trains nothing."""
     if not needs_runs(info.figures, info.tables):
         return []
     specs: list[dict[str, Any]] = [{"kind": "summary"}]
@@ -110,7 +110,7 @@ def default_tables(info: StudyInfo) -> list[dict[str, Any]]:
 
 
 def check_tables(specs: Sequence[Mapping[str, Any]], seeds: int) -> None:
-    """Raises `ConfigError` for `[[tables]]` that cannot be made of so many seeds, whatever the results are."""
+    """Raises `ConfigError` for `[[tables]]` that are invalid for this number of seeds."""
     for k, spec in enumerate(specs):
         check_table(spec, f"tables[{k}]", seeds)
     _refuse_alone([str(spec["kind"]) for spec in specs])
@@ -127,7 +127,7 @@ def check_planned_tables(info: StudyInfo) -> None:
         try:
             study_table(planned, spec, f"tables[{k}]")
         except DataError:
-            continue  # without data.json nothing is known of clients and models, which is all that is missing
+            continue  # only data.json is missing, which is written later
 
 
 def _refuse_alone(kinds: Sequence[str]) -> None:

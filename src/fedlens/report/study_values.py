@@ -78,7 +78,7 @@ def has_values(series: Series) -> bool:
 
 
 def start(text: str) -> str:
-    """A text that starts a sentence."""
+    """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -93,7 +93,7 @@ def caption_of(
     chance: float | None,
     layout: PanelLayout,
 ) -> str:
-    """What the lines, bands and markers are, as sentences."""
+    """Sentences on the lines, bands and markers of a figure."""
     numbers = sorted({len(group.done) for group in groups if group.done})
     seeds = many(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
     last = study.info.last

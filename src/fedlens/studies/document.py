@@ -115,4 +115,4 @@ def _labels(source: StudySource) -> dict[str, dict[str, str]]:
 
 def _hint(problem: Mapping[str, Any]) -> str:
     keys = "method, metric, where, case, at, and one of value, low, high, about"
-    return f"an entry of [[values]] has {keys}" if "values" in problem["loc"] else "see docs/reproduce.md"
+    return f"the keys of [[values]] are {keys}" if "values" in problem["loc"] else "see docs/reproduce.md"

@@ -37,7 +37,7 @@ def reproduction(name: str) -> Path:
     if name in paths:
         return paths[name]
     parts = [other for other in paths if name and other.startswith(name)]
-    hint = f"take one of {', '.join(parts)}" if parts else nearest(name, paths)
+    hint = f"choose one of {', '.join(parts)}" if parts else nearest(name, paths)
     raise ConfigError(f"unknown study '{name}'", hint=hint)
 
 

@@ -311,7 +311,7 @@ def test_methods_and_cases_can_be_left_out() -> None:
         ({"kind": "summary", "methods": ["fedavgn"]}, "no method 'fedavgn' .*did you mean 'fedavg"),
         ({"kind": "summary", "where": {"alpha": 1}}, "the cases have no dimension 'alpha'"),
         ({"kind": "differences", "baseline": "x"}, "the baseline 'x' is not among the methods"),
-        ({"kind": "differences", "methods": ["fedavg"]}, "one method"),
+        ({"kind": "differences", "methods": ["fedavg"]}, "needs at least two methods"),
         ({"kind": "summary", "name": "../x"}, "name is '../x', but must be letters"),
         ({"kind": "summary", "digits": -1}, "digits is -1, but must be at least 0"),
         ({"kind": "choices"}, "the study tunes no settings"),

@@ -77,7 +77,7 @@ def refused(folder: Path, text: str, scale: str | None = None) -> str:
             "has no setting 'muu' (study.toml, line 3: [methods.a.set] algorithm); did you mean 'mu'.",
         ),
         ("[stop]\nhalving = 3", "must have 'first', the rounds of the first rung, with halving"),
-        ("[stop]\nhalving = 3\nfirst = 1", "[tune], which is not set (study.toml, line 3: [stop] halving)"),
+        ("[stop]\nhalving = 3\nfirst = 1", "chooses among tuned points (study.toml, line 3: [stop] halving)"),
         ("[scales.smoke]\nsede = 2", "(study.toml, line 3: [scales.smoke] sede); did you mean 'seeds'."),
         ("[[tables]]\nkin = 2", 'entry 1 must have a kind, such as kind = "summary"'),
         ('metric = "accuracy"', "a split and a value (study.toml, line 2: metric); write 'test_accuracy'."),
