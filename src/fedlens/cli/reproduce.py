@@ -131,7 +131,7 @@ def _cost_lines(cost: ScaleCost) -> list[str]:
 
 
 def differences_line(differences: Sequence[str]) -> list[str]:
-    """One line on what the scale changes; none at the scale of the document.
+    """Returns one line on the differences of the scale; empty at the scale of the document.
 
     >>> differences_line(["2 rounds instead of 80", "1 seed instead of 5"])
     ['at this scale: 2 rounds instead of 80; 1 seed instead of 5']

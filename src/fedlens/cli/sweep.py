@@ -197,7 +197,7 @@ def parsed_seeds(text: str | None) -> list[int] | None:
 
 
 def cluster_address(engine: str | None, address: str | None) -> str | None:
-    """The Ray cluster that carries out the runs, "local" for one that is started here; None without Ray.
+    """Returns the address of the Ray cluster, "local" for Ray on this machine; None without Ray.
 
     >>> cluster_address("ray", None), cluster_address(None, None)
     ('local', None)

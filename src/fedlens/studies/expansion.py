@@ -145,7 +145,7 @@ class Expansion:
     def __init__(self, study: StudySettings, places: Places, default: str) -> None:
         self._study, self._places = study, places
         tables = study.methods or {default: MethodSettings()}
-        self._parts = {name: self._own(name, table) for name, table in tables.items()}
+        self._parts = {name: self._grids_of_method(name, table) for name, table in tables.items()}
         self._common = self._grids(study.grid, study.random, ())
         self.over = self._over()
         self.cases: list[Case] = list(self._cases())
@@ -184,7 +184,7 @@ class Expansion:
             raise ConfigError(f"the grid has more than {_MOST:,} points", where=where, hint="remove values")
         return grids
 
-    def _own(self, name: str, table: MethodSettings) -> list[Grid]:
+    def _grids_of_method(self, name: str, table: MethodSettings) -> list[Grid]:
         """The grids of a method."""
         if table.points is None:
             return self._grids(table.grid, table.random, ("methods", name))

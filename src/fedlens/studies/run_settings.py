@@ -253,10 +253,10 @@ def worker_name(thing: Any) -> str:
     """The name that a worker process imports a function or class by. Raises `ConfigError` if it cannot."""
     name = import_name(thing)
     try:
-        found = load_target(name) if inspect.isroutine(thing) or isinstance(thing, type) else None
+        imported = load_target(name) if inspect.isroutine(thing) or isinstance(thing, type) else None
     except ConfigError:
-        found = None
-    if found is not thing:
+        imported = None
+    if imported is not thing:
         raise ConfigError(
             f"{name} cannot be imported by the processes that carry out the runs",
             where="base",
